@@ -15,7 +15,7 @@ from impl.adapter import Capabilities
 from impl.torch_kv.cursors import RowCursors
 from impl.torch_kv.nodes import TreeNode
 from impl.torch_kv.system import TorchKV
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import Played
 from reference.commands import Command, Decode, Outcome
 

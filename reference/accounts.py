@@ -11,7 +11,7 @@ from __future__ import annotations
 from reference.commands import Account, Entry, Report
 from reference.cursors import counted_full, counted_swa
 from reference.state import IN_BATCH, Cursors, Request, State, free
-from reference.tree import sizes
+from reference.radix_tree import sizes
 
 HELD, UNCACHED = "session_held", "uncached"
 

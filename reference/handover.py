@@ -15,12 +15,12 @@ would be missed. Formulas of the same table are with `insert` in rules/tree.py; 
 
 from __future__ import annotations
 
-from reference import tree as radix
+from reference import radix_tree as radix
 from reference.commands import tree_key
 from reference.cursors import floor_page
 from reference.state import Cursors, Request, State, text_tokens
 from reference.prefix_cache import Effects, page_name, unlocked
-from reference.tree import Key
+from reference.radix_tree import Key
 
 
 def insert_prompt(state: State, request: Request, effects: Effects) -> State:

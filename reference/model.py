@@ -13,7 +13,7 @@ from reference.state import RunConfig, State
 from reference.prefix_cache import Effects, no_effects
 from reference.rules.base import RULES, Refusal, RuleContext
 from reference.rules.base import ChoiceNotAllowed as ChoiceNotAllowed
-from reference.tree import Tree
+from reference.radix_tree import Tree
 
 # Raised when the specification is changed: traces carry it.
 SPEC_VERSION = "1"

@@ -8,14 +8,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from reference import tree as radix
+from reference import radix_tree as radix
 from reference.commands import (
     POSITION_BITS, SHARED, Freed, Prompt, Reason, shared_serial, token_of, tree_key,
 )  # fmt: skip
 from reference.cursors import page_ends
 from reference.state import State, Text, free, text_len, text_tokens
 from reference.remembered import remembered
-from reference.tree import Key, Tree
+from reference.radix_tree import Key, Tree
 
 
 class Effects(NamedTuple):

@@ -18,7 +18,7 @@ from reference.commands import Mode, DescribedEnum, token_id
 from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
 from reference.remembered import remembered
-from reference.tree import Tree, tokens_held
+from reference.radix_tree import Tree, tokens_held
 
 ZERO = Cursors(0, 0, 0, 0)
 

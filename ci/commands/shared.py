@@ -198,7 +198,7 @@ _worker_options = (
 
 def worker_limits() -> Data:
     """What the command line says of workers, as `systems.resolve` takes it."""
-    from impl.process.system import LIMITS
+    from impl.process.remote_system import LIMITS
 
     asked = {name: _kept_option(name) for name in ("timeout", "memory")}
     given = {f"{name}_{unit}": asked[name] for name, unit in (("timeout", "s"), ("memory", "mb"))}

@@ -19,7 +19,7 @@ from reference.failures import (
 )  # fmt: skip
 from reference.state import Holder, holders, text_tokens
 from reference.prefix_cache import path_text
-from reference.tree import nodes
+from reference.radix_tree import nodes
 from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
 

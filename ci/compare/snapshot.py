@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from ci import Data
 from ci.compare.differences import CURSORS, by_place, difference, differences
-from reference import tree as radix
+from reference import radix_tree as radix
 from reference.clauses.contents import reads
 from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.tree_evictions import SIZES

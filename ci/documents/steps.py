@@ -10,7 +10,7 @@ from reference import model
 from reference.commands import Command, Done, Outcome
 from reference.state import Session, State, free, holders
 from reference.prefix_cache import path_text
-from reference.tree import Tree, nodes
+from reference.radix_tree import Tree, nodes
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command, format_outcome
 

@@ -9,7 +9,7 @@ from reference.commands import Evict, Reason, Refused, Submit
 from reference.state import Phase, free
 from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
-from reference.tree import Key, nodes, sizes
+from reference.radix_tree import Key, nodes, sizes
 from stateful_tests.lockstep.follow import launched
 from stateful_tests.lockstep.results import Moment
 

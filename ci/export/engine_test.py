@@ -20,7 +20,7 @@ from impl.vllm.system import VLLMSystem
 from reference.blocks.commands import Add, End, More, ResetCache, Schedule, Update, client_tokens
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
-from reference.blocks.ledger import LaneNote
+from reference.blocks.request_texts import LaneNote
 from reference.commands import Abort, Done
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import EngineMoment, Row, Run, Trace

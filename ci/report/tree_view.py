@@ -15,7 +15,7 @@ from reference.commands import Outcome
 from reference.cursors import ceil_page
 from reference.state import State, free
 from reference.prefix_cache import path_text
-from reference.tree import Key, Lock, Tree, evict, nodes, sizes
+from reference.radix_tree import Key, Lock, Tree, evict, nodes, sizes
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command, format_outcome
 

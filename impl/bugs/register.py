@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.system import TorchKV
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import Mode
 
 BOTH, FREE_ONLY = (Mode.FAITHFUL, Mode.FREE), (Mode.FREE,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from impl.bugs.register import bug
 from impl.torch_kv.nodes import FULL, Owed, TreeNode
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import Freed
 
 

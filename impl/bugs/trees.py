@@ -5,7 +5,7 @@ from __future__ import annotations
 from impl.bugs.register import bug
 from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import SWA, Key, Owed, TreeNode
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 
 _EVERYTHING = 1 << 30  # tokens
 

@@ -9,7 +9,7 @@ from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.sessions import KVSession
 from impl.torch_kv.steps import Steps
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import RequestPhase, require, spelled, well_formed
 from reference.commands import (
     Evict, Freed, Insert, Match, Reason, Unlock, UnlockSwa, prompt_len, token_of, tree_key,

@@ -18,7 +18,7 @@ from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key, NodeLock, TreeNode
 from impl.torch_kv.sessions import KVRequest, KVSession, SessionRules
 from impl.torch_kv.store import BatchSpan
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import require
 from reference.commands import Reason, tree_key
 

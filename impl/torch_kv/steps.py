@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from impl.torch_kv.checks import MemoryChecks
+from impl.torch_kv.memory_checks import MemoryChecks
 from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
 from impl.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest

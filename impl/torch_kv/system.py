@@ -14,7 +14,7 @@ from impl.lazy import torch
 from impl.torch_kv.lock_holders import LockHolders
 from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.store import KVStore
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled, well_formed
 from reference import commands as c
 from reference.commands import Command, Outcome, Reason, Refused, kind_name, prompt_len, token_id

@@ -12,7 +12,7 @@ from typing import Any
 from impl import fetch
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.isolation import Bookkeeping, install
-from impl.process.system import LIMITS, Limits, WorkerSystem
+from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from reference.commands import Mode
 
 NEWEST = "5.23.0"

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.system import LIMITS, Limits, WorkerSystem
+from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.needs import WAYS, require, taken_for
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS

@@ -1,7 +1,6 @@
 """One pool of ref-counted blocks that groups of layers share: what an engine that schedules by itself must
 keep.
 
-Nothing here says what a scheduler should choose. `config`, `commands` and `facts` are the vocabulary,
-`ledger` follows texts and lengths from what was scheduled and sampled, and `clauses` ask whether the facts
-fit.
+Nothing here says what a scheduler should choose. `config`, `commands` and `facts` are the vocabulary.
+`request_texts` follows texts and lengths from what was scheduled and sampled. `clauses` check the facts.
 """

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from reference.clauses import (
-    checks, contents, freed, lengths, lifecycle, outcomes, pages, tree, tree_evictions, tree_locks, window,
+    contents, freed, lengths, lifecycle, memory_checks, outcomes, pages, tree, tree_evictions, tree_locks,
+    window,
 )  # fmt: skip
 from reference.clauses.base import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
@@ -19,7 +20,8 @@ from reference.remembered import remembered
 
 __all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
-    outcomes, checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window, contents,
+    outcomes, memory_checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window,
+    contents,
 )  # fmt: skip
 CLAUSES = in_order(REGISTERED, _MODULES)
 

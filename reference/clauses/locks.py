@@ -9,7 +9,7 @@ from reference.clauses.facts import Facts, TreeFacts
 from reference.commands import Command, Insert, Match, Unlock, UnlockSwa, tree_key
 from reference.geometry import Geometry
 from reference.prefix_cache import key_of
-from reference.tree import Key, Tree
+from reference.radix_tree import Key, Tree
 
 
 class Locked(NamedTuple):

@@ -13,7 +13,7 @@ from reference.cursors import ceil_page, page_ends
 from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
 from reference.state import Phase, Request, text_tokens
 from reference.prefix_cache import key_of, path_text
-from reference.tree import Key
+from reference.radix_tree import Key
 
 WITH_TREE = "Servers with a radix tree."
 
@@ -38,7 +38,7 @@ def shrank(step: Step) -> bool:
     "Every node is a run of whole pages, at least one; it hangs below a node that ends where it starts, and"
     " differs from its siblings in its first page.",
     why="A prefix must be found in one way only; two nodes must not share a page.",
-    rule="tree.path_of, tree._split",
+    rule="radix_tree.path_of, radix_tree._split",
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
@@ -80,7 +80,7 @@ def _shape(step: Step) -> Failure | None:
         "the padding's, and SWA sizes become negative at eviction (#22470)."
     ),
     assumption="If every window eviction stops a page short of the insert boundary, no key loses all SWA KV.",
-    rule="tree._grown",
+    rule="radix_tree._grown",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
     needs=("tree", "window"),
@@ -163,7 +163,7 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
         "A request can always insert if every window eviction stops a page short of the insert "
         "boundary and no lock passes through a tombstone; the second does not hold in practice."
     ),
-    rule="tree.insert, tree.insert_and_continue",
+    rule="radix_tree.insert, radix_tree.insert_and_continue",
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
     of=(Insert, Finish, Extend), needs=("tree",),
@@ -285,7 +285,7 @@ def _seen_by_the_client(step: Step) -> Failure | None:
         "ceil_P(max(W, P)) before the last page, is enough. If the last round may have been in "
         "flight, a window behind the tree's later end is enough as well."
     ),
-    rule="cursors.sweep, tree.insert",
+    rule="cursors.sweep, radix_tree.insert",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA. Requests whose windows were evicted with less than they insert, as"
     " before each round; not the prefix from the tree (TREE-8), nor KV evicted in that step.",
@@ -333,7 +333,7 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
         "A lock pins nodes whole: a lock on a leaf of thousands of tokens pins as much SWA pool, "
         "and others are retracted for it."
     ),
-    rule="tree._grown",
+    rule="radix_tree._grown",
     source="#26919",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",

@@ -12,7 +12,7 @@ from reference.clauses.tree_locks import locked
 from reference.commands import Evict
 from reference.failures import AtCounter, AtNode, Failure, failure
 from reference.prefix_cache import pages_of, path_text
-from reference.tree import Key, Tree, nodes
+from reference.radix_tree import Key, Tree, nodes
 
 SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  # the counters of a tree
 COUNTERS = (("full", "evictable"), ("full", "protected"), ("swa", "evictable"), ("swa", "protected"))
@@ -23,7 +23,7 @@ COUNTERS = (("full", "evictable"), ("full", "protected"), ("swa", "evictable"), 
     "counters are sums",
     "The counters of evictable and protected tokens equal what a walk over the nodes gives.",
     why="Admission and memory checks ask the counters, never the tree.",
-    rule="tree.sizes",
+    rule="radix_tree.sizes",
     source="kvspec",
     concerns="cursors and locks",
     scope=f"{WITH_TREE} Systems that show their counters.",
@@ -70,7 +70,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
         "The caller allocates next: too high a figure makes it fail, too low a figure makes it "
         "give up."
     ),
-    rule="tree.evict",
+    rule="radix_tree.evict",
     source="kvspec",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
@@ -110,7 +110,7 @@ def _as_asked(step: Step) -> Failure | None:
     "full KV along its whole path, SWA KV only in its last window. Of equally old nodes the one "
     "nearer to the root goes first. A tombstone without children goes too.",
     why="What the next request will ask for is what the last ones asked for.",
-    rule="tree._used, tree._oldest",
+    rule="radix_tree._used, radix_tree._oldest",
     source="#26615",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Not of systems that pick by rules of their own. The reference remembers what was used"
@@ -152,7 +152,7 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     "A node ends where a matched or inserted key left it or ended, where an insert's SWA KV "
     "begins, and one window of whole pages before the end of a fresh leaf; nowhere else.",
     why="Locks and evictions take nodes whole.",
-    rule="tree._entered, tree._grown",
+    rule="radix_tree._entered, radix_tree._grown",
     source="#26919",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Not where a tree splits by its own rules. The reference says where nodes end,"

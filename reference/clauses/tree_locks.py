@@ -12,7 +12,7 @@ from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, failure
 from reference.state import text_tokens
 from reference.prefix_cache import key_of, path_text
-from reference.tree import Key
+from reference.radix_tree import Key
 
 
 def locked(step: Step) -> bool:
@@ -26,7 +26,7 @@ def locked(step: Step) -> bool:
     "and has live SWA KV for one window behind its end or for its whole length. A reader of full "
     "KV alone gets the longest prefix.",
     why="A longer match reads a window that is not there; a shorter one wastes the cache.",
-    rule="tree.usable",
+    rule="radix_tree.usable",
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
     of=(Match, Admit), needs=("tree",),
@@ -68,7 +68,7 @@ def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreeP
     "what is locked stays",
     "Every page of a locked prefix is in the tree, and has SWA KV from where its lock needs it.",
     why="It is read at this moment.",
-    rule="tree.full_locked, tree.swa_locked",
+    rule="radix_tree.full_locked, radix_tree.swa_locked",
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
@@ -170,7 +170,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     decision="The lock remembers where it stopped. Walking up again at unlock until a window is covered, as"
     " lock did, stops a node too early where a pinned node was split.",
     assumption="If no pinned node is ever split, unlock may walk up again.",
-    rule="tree.lock, tree.unlock",
+    rule="radix_tree.lock, radix_tree.unlock",
     source="kvspec",
     concerns="cursors and locks",
     scope=f"{WITH_TREE} Locks follow from requests and lock owners, and from where nodes ended when the lock"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference import tree as radix
+from reference import radix_tree as radix
 from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, UnlockSwa, prompt_len
 from reference.cursors import floor_page, sweep_limit
 from reference.handover import insert_by_lock_holder

@@ -12,7 +12,7 @@ from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, UnusableImplementation
-from impl.process.system import LIMITS, Limits
+from impl.process.remote_system import LIMITS, Limits
 from reference.blocks.config import EngineConfig, engine_preset
 from reference.commands import SHARED, Command, Mode
 from reference.geometry import Geometry
@@ -215,15 +215,15 @@ def _engine_example(system: Any, plan: Plan, config: Configuration, example: int
         lockstep = tallied(system, draw_engine_config(source, sizes) if example % 4 == 3 else sizes)
     except UnusableImplementation:  # a release need not take every configuration
         lockstep = tallied(system, sizes)
-    sizes = lockstep.ledger.config
+    sizes = lockstep.texts.config
     done: list[Any] = []
     steps = plan.steps * (8 if example % 32 == 8 else 1)
     while lockstep.violation is None and len(done) < 2 * steps + 100:
         facts = lockstep.facts
         if len(done) < steps:
-            command = propose_engine_command(lockstep.ledger, facts, source, profile)
+            command = propose_engine_command(lockstep.texts, facts, source, profile)
         else:
-            ending = engine_finale(lockstep.ledger, facts)
+            ending = engine_finale(lockstep.texts, facts)
             if ending is None:
                 break
             command = ending

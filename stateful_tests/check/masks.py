@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
-from impl.process.system import DoesNotStart
+from impl.process.remote_system import DoesNotStart
 from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtText
 from stateful_tests.check.driving import ask
 from stateful_tests.check.ways import Needs, avoided, needs, other_ways

@@ -16,7 +16,7 @@ from reference.cursors import floor_page
 from reference.state import IN_BATCH, Cursors, Phase, Request, State, free
 from reference.prefix_cache import key_of, lock_holders, shares_lock
 from reference.remembered import remembered
-from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes, usable
+from reference.radix_tree import Key, Node, Tree, nodes, path_of, shared, sizes, usable
 
 Labels = tuple[str, ...]
 

@@ -19,7 +19,7 @@ from reference.cursors import floor_page
 from reference.geometry import Geometry
 from reference.state import IN_BATCH, Phase, Request, Session
 from reference.prefix_cache import key_of
-from reference.tree import Key
+from reference.radix_tree import Key
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.traces.files import prompt_of
 

@@ -32,7 +32,7 @@ from reference import model
 from reference.commands import POSITION_BITS, SHARED, Chunk, Command, Draft, Mode, Piece, shared_serial
 from reference.state import Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
-from reference.tree import Key, Lock, Node, Tree
+from reference.radix_tree import Key, Lock, Node, Tree
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.explore import enumeration
 from stateful_tests.explore.enumeration import Names

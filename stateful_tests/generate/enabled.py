@@ -11,7 +11,7 @@ from reference.state import Cursors, Phase, Request, Session, State, free
 from reference.prefix_cache import lock_holders, shares_lock
 from reference.rules.base import cursors_of
 from reference.rules.decode import MOST_LATE
-from reference.tree import Sizes, sizes
+from reference.radix_tree import Sizes, sizes
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
 from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile

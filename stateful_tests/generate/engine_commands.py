@@ -13,7 +13,7 @@ from reference.blocks.commands import (
 )  # fmt: skip
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts
-from reference.blocks.ledger import Bearer, Ledger
+from reference.blocks.request_texts import Bearer, RequestTexts
 from reference.commands import Abort, Piece, Prompt
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 
@@ -91,11 +91,11 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
 
 
 def propose_engine_command(
-    ledger: Ledger, facts: BlockFacts, source: Choices, profile: EngineProfile
+    texts: RequestTexts, facts: BlockFacts, source: Choices, profile: EngineProfile
 ) -> EngineCommand:
     """The next command."""
-    there = [ledger.bearers[name] for name in profile.names if name in ledger.bearers]
-    absent = [name for name in profile.names if name not in ledger.bearers]
+    there = [texts.bearers[name] for name in profile.names if name in texts.bearers]
+    absent = [name for name in profile.names if name not in texts.bearers]
     client = once_in(source, 3 if profile.busy else 6) or not there
     if profile.abort and there and once_in(source, profile.abort):
         return Abort(pick(source, there).name)
@@ -108,14 +108,14 @@ def propose_engine_command(
     idle = [bearer for bearer in there if bearer.idle]
     sessions = [b for b in there if b.resumable and None not in b.turns and len(b.turns) < 2]
     if idle and (client or len(idle) == len(there)):
-        return _go_on(ledger, pick(source, idle), source, profile)
+        return _go_on(texts, pick(source, idle), source, profile)
     if client and sessions and once_in(source, 4):
-        return _go_on(ledger, pick(source, sessions), source, profile)
+        return _go_on(texts, pick(source, sessions), source, profile)
     if client and absent:
-        return _add(ledger, pick(source, absent), source, profile)
+        return _add(texts, pick(source, absent), source, profile)
     if facts.results_due:
         return Update(pick(source, DRAFTS))
-    return _schedule(ledger, there, source, profile)
+    return _schedule(texts, there, source, profile)
 
 
 def _transfer(facts: BlockFacts, source: Choices, profile: EngineProfile) -> EngineCommand | None:
@@ -131,8 +131,8 @@ def _transfer(facts: BlockFacts, source: Choices, profile: EngineProfile) -> Eng
     return None
 
 
-def _schedule(ledger: Ledger, there: list[Bearer], source: Choices, profile: EngineProfile) -> Schedule:
-    most = ledger.config.drafts
+def _schedule(texts: RequestTexts, there: list[Bearer], source: Choices, profile: EngineProfile) -> Schedule:
+    most = texts.config.drafts
     accept: tuple[int, ...] = ()
     if most and profile.accept:
         accept = (most,) if profile.accept == 2 else tuple(source.upto(most) for _ in there)
@@ -140,10 +140,10 @@ def _schedule(ledger: Ledger, there: list[Bearer], source: Choices, profile: Eng
     return Schedule(accept, stop)
 
 
-def _prompt(ledger: Ledger, room: int, source: Choices, profile: EngineProfile) -> tuple[Prompt, int]:
+def _prompt(texts: RequestTexts, room: int, source: Choices, profile: EngineProfile) -> tuple[Prompt, int]:
     """Pieces of shared texts and tokens of one's own, in `room` tokens."""
-    shortest = ledger.config.groups[0].block_size
-    most = max(1, min(room, ledger.config.max_model_len // 2 if profile.long else 2 * shortest + 2))
+    shortest = texts.config.groups[0].block_size
+    most = max(1, min(room, texts.config.max_model_len // 2 if profile.long else 2 * shortest + 2))
     length = 1 + source.upto(most - 1)
     own = source.upto(min(length, 2)) if once_in(source, 2) else 0
     shared = length - own
@@ -158,37 +158,37 @@ def _outputs(source: Choices, room: int) -> int:
     return 1 + source.upto(max(0, min(room, 9) - 1))
 
 
-def _add(ledger: Ledger, name: str, source: Choices, profile: EngineProfile) -> Add:
-    prompt, own = _prompt(ledger, ledger.config.max_model_len - 1, source, profile)
-    priority = source.upto(2) if ledger.config.priority else 0
+def _add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile) -> Add:
+    prompt, own = _prompt(texts, texts.config.max_model_len - 1, source, profile)
+    priority = source.upto(2) if texts.config.priority else 0
     resumable = bool(profile.sessions) and once_in(source, profile.sessions)
     length = sum(piece.tokens for piece in prompt) + own
-    remote = source.upto(length) if ledger.config.peer and once_in(source, 2) else 0
-    outputs = _outputs(source, ledger.config.max_model_len)
+    remote = source.upto(length) if texts.config.peer and once_in(source, 2) else 0
+    outputs = _outputs(source, texts.config.max_model_len)
     return Add(name, outputs, own, prompt, priority, resumable, remote)
 
 
-def _go_on(ledger: Ledger, bearer: Bearer, source: Choices, profile: EngineProfile) -> EngineCommand:
+def _go_on(texts: RequestTexts, bearer: Bearer, source: Choices, profile: EngineProfile) -> EngineCommand:
     """Another turn of a session, or its end; text that was sent and not begun counts as said."""
     sent = sum(len(turn[0]) + turn[1] for turn in bearer.turns if turn is not None)
     outputs = 0 if bearer.idle else bearer.max_tokens - bearer.outputs
-    room = ledger.config.max_model_len - len(bearer.text) - sent - outputs - 1
+    room = texts.config.max_model_len - len(bearer.text) - sent - outputs - 1
     if once_in(source, 4) or (room < 2 and not profile.overlong):
         return End(bearer.name)
-    prompt, own = _prompt(ledger, max(1, room), source, profile)
+    prompt, own = _prompt(texts, max(1, room), source, profile)
     return More(bearer.name, _outputs(source, room), own, prompt)
 
 
-def engine_finale(ledger: Ledger, facts: BlockFacts) -> EngineCommand | None:
+def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | None:
     """What ends a run, command by command, until nobody is there; then the cache is forgotten."""
     if facts.in_step:
         return Update()
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving:
         return Complete(moving[0].load)
-    for bearer in ledger.bearers.values():
+    for bearer in texts.bearers.values():
         if bearer.resumable and None not in bearer.turns:
             return End(bearer.name)
     if facts.results_due:
         return Update()
-    return Schedule() if ledger.bearers or facts.steps_in_flight or facts.transfers else None
+    return Schedule() if texts.bearers or facts.steps_in_flight or facts.transfers else None

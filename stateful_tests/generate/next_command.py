@@ -19,7 +19,7 @@ from reference.cursors import sweep_limit
 from reference.state import Request, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.rules.base import cursors_of
-from reference.tree import Key, Sizes, nodes, sizes
+from reference.radix_tree import Key, Sizes, nodes, sizes
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 from stateful_tests.generate.enabled import Enabled, ahead_of, pages_left, room_of
 from stateful_tests.generate.prompts import draw_evicted, draw_prompt, input_of, spelt

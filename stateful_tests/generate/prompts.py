@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len, token_of
 from reference.state import Request, State
-from reference.tree import Key, nodes, path_of
+from reference.radix_tree import Key, nodes, path_of
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 
 

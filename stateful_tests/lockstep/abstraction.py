@@ -18,7 +18,7 @@ from reference.clauses.facts import (
 from reference.geometry import Geometry
 from reference.state import Cursors
 from reference.prefix_cache import page_name
-from reference.tree import Key
+from reference.radix_tree import Key
 
 NOTHING = View({}, {}, (), (), {}, ())  # of a system that could not be started
 _OWNED: Callable[[tuple[str, int, int]], Owned] = partial(tuple.__new__, Owned)

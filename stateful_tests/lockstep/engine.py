@@ -1,4 +1,4 @@
-"""One run of an engine that schedules by itself, beside the ledger of its texts and lengths."""
+"""One run of an engine that schedules by itself, beside the texts and lengths of its requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_of
 from reference.blocks.commands import EngineCommand, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
-from reference.blocks.ledger import Ledger
+from reference.blocks.request_texts import RequestTexts
 from reference.commands import Broken, Done, Outcome, Refused
 from reference.failures import Failure
 from stateful_tests.lockstep.results import (
@@ -21,7 +21,7 @@ from stateful_tests.lockstep.results import (
 
 
 class EngineLockstep:
-    """ledger: what clients sent and the model sampled. facts: the engine's, now. violation: the first
+    """texts: what clients sent and the model sampled. facts: the engine's, now. violation: the first
     command that left the specification; nothing may be done after it. tallies (shared between runs) count
     evaluations and situations."""
 
@@ -34,7 +34,7 @@ class EngineLockstep:
         refusals: Counter[str] | None = None,
         clause: str | None = None,
     ) -> None:
-        self.system, self.ledger = system, Ledger(config)
+        self.system, self.texts = system, RequestTexts(config)
         self.violation: Violation | None = None
         self.steps = 0
         self._tallies, self._refusals = tallies, refusals
@@ -64,9 +64,9 @@ class EngineLockstep:
         done = isinstance(outcome, Done)
         if isinstance(outcome, Refused) and self._refusals is not None:
             self._refusals[outcome.reason.value] += 1
-        lanes, outputs = self.ledger.follow(command, self.facts) if done else ([], [])
+        lanes, outputs = self.texts.follow(command, self.facts) if done else ([], [])
         step = self.step = BlockStep(
-            self.ledger.config, command, not done, before, self.facts, lanes, outputs, self.ledger.bearers
+            self.texts.config, command, not done, before, self.facts, lanes, outputs, self.texts.bearers
         )
         failures = broken(step, self.waived)
         if self._tallies is not None:
@@ -81,7 +81,7 @@ class EngineLockstep:
         with suppress(Exception, SystemExit):
             self.facts = self.system.view()
         step = BlockStep(
-            self.ledger.config, command, False, before, self.facts, [], [], self.ledger.bearers
+            self.texts.config, command, False, before, self.facts, [], [], self.texts.bearers
         )
         found = broken_off(step, self.waived) if self.facts != before else []
         if not found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference import tree as radix
+from reference import radix_tree as radix
 from reference.clauses.facts import Facts
 from reference.commands import Command, Decode, Extend, Insert, Launch, SpecDecode, tree_key
 from reference.state import State, text_tokens

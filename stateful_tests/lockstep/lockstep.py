@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation
 from impl.process.failures import described
-from impl.process.system import WorkerSystem
+from impl.process.remote_system import WorkerSystem
 from impl.process.wire import checked, copied
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES

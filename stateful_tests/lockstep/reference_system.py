@@ -12,7 +12,7 @@ from impl.adapter import (
     Capabilities, LockHolderView, NodeView, RequestView, SessionView, TreeSizes, TreeView, View,
 )  # fmt: skip
 from reference import model
-from reference import tree as radix
+from reference import radix_tree as radix
 from reference.commands import (
     Command, Decode, Done, Extend, Launch, Mode, Outcome, SpecDecode, UnlockSwa, token_of, tree_key,
 )  # fmt: skip
@@ -21,7 +21,7 @@ from reference.geometry import Geometry
 from reference.state import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
 from reference.remembered import remembered
-from reference.tree import Key, Tree
+from reference.radix_tree import Key, Tree
 
 
 class ReferenceSystem:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from impl.adapter import System, UnusableImplementation
-from impl.process.system import LIMITS, Limits, StrangerSystem
+from impl.process.remote_system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
 from reference.blocks.clauses import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import passed_over

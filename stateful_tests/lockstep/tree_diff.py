@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.cursors import ceil_page
 from reference.state import State
 from reference.prefix_cache import path_text
-from reference.tree import Key, Lock, Placed, Tree, nodes, path_of
+from reference.radix_tree import Key, Lock, Placed, Tree, nodes, path_of
 
 
 def tree_changes(was: State, now: State) -> tuple[str, ...]:

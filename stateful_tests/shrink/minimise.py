@@ -10,7 +10,7 @@ from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import kind_of
-from impl.process.system import WorkerSystem
+from impl.process.remote_system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import GeometryError
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_on, replay

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from impl.sglang.parts.doubles import SERVER_ARGS, DisaggregationMode, ForwardMode
+from impl.sglang.parts.stand_ins import SERVER_ARGS, DisaggregationMode, ForwardMode
 from reference.commands import Account, Report
 from reference.geometry import Geometry
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.system import LIMITS, Limits, WorkerSystem
+from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.sglang.releases.catalogue import TABLE, detect, supported
 from impl.sglang.releases.settings import settings_of

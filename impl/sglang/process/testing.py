@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from impl.isolation import cut, source_of
-from impl.sglang.parts import doubles
+from impl.sglang.parts import stand_ins
 from impl.sglang.parts.modules import SGLANG, install
 from impl.sglang.releases.catalogue import supported
 
@@ -36,26 +36,26 @@ class _Missing(importlib.abc.MetaPathFinder):
 
 def hook(root: Path, version: str) -> None:
     """Have this process import the release under `root`."""
-    provided = doubles.provided()
+    provided = stand_ins.provided()
     provided["sglang.srt.server_args"] = {
         "_global_server_args": None,
         "get_global_server_args": lambda: sys.modules["sglang.srt.server_args"]._global_server_args,
     }
 
-    class SamplingParams(doubles.SamplingParams):
+    class SamplingParams(stand_ins.SamplingParams):
         def __init__(self, **_: Any) -> None:
             super().__init__()
             self.normalize = lambda _: None
 
     provided["sglang.srt.sampling.sampling_params"] = {"SamplingParams": SamplingParams}
-    provided["sglang.srt.managers.io_struct"] = {"AbortReq": doubles.Bag}
+    provided["sglang.srt.managers.io_struct"] = {"AbortReq": stand_ins.Bag}
     install(root, provided)
     sys.meta_path.insert(0, _Missing(root))
     load = importlib.import_module
     context = provided["sglang.srt.runtime_context"]
-    context["get_context"] = lambda: doubles.Bag(
-        override_server_args=_settings, parallel=doubles.Bag(override=_settings),
-        server_args=doubles.SERVER_ARGS,
+    context["get_context"] = lambda: stand_ins.Bag(
+        override_server_args=_settings, parallel=stand_ins.Bag(override=_settings),
+        server_args=stand_ins.SERVER_ARGS,
     )  # fmt: skip
     release = supported(version)
     module = release.spec_file.removesuffix(".py").replace("/", ".")
@@ -71,7 +71,7 @@ def hook(root: Path, version: str) -> None:
     provided[module] = {owner: type(owner, (), {name: prepare})} if owner else {name: prepare}
     env = {
         **vars(load("sglang.srt.mem_cache.base_prefix_cache")),
-        "AbortReq": doubles.Bag, "DisaggregationMode": doubles.DisaggregationMode,
+        "AbortReq": stand_ins.Bag, "DisaggregationMode": stand_ins.DisaggregationMode,
         "_make_abort_req": lambda *_, **__: None, "logger": logging.getLogger("sglang"),
     }  # fmt: skip
     methods = frozenset({"Scheduler.abort_request", "Scheduler._release_aborted_request"})
@@ -83,5 +83,5 @@ def hook(root: Path, version: str) -> None:
 
 @contextlib.contextmanager
 def _settings(**given: Any) -> Iterator[None]:
-    with mock.patch.dict(vars(doubles.SERVER_ARGS), given):
+    with mock.patch.dict(vars(stand_ins.SERVER_ARGS), given):
         yield

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         if "--gpu" in options:
             if not torch.cuda.is_available():
                 raise UnusableImplementation("--device cuda: torch sees no CUDA device here")
-            from impl.sglang.parts.doubles import use_gpu
+            from impl.sglang.parts.stand_ins import use_gpu
 
             use_gpu()
         release = supported(version)

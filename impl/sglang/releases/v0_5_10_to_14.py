@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from impl.adapter import Cursors, UnusableImplementation
 from impl.isolation import cut
 from impl.lazy import torch
-from impl.sglang.parts import doubles, memory_checks, trees
-from impl.sglang.parts.doubles import SERVER_ARGS
+from impl.sglang.parts import stand_ins, memory_checks, trees
+from impl.sglang.parts.stand_ins import SERVER_ARGS
 from impl.sglang.parts.modules import install
 from reference.geometry import Geometry
 
@@ -78,10 +78,10 @@ class Release0510:
 
         Raises UnusableImplementation when the files do not load.
         """
-        install(root, doubles.provided(), doubles.on_gpu())
+        install(root, stand_ins.provided(), stand_ins.on_gpu())
         try:
             self._import(root)
-            if not doubles.on_gpu():
+            if not stand_ins.on_gpu():
                 self._without_kernels()
         except (ImportError, AttributeError, KeyError, OSError, SyntaxError) as error:
             raise UnusableImplementation(
@@ -125,7 +125,7 @@ class Release0510:
         return vars(self.common)
 
     def _without_kernels(self) -> None:
-        doubles.without_kernels(self.allocator)
+        stand_ins.without_kernels(self.allocator)
 
     def _import_checks(self, load: Any) -> None:
         """The memory checks: the release's class on top of a stand-in of the scheduler."""
@@ -152,7 +152,7 @@ class Release0510:
             "dtype": torch.float16, "device": SERVER_ARGS.device, "need_sort": need_sort,
         }  # fmt: skip
         if swa is not None:
-            pool = doubles.kv_pool(self.swa_pool.SWAKVPool)
+            pool = stand_ins.kv_pool(self.swa_pool.SWAKVPool)
             return self.swa_allocator.SWATokenToKVPoolAllocator(
                 size=full, size_swa=swa, page_size=page_size, kvcache=pool, **kind
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import Cursors
-from impl.sglang.parts import doubles, trees
+from impl.sglang.parts import stand_ins, trees
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0514
 from reference.geometry import Geometry
 
@@ -99,7 +99,7 @@ class Release0516(Unified, Release0515):
 
     def _without_kernels(self) -> None:
         super()._without_kernels()
-        vars(self.allocation)["assign_req_to_token_pool_func"] = doubles.assign_rows
+        vars(self.allocation)["assign_req_to_token_pool_func"] = stand_ins.assign_rows
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams
+from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams
 from impl.sglang.scheduler.driver import Driver
 from impl.sglang.scheduler.server import LiveRequest, LockHolder
 from reference.commands import POSITION_BITS, SHARED

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import own_errors
-from impl.sglang.parts.doubles import SERVER_ARGS, UNSET, Bag, ForwardMode
+from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET, Bag, ForwardMode
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
@@ -97,7 +97,7 @@ class Driver(Ends, TreeCommands):
 
     def _own_errors(self) -> AbstractContextManager[None]:
         said = f"is not of the {self.release.version} kind", "SGLang"
-        return own_errors(self.root, *said, "parts/modules.py", _unset, "parts/doubles.py")
+        return own_errors(self.root, *said, "parts/modules.py", _unset, "parts/stand_ins.py")
 
     # -- refusals ---------------------------------------------------------------------------------
 

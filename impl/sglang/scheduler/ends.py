@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from impl.sglang.parts.doubles import ForwardMode
+from impl.sglang.parts.stand_ins import ForwardMode
 from impl.sglang.scheduler.on_server import OnServer
 from impl.sglang.scheduler.server import LiveRequest
 from impl.vocabulary import RequestPhase, require

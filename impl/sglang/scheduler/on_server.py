@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from impl.sglang.parts.doubles import ForwardMode
+from impl.sglang.parts.stand_ins import ForwardMode
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.results import Results
 from impl.sglang.scheduler.server import LiveRequest, Server

@@ -14,7 +14,7 @@ import torch
 
 from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, TreeView, View
 from impl.sglang.parts import namespaces
-from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
+from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.vocabulary import RequestPhase, require

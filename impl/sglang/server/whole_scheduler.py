@@ -1,5 +1,5 @@
 """A release's own Scheduler with its own event loop, on a CPU: only sockets, forward pass and clock are
-doubles.
+stand-ins.
 
 Runs inside the server environment. `prepare` imports the release and may be followed by forks; `run` serves
 one set of clients with one configuration, in a process of its own.
@@ -32,7 +32,7 @@ from impl.sglang.server.watch import Watcher, hook
 
 ROUNDS = 20_000  # of the event loop, at most
 REST = 60  # rounds after the last answer, so that deferred closes happen
-ROUND_S = 0.05  # by the clock of the doubles
+ROUND_S = 0.05  # by the clock of the stand-ins
 STRICT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
@@ -109,7 +109,7 @@ def prepare() -> None:
     del _models  # every model that there is, some seconds
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    _doubles()
+    _stand_ins()
     hook(_WATCHER)
     HookRegistry.apply_hooks()
     gc.collect()
@@ -122,14 +122,14 @@ _WATCHER = Watcher()
 _FEED: list[Any] = []
 
 
-def _doubles() -> None:
+def _stand_ins() -> None:
     """Sockets, and what has only a CUDA kernel or is forbidden on a CPU."""
     import torch
     from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
     from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from impl.sglang.parts.doubles import assign_rows, without_kernels
+    from impl.sglang.parts.stand_ins import assign_rows, without_kernels
 
     senders = ("send_to_tokenizer", "send_to_detokenizer")
     SchedulerIpcChannels.create = classmethod(

@@ -44,7 +44,7 @@ def _limits(step: BlockStep) -> Failure | None:
         "Scheduler and runner count separately, and both take drafts back under asynchronous "
         "scheduling. A gap is KV that is never written and always read."
     ),
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="vllm _update_states, num_computed_tokens",
     scope="A request that held nothing may start anywhere in the cached prefix: HIT-1.",
     trigger=lambda s: any(not n.fresh and n.lane.drafts for n in s.lanes),
@@ -64,7 +64,7 @@ def _goes_on(step: BlockStep) -> Failure | None:
     "Inputs of a batch entry are the tokens of its request's text, in order, then drafts. The "
     "model samples exactly when the last token of the text is among them.",
     why="The runner keeps texts of its own, across preemptions, turns and rejected drafts.",
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="vllm _update_states, _prepare_input_ids",
     scope="Drafts that no drafter proposed are padding.",
     trigger=lambda s: any(n.turned or n.lane.drafts for n in s.lanes),

@@ -9,7 +9,7 @@ from functools import partial
 from reference.blocks.commands import EngineCommand
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, Table
-from reference.blocks.ledger import Bearer, LaneNote, OutputNote
+from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
 from reference.clauses.base import Clause, register
 from reference.failures import AtTable, Failure, failure
 from reference.remembered import remembered
@@ -23,7 +23,7 @@ NO_BLOCK, NOT_WRITTEN = -1, 0  # what is read where a table ends; where a slot h
 @dataclass(eq=False)
 class BlockStep:
     """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
-    what was given out, beside what the ledger expects. bearers: who is there after the command, by name."""
+    what was given out, beside what is expected. bearers: who is there after the command, by name."""
 
     config: EngineConfig
     command: EngineCommand

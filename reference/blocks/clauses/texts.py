@@ -14,7 +14,7 @@ _SERVING = "kvspec"
     "Every token that a client gets was sampled by the model behind exactly the client's text, "
     "up to the stop, each once.",
     why="A token that is lost, doubled or sampled behind another text is a silent wrong answer.",
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="vllm update_from_output",
     scope="Results of a step that a preemption or the end of a turn has made stale may be dropped.",
     trigger=lambda s: any(len(o.tokens) > 1 or o.optional for o in s.outputs),
@@ -37,7 +37,7 @@ def _chain(step: BlockStep) -> Failure | None:
     "a turn ends when it is due",
     "A turn ends exactly at the stop token, its last output, or max_model_len.",
     why="A late end wastes work; an early one cuts an answer off.",
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="vllm check_stop",
     trigger=lambda s: any(o.ends for o in s.outputs),
 )
@@ -63,7 +63,7 @@ def _ends(step: BlockStep) -> Failure | None:
     "The scheduler knows exactly the requests that have not ended, each with its client's text. "
     "A session's next turn continues behind all but the last token of the one before.",
     why="Block hashes, lengths and the prompt of a session's next turn are made from it.",
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="vllm Scheduler.requests, _update_request_as_session",
     trigger=lambda s: any(b.turned for b in s.bearers.values()),
 )

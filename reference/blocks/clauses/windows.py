@@ -15,7 +15,7 @@ from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
         "Groups are matched one by one and cut to a common length; a longer hit is read where "
         "nothing is."
     ),
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="vllm find_longest_cache_hit",
     trigger=lambda s: any(n.fresh and n.lane.start for n in s.lanes),
 )
@@ -41,7 +41,7 @@ def _hit(step: BlockStep) -> Failure | None:
     "Each query of a batch finds KV of exactly its request's text in every group, at every position that"
     " it sees.",
     why="This is the purpose of the bookkeeping.",
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="as READ-1, READ-2",
     trigger=lambda s: any(n.lane.start > 0 for n in s.lanes),
 )
@@ -64,7 +64,7 @@ def _reads(step: BlockStep) -> Failure | None:
         "Drafts in flight may be taken back; the request then continues below the optimistic "
         "count."
     ),
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="vllm#47728",
     trigger=lambda s: any(
         layers.window is not None and bearer.sure >= layers.window
@@ -91,7 +91,7 @@ def _window(step: BlockStep) -> Failure | None:
     "Between batches too, the blocks of a request hold KV of its own text, in the window of its "
     "confirmed length.",
     why="A wrong write is caught at the write, not at a later read.",
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="kvspec",
     trigger=lambda s: any(b.sure > 0 for _, b, _ in s.held()),
 )
@@ -110,7 +110,7 @@ def _stays(step: BlockStep) -> Failure | None:
     "The confirmed length is at most the scheduler's count, which is at most what each table has "
     "slots for.",
     why="A lower count computes tokens twice; one past the table writes where no block is.",
-    rule="blocks.ledger",
+    rule="blocks.request_texts",
     source="as LEN-1",
     scope="Requests that run.",
     trigger=lambda s: any(b.sure < s.after.requests[n].computed for n, b, _ in s.held()),

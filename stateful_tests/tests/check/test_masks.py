@@ -14,7 +14,7 @@ from ci.report import data as report
 from ci.report import render
 from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
-from impl.process.system import DoesNotStart
+from impl.process.remote_system import DoesNotStart
 from impl.torch_kv import TorchKV
 from reference.commands import Close, Extend, Mode, Retract
 from reference.failures import Failure

@@ -7,7 +7,7 @@ import pytest
 from impl.own_tree_engine import OwnTree, OwnTreeEngine, make
 from impl.torch_kv.sessions import Slot
 from impl.vocabulary import CommandRefused
-from reference import tree as radix
+from reference import radix_tree as radix
 from reference.clauses.step import Step
 from reference.commands import (
     Admit, Chunk, Command, Decode, Draft, Extend, Freed, Insert, Launch, Mode, Piece, Submit, UnlockSwa,

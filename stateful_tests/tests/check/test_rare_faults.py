@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from impl.torch_kv.system import TorchKV
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import CheckBusy
 from stateful_tests.check.campaign import first_violation
 from stateful_tests.check.tiers import plan

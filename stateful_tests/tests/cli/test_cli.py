@@ -19,7 +19,7 @@ from stateful_tests.check import campaign
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Row, Run, Violation
-from stateful_tests.tests.support.checks import BAD, COMMANDS, ROWS, RUN, TRACE, checked, finding
+from stateful_tests.tests.support.made_up_check import BAD, COMMANDS, ROWS, RUN, TRACE, checked, finding
 from stateful_tests.traces import files as traces
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
-from reference.clauses.checks import miscounted
+from reference.clauses.memory_checks import miscounted
 from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Reason, Refused,
     Report, Submit,

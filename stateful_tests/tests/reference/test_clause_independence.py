@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reference import cursors, model, tree
+from reference import cursors, model, radix_tree
 from reference.commands import (
     Admit, Command, Draft, Evict, EvictSwa, Finish, Insert, Match, Mode, Retract,
     SpecDecode, Submit, Unlock, UnlockSwa,
@@ -95,18 +95,19 @@ CASES: dict[str, tuple[Fault, Geometry, Sequence[Command], str, str]] = {
     "the same of the SWA pool": (effects("adopted", "swa"), TREE, IN_CHUNKS, "FREE-2", ""),
     "a page that is replaced is kept": (effects("gone", "full"), TREE, RECOVERED, "FREE-1", ""),
     "a lock pins up to the root": (
-        code(tree.lock, pins_to_the_root), TREE, (KEPT, Evict(0, 2)), "TREE-6", "TREE-11"),
-    "a lock pins no SWA KV": (code(tree.lock, pins_nothing), TREE, (KEPT, Evict(0, 8)), "TREE-6", "TREE-11"),
+        code(radix_tree.lock, pins_to_the_root), TREE, (KEPT, Evict(0, 2)), "TREE-6", "TREE-11"),
+    "a lock pins no SWA KV": (
+        code(radix_tree.lock, pins_nothing), TREE, (KEPT, Evict(0, 8)), "TREE-6", "TREE-11"),
     "an unlock keeps the lock": (
-        code(tree.unlock, keeps_the_lock), TREE, (KEPT, Unlock("h1")), "TREE-6", "REF-1"),
+        code(radix_tree.unlock, keeps_the_lock), TREE, (KEPT, Unlock("h1")), "TREE-6", "REF-1"),
     "an unlock takes the locks of others": (
-        code(tree.unlock, takes_all_locks), TREE, (KEPT, Match("h2", prompt_of("a4")), Unlock("h2")),
+        code(radix_tree.unlock, takes_all_locks), TREE, (KEPT, Match("h2", prompt_of("a4")), Unlock("h2")),
         "TREE-6", "REF-1"),
     "an SWA part stays": (
-        code(tree.unlock_swa, keeps_the_lock), TREE, (KEPT, UnlockSwa("h1"), Evict(0, 8)),
+        code(radix_tree.unlock_swa, keeps_the_lock), TREE, (KEPT, UnlockSwa("h1"), Evict(0, 8)),
         "TREE-6", "TREE-11"),
     "an SWA part takes the rest along": (
-        code(tree.unlock_swa, takes_all_locks), TREE, (KEPT, UnlockSwa("h1")), "TREE-6", "REF-1"),
+        code(radix_tree.unlock_swa, takes_all_locks), TREE, (KEPT, UnlockSwa("h1")), "TREE-6", "REF-1"),
 }  # fmt: skip
 
 

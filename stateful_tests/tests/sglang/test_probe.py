@@ -124,7 +124,7 @@ FAILS = {
     "a setting that is a number": (
         Mutant(BATCH, "    def prepare_for_extend(self):\n",
                "    def prepare_for_extend(self):\n        assert get_exec().new_setting > 0\n", ""),
-        "the adapter has no value for the setting new_setting (parts/doubles.py)"),
+        "the adapter has no value for the setting new_setting (parts/stand_ins.py)"),
     "a function of a module that is not loaded": (
         Mutant(BATCH, "    def prepare_for_extend(self):\n",
                "    def prepare_for_extend(self):\n        from sglang.srt.layers import pages\n"

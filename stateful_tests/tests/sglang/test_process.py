@@ -8,10 +8,10 @@ from hypothesis import given
 
 from impl.adapter import UnusableImplementation
 from impl.process import child, wire
-from impl.process.system import Limits, StrangerSystem
+from impl.process.remote_system import Limits, StrangerSystem
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
-from impl.sglang.parts.doubles import Bag, ForwardMode
+from impl.sglang.parts.stand_ins import Bag, ForwardMode
 from impl.sglang.process import system as sglang
 from impl.sglang.releases.catalogue import TABLE, Kind
 from impl import vocabulary

@@ -66,7 +66,7 @@ class _Scheduler:
 
 def watched_driver(folder: Path, spec: bool) -> type:
     """The driver's class, with the watcher's hooks in the release that it plays."""
-    from impl.sglang.parts.doubles import Bag, SpecAlgorithm
+    from impl.sglang.parts.stand_ins import Bag, SpecAlgorithm
     from impl.sglang.scheduler.driver import Driver
 
     watcher = Watcher()

@@ -8,7 +8,7 @@ from impl.counting_device import counting, device
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.store import KVStore
-from impl.torch_kv.tree import RadixTree
+from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import Freed
 from reference.geometry import Geometry
 from stateful_tests.tests.support.allocation import extend

@@ -20,7 +20,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import (
     BlockFacts, HostFacts, HostKey, Lane, Output, Published, RequestFact, Table, Transfer, chained,
 )  # fmt: skip
-from reference.blocks.ledger import Ledger
+from reference.blocks.request_texts import RequestTexts
 from reference.failures import Place
 from stateful_tests.lockstep.results import Violation, violation_of
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
@@ -102,7 +102,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (self.config.blocks + 1)
-        self.ledger, self.before = Ledger(self.config), self._facts()
+        self.expected, self.before = RequestTexts(self.config), self._facts()
 
     def violation(self, line: str, waived: Container[str] = ()) -> Violation | None:
         """What a command with the facts after it violates of the clauses that are not waived."""
@@ -122,8 +122,8 @@ class Scene:
         after = self._facts()
         for spoil in self._spoilt:
             after = spoil(after)
-        lanes, outputs = ([], []) if refused else self.ledger.follow(command, after)
-        bearers = self.ledger.bearers
+        lanes, outputs = ([], []) if refused else self.expected.follow(command, after)
+        bearers = self.expected.bearers
         step = BlockStep(self.config, command, refused, self.before, after, lanes, outputs, bearers)
         self.before = after
         failures = broken(step, waived)

@@ -43,7 +43,7 @@ def test_a_waived_clause_is_not_evaluated():
 def test_of_who_waits_nothing_is_sure():
     scene = Scene(SIZES["full"])
     assert scene.violation("add r1 a5 for 4") is None
-    assert scene.ledger.bearers["r1"].sure == 0
+    assert scene.expected.bearers["r1"].sure == 0
 
 
 class Breaks:

@@ -1,8 +1,7 @@
 """Whose text is what, and how much of it has KV: followed from what clients sent and what the model sampled.
 
-The ledger decides nothing. It takes over which requests a batch had and what came out of the model, and knows
-from that which text each request has, which of its positions are computed, and which the engine may be sure
-of.
+`RequestTexts` decides nothing. It takes over which requests a batch had and what came out of the model. From
+that it derives the text of each request, which positions are computed, and which are confirmed.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class OutputNote:
     optional: bool
 
 
-class Ledger:
+class RequestTexts:
     """All requests of one run."""
 
     def __init__(self, config: EngineConfig) -> None:

@@ -112,7 +112,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     "checks only look",
     "A memory check changes no cursor, no row, no page and no text.",
     why="It runs between any two steps of a server.",
-    rule="rules.checks.check_busy, rules.checks.check_idle",
+    rule="rules.memory_checks.check_busy, rules.memory_checks.check_idle",
     source="kvspec",
     scope="Checks. The order of a free list is not looked at.",
     of=(CheckBusy, CheckIdle),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.checks import Named
+from impl.torch_kv.memory_checks import Named
 from impl.torch_kv.cursors import larger
 from impl.lazy import Tensor
 from impl.torch_kv.sessions import KVRequest, KVSession, Slot
