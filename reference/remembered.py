@@ -26,7 +26,7 @@ class remembered(Generic[Of, *Args, R]):  # noqa: N801 (used as functools.cached
 
     def __call__(self, of: Of, *args: *Args) -> R:
         known: dict[Any, R] = vars(of)
-        key = self, args
+        key = (self, *args) if args else self
         if key not in known:
             known[key] = self.compute(of, *args)
         return known[key]

@@ -45,14 +45,15 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
     """
     found: list[tuple[Clause, Any]] = []
     for each in about(step):
-        if each.id in waived or (found and each.id == "REF-1"):
+        if waived and each.id in waived:
             continue
         failure = each.check(step)
-        if failure is not None:
-            found.append((each, failure))
-            if each.id in ("OUT-1", "SES-2"):
-                break
-    return by_cause(found)
+        if failure is None or (found and each.id == "REF-1"):
+            continue
+        found.append((each, failure))
+        if each.id in ("OUT-1", "SES-2"):
+            break
+    return by_cause(found) if found else found
 
 
 # They read facts alone, and nothing that a command that was not carried out to its end may still owe.

@@ -81,12 +81,12 @@ class InductiveStepCheck:
     def look_for(self, reached: Iterable[str]) -> None:
         """From now on note which situations of clauses are reached, but for those that were."""
         self.reached: set[str] = set()
-        self._met = {*reached}
+        self._missing = {*CLAUSES.values()} - {CLAUSES[each] for each in reached}
 
     @property
     def seeks_refusals(self) -> bool:
         """A refusal that changes nothing may still trigger a clause."""
-        return any(clause.id not in self._met for clause in _REFUSALS)
+        return not self._missing.isdisjoint(_REFUSALS)
 
     def start_in(self, state: State) -> None:
         """The steps that follow start from here."""
@@ -126,8 +126,8 @@ class InductiveStepCheck:
 
     def _look(self, step: Step, clauses: Iterable[Clause]) -> None:
         """Note which situations of some clauses this step reaches."""
-        for clause in clauses:
-            if clause.id not in self._met and clause.trigger(step):
+        for clause in self._missing.intersection(clauses):
+            if clause.trigger(step):
                 self.reached.add(clause.id)
-                self._met.add(clause.id)
+                self._missing.remove(clause)
 

@@ -40,7 +40,8 @@ from stateful_tests.explore.enumeration import Names
 # A session with its turn and lock, an ordinary request, or a lock holder, without names. What it has not is
 # (), so that parts can be sorted.
 Part = tuple[Any, ...]
-KEPT = 50_000  # parts that are remembered
+Nameless = tuple[Any, ...]  # sessions, ordinary requests, lock holders, and the tree's nodes
+KEPT = 50_000  # parts that are remembered, and representatives
 
 
 class Parts(NamedTuple):
@@ -50,8 +51,8 @@ class Parts(NamedTuple):
     nodes: tuple[Node, ...]
 
     @property
-    def nameless(self) -> tuple[Any, ...]:
-        return *(sorted(part for part, _ in group) for group in self.groups), self.nodes
+    def nameless(self) -> Nameless:
+        return *(tuple(sorted(part for part, _ in group)) for group in self.groups), self.nodes
 
 
 class Renaming(NamedTuple):
@@ -76,6 +77,7 @@ class Representatives:
         )
         orders = permutations(range(len(scope.texts))) if scope.geometry.tree else ()
         self._orders = [order for order in orders if self._symmetric(order)]
+        self._made = lru_cache(maxsize=KEPT)(self._built)
         self._first = {"s": 1, "r": 1 + scope.sessions, "h": 1}
 
     def _symmetric(self, order: tuple[int, ...]) -> bool:
@@ -86,11 +88,11 @@ class Representatives:
 
     def of(self, state: State) -> State:
         """The representative of a state."""
-        return self._built(self._least(state)[0])
+        return self._made(self._least(state)[1])
 
     def renaming(self, state: State) -> Renaming:
         """How a state differs from its representative."""
-        parts, order = self._least(state)
+        parts, _, order = self._least(state)
         turns = {s.name: s.turn for s in state.sessions if s.turn is not None}
         names: dict[str, str] = {}
         for letter, group in zip("srh", parts.groups):
@@ -103,19 +105,20 @@ class Representatives:
 
     # From a state to its parts.
 
-    def _least(self, state: State) -> tuple[Parts, tuple[int, ...]]:
-        """The parts of a state, in the order of letters that makes them least; and that order."""
+    def _least(self, state: State) -> tuple[Parts, Nameless, tuple[int, ...]]:
+        """The parts of a state, in the order of letters that makes them least, without names as well; and
+        that order."""
         if state.tree is not None:
             state = _numbered_from_one(state)
         best, chosen = self._parts(state), tuple[int, ...]()
-        texts, usual = self.scope.texts, best
+        texts, usual, least = self.scope.texts, best, best.nameless
         for order in self._orders:
             serials = {shared_serial(texts[i]): shared_serial(texts[j]) for i, j in enumerate(order)}
             groups = tuple([(_exchanged(p, serials), name) for p, name in group] for group in usual.groups)
             other = Parts(groups, _nodes(usual.nodes, serials))
-            if other.nameless < best.nameless:
-                best, chosen = other, order
-        return best, chosen
+            if (nameless := other.nameless) < least:
+                best, chosen, least = other, order, nameless
+        return best, least, chosen
 
     def _parts(self, state: State) -> Parts:
         locks = {} if state.tree is None else {k.holder: (k.key, k.swa_from) for k in state.tree.locks}
@@ -150,9 +153,9 @@ class Representatives:
 
     # From parts to the representative.
 
-    def _built(self, parts: Parts) -> State:
+    def _built(self, nameless: Nameless) -> State:
         sessions, requests, locks = [], [], []
-        for place, part in self._places(parts):
+        for place, part in self._places(nameless):
             session, request, lock = _named(self.scope, place, part)
             sessions += [session] if session is not None else []
             requests += [request] if request is not None else []
@@ -161,14 +164,14 @@ class Representatives:
         state = self.initial._replace(sessions=tuple(sessions), requests=tuple(requests))
         if state.tree is None:
             return state._replace(serial=self.scope.sessions + self.scope.ordinary)
-        tree = state.tree._replace(children=parts.nodes, locks=tuple(sorted(locks)))
+        tree = state.tree._replace(children=nameless[-1], locks=tuple(sorted(locks)))
         state = state._replace(tree=tree)
         return state._replace(serial=max(_serials(state), default=0))
 
-    def _places(self, parts: Parts) -> Iterator[tuple[int, Part]]:
+    def _places(self, nameless: Nameless) -> Iterator[tuple[int, Part]]:
         """Places of sessions, then of ordinary requests, then of lock holders."""
         served = self.scope.sessions + self.scope.ordinary
-        for first, group in zip((0, self.scope.sessions, served), parts.nameless):
+        for first, group in zip((0, self.scope.sessions, served), nameless):
             yield from enumerate(group, first)
 
     # Commands.
@@ -179,7 +182,7 @@ class Representatives:
         served = scope.sessions + scope.ordinary
         alone: dict[tuple[int, Part], int] = {}
         running: list[tuple[int, Part]] = []
-        for place, part in self._places(parts):
+        for place, part in self._places(parts.nameless):
             alone.setdefault(((place >= scope.sessions) + (place >= served), part), place)
             if scope.batches and place < served and part[1] and part[1].cursors is not None:
                 running.append((place, part))
