@@ -18,7 +18,7 @@ from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases import catalogue as releases
-from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused, kind_name
+from reference.commands import CheckBusy, CheckIdle, Extend, Open, Outcome, Refused, kind_name
 from reference.geometry import Geometry
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits
 from stateful_tests.lockstep.results import Trace
@@ -150,6 +150,8 @@ def _versions(system: SGLangSystem, fixed: ReleaseTarget | None) -> set[str]:
 
 def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
     check_fits(system, trace.geometry, trace.commands)
+    if any(isinstance(each, Extend) and any(lane.tail for lane in each.lanes) for each in trace.commands):
+        raise NotExportable("a prompt that another server has computed is no part of the exported tests")
     lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
     steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
     for command in trace.commands:

@@ -26,6 +26,7 @@ from reference.commands import Open, shared_serial, token_id
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.export.accepted import accepted
+from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.export.exports import ALIKE, Mends, asserted_in, root_of, run_alike, with_mends
 from stateful_tests.tests.export.planted_faults import PLANTED, plant
 from stateful_tests.traces.files import load, save
@@ -233,6 +234,12 @@ def test_keys_that_the_exported_server_has_not_are_refused(exported):
     for sizes in ({"tree": True, "bigram": True}, {"settings": (("namespaces", "extra_key"),)}):
         with pytest.raises(NotExportable, match="bigram keys and namespaces"):
             export.unit_test(replace(trace, geometry=replace(trace.geometry, **sizes)), "x", exported.system)
+
+
+def test_a_received_prompt_is_refused(exported):
+    commands = script("submit r1 (no session) +9; admit r1; extend r1 +9 tail")
+    with pytest.raises(NotExportable, match="a prompt that another server has computed"):
+        export.unit_test(changed(OVERSHOOT, commands=commands, expected=()), "x", exported.system)
 
 
 def test_a_trace_that_conforms_is_refused(exported):
