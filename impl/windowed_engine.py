@@ -38,11 +38,11 @@ class WindowedEngine(ExampleEngine):
         self.free_swa = list(range(1, geometry.swa_pages + 1))
         self.swa_stamps = [0] * (geometry.swa_pages + 1) * geometry.page_size
         self.mapping = [0] * len(self.stamps)  # full slot -> SWA slot
-        self.swa_blocks: dict[str, list[int]] = {}  # request -> a SWA page for each page, 0 where swept
+        self.swa_blocks: dict[str, list[int]] = {}  # request -> a SWA page for each page, 0 where evicted
 
     def apply(self, command: Command) -> Outcome:
         if isinstance(command, EvictSwa):
-            return self._sweep(command)
+            return self._evict_window(command)
         if isinstance(command, (Extend, Decode)) and self._new_pages(command) > len(self.free_swa):
             return Refused(Reason.OUT_OF_SWA)
         ended = self.requests.get(command.request) if isinstance(command, Finish) else None
@@ -76,7 +76,7 @@ class WindowedEngine(ExampleEngine):
                 self.mapping[slot] = blocks[page] * self.page_size + inside
                 self.swa_stamps[self.mapping[slot]] = request.text[at]
 
-    def _sweep(self, c: EvictSwa) -> Outcome:
+    def _evict_window(self, c: EvictSwa) -> Outcome:
         """Give back the blocks that no token from `length` on reads."""
         request = self.requests.get(c.request)
         if request is None or request.row is None:
@@ -86,9 +86,9 @@ class WindowedEngine(ExampleEngine):
         blocks, end = self.swa_blocks[c.request], max(0, c.length - self.window) // self.page_size
         self._release(blocks[:end], request.slots[: end * self.page_size])
         blocks[:end] = [0] * end
-        return Done((Choice(c.request, swa_evicted_seqlen=self._swept(c.request)),))
+        return Done((Choice(c.request, swa_evicted_seqlen=self._evicted(c.request)),))
 
-    def _swept(self, name: str) -> int:
+    def _evicted(self, name: str) -> int:
         blocks = self.swa_blocks.get(name, [])
         return next((page for page, block in enumerate(blocks) if block), len(blocks)) * self.page_size
 
@@ -108,7 +108,7 @@ class WindowedEngine(ExampleEngine):
         if shown.cursors is None:
             return shown
         computed = shown.cursors.kv_committed_len
-        return structs.replace(shown, cursors=Cursors(computed, computed, self._swept(name), 0))
+        return structs.replace(shown, cursors=Cursors(computed, computed, self._evicted(name), 0))
 
 
 make = WindowedEngine  # what `--impl` calls

@@ -51,7 +51,7 @@ class Mode(StrEnum):
     """How far the environment may go.
 
     FREE: a window eviction may be driven with any length up to kv_allocated_len.
-    FAITHFUL: as a scheduler does it: sweeps never past kv_committed_len, and never past what a later
+    FAITHFUL: as a scheduler does it: window eviction never past kv_committed_len, and never past what a later
     finish or retract of the same turn keeps; a finish is seen at most one round late (overlap), so
     it takes back no more than two rounds. What is reachable here can happen in a server.
     """

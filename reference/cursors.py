@@ -183,7 +183,7 @@ def lost_below(c: Cursors) -> int:
     return c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0
 
 
-def sweep_limit(length: int, window: int, page_size: int) -> int:
+def eviction_limit(length: int, window: int, page_size: int) -> int:
     """Furthest page boundary below which no window of a token at `length` or later reaches (SWA-1).
 
     pre: window > 0 and page_size > 0
@@ -194,7 +194,7 @@ def sweep_limit(length: int, window: int, page_size: int) -> int:
     return floor_page(window_start(length, window), page_size)
 
 
-def sweep(c: Cursors, length: int, window: int, page_size: int) -> Cursors:
+def evict_window(c: Cursors, length: int, window: int, page_size: int) -> Cursors:
     """Window eviction's new E: floor(length - W - P), never back (#22470 for the extra page).
 
     pre: window > 0 and page_size > 0
@@ -202,7 +202,7 @@ def sweep(c: Cursors, length: int, window: int, page_size: int) -> Cursors:
     pre: c.cache_protected_len % page_size == 0
     pre: 0 <= length <= c.kv_allocated_len
     post: in_order(_)
-    post: _[2] == max(c[2], c[3]) or _[2] <= sweep_limit(length, window, page_size)
+    post: _[2] == max(c[2], c[3]) or _[2] <= eviction_limit(length, window, page_size)
     post: _[2] == max(c[2], c[3]) or _[2] % page_size == 0
     """
     frontier = floor_page(length - window - page_size, page_size)

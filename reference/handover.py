@@ -32,7 +32,7 @@ def insert_prompt(state: State, request: Request, effects: Effects) -> State:
     if end == c.cache_protected_len:
         return state
     key = tree_key(text_tokens(request.text, end + bigram), bigram)
-    now = _hand_over(state, request.holder, key, _swept(c), effects, goes_on=True, row=True)
+    now = _hand_over(state, request.holder, key, _evicted(c), effects, goes_on=True, row=True)
     if now is state:
         return state
     return now.with_request(request._replace(cursors=c._replace(cache_protected_len=end)))
@@ -45,7 +45,7 @@ def insert_on_finish(state: State, request: Request, length: int, effects: Effec
     key = tree_key(text_tokens(request.text, length), state.config.geometry.bigram)
     key = radix.whole_pages(state.tree, key)
     if len(key) > c.cache_protected_len:
-        state = _hand_over(state, request.holder, key, _swept(c), effects, goes_on=False, row=True)
+        state = _hand_over(state, request.holder, key, _evicted(c), effects, goes_on=False, row=True)
     return unlocked(state, request.holder)
 
 
@@ -66,13 +66,13 @@ def insert_by_lock_holder(
     return state
 
 
-def _swept(c: Cursors) -> int:
+def _evicted(c: Cursors) -> int:
     """Below this the inserter has no SWA KV of its own."""
     return max(c.swa_evicted_seqlen, c.cache_protected_len)
 
 
 def _hand_over(
-    state: State, holder: str, key: Key, swept: int, effects: Effects, *, goes_on: bool, row: bool
+    state: State, holder: str, key: Key, evicted: int, effects: Effects, *, goes_on: bool, row: bool
 ) -> State:
     """Insert `key`, whole pages, by the table above; the very same state where nothing can be inserted.
 
@@ -80,8 +80,8 @@ def _hand_over(
     """
     assert state.tree is not None
     if not goes_on:
-        tree, insertion = radix.insert(state.tree, key, swept)
-    elif (done := radix.insert_and_continue(state.tree, holder, key, swept)) is not None:
+        tree, insertion = radix.insert(state.tree, key, evicted)
+    elif (done := radix.insert_and_continue(state.tree, holder, key, evicted)) is not None:
         tree, insertion = done
     else:
         return state
@@ -92,6 +92,6 @@ def _hand_over(
                 effects.gone["full"].add((page_name(key[: (page + 1) * size]), page))
             if row:
                 effects.adopted["full"].add((holder, page))
-                if tree.window is not None and page * size >= swept:
+                if tree.window is not None and page * size >= evicted:
                     effects.adopted["swa"].add((holder, page))
     return state._replace(tree=tree)

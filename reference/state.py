@@ -77,7 +77,7 @@ class Request(NamedTuple):
     """A request that has not ended. Lengths in tokens.
 
     history: text its input starts with, prompt included; serial: whose tokens follow; origin: length of the
-    input; output: tokens generated. started: it has written KV. swept: largest length that a window eviction
+    input; output: tokens generated. started: it has written KV. evicted: largest length that window eviction
     was driven with, or that released the SWA part of its session's lock. processed_outputs: outputs whose
     results were surely processed when the last round was launched, and when the next one is: a scheduler runs
     at most one round ahead. cursors: None while it holds no row and no prefix. in_flight: rounds whose
@@ -92,7 +92,7 @@ class Request(NamedTuple):
     output: int = 0
     phase: Phase = Phase.QUEUED
     started: bool = False
-    swept: int = 0
+    evicted: int = 0
     processed_outputs: tuple[int, int] = (0, 0)
     cursors: Cursors | None = None
     in_flight: tuple[Round, ...] = ()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ci.compare.differences import POOL
 from ci.explain.history import History, cursors_of, some
-from reference.clauses.step import swept_below
+from reference.clauses.step import evicted_below
 from reference.commands import Evict, Reason, Refused, Submit
 from reference.state import Phase, free
 from reference.prefix_cache import path_text
@@ -73,13 +73,13 @@ def _window_lost(past: History, ours: bool) -> str:
         start, at = max(0, c.kv_committed_len - window), f", for the window of {name} at {c.kv_committed_len}"
         if not ours:
             return f"{at} is there: it starts at {start}"
-        if swept_below(c) > start:
-            since = past.first_since(f"E of {name}", _swept_to, name, c.swa_evicted_seqlen)
+        if evicted_below(c) > start:
+            since = past.first_since(f"E of {name}", _evicted_to, name, c.swa_evicted_seqlen)
             return f"{at} starts at {start} and its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
     return ""
 
 
-def _swept_to(m: Moment, name: str, value: int) -> bool:
+def _evicted_to(m: Moment, name: str, value: int) -> bool:
     cursors = cursors_of(m, name)
     return cursors is not None and cursors.swa_evicted_seqlen == value
 

@@ -45,7 +45,7 @@ def asserted(trace: Trace, run: RecordedRun) -> Asserts:
     if asked is None and not shown and clause.startswith(("OWN", "READ", "TREE")):
         asked = pool_assertions.ownership(run)
     if asked is None and differing:
-        # How far a sweep goes is policy, and another release may have another: that comes last.
+        # How far a window eviction goes is policy, and another release may have another: that comes last.
         first = min(differing, key=lambda found: found[0] == "SWA")[0]
         shown = shown or [fact for kind, fact in differing if kind == first]
         asked = Asserts([fact.assertion for fact in shown])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ci.export.recorded_run import Asserts, RecordedRun
 from reference.clauses.freed import wrongly_freed
-from reference.clauses.window import oversweep
+from reference.clauses.window import evicted_too_far
 from reference.commands import Extend
 from reference.cursors import Cursors, ceil_page, window_start
 from reference.failures import AtPage, AtPosition, AtRow
@@ -194,13 +194,13 @@ def _mapped(run: RecordedRun) -> Asserts | None:
 
 
 def _unmapped(run: RecordedRun) -> Asserts:
-    """Positions that were swept, and tombstones, that lead to an SWA slot."""
+    """Positions that were evicted, and tombstones, that lead to an SWA slot."""
     for holder, seen in run.after.facts.holders.items():
         (lines, held), start = run.bound(holder, run.after), seen.cursors.cache_protected_len
         end, _ = _first_live(run, held, seen.cursors)
         if any(slot is not None for slot in seen.swa_read[start:end]):
-            swept = run.row(held, str(start or ""), run.cursor(held, "swa_evicted_seqlen"))
-            return Asserts([*lines, f"row = {swept}", "self.assertFalse(swa_slots(server, row).any())"])
+            evicted = run.row(held, str(start or ""), run.cursor(held, "swa_evicted_seqlen"))
+            return Asserts([*lines, f"row = {evicted}", "self.assertFalse(swa_slots(server, row).any())"])
     value = run.of_node("node", "full", "value")
     return Asserts([
         "for node, path in nodes(server.cache):", f"    if {run.live('node', dead=True)}:",
@@ -210,27 +210,27 @@ def _unmapped(run: RecordedRun) -> Asserts:
 
 def _first_live(run: RecordedRun, held: str, cursors: Cursors) -> tuple[int, str]:
     """Where a row's own SWA KV begins, as a position and as an expression."""
-    swept, protected = cursors.swa_evicted_seqlen, cursors.cache_protected_len
-    cursor = "swa_evicted_seqlen" if swept > protected else "cache_protected_len"
-    start = ceil_page(max(swept, protected), run.page_size)
+    evicted, protected = cursors.swa_evicted_seqlen, cursors.cache_protected_len
+    cursor = "swa_evicted_seqlen" if evicted > protected else "cache_protected_len"
+    start = ceil_page(max(evicted, protected), run.page_size)
     return start, run.cursor(held, cursor) if start else ""
 
 
-def _swept(run: RecordedRun) -> Asserts | None:
-    """How far a sweep went."""
-    found = oversweep(run.step)
+def _evicted(run: RecordedRun) -> Asserts | None:
+    """How far a window eviction went."""
+    found = evicted_too_far(run.step)
     if found is None:
         return None
     was, _, low, high, got = found
-    swept = run.cursor(run.whose(was.name, run.after), "swa_evicted_seqlen")
+    evicted = run.cursor(run.whose(was.name, run.after), "swa_evicted_seqlen")
     if low <= got <= high:
-        return Asserts([f"self.assertEqual({swept} % {run.page_size}, 0)"])
-    bound = f"LessEqual({swept}, {high})" if got > high else f"GreaterEqual({swept}, {low})"
+        return Asserts([f"self.assertEqual({evicted} % {run.page_size}, 0)"])
+    bound = f"LessEqual({evicted}, {high})" if got > high else f"GreaterEqual({evicted}, {low})"
     return Asserts([f"self.assert{bound}"])
 
 
 _POOLS: dict[str, Callable[[RecordedRun], Asserts | None]] = {
     "FREE-1": _freed, "FREE-2": _freed, "OWN-1": _owned_too_often, "OWN-2": _free_list, "OWN-4": _rows,
-    "OWN-5": _whole_pages, "MAP-1": _one_to_one, "MAP-2": _mapped, "MAP-3": _unmapped, "SWA-1": _swept,
-    "SWA-2": _mapped, "READ-2": _mapped, "OUT-3": _swept,
+    "OWN-5": _whole_pages, "MAP-1": _one_to_one, "MAP-2": _mapped, "MAP-3": _unmapped, "SWA-1": _evicted,
+    "SWA-2": _mapped, "READ-2": _mapped, "OUT-3": _evicted,
 }  # fmt: skip

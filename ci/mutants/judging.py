@@ -59,7 +59,7 @@ _TESTS = "stateful_tests/tests"
 # What is counted, and judges nothing.
 _SITUATIONS = tuple(
     f"reference/clauses/{name}:"
-    for name in ("memory_checks.py _checked", "step.py Step.grew", "step.py Step.swept_any",
+    for name in ("memory_checks.py _checked", "step.py Step.grew", "step.py Step.evicted_any",
                  "step.py Step.freed_something", "tree.py shrank", "tree_locks.py locked")
 )
 _OF_CLAUSES = tuple(

@@ -46,7 +46,7 @@ def _(self: TorchKV, command: Launch) -> Played:
         return None
     found = [self.requests[draft.request] for draft in command.lanes]
     for request in found:
-        self.sweep(request, request.cursors.kv_committed_len)
+        self.evict_window(request, request.cursors.kv_committed_len)
     return tuple(Choice(r.name, swa_evicted_seqlen=r.cursors.swa_evicted_seqlen) for r in found)
 
 

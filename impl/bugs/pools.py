@@ -214,7 +214,7 @@ class _SwaWrittenBeforeMapped(KVStore):
 # SWA slots for the tail of a prompt alone.
 
 
-@bug("tail-forgets-the-frontier", "MAP-2", "a prompt with SWA slots for its tail alone counts as unswept",
+@bug("tail-forgets-the-frontier", "MAP-2", "a prompt with SWA slots for its tail alone counts as not evicted",
      TorchKV.received)
 def _(self: TorchKV, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
     """A later window eviction frees the padding page. A prompt is received with SWA slots for its last window

@@ -172,7 +172,7 @@ def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
 
 
 @bug("sweep-frees-the-trees-pages", "TREE-2", "a window eviction starts below the protected prefix",
-     TorchKV.sweep_start)
+     TorchKV.eviction_start)
 def _(self: TorchKV, cursors: RowCursors[N]) -> N:
     """A shared prefix loses its SWA KV under everybody who reads it. Window eviction starts at
     swa_evicted_seqlen, which is 0 at the first, instead of at the protected length. Visible at the first
@@ -186,11 +186,11 @@ class _SweepsToTheWindow(TorchKV):
     comes next; the tree takes whole pages, and of the last of them less than a window is live. Visible when a
     request that has evicted ends inside a page. Fix: stop a page short."""
 
-    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
+    def eviction_reach(self, cursors: RowCursors[int], length: int) -> int:
         assert self.window is not None
         return self.floor(max(0, length - self.window))
 
-    def sweep_choice(self, request: KVRequest) -> Played:
+    def eviction_choice(self, request: KVRequest) -> Played:
         return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
 
 

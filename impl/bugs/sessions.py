@@ -61,11 +61,11 @@ class _SweepOffThePage(TorchKV):
     """A page is evicted in part. The policy stops exactly window and page behind the length and says so,
     without rounding down to a page. Visible with page_size above 1. Fix: round down."""
 
-    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
+    def eviction_reach(self, cursors: RowCursors[int], length: int) -> int:
         assert self.window is not None
         return length - self.window - self.page_size
 
-    def sweep_choice(self, request: KVRequest) -> Played:
+    def eviction_choice(self, request: KVRequest) -> Played:
         return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
 
 
@@ -78,8 +78,8 @@ class _SweepReportsWhatItAimedAt(TorchKV):
         super().evict_swa(command)
         assert self.window is not None
         aimed = command.length - self.window - self.page_size
-        swept = self.requests[command.request].cursors.swa_evicted_seqlen
-        return (Choice(command.request, swa_evicted_seqlen=max(aimed, swept)),)
+        evicted = self.requests[command.request].cursors.swa_evicted_seqlen
+        return (Choice(command.request, swa_evicted_seqlen=max(aimed, evicted)),)
 
 
 @bug("decode-commits-without-slot", "LEN-1", "decode trusts that slots are ahead", TorchKV.decoded)
@@ -210,23 +210,23 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
     TorchKV._trim(self, request, self.floor(target))
 
 
-@bug("sweep-moves-back", "MAP-2", "a shorter window eviction forgets the longer one", TorchKV.swept)
+@bug("sweep-moves-back", "MAP-2", "a shorter window eviction forgets the longer one", TorchKV.evicted)
 def _(self: TorchKV, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
     """Evicted slots count as owned again and are freed twice. The frontier is computed from the length alone,
     so a window eviction driven with less than the last one moves it back. Visible when lengths of window
     evictions fall. Fix: never below swa_evicted_seqlen."""
-    swept = TorchKV.swept(self, cursors, reach)
-    return swept._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
+    evicted = TorchKV.evicted(self, cursors, reach)
+    return evicted._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
 
 
-@bug("sweep-into-window", "SWA-1", "window eviction reaches a page too far", TorchKV.sweep_reach)
+@bug("sweep-into-window", "SWA-1", "window eviction reaches a page too far", TorchKV.eviction_reach)
 def _(self: TorchKV, cursors: RowCursors[int], length: int) -> int:
     """SWA layers lose the oldest tokens of the window. The frontier is rounded up instead of down. Visible
     once a window eviction has something to free. Fix: stop short of the window, at a page boundary."""
     assert self.window is not None
     reach = self.floor(length - self.window + 1) + self.page_size
     if reach > cursors.kv_allocated_len:
-        return TorchKV.sweep_reach(self, cursors, length)
+        return TorchKV.eviction_reach(self, cursors, length)
     return reach
 
 

@@ -117,7 +117,7 @@ def _(self: RadixTree, node: TreeNode) -> bool:
      RadixTree.recoverable)
 def _(self: RadixTree, node: TreeNode, live_from: int) -> bool:
     """A window is matched that is not there. An insert whose window was evicted recovers tombstones below its
-    frontier all the same. Visible when a key with a long swept part meets a tombstone. Fix: only from the
+    frontier all the same. Visible when a key with a long evicted part meets a tombstone. Fix: only from the
     frontier on."""
     return self.unread(node)
 

@@ -1,6 +1,6 @@
 """Cursors of rows: int64 [rows, 4] on the device, with a mirror of each line on the host.
 
-The device lines are what batched work reads: ranges to allocate, write, sweep and free. The mirror is
+The device lines are what batched work reads: ranges to allocate, write, evict and free. The mirror is
 what refusals read, so that none of them waits for the device (servers keep seq_lens and a CPU copy for
 the same reason). Both sides are moved by the same rule, each from its own values: neither is copied
 from the other, so a side that drifts stays visible. Everything that writes cursors goes through

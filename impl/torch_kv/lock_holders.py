@@ -111,8 +111,8 @@ class LockHolders(Steps):
     ) -> None:
         """The lock holder computes `key`, whole pages, past what it has locked, and hands it to the tree.
 
-        evicted: a sweep has freed its own SWA pages below. Room is there. chunked: what it could not match
-        again is not inserted, and its own pages are freed.
+        evicted: window eviction has freed its own SWA pages below (tokens). Room is there. chunked: what it
+        could not match again is not inserted, and its own pages are freed.
         """
         assert self.tree is not None
         prefix = len(lock_holder.key)

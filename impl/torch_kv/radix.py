@@ -88,7 +88,7 @@ class PrefixRules(SessionRules):
         return tree_key(request.text[: self.key_length(request)], self.bigram)
 
     def matched(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
-        """A request with `length` tokens of prefix, whole pages: C = A = R, and nothing swept."""
+        """A request with `length` tokens of prefix, whole pages: C = A = R, and nothing evicted."""
         return RowCursors(length, length, cursors.swa_evicted_seqlen, length)
 
     def take_rows(self, requests: Sequence[KVRequest]) -> None:

@@ -1,4 +1,4 @@
-"""The rules of streaming sessions over a KVStore: lend, trim, save, sweep, release.
+"""The rules of streaming sessions over a KVStore: lend, trim, save, evict, release.
 
 Each rule is a method of its own, so that a named bug is one method put back as it once was. Rules of
 cursors and ranges are arithmetic that holds for ints and tensors alike: on the host they decide, on
@@ -81,7 +81,7 @@ Holders = Sequence[KVRequest | Slot]
 
 
 class SessionRules:
-    """Lending, trimming, sweeping and release, each of one row."""
+    """Lending, trimming, evicting and release, each of one row."""
 
     store: KVStore
     page_size: int
@@ -109,7 +109,7 @@ class SessionRules:
     def lost_below(self, cursors: RowCursors[int]) -> int:
         """Positions below this have no SWA KV any more: E, unless it lies in the tree's prefix.
 
-        A sweep starts at R, so E <= R says that nothing was swept; the window behind R is locked.
+        A window eviction starts at R, so E <= R says that nothing was evicted; the window behind R is locked.
         """
         _, _, evicted, protected = cursors
         return evicted if evicted > protected else 0
@@ -162,7 +162,7 @@ class SessionRules:
         return self.ceil(target)
 
     def swa_free_start(self, target: N, evicted: N) -> N:
-        """The same for SWA pages: those below E went with a sweep (FREE-2)."""
+        """The same for SWA pages: those below E went with a window eviction (FREE-2)."""
         return larger(self.free_start(target), self.ceil(evicted))
 
     def beyond(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
@@ -222,34 +222,34 @@ class SessionRules:
         request.row = slot.row
         self.store.cursors.copy(self.store.slot_cursors, request, slot)
 
-    # Window sweep.
+    # Window eviction.
 
-    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:  # noqa: ARG002
-        """How far the policy sweeps when driven with `length`: a page short of the window (SWA-1)."""
+    def eviction_reach(self, cursors: RowCursors[int], length: int) -> int:  # noqa: ARG002
+        """How far the policy evicts when driven with `length`: a page short of the window (SWA-1)."""
         assert self.window is not None
         return self.floor(length - self.window - self.page_size)
 
-    def swept(self, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
-        """E after a sweep: up to `reach`, never back."""
+    def evicted(self, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
+        """E after a window eviction: up to `reach`, never back."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(committed, allocated, larger(larger(evicted, protected), reach), protected)
 
-    def sweep_start(self, cursors: RowCursors[N]) -> N:
+    def eviction_start(self, cursors: RowCursors[N]) -> N:
         """From where on the row has SWA pages of its own: what lies before R is the tree's.
 
         A page boundary: E lies inside a page in slots alone, where a cut has capped it (`prove frontier`).
         """
         return larger(cursors.swa_evicted_seqlen, cursors.cache_protected_len)
 
-    def sweep(self, request: KVRequest, length: int) -> None:
+    def evict_window(self, request: KVRequest, length: int) -> None:
         """Free the SWA pages [E, new E) of a row."""
-        size, reach = self.page_size, self.sweep_reach(request.cursors, length)
-        first, frontier = self.sweep_start(request.cursors), self.swept(request.cursors, reach)[2]
+        size, reach = self.page_size, self.eviction_reach(request.cursors, length)
+        first, frontier = self.eviction_start(request.cursors), self.evicted(request.cursors, reach)[2]
         pages = len(range(first, frontier, size))
         lanes = Lanes(self.store.device, [request], [reach])
-        before, after = self.store.cursors.move(lanes, self.swept)
+        before, after = self.store.cursors.move(lanes, self.evicted)
         if pages:
-            start = whole(self.sweep_start(before), size)
+            start = whole(self.eviction_start(before), size)
             self.store.free_swa(lanes.row, start, whole(after.swa_evicted_seqlen, size), pages)
 
     # Saving, wiping, releasing.
@@ -281,8 +281,8 @@ class SessionRules:
         """Full pages [R, A) and SWA pages [max(R, E), A), as `beyond` gives them."""
         size = self.page_size
         _, allocated, evicted, protected = cursors
-        swept = larger(protected, self.ceil(evicted))
-        return whole(protected, size), whole(swept, size), whole(self.ceil(allocated), size)
+        evicted = larger(protected, self.ceil(evicted))
+        return whole(protected, size), whole(evicted, size), whole(self.ceil(allocated), size)
 
     def held_by(self, session: KVSession, request: KVRequest) -> KVRequest | Slot | None:
         """Who has a session's KV, wherever it is: lent to its turn, or in its slot."""

@@ -1,4 +1,4 @@
-"""The scheduler's steps: admit, extend, decode, speculate, sweep. All lanes are checked before any moves."""
+"""The scheduler's steps: admit, extend, decode, speculate, evict. All lanes are checked before any moves."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ class Steps(MemoryChecks):
         return request.cursors.kv_allocated_len > request.cursors.cache_protected_len
 
     def tail_from(self, request: KVRequest, end: int) -> int:
-        """From where on a request takes SWA slots that receives its tail: where a sweep would stop."""
-        return self.swept(request.cursors, self.sweep_reach(request.cursors, end)).swa_evicted_seqlen
+        """Where SWA slots begin of a request that receives its tail: where window eviction would stop."""
+        return self.evicted(request.cursors, self.eviction_reach(request.cursors, end)).swa_evicted_seqlen
 
     def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
-        """A chunk is in whose SWA KV begins at `live`: what is before counts as swept."""
+        """A chunk is in whose SWA KV begins at `live`: what is before counts as evicted."""
         return self.extended(cursors, tokens)._replace(swa_evicted_seqlen=live)
 
     def extended(self, cursors: RowCursors[N], tokens: N) -> RowCursors[N]:
@@ -231,11 +231,11 @@ class Steps(MemoryChecks):
         [request] = self._lanes((command.request,), RequestPhase.EXTENDING, RequestPhase.RUNNING)
         require(self.window is not None, Reason.NO_SWA)
         require(0 <= command.length <= request.cursors.kv_allocated_len, Reason.BAD_LENGTH)
-        self.sweep(request, command.length)
-        return self.sweep_choice(request)
+        self.evict_window(request, command.length)
+        return self.eviction_choice(request)
 
-    def sweep_choice(self, request: KVRequest) -> Played:  # noqa: ARG002
-        """What a sweep reports to have chosen (OUT-3): nothing, it is the specification's default."""
+    def eviction_choice(self, request: KVRequest) -> Played:  # noqa: ARG002
+        """What window eviction reports as its choice (OUT-3): nothing, the specification's default."""
         return None
 
     def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[KVRequest]:
@@ -247,7 +247,7 @@ class Steps(MemoryChecks):
         return found
 
     def window_lost(self, requests: Sequence[KVRequest]) -> bool:
-        """A sweep ran ahead of the commit of some lane: it may end, not go on (SWA-2)."""
+        """A window eviction ran ahead of the commit of some lane: it may end, not go on (SWA-2)."""
         return not all(self.window_live(self.lost_below(r.cursors), r.settled) for r in requests)
 
     def make_room(

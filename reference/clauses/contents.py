@@ -9,7 +9,7 @@ from itertools import repeat
 from reference.clauses.base import clause
 from reference.clauses.facts import HolderFacts
 from reference.clauses.lengths import cursors_off
-from reference.clauses.step import Step, cursors_text, swept_below
+from reference.clauses.step import Step, cursors_text, evicted_below
 from reference.commands import POSITION_BITS, SHARED
 from reference.failures import AtLock, AtPage, AtPosition, Failure, Place, failure
 from reference.state import ZERO, Holder, Phase, full_pages, swa_pages, text_len, text_tokens
@@ -69,7 +69,8 @@ def reads(
     length, start = min(holder.cursors.kv_committed_len, text_len(holder.text)), 0
     if pool == "swa":
         assert window is not None
-        start = max(swept_below(holder.cursors), min(holder.cursors.cache_protected_len, length - window), 0)
+        protected = min(holder.cursors.cache_protected_len, length - window)
+        start = max(evicted_below(holder.cursors), protected, 0)
     found = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()
     return start, text_tokens(holder.text, length)[start:], tuple(found[start:length])
 
@@ -95,7 +96,7 @@ def stamp_text(stamp: int | None) -> str:
     source="kvspec",
     scope="As READ-1, on models with SWA.",
     needs=("window",),
-    trigger=lambda s: s.swept_any and bool(s.progress),
+    trigger=lambda s: s.evicted_any and bool(s.progress),
 )
 def _swa_reads(step: Step) -> Failure | None:
     return _read_failure(step, "swa")

@@ -146,7 +146,7 @@ class Facts(NamedTuple):
 
     torn, torn_swa: pages of rows and tree nodes whose slots are not one page in order.
     unmapped: (holder, position) of live SWA positions without an SWA slot.
-    swept_mapped: (full slot, SWA slot) of entries at positions whose SWA slot was evicted.
+    evicted_mapped: (full slot, SWA slot) of entries at positions whose SWA slot was evicted.
     unused_mapped: the same of free full slots, and of slots past kv_allocated_len whose entry is not
     the one that follows in their page.
     shared: (full slot, SWA slot) of entries of live positions that lead where another one leads.
@@ -161,7 +161,7 @@ class Facts(NamedTuple):
     torn: Sequence[Torn] = ()
     torn_swa: Sequence[Torn] = ()
     unmapped: Sequence[tuple[str, int]] = ()
-    swept_mapped: Sequence[tuple[int, int]] = ()
+    evicted_mapped: Sequence[tuple[int, int]] = ()
     unused_mapped: Sequence[tuple[int, int]] = ()
     shared: Sequence[tuple[int, int]] = ()
     tree: TreeFacts | None = None

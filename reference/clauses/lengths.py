@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.base import clause
-from reference.clauses.step import Step, cursors_text, swept_below
+from reference.clauses.step import Step, cursors_text, evicted_below
 from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
 from reference.failures import AtCursor, Failure, failure
 from reference.geometry import Geometry
@@ -20,8 +20,8 @@ def cursors_off(owner: str, want: Cursors | None, got: Cursors | None) -> list[A
 
 def capped(c: Cursors, target: int) -> Cursors:
     """C, A and E each the smaller of what it was and target."""
-    committed, allocated, swept, protected = c
-    return Cursors(min(committed, target), min(allocated, target), min(swept, target), protected)
+    committed, allocated, evicted, protected = c
+    return Cursors(min(committed, target), min(allocated, target), min(evicted, target), protected)
 
 
 @clause(
@@ -121,7 +121,7 @@ def _restored(step: Step) -> Failure | None:
     allowed, committed = [want], session.slot.kv_committed_len
     why = f"the smaller of kv_committed_len {committed} and a key of {key} (the text less its last token)"
     window = step.config.geometry.window
-    if window is not None and swept_below(session.slot) > max(0, literal - window):
+    if window is not None and evicted_below(session.slot) > max(0, literal - window):
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
         want, why = allowed[-1], f"for the window behind {literal} was evicted"
     if got in allowed and slot_after.slot == got:

@@ -136,7 +136,7 @@ def difference(before: Facts, after: Facts) -> str:
     "Where the specification leaves a choice (how far to evict a window, how far to allocate "
     "ahead, how much an unresumable cut keeps), the system stays within it.",
     why="Servers differ in policy; only what no correct server may do is a violation.",
-    rule="rules.base.ChoiceNotAllowed, rules.evict_swa.swept",
+    rule="rules.base.ChoiceNotAllowed, rules.evict_swa.evicted",
     source="kvspec",
     concerns="outcomes, choices and order",
     scope="Systems that report choices.",

@@ -97,7 +97,7 @@ def _one_to_one(step: Step) -> Failure | None:
     source="kvspec (page_size > 1, window 1)",
     scope="Models with SWA.",
     needs=("window",),
-    trigger=lambda s: "swa" in s.after.pools and bool(s.progress) and s.swept_any,
+    trigger=lambda s: "swa" in s.after.pools and bool(s.progress) and s.evicted_any,
 )
 def _mapped(step: Step) -> Failure | None:
     if not step.after.unmapped:
@@ -120,10 +120,10 @@ def _mapped(step: Step) -> Failure | None:
     source="kvspec",
     scope="Models with SWA.",
     needs=("window",),
-    trigger=lambda s: "swa" in s.after.pools and s.swept_any,
+    trigger=lambda s: "swa" in s.after.pools and s.evicted_any,
 )
-def _swept(step: Step) -> Failure | None:
-    return _stale(step, "evicted position", "swa", step.after.swept_mapped)
+def _evicted(step: Step) -> Failure | None:
+    return _stale(step, "evicted position", "swa", step.after.evicted_mapped)
 
 
 @clause(

@@ -67,7 +67,7 @@ class Step:
         return any(node.path not in known for node in after.nodes)
 
     @remembered
-    def swept_any(self) -> bool:
+    def evicted_any(self) -> bool:
         """Some holder's window has moved on."""
         return any(h.cursors.swa_evicted_seqlen > 0 for h in self.held)
 
@@ -140,7 +140,7 @@ class Step:
         if geometry.window is None or after is None or after.slot is None:
             return target
         resumed, stop = min(c.kv_committed_len, target), after.slot.kv_allocated_len
-        if swept_below(c) <= max(0, resumed - geometry.window) or stop % geometry.page_size:
+        if evicted_below(c) <= max(0, resumed - geometry.window) or stop % geometry.page_size:
             return target
         return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target
 
@@ -170,7 +170,7 @@ class Step:
         return asked
 
     @remembered
-    def swept_after(self) -> frozenset[str]:
+    def evicted_after(self) -> frozenset[str]:
         """Requests that the system has evicted after the forward pass of this extend, which is done, by what
         it says, or that have received SWA KV of the last window alone."""
         assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
@@ -216,7 +216,7 @@ class Step:
         goes = None
         if isinstance(self.command, _ENDINGS):
             goes = self.cut_at if self.ended is None else (*self.ended, 0)
-        some = self.done and (goes is not None or self.after.tree is not None or self._swept)
+        some = self.done and (goes is not None or self.after.tree is not None or self._evicted)
         return {pool: self._owed_of(pool, goes) if some else {} for pool in self.after.pools}
 
     def _freed_of(self, pool: str) -> PagesByHolder:
@@ -247,15 +247,15 @@ class Step:
         return {h.name: tree_key(text_tokens(h.text), bigram) for h in (*self.held, *self.held_before)}
 
     @remembered
-    def _swept(self) -> list[tuple[str, Cursors, int]]:
+    def _evicted(self) -> list[tuple[str, Cursors, int]]:
         """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
-        swept = []
+        evicted = []
         for request in self.was.requests:
             c, now = request.cursors, self.after.requests.get(request.name)
             if c is not None and now is not None and now.cursors is not None:
                 if now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen:
-                    swept.append((request.holder, c, now.cursors.swa_evicted_seqlen))
-        return swept
+                    evicted.append((request.holder, c, now.cursors.swa_evicted_seqlen))
+        return evicted
 
     def _owed_of(self, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
         size, swa = self.config.geometry.page_size, pool == "swa"
@@ -264,7 +264,7 @@ class Step:
             holder, c, target = goes
             start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
             owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
-        for holder, c, frontier in self._swept if swa else ():
+        for holder, c, frontier in self._evicted if swa else ():
             start, end = max(c.cache_protected_len, c.swa_evicted_seqlen), min(frontier, c.kv_allocated_len)
             owed[holder] = {p // size for p in range(start, end, size)}
         if self.after.tree is not None:
@@ -329,7 +329,7 @@ def cursors_text(c: Cursors | None) -> str:
     return " ".join(f"{name} {value}" for name, value in zip(c._fields, c))
 
 
-def swept_below(c: Cursors) -> int:
+def evicted_below(c: Cursors) -> int:
     """Positions of the row's own below this have no SWA KV any more: a window eviction starts at R, so a
     frontier within the tree's prefix has evicted nothing."""
     return c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0

@@ -285,7 +285,7 @@ def _seen_by_the_client(step: Step) -> Failure | None:
         "ceil_P(max(W, P)) before the last page, is enough. If the last round may have been in "
         "flight, a window behind the tree's later end is enough as well."
     ),
-    rule="cursors.sweep, radix_tree.insert",
+    rule="cursors.evict_window, radix_tree.insert",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA. Requests whose windows were evicted with less than they insert, as"
     " before each round; not the prefix from the tree (TREE-8), nor KV evicted in that step.",
@@ -299,7 +299,7 @@ def _resumable(step: Step) -> Failure | None:
         return None
     assert was is not None and was.cursors is not None
     length = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
-    if was.session is not None or was.swept >= length or lost(step):
+    if was.session is not None or was.evicted >= length or lost(step):
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
     locks = [k.key for k in step.locks.values()]

@@ -161,7 +161,7 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     trigger=lambda s: s.grew,
 )
 def _ends(step: Step) -> Failure | None:
-    if step.tree_policy_is_free or step.after.tree is None or _swept_otherwise(step):
+    if step.tree_policy_is_free or step.after.tree is None or _evicted_otherwise(step):
         return None
     assert step.now.tree is not None
     want = {p.path for p in nodes(step.now.tree)}
@@ -174,7 +174,7 @@ def _ends(step: Step) -> Failure | None:
     return None
 
 
-def _swept_otherwise(step: Step) -> bool:
+def _evicted_otherwise(step: Step) -> bool:
     """The system's swa_evicted_seqlen of a request is not the reference's: SWA-1, OUT-3 or REF-1 say so."""
     own = [(r.name, r.cursors.swa_evicted_seqlen) for r in step.now.requests if r.cursors is not None]
-    return any(step.frontier(name) != swept for name, swept in own)
+    return any(step.frontier(name) != evicted for name, evicted in own)

@@ -1,4 +1,4 @@
-"""The sliding window: sweeps, live windows (SWA)."""
+"""The sliding window: window evictions, live windows (SWA)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from reference.clauses.base import clause
 from reference.clauses.lengths import cursors_off
-from reference.clauses.step import Step, swept_below
+from reference.clauses.step import Step, evicted_below
 from reference.commands import Decode, EvictSwa, Extend, Launch, SpecDecode
 from reference.failures import AtCursor, AtPosition, Failure, failure
 from reference.state import Request
@@ -30,7 +30,7 @@ from reference.state import Request
         "A realistic scheduler uses at most kv_committed_len, and at most what a later finish or "
         "retract of the turn keeps: then no window is lost."
     ),
-    rule="cursors.sweep, cursors.sweep_limit",
+    rule="cursors.evict_window, cursors.eviction_limit",
     source="#22470",
     scope=(
         "EvictSwa, and window eviction inside prefill and rounds, with the length committed "
@@ -40,11 +40,11 @@ from reference.state import Request
     needs=("window",),
     trigger=lambda s: any(
         was.cursors is not None and s.frontier(was.name) > was.cursors.swa_evicted_seqlen
-        for was, _ in sweeps(s)
+        for was, _ in window_evictions(s)
     ),
 )
-def _sweep_bounds(step: Step) -> Failure | None:
-    found = oversweep(step)
+def _eviction_bounds(step: Step) -> Failure | None:
+    found = evicted_too_far(step)
     if found is None:
         return None
     (request, length, low, high, got), window = found, step.config.geometry.window
@@ -60,11 +60,11 @@ def _sweep_bounds(step: Step) -> Failure | None:
     return failure(told, f"{got}", AtCursor(request.name, "swa_evicted_seqlen"), head=head)
 
 
-def oversweep(step: Step) -> tuple[Request, int, int, int, int] | None:
+def evicted_too_far(step: Step) -> tuple[Request, int, int, int, int] | None:
     """(request before, driving length, least and most that swa_evicted_seqlen may be, what it is) of the
-    first sweep out of bounds."""
+    first window eviction out of bounds."""
     size, window = step.config.geometry.page_size, step.config.geometry.window
-    for was, length in sweeps(step):
+    for was, length in window_evictions(step):
         assert was.cursors is not None and window is not None
         low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
         high = max(low, (length - window) // size * size)
@@ -78,7 +78,7 @@ def oversweep(step: Step) -> tuple[Request, int, int, int, int] | None:
     return None
 
 
-def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
+def window_evictions(step: Step) -> Iterator[tuple[Request, int]]:
     """(request before, driving length) for each window eviction that the command was or may contain."""
     if not step.done or step.config.geometry.window is None:
         return
@@ -93,7 +93,7 @@ def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
         length = was.settled_len
         if isinstance(step.command, EvictSwa):
             length = step.command.length
-        elif isinstance(step.command, Extend) and name in step.swept_after:
+        elif isinstance(step.command, Extend) and name in step.evicted_after:
             length += step.progress[name][0]
         yield was, length
 
@@ -122,7 +122,7 @@ def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
         "reference has evicted (unrestricted mode) may only end."
     ),
     needs=("window",),
-    trigger=lambda s: s.swept_any,
+    trigger=lambda s: s.evicted_any,
 )
 def _window(step: Step) -> Failure | None:
     window = step.config.geometry.window
@@ -133,7 +133,7 @@ def _window(step: Step) -> Failure | None:
         c = request.cursors
         if c is None or facts is None or facts.cursors is None or seen is None:
             continue
-        if swept_below(c) > max(0, request.settled_len - window):
+        if evicted_below(c) > max(0, request.settled_len - window):
             continue  # free mode: may only end
         p = facts.cursors.kv_committed_len - (c.kv_committed_len - request.settled_len)
         start = max(0, p - window)

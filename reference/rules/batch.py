@@ -8,7 +8,7 @@ from reference.commands import Reason
 from reference.cursors import lost_below, window_live
 from reference.state import Phase, Request, State, free
 from reference.rules.base import RuleContext, cursors_of, known_request, make_room, require
-from reference.rules.evict_swa import own_sweep, tail_alone
+from reference.rules.evict_swa import own_eviction, tail_alone
 
 LANES = {
     Reason.EMPTY: "no batch entries, or a batch entry with less than one token",
@@ -48,19 +48,19 @@ def allocate(
     """
     geometry = state.config.geometry
     size = geometry.page_size
-    swept = [
-        (tail_alone(state, r, end, context) if r.name in tails else own_sweep(state, r, context), end)
+    evicted = [
+        (tail_alone(state, r, end, context) if r.name in tails else own_eviction(state, r, context), end)
         for r, end in grown
     ]
     pages = swa = rows = 0
-    for (request, allocated), (before, _) in zip(swept, grown):
+    for (request, allocated), (before, _) in zip(evicted, grown):
         state = state if request is before else state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
-        _, had, swept_to, _ = cursors_of(request)
+        _, had, evicted_to, _ = cursors_of(request)
         begin, end = -(-had // size), -(-allocated // size)
         pages += end - begin
-        swa += end - max(begin, swept_to // size)  # a tail may begin behind all that was there
+        swa += end - max(begin, evicted_to // size)  # a tail may begin behind all that was there
         session = state.session(request.session)
         rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
     require(not rows or rows <= free(state).rows, Reason.NO_ROW)
-    return make_room(state, pages, context, swa), swept
+    return make_room(state, pages, context, swa), evicted

@@ -140,7 +140,7 @@ def _round(
     state, grown = allocate(state, grown, context)
     moved = {}
     for (request, allocated), lane in zip(grown, lanes):
-        committed, _, swept, protected = cursors_of(request)
+        committed, _, evicted, protected = cursors_of(request)
         output, in_flight, gain = request.output, request.in_flight, lane.accept
         if late:
             gain = _claimed(request, lane.allocate, context)
@@ -148,7 +148,7 @@ def _round(
         else:
             output += gain
         moved[request.name] = request._replace(
-            cursors=Cursors(committed + gain, allocated, swept, protected),
+            cursors=Cursors(committed + gain, allocated, evicted, protected),
             output=output,
             processed_outputs=(request.processed_outputs[1], request.output),
             in_flight=in_flight,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.commands import EvictSwa, Mode, Reason
-from reference.cursors import sweep, sweep_limit
+from reference.cursors import evict_window, eviction_limit
 from reference.state import IN_BATCH, Request, State
 from reference.rules.base import (
     NO_REQUEST, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
@@ -35,38 +35,38 @@ def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
     require(not faithful or command.length <= request.settled_len, Reason.UNFAITHFUL)
     choice = context.choices.get(request.name)
     chosen = None if choice is None else choice.swa_evicted_seqlen
-    return state.with_request(swept(state, request, command.length, chosen))
+    return state.with_request(evicted(state, request, command.length, chosen))
 
 
-def swept(state: State, request: Request, length: int, chosen: int | None) -> Request:
+def evicted(state: State, request: Request, length: int, chosen: int | None) -> Request:
     """The request after a window eviction with `length`; `chosen` is where the system stopped."""
     geometry = state.config.geometry
     window, page_size = geometry.window, geometry.page_size
     if window is None:
-        raise ChoiceNotAllowed(f"{request.name}: swept without an SWA pool")
+        raise ChoiceNotAllowed(f"{request.name}: evicted without an SWA pool")
     before = cursors_of(request)
-    after = sweep(before, length, window, page_size)
+    after = evict_window(before, length, window, page_size)
     if chosen == before.swa_evicted_seqlen:
         after = before  # there was nothing to do
     elif chosen is not None and chosen != after.swa_evicted_seqlen:
         low = max(before.swa_evicted_seqlen, before.cache_protected_len)
-        high = max(low, sweep_limit(length, window, page_size))
+        high = max(low, eviction_limit(length, window, page_size))
         if not low <= chosen <= high or chosen % page_size:
             raise ChoiceNotAllowed(
                 f"{request.name}: swa_evicted_seqlen {chosen} after a window eviction with length {length};"
                 f" allowed are page boundaries in [{low}, {high}]"
             )
         after = before._replace(swa_evicted_seqlen=chosen)
-    return request._replace(cursors=after, swept=max(request.swept, length))
+    return request._replace(cursors=after, evicted=max(request.evicted, length))
 
 
 def tail_alone(state: State, request: Request, length: int, context: RuleContext) -> Request:
     """The request as it is before it grows to `length` with SWA slots for the last window alone."""
     choice = context.choices.get(request.name)
-    return swept(state, request, length, None if choice is None else choice.swa_evicted_seqlen)
+    return evicted(state, request, length, None if choice is None else choice.swa_evicted_seqlen)
 
 
-def own_sweep(state: State, request: Request, context: RuleContext, *, after: bool = False) -> Request:
+def own_eviction(state: State, request: Request, context: RuleContext, *, after: bool = False) -> Request:
     """A server may evict inside an allocation, driven with the length committed before it; inside a prefill
     `after` the forward pass instead, driven with the length committed then."""
     choice, cursors = context.choices.get(request.name), cursors_of(request)
@@ -74,4 +74,4 @@ def own_sweep(state: State, request: Request, context: RuleContext, *, after: bo
         return request
     if choice.after is not after:
         return request
-    return swept(state, request, request.settled_len, choice.swa_evicted_seqlen)
+    return evicted(state, request, request.settled_len, choice.swa_evicted_seqlen)

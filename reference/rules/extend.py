@@ -7,7 +7,7 @@ from reference.handover import insert_prompt
 from reference.state import Phase, State
 from reference.rules.base import Case, RuleContext, cursors_of, known_request, require, rule
 from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of, require_window
-from reference.rules.evict_swa import own_sweep
+from reference.rules.evict_swa import own_eviction
 
 
 @rule(
@@ -75,7 +75,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
             phase=Phase.RUNNING if last else Phase.EXTENDING,
             processed_outputs=processed,
         )
-        state = state.with_request(own_sweep(state, request, context, after=True))
+        state = state.with_request(own_eviction(state, request, context, after=True))
     prompts = [r.name for r in requests if r.phase is not Phase.RUNNING]
     for name in prompts if state.tree is not None else ():
         request = known_request(state, name)

@@ -48,7 +48,7 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
     require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     require(1 <= command.finished_len <= request.output, Reason.BAD_LENGTH)
     target = request.origin + command.finished_len
-    faithful = target >= request.swept and command.finished_len > request.processed_outputs[0]
+    faithful = target >= request.evicted and command.finished_len > request.processed_outputs[0]
     require(faithful or state.config.mode is Mode.FREE, Reason.UNFAITHFUL)
     state, cursors = state.without_request(request.name), cursors_of(request)
     session = state.session(request.session)

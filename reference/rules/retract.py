@@ -37,7 +37,7 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
     require(0 <= command.in_flight <= may_lose, Reason.BAD_LENGTH)
     require(output or state.tree is None, Reason.BAD_LENGTH)
     target = request.origin + output
-    require(state.config.mode is Mode.FREE or target - 1 >= request.swept, Reason.UNFAITHFUL)
+    require(state.config.mode is Mode.FREE or target - 1 >= request.evicted, Reason.UNFAITHFUL)
     session = state.session(request.session)
     if session is not None:
         state = state.with_session(session._replace(slot=cut_of_turn(state, request, target, context)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference import radix_tree as radix
 from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, UnlockSwa, prompt_len
-from reference.cursors import floor_page, sweep_limit
+from reference.cursors import eviction_limit, floor_page
 from reference.handover import insert_by_lock_holder
 from reference.state import IN_BATCH, State
 from reference.prefix_cache import evicted, key_of, lock_holders, matched, unlocked, well_formed
@@ -94,7 +94,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
         require(length - geometry.window >= cursors_of(request).cache_protected_len, Reason.BAD_LENGTH)
         if request.session is not None:  # as a window eviction: no later cut goes below
             require(state.config.mode is Mode.FAITHFUL, Reason.UNFAITHFUL)
-            state = state.with_request(request._replace(swept=max(request.swept, length)))
+            state = state.with_request(request._replace(evicted=max(request.evicted, length)))
     return state._replace(tree=radix.unlock_swa(tree, holder))
 
 
@@ -158,7 +158,7 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
     require(state.tree is not None, Reason.NO_TREE)
     require(0 <= command.evicted <= length, Reason.BAD_LENGTH)
     if state.config.mode is Mode.FAITHFUL and geometry.window is not None:
-        reach = sweep_limit(length, geometry.window, geometry.page_size)
+        reach = eviction_limit(length, geometry.window, geometry.page_size)
         require(command.evicted <= max(prefix, reach), Reason.UNFAITHFUL)
     require(length <= geometry.width, Reason.ROW_TOO_SHORT)
     whole = key[: floor_page(len(key), geometry.page_size)]

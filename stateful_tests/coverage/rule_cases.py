@@ -180,8 +180,8 @@ def _evict_swa(was: State, command: EvictSwa, now: State) -> Labels:
 
 def _cut(was: State, c: Cursors, target: int) -> Labels:
     page_size = was.config.geometry.page_size
-    swept = c.swa_evicted_seqlen > max(target, c.cache_protected_len)
-    below = _BELOW[1 + (c.cache_protected_len > 0)] if swept else ""
+    evicted = c.swa_evicted_seqlen > max(target, c.cache_protected_len)
+    below = _BELOW[1 + (c.cache_protected_len > 0)] if evicted else ""
     return (
         "commit past target" if c.kv_committed_len > target else "",
         below,
@@ -325,7 +325,7 @@ def _insert(was: State, command: Insert, now: State) -> Labels:
     what = "all there" if there == len(key) else "part there" if there else "nothing there"
     swa = "revives a tombstone" if revived else "brings a tombstone" if fresh else ""
     if fresh and not revived and command.evicted % was.tree.page_size and command.evicted < len(key):
-        swa = "brings a tombstone, swept to inside a page"
+        swa = "brings a tombstone, evicted to inside a page"
     room = "evicts for room" if _evicts(was, now) else ""
     return goes_on, what, swa, "kept out" if out else "", room
 

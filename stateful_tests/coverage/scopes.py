@@ -24,7 +24,8 @@ class Scope:
     Insert. texts: the letters in them. chunks: at most so many tokens in a lane of Extend (None: any
     number). ahead: SpecDecode allocates 1 to so many, 0: never; late: Launch as well, and Settle; decode:
     whether there is Decode.
-    sweeps: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked aborts.
+    window_evictions: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked
+    aborts.
     batches: Extend, Decode and SpecDecode with two lanes as well. evicts: Evict, with every number of
     pages. parts: UnlockSwa, and Match of full KV alone. tails: chunks that take SWA slots for the last
     window alone. checks: CheckBusy at every level and CheckIdle. invalid: commands that are ill-formed,
@@ -46,7 +47,7 @@ class Scope:
     ahead: int = 0
     late: bool = False
     decode: bool = True
-    sweeps: bool = True
+    window_evictions: bool = True
     retracts: bool = True
     aborts: bool = True
     marked: bool = True
@@ -89,7 +90,7 @@ def _both_modes(scope: Scope) -> tuple[Scope, Scope]:
 
 _ALL: Sequence[Scope] = (
     # One session. The window is below, at and above a page; overshoot is below and above the window, and
-    # far enough for a sweep to pass a target (free mode).
+    # far enough for a window eviction to pass a target (free mode).
     *_both_modes(Scope("session-tiny",
                        "one session, window 1, up to 4 ahead: the smallest with every kind of cut",
                        _sizes(1, 1, 5, 4, 1, 5), sessions=1, ahead=4, submits=(1,))),
@@ -114,7 +115,7 @@ _ALL: Sequence[Scope] = (
           _sizes(2, 1, 4, 4, 1, 7), sessions=1, ahead=3, late=True, submits=(1,), marked=False),
     Scope("late-two", "two ordinary requests whose results are in flight, less room in the SWA pool",
           _sizes(1, 1, 7, 6, 2, 4), ordinary=2, ahead=2, late=True, submits=(1,), aborts=False,
-          retracts=False, decode=False, sweeps=False),
+          retracts=False, decode=False, window_evictions=False),
     *_both_modes(Scope("session-tails",
                        "one session, prompts whose SWA KV is received for the last window alone",
                        _sizes(1, 1, 5, 3, 1, 5), sessions=1, ahead=2, submits=(1, 4), marked=False,
@@ -127,7 +128,7 @@ _ALL: Sequence[Scope] = (
           _sizes(2, 2, 4, 4, 2, 4), ordinary=2, ahead=3, submits=(1,), aborts=False, retracts=False),
     Scope("batches-page2", "two ordinary requests that decode side by side, one further ahead than the other",
           _sizes(2, 1, 5, 5, 2, 5), ordinary=2, ahead=3, submits=(1,), aborts=False, retracts=False,
-          sweeps=False, decode=False, invalid=False),
+          window_evictions=False, decode=False, invalid=False),
     Scope("scarce", "three ordinary requests, two rows, less room in the SWA pool than in the full pool",
           _sizes(1, 1, 4, 2, 2, 3), ordinary=3, ahead=2, submits=(1,)),
     Scope("two-sessions", "two sessions, pages of two",

@@ -39,7 +39,7 @@ def kinds(scope: Scope) -> list[type]:
         Open: bool(scope.sessions), Close: bool(scope.sessions),
         Submit: served, Admit: served, Extend: served, Finish: served,
         Decode: served and scope.decode, SpecDecode: served and scope.ahead > 0,
-        EvictSwa: served and scope.sweeps, Retract: served and scope.retracts,
+        EvictSwa: served and scope.window_evictions, Retract: served and scope.retracts,
         Abort: served and scope.aborts, CheckBusy: scope.checks, CheckIdle: scope.checks,
         Match: bool(scope.lock_holders), Insert: bool(scope.lock_holders), Unlock: bool(scope.lock_holders),
         UnlockSwa: scope.parts, Evict: scope.evicts and scope.geometry.tree,
@@ -100,11 +100,11 @@ def _rounds(scope: Scope, request: Request) -> Iterator[Command]:
 
 def _evictions(scope: Scope, request: Request) -> Iterator[Command]:
     """Window evictions with every length."""
-    if scope.sweeps and request.phase in IN_BATCH:
+    if scope.window_evictions and request.phase in IN_BATCH:
         assert request.cursors is not None
         lengths = range(request.cursors.kv_allocated_len + 1 + scope.invalid)
         yield from (EvictSwa(request.name, length) for length in lengths)
-    elif scope.sweeps and scope.invalid:
+    elif scope.window_evictions and scope.invalid:
         yield EvictSwa(request.name, 0)
 
 
@@ -254,12 +254,12 @@ def _prompts(scope: Scope) -> tuple[Prompt, ...]:
 
 
 def _inserts(scope: Scope, name: str, prompt: Prompt) -> Iterator[Command]:
-    """A prompt inserted, with each number of its pages swept; one number inside a page."""
+    """A prompt inserted, with each number of its pages evicted; one number inside a page."""
     for chunked in (False, True):
-        yield from (Insert(name, prompt, swept, chunked) for swept in _swept(scope.geometry, prompt))
+        yield from (Insert(name, prompt, evicted, chunked) for evicted in _evicted(scope.geometry, prompt))
 
 
-def _swept(geometry: Geometry, prompt: Prompt) -> Iterator[int]:
+def _evicted(geometry: Geometry, prompt: Prompt) -> Iterator[int]:
     length, size = prompt_len(prompt), geometry.page_size
     if geometry.window is None:
         yield 0

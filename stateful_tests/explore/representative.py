@@ -14,8 +14,8 @@ Serials and letters of prompts, with a tree. Tokens are compared for equality. T
     prompts of the scope as they are.
 Moments. Rules compare which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
     before that anything was used at, and so on; full and SWA apart. Without a window no rule reads swa_used.
-`swept` and `processed_outputs`. The reason UNFAITHFUL alone needs them, so free mode keeps neither. In
-    faithful mode they are compared with targets from origin on, so a `swept` below origin is none.
+`evicted` and `processed_outputs`. The reason UNFAITHFUL alone needs them, so free mode keeps neither. In
+    faithful mode they are compared with targets from origin on, so a `evicted` below origin is none.
 
 test_explorer.py compares all of this with a search that leaves nothing out.
 """
@@ -139,9 +139,9 @@ class Representatives:
         if request is not None:
             turn = request._replace(name="", session=None)
             if self.scope.mode is not Mode.FAITHFUL:
-                turn = turn._replace(swept=0, processed_outputs=(0, 0))
-            elif request.swept < request.origin:
-                turn = turn._replace(swept=0)
+                turn = turn._replace(evicted=0, processed_outputs=(0, 0))
+            elif request.evicted < request.origin:
+                turn = turn._replace(evicted=0)
             if not self.scope.geometry.tree:
                 turn = turn._replace(serial=0, history=())
         if session is None:

@@ -18,7 +18,7 @@ from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
 
 
 def may_overshoot(state: State, request: Request) -> bool:
-    """A turn that has less allocated ahead than a sweep needs to pass its end, and room for that much."""
+    """A turn that has allocated too little for window eviction to pass its end, and has room for more."""
     c, geometry = cursors_of(request), state.config.geometry
     need = (geometry.window or 0) + 2 * geometry.page_size
     if request.session is None or c.swa_evicted_seqlen > request.origin:
@@ -27,7 +27,7 @@ def may_overshoot(state: State, request: Request) -> bool:
 
 
 def ahead_of(request: Request) -> int:
-    """Tokens that are allocated past the commit and were not swept."""
+    """Tokens that are allocated past the commit and were not evicted."""
     c = cursors_of(request)
     return c.kv_allocated_len - max(c.kv_committed_len, c.swa_evicted_seqlen)
 
@@ -126,7 +126,7 @@ class Enabled:
 
     @property
     def windowless(self) -> list[Request]:
-        """Running requests that a sweep past the commit has left without their window."""
+        """Running requests that a window eviction past the commit has left without their window."""
         window = self.state.config.geometry.window
         if window is None or self.state.config.mode is not Mode.FREE:
             return []

@@ -15,7 +15,7 @@ from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish,
     Insert, Launch, Match, Mode, Open, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
 )  # fmt: skip
-from reference.cursors import sweep_limit
+from reference.cursors import eviction_limit
 from reference.state import Request, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.rules.base import cursors_of
@@ -92,7 +92,7 @@ def _prompted(c: Enabled, plain: Submit) -> Submit:
     """The same with a prompt, mostly instead of tokens of its own."""
     session = c.state.session(plain.session)
     before = text_len(session.history) if session is not None else 0
-    # Room for some output, and in a session for later turns: their sweeps pass what the tree has.
+    # Room for some output, and in a session for later turns: their window evictions pass what the tree has.
     quarters = (3 if c.profile.long_prompts else 2) - (plain.session is not None)
     longest = max(1, (c.state.config.geometry.width - before) * quarters // 4)
     twins = [prompt for r in c.state.requests if (prompt := input_of(r))]
@@ -199,7 +199,7 @@ def _finish(c: Enabled) -> Finish:
         return Finish(name, c.source.upto(output + 1))
     low = 1
     if request is not None and c.state.config.mode is Mode.FAITHFUL:
-        low = max(request.processed_outputs[0] + 1, request.swept - request.origin)
+        low = max(request.processed_outputs[0] + 1, request.evicted - request.origin)
     if low >= output or once_in(c.source, 6 if c.profile.allocate_ahead else 3):
         return Finish(name, output)
     if once_in(c.source, 2):  # far back: most of what was accepted was past the limit
@@ -256,7 +256,7 @@ def _insert(c: Enabled) -> Insert:
         return Insert(name, prompt, int(c.invalid and once_in(c.source, 4)), chunked)
     limit = prompt_len(prompt) + c.invalid
     if c.state.config.mode is Mode.FAITHFUL and not c.invalid:
-        reach = sweep_limit(prompt_len(prompt), geometry.window, geometry.page_size)
+        reach = eviction_limit(prompt_len(prompt), geometry.window, geometry.page_size)
         limit = min(limit, max(len(locked), reach))
     evicted = draw_evicted(c.state, c.source, key_of(prompt, geometry.bigram), len(locked), limit)
     return Insert(name, prompt, -1 if c.invalid and once_in(c.source, 8) else evicted, chunked)

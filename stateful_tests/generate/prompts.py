@@ -142,7 +142,7 @@ def _inside(state: State, source: Choices, length: int) -> int:
 
 
 def draw_evicted(state: State, source: Choices, key: Key, prefix: int, limit: int) -> int:
-    """How far a sweep freed the SWA KV of whoever inserts `key`: often not at all, else to where it
+    """How far a window eviction freed the SWA KV of whoever inserts `key`: often not at all, else to where it
     matters: the limit, its prefix, around tombstones and into long ones. At most `limit`."""
     assert state.tree is not None
     page_size = state.tree.page_size

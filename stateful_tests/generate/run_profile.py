@@ -31,9 +31,10 @@ class RunProfile:
     invalid_rate: one command in so many ignores its precondition.
     long_prompts: of half a row instead of a page. own_tokens: prompts end with tokens that nobody shares.
     sessions, requests, lock_holders, texts: names in use; few make long conversations, many make crowds.
-    allocate_ahead: slots are allocated far past the commit and, in free mode, sweeps are driven with all
-    of them. synchronise: requests wait for each other, so that batches are large. mixed: prefill batches take
-    requests along that decode. tails: KV of prompts is received, with SWA KV of the last window alone.
+    allocate_ahead: slots are allocated far past the commit and, in free mode, window eviction is driven
+    with all of them. synchronise: requests wait for each other, so that batches are large. mixed: prefill
+    batches take requests along that decode. tails: KV of prompts is received, with SWA KV of the last window
+    alone.
     """
 
     machine: str = "sessions"

@@ -106,7 +106,7 @@ def _queued(c: Enabled) -> bool:
 
 
 def _allocate_ahead(c: Enabled, weights: Weights) -> None:
-    """In a run that allocates ahead: sweep over it, then take it back."""
+    """In a run that allocates ahead: evict over it, then take it back."""
     state, page_size = c.state, c.state.config.geometry.page_size
     if c.profile.allocate_ahead:
         weights[CheckBusy] = 6
@@ -124,7 +124,7 @@ def _allocate_ahead(c: Enabled, weights: Weights) -> None:
 
 
 def _results_and_clients(c: Enabled, weights: Weights) -> None:
-    if c.windowless:  # who has lost its window decodes a token, before a sweep takes more
+    if c.windowless:  # who has lost its window decodes a token, before a window eviction takes more
         weights[Decode] += 8
         weights[SpecDecode] += 4
         weights[EvictSwa] = min(5, weights[EvictSwa])

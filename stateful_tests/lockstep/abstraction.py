@@ -86,7 +86,7 @@ class _Reader:
         self.torn: list[Torn] = []
         self.torn_swa: list[Torn] = []
         self.unmapped: list[tuple[str, int]] = []
-        self.swept_mapped: list[tuple[int, int]] = []
+        self.evicted_mapped: list[tuple[int, int]] = []
         self.unused_mapped: list[tuple[int, int]] = []
 
     def facts(self) -> Facts:
@@ -110,7 +110,7 @@ class _Reader:
         }
         return Facts(
             sessions, requests, holders, pools, geometry.rows, view.free_rows,
-            self.torn, self.torn_swa, self.unmapped, self.swept_mapped, self.unused_mapped,
+            self.torn, self.torn_swa, self.unmapped, self.evicted_mapped, self.unused_mapped,
             self._shared(), tree,
         )  # fmt: skip
 
@@ -141,7 +141,7 @@ class _Reader:
             self.swa += self._pages(name, "swa", mapped, start, self.torn_swa)
             self.live += [(s, m) for s, m in zip(slots[start:], mapped[start:]) if m]
             self.unmapped += [(name, p) for p in range(start, length) if not mapped[p]]
-            self.swept_mapped += [(s, m) for s, m in zip(slots[first:start], mapped[first:start]) if m]
+            self.evicted_mapped += [(s, m) for s, m in zip(slots[first:start], mapped[first:start]) if m]
             if length % page_size:
                 self._gap(slots[-1], mapped[-1])
         return HolderFacts(row, cursors, full_read, swa_read, slots[:first])
@@ -185,7 +185,7 @@ class _Reader:
                 at = start + each.start
                 torn.append(each._replace(start=at, path=path[: at + len(each.slots)]))
         pairs = [(s, m) for s, m in zip(slots, swa or mapped) if m]
-        (self.live if swa else self.swept_mapped).extend(pairs)
+        (self.live if swa else self.evicted_mapped).extend(pairs)
         return NodeFacts(
             path, slots, swa, mapped, [view.full_stamps[s] for s in slots],
             [view.swa_stamps[s] for s in swa], node.full_locks, node.swa_locks,

@@ -43,9 +43,9 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
             key = tree_key(text_tokens(request.text), bigram)[:length]
             tree = _relocked(tree, was, request.holder, key)
             cursors = cursors._replace(cache_protected_len=length)
-        swept = seen.cursors.swa_evicted_seqlen
-        if max(swept, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
-            cursors = cursors._replace(swa_evicted_seqlen=swept)
+        evicted = seen.cursors.swa_evicted_seqlen
+        if max(evicted, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
+            cursors = cursors._replace(swa_evicted_seqlen=evicted)
         if cursors != request.cursors:
             state = state.with_request(request._replace(cursors=cursors))
     if isinstance(command, Insert) and command.chunked:

@@ -145,7 +145,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     @operation(EvictSwa)
     def evict_swa(self, command: EvictSwa) -> None:
-        """The window sweep frees SWA pages of a request that no window reaches again."""
+        """The window eviction frees SWA pages of a request that no window reaches again."""
         self.run(command)
 
     @operation(Finish)

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reference.cursors import Cursors, ceil_page, cut, floor_page, in_order, resume, sweep, sweep_limit
+from reference.cursors import (
+    Cursors, ceil_page, cut, evict_window, eviction_limit, floor_page, in_order, resume,
+)  # fmt: skip
 
 MARGINS = (1, 0)
 
@@ -64,17 +66,17 @@ PARAGRAPH = (
 )
 
 
-def swept(c: Cursors, length: int, window: int, page_size: int, margin: int) -> Cursors:
+def evicted(c: Cursors, length: int, window: int, page_size: int, margin: int) -> Cursors:
     """The cursors after window eviction."""
     if margin == 1:
-        return sweep(c, length, window, page_size)
+        return evict_window(c, length, window, page_size)
     start = max(c.swa_evicted_seqlen, c.cache_protected_len)
-    return c._replace(swa_evicted_seqlen=max(start, sweep_limit(length, window, page_size)))
+    return c._replace(swa_evicted_seqlen=max(start, eviction_limit(length, window, page_size)))
 
 
 def slot(c: Cursors, length: int, target: int, window: int, page_size: int, margin: int) -> Cursors:
     """The cursors after eviction and cut."""
-    return cut(swept(c, length, window, page_size, margin), target)
+    return cut(evicted(c, length, window, page_size, margin), target)
 
 
 def resumes_at(c: Cursors, target: int, key: int) -> int:
@@ -212,7 +214,7 @@ def cap_moves(
     pre: c.swa_evicted_seqlen <= target
     post: _
     """
-    passes = swept(c, length, window, page_size, margin).swa_evicted_seqlen > target
+    passes = evicted(c, length, window, page_size, margin).swa_evicted_seqlen > target
     return passes == (length >= bound(target, window, page_size, margin))
 
 
@@ -222,7 +224,7 @@ def cap_is_late(
     """Whenever E passes the target there is a hole at p, if p > R.
 
     pre: is_row(c, length, target, key, window, page_size)
-    pre: swept(c, length, window, page_size, margin).swa_evicted_seqlen > target
+    pre: evicted(c, length, window, page_size, margin).swa_evicted_seqlen > target
     pre: resumes_at(c, target, key) > c.cache_protected_len
     post: _
     """
@@ -239,5 +241,5 @@ def hole_faithful(
     pre: length <= resumes_at(c, target, key) and length <= target
     post: _
     """
-    capped = swept(c, length, window, page_size, margin).swa_evicted_seqlen <= target
+    capped = evicted(c, length, window, page_size, margin).swa_evicted_seqlen <= target
     return capped and not hole(c, length, target, key, position, window, page_size, margin)

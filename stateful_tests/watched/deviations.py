@@ -36,12 +36,12 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         name = "mixed-without-room"
     elif "Mem Leak Detected" in error and seen.parked:
         name = "parked-chunk"
-    elif "Mem Leak Detected" in error and config.tree and _sweeps_too_far(config.window, config.page_size):
+    elif "Mem Leak Detected" in error and config.tree and _evicts_too_far(config.window, config.page_size):
         name = "swept-too-far"
     return (label(release, name) or "") if name else ""
 
 
-def _sweeps_too_far(window: int, page: int) -> bool:
+def _evicts_too_far(window: int, page: int) -> bool:
     return window > page and 0 < window % page < page - 1
 
 
@@ -52,7 +52,7 @@ def miscounted(header: WatchHeader, offset: int, *, joined_late: bool) -> str | 
     """
     if offset < 0:
         return label(header.release, "rejection-takes-slot") if joined_late else None
-    if header.tree and _sweeps_too_far(header.window or 0, header.page_size):
+    if header.tree and _evicts_too_far(header.window or 0, header.page_size):
         return label(header.release, "swept-too-far")
     return None
 

@@ -296,30 +296,30 @@ class Release0510:
             extend_num_tokens=end - start,
         )
 
-    def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
-        """Leave `req` as a request that has computed `tokens` in `row`, and was swept up to `swept`."""
+    def computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
+        """Leave `req` as a request that has computed `tokens` in `row`, and was evicted up to `evicted`."""
         req.origin_input_ids = self.ids(tokens)
         self._filled(req)
         self.put(req, "req_pool_idx", row)
         self.put(req, "kv_committed_len", len(tokens))
         self.put(req, "kv_allocated_len", len(tokens))
-        self.sweep_cursor(req, swept)
+        self.eviction_cursor(req, evicted)
 
     def put(self, req: Any, name: str, value: int) -> None:
         """Set the row or a cursor of a request, by its name in `places`."""
         record, _, attribute = self.places[name].rpartition(".")
         setattr(attrgetter(record)(req) if record else req, attribute, value)
 
-    def sweep_cursor(self, req: Any, swept: int) -> None:
-        """Have the request's swa_evicted_seqlen at `swept`."""
-        self.put(req, "swa_evicted_seqlen", swept)
+    def eviction_cursor(self, req: Any, evicted: int) -> None:
+        """Have the request's swa_evicted_seqlen at `evicted`."""
+        self.put(req, "swa_evicted_seqlen", evicted)
 
     def _filled(self, req: Any) -> None:
         """All of the request's input has been prefilled."""
         req.fill_ids = req.origin_input_ids
 
-    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
-        """How far a sweep can have come in a request that ends with `length` tokens, the last one decoded."""
+    def eviction_limit(self, length: int, window: int, page_size: int) -> int:
+        """How far window eviction can be in a request of `length` tokens, the last one decoded (tokens)."""
         return max(0, length - 1 - window) // page_size * page_size
 
     def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
@@ -389,9 +389,9 @@ class Release0511(Release0510):
     counts_in_flight = True
     spare_page_per_lane = False
 
-    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+    def eviction_limit(self, length: int, window: int, page_size: int) -> int:
         # A page is kept, so that what ends up in the radix tree can be matched again.
-        return super().sweep_limit(max(0, length - page_size), window, page_size)
+        return super().eviction_limit(max(0, length - page_size), window, page_size)
 
     def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
         getattr(self.common, self.checkpoints)(req, cache, **({"chunked": True} if chunked else {}))

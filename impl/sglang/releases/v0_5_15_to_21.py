@@ -47,7 +47,7 @@ class Unified(Release0511):
 
 
 class Release0515(Release0514):
-    """0.5.15. The result of a verify round commits what it accepted; a window is swept up to max(W, P)."""
+    """0.5.15. The result of a verify round commits what it accepted; a window is evicted up to max(W, P)."""
 
     version = "0.5.15"
     spec_file = "sglang/srt/speculative/eagle_utils.py"
@@ -66,7 +66,7 @@ class Release0515(Release0514):
         req.full_untruncated_fill_ids = req.origin_input_ids
         self.set_chunk(req, 0, len(req.origin_input_ids))
 
-    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+    def eviction_limit(self, length: int, window: int, page_size: int) -> int:
         return max(0, length - 1 - max(window, page_size)) // page_size * page_size
 
     def prepare_spec(self, batch: Any, draft_len: int) -> None:
@@ -81,7 +81,7 @@ class Release0515(Release0514):
 
 
 class Release0516(Unified, Release0515):
-    """0.5.16. `req.kv` has the allocated length and the cursor of sweeps; a window has the unified tree."""
+    """0.5.16. `req.kv` has A and E (kv_allocated_len, swa_evicted_seqlen); a window has the unified tree."""
 
     version = "0.5.16"
     places: ClassVar[dict[str, str]] = Release0510.places | {
@@ -107,10 +107,10 @@ class Release0516(Unified, Release0515):
         del rows, tree
         cache.cache_finished_req(req, kv_len_to_handle=self.cursors(req).kv_committed_len)
 
-    def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
+    def computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
         if req.kv is None:
             req.kv = self.batch.ReqKvInfo(kv_allocated_len=0, swa_evicted_seqlen=0)
-        super().computed(req, tokens, row, swept)
+        super().computed(req, tokens, row, evicted)
 
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
         return -(-super().spec_end(cursors, draft_len, page_size) // page_size) * page_size
@@ -185,7 +185,7 @@ class Release0520(Release0519):
 
 
 class Release0521(Release0520):
-    """0.5.21. The older trees are gone; every component has a cursor of its sweeps; an abort is told."""
+    """0.5.21. The older trees are gone; every component has its own E; an abort is reported."""
 
     version = "0.5.21"
     places: ClassVar[dict[str, str]] = Release0519.places | {"swa_evicted_seqlen": "kv.max_evicted_seqlen"}
@@ -206,5 +206,5 @@ class Release0521(Release0520):
         self.end(req, cache)
         rows.free_slots.remove(row)  # it was none of the pool's
 
-    def sweep_cursor(self, req: Any, swept: int) -> None:
-        req.kv.set_evicted_seqlen(self.unified.ComponentType.SWA, swept)
+    def eviction_cursor(self, req: Any, evicted: int) -> None:
+        req.kv.set_evicted_seqlen(self.unified.ComponentType.SWA, evicted)

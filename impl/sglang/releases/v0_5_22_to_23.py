@@ -52,9 +52,9 @@ class Release0522(Release0521):
         req.finished_reason = self.batch.FINISH_LENGTH(length=0)
         super().hand_in(req, cache, rows, tree)
 
-    def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
-        super().computed(req, tokens, row, swept)
-        if swept:  # in decode, before which the checkpoint of its prefill has used this
+    def computed(self, req: Any, tokens: Sequence[int], row: int, evicted: int) -> None:
+        super().computed(req, tokens, row, evicted)
+        if evicted:  # in decode, before which the checkpoint of its prefill has used this
             req.swa_branching_seqlen = None
 
     # -- sessions ---------------------------------------------------------------------------------
@@ -68,10 +68,10 @@ class Release0522(Release0521):
 
 
 class Release0523(Release0522):
-    """0.5.23. A sweep keeps whole pages of at least a window."""
+    """0.5.23. A window eviction keeps whole pages of at least a window."""
 
     version = "0.5.23"
 
-    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+    def eviction_limit(self, length: int, window: int, page_size: int) -> int:
         kept = -(-max(window, page_size) // page_size) * page_size
         return max(0, length - 1 - kept) // page_size * page_size

@@ -227,8 +227,8 @@ class Calls:
             how = f", late={[turn.output - len(turn.req.output_ids) for turn in turns]}"
         if server.spec:
             how += ", spec=True"
-        swept = server.swa_pool is not None and server.tree is None  # a prefill is, by what a chunk may be
-        if swept and self._chunk != SERVER_ARGS.chunked_prefill_size:
+        evicted = server.swa_pool is not None and server.tree is None  # a prefill is, by what a chunk may be
+        if evicted and self._chunk != SERVER_ARGS.chunked_prefill_size:
             self._chunk = SERVER_ARGS.chunked_prefill_size
             before = f"server.chunks_of({self._chunk})\n"
         return f"{before}{name} = server.batch(ForwardMode.{mode.name}, {names}{how})"
@@ -255,8 +255,8 @@ class Calls:
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> str:
         self._newcomers.discard(id(holder.req))
         page = self._driver.server.geometry.page_size
-        swept = f", swept={-(-evicted // page) * page}" if evicted > len(holder.slots) else ""
-        return f"compute(server, {self._name(holder.req)}, {ids_text(tokens)}{swept})"
+        boundary = f", evicted={-(-evicted // page) * page}" if evicted > len(holder.slots) else ""
+        return f"compute(server, {self._name(holder.req)}, {ids_text(tokens)}{boundary})"
 
     # -- memory checks ----------------------------------------------------------------------------
 

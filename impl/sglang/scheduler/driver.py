@@ -102,15 +102,15 @@ class Driver(Ends, TreeCommands):
     # -- refusals ---------------------------------------------------------------------------------
 
     def _window(self, turns: Iterable[LiveRequest]) -> None:
-        """Refuse to decode where a sweep ran ahead of the commit: no scheduler gets there."""
+        """Refuse to decode where a window eviction ran ahead of the commit: no scheduler gets there."""
         window = self.server.geometry.window
         if window is None:
             return
         for turn in turns:
             cursors = self.server.cursors(turn)
-            swept, position = cursors.swa_evicted_seqlen, turn.origin + turn.told - 1
-            own = swept > cursors.cache_protected_len  # a sweep leaves the tree's prefix alone
-            require(not own or swept <= max(0, position - window), Reason.WINDOW_LOST)
+            evicted, position = cursors.swa_evicted_seqlen, turn.origin + turn.told - 1
+            own = evicted > cursors.cache_protected_len  # a window eviction leaves the tree's prefix alone
+            require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)
 
     def _kind_of_run(self, spec: bool) -> None:
         """A server decodes plainly or speculatively; the first round tells which. Who is between two chunks
@@ -215,12 +215,12 @@ class Driver(Ends, TreeCommands):
         spans = [(t.prefix, end) for t, end in zip(turns, ends, strict=True)]
         self.server.require_room([*spans, *((t.fill - 1, t.fill) for t in decodes)], fresh)
 
-        if self.overlap:  # a sweep keeps clear of the chunk in flight, which is at most that long
+        if self.overlap:  # a window eviction keeps clear of the chunk in flight, which is at most that long
             longest = max(asked.values())
             SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
         if decodes:
             self._kind_of_run(spec=False)
-        swept, spans = self._swept(everybody), []
+        evicted, spans = self._evicted(everybody), []
         for turn, end in zip(turns, ends, strict=True):
             req = turn.req
             if turn.locked:
@@ -247,7 +247,7 @@ class Driver(Ends, TreeCommands):
         self._launch(everybody, ForwardMode.EXTEND)
         for turn, (start, end) in zip(turns, spans, strict=True):
             server.forward(turn, start, end)
-        launched = self._swept(everybody)
+        launched = self._evicted(everybody)
         last = all(end == t.fill for t, end in zip(turns, ends, strict=True))
         with server.results_of_prefill(last):  # what is no last chunk goes into the tree after it
             for turn, end in zip(turns, ends, strict=True):
@@ -262,11 +262,11 @@ class Driver(Ends, TreeCommands):
             for turn in decodes:
                 server.forward(turn, turn.fill - 1, turn.fill)
                 self.results.arrived(turn, Result(server.sample(turn, 1)))
-        late = {choice.request for choice in self._sweeps(everybody, launched)}
-        sweeps = self._own_sweeps(everybody, swept, launched)
-        if received and not sweeps:
-            sweeps = [Choice(turns[0].name, swept[0])]
-        return [replace(c, after=c.request in late) for c in sweeps]
+        late = {choice.request for choice in self._window_evictions(everybody, launched)}
+        window_evictions = self._own_evictions(everybody, evicted, launched)
+        if received and not window_evictions:
+            window_evictions = [Choice(turns[0].name, evicted[0])]
+        return [replace(c, after=c.request in late) for c in window_evictions]
 
     def _is_received(self, turns: Sequence[LiveRequest], ends: Sequence[int]) -> bool:
         """A whole input by itself, of which nothing is there but what the tree has: as on a server that only
@@ -292,7 +292,7 @@ class Driver(Ends, TreeCommands):
         finally:
             del allocator.alloc_extend
         if live > start:
-            self.release.sweep_cursor(turn.req, live)
+            self.release.eviction_cursor(turn.req, live)
 
     def _chunk_from(self, turn: LiveRequest) -> int:
         """Where the next chunk is counted from: what is committed, less the token to recompute.
@@ -314,17 +314,17 @@ class Driver(Ends, TreeCommands):
         self.server.require_room([(t.fill - 1, t.fill) for t in turns], extend=False)
         self._kind_of_run(spec=False)
 
-        swept = self._swept(turns)
+        evicted = self._evicted(turns)
         for turn in turns:
             self.results.before_round(turn)
         server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
         self._launch(turns, ForwardMode.DECODE)
-        launched = self._swept(turns)
+        launched = self._evicted(turns)
         with server.results_of_prefill():
             for turn in turns:
                 server.forward(turn, turn.fill - 1, turn.fill)
                 self.results.arrived(turn, Result(server.sample(turn, 1)))
-        return self._own_sweeps(turns, swept, launched)
+        return self._own_evictions(turns, evicted, launched)
 
     def spec_decode(self, command: c.SpecDecode) -> list[Choice]:
         return self._verify(command.lanes)
@@ -366,14 +366,14 @@ class Driver(Ends, TreeCommands):
         self.server.require_room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
         self._kind_of_run(spec=True)
 
-        swept = self._swept(turns)
+        evicted = self._evicted(turns)
         for turn in turns:
             self.results.before_round(turn)
         batch = server.new_batch(turns, ForwardMode.DECODE)
         SERVER_ARGS.speculative_num_draft_tokens = draft_len
         self.release.prepare_spec(batch, draft_len)
         self._launch(turns, ForwardMode.DECODE)
-        launched = self._swept(turns)
+        launched = self._evicted(turns)
         ahead = []
         with server.results_of_prefill():
             for turn, lane in zip(turns, lanes, strict=True):
@@ -384,39 +384,39 @@ class Driver(Ends, TreeCommands):
                 self.results.arrived(turn, Result(tokens, told=not late, drafted=lane.allocate))
                 claimed = server.cursors(turn).kv_committed_len if late else None
                 ahead.append(Choice(turn.name, None, allocated, False, claimed))
-        sweeps = {c.request: c.swa_evicted_seqlen for c in self._own_sweeps(turns, swept, launched)}
-        return [replace(c, swa_evicted_seqlen=sweeps.get(c.request)) for c in ahead]
+        reached = {c.request: c.swa_evicted_seqlen for c in self._own_evictions(turns, evicted, launched)}
+        return [replace(c, swa_evicted_seqlen=reached.get(c.request)) for c in ahead]
 
-    # -- sweeps -----------------------------------------------------------------------------------
+    # -- window eviction ------------------------------------------------------------------------------
 
     def evict_swa(self, command: c.EvictSwa) -> list[Choice]:
         turn = self._turn(command.request)
         require(turn.phase in (RequestPhase.EXTENDING, RequestPhase.RUNNING), Reason.WRONG_PHASE)
         require(self.server.swa_pool is not None, Reason.NO_SWA)
-        # With a tree no server sweeps between the chunks of a prefill (maybe_evict_swa).
+        # With a tree no server evicts between the chunks of a prefill (maybe_evict_swa).
         require(self.server.tree is None or turn.phase is RequestPhase.RUNNING, Reason.UNFAITHFUL)
         allocated = self.server.cursors(turn).kv_allocated_len
         require(0 <= command.length <= allocated, Reason.BAD_LENGTH)
-        self.results.before_sweep(turn, command.length)
+        self.results.before_eviction(turn, command.length)
         self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
         return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
 
-    def _swept(self, turns: Iterable[LiveRequest]) -> list[int]:
+    def _evicted(self, turns: Iterable[LiveRequest]) -> list[int]:
         return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]
 
-    def _sweeps(self, turns: Sequence[LiveRequest], before: Sequence[int]) -> list[Choice]:
-        """The sweeps that the release made by itself since `before` was noted."""
-        after = zip(turns, before, self._swept(turns), strict=True)
+    def _window_evictions(self, turns: Sequence[LiveRequest], before: Sequence[int]) -> list[Choice]:
+        """The window evictions that the release made by itself since `before` was noted."""
+        after = zip(turns, before, self._evicted(turns), strict=True)
         return [Choice(turn.name, now) for turn, then, now in after if now != then]
 
-    def _own_sweeps(
+    def _own_evictions(
         self, turns: Sequence[LiveRequest], before: Sequence[int], launched: Sequence[int]
     ) -> list[Choice]:
-        """The same of a batch; of what the tree has taken over since it was launched nothing was swept."""
-        late = {choice.request for choice in self._sweeps(turns, launched)}
+        """The same of a batch; of what the tree has taken over since it was launched nothing was evicted."""
+        late = {choice.request for choice in self._window_evictions(turns, launched)}
         now = {turn.name: self.release.cursors(turn.req) for turn in turns}
         given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
-        return [c for c in self._sweeps(turns, before) if c.request not in late & given]
+        return [c for c in self._window_evictions(turns, before) if c.request not in late & given]
 
     # -- memory checks ----------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 Played after the releases' own loops. `event_loop_normal` processes a result before it plans the next batch.
 `event_loop_overlap` (scheduler.py:1331 in 0.5.10, :1535 in 0.5.11, :1448 in 0.5.13, :2061 in 0.5.23) plans
-and launches batch N+1 first, then processes the result of N. So N+1 is prepared without N's outputs: a sweep
-takes `req.seqlen - 1`, a verify round is allocated for from kv_committed_len, and both lag. A request that N
-finishes is in N+1 already, which has allocated for it; what N+1 says of it is skipped.
+and launches batch N+1 first, then processes the result of N. So N+1 is prepared without N's outputs: window
+eviction takes `req.seqlen - 1`, a verify round is allocated for from kv_committed_len, and both lag.
+A request that N finishes is in N+1 already, which has allocated for it; what N+1 says of it is skipped.
 
 In commands: Decode and SpecDecode launch a round, and Finish or Retract tells afterwards what became of the
 results. A Finish with outputs of the round before the last means that the last one was in flight; with
@@ -50,8 +50,8 @@ class Results:
     def before_round(self, turn: LiveRequest) -> None:
         """What has been processed when the next round of the request is prepared."""
 
-    def before_sweep(self, turn: LiveRequest, length: int) -> None:
-        """Process what has been when the request is swept; refuse where no scheduler sweeps so far."""
+    def before_eviction(self, turn: LiveRequest, length: int) -> None:
+        """Process what has been when the request is evicted; refuse where no scheduler evicts so far."""
 
     def before_finish(self, turn: LiveRequest, outputs: int) -> None:
         """Process what comes before the output that ends the turn."""
@@ -98,9 +98,9 @@ class LateResults(Results):
     def before_round(self, turn: LiveRequest) -> None:
         self._process_all_but(turn, 1)
 
-    def before_sweep(self, turn: LiveRequest, length: int) -> None:
+    def before_eviction(self, turn: LiveRequest, length: int) -> None:
         require(not self._prompt_waits(turn) and len(turn.untold) < 2, Reason.UNFAITHFUL)
-        if turn.pending:  # it is the sweep of the next launch, whatever its result will be
+        if turn.pending:  # it is the window eviction of the next launch, whatever its result will be
             require(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
         self._process_all_but(turn, 1)
 

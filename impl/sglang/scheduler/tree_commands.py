@@ -52,8 +52,8 @@ class TreeCommands(OnServer):
         self._tree()
         require(0 <= command.evicted <= len(tokens), Reason.BAD_LENGTH)
         if command.evicted > prefix and geometry.window is not None:
-            # Between the chunks of a prefill a tree's server does not sweep; afterwards no further than this.
-            limit = release.sweep_limit(len(tokens), geometry.window, geometry.page_size)
+            # Between the chunks of a prefill a tree's server does not evict; afterwards no further than this.
+            limit = release.eviction_limit(len(tokens), geometry.window, geometry.page_size)
             require(not command.chunked and command.evicted <= limit, Reason.UNFAITHFUL)
         require(len(tokens) <= geometry.width, Reason.ROW_TOO_SHORT)
         computed = self._spelling(tokens, self._whole(len(tokens)))
@@ -113,7 +113,7 @@ class TreeCommands(OnServer):
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> None:
         """Give the lock holder the row of a request that has computed `tokens`, whole pages for the tree.
 
-        evicted: a sweep has freed its SWA pages below this, as far as they are its own.
+        evicted: a window eviction has freed its SWA pages below this, as far as they are its own.
         """
         server, req, row = self.server, holder.req, self.server.spare_row
         prefix, end, page = len(holder.slots), len(tokens), server.geometry.page_size
@@ -123,7 +123,7 @@ class TreeCommands(OnServer):
             slots = self.release.take(server.cache, prefix, end, holder.slots)
             cells[prefix:end] = slots.to(cells.dtype)
             server.stamp(slots, tokens[prefix:])
-        swept = -(-evicted // page) * page if evicted > prefix else 0
-        if swept:
-            server.allocator.free_swa(cells[prefix : min(swept, self._whole(end))].long())
-        self.release.computed(req, self._named(holder, list(tokens)), row, swept)
+        boundary = -(-evicted // page) * page if evicted > prefix else 0
+        if boundary:
+            server.allocator.free_swa(cells[prefix : min(boundary, self._whole(end))].long())
+        self.release.computed(req, self._named(holder, list(tokens)), row, boundary)

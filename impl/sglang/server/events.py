@@ -108,7 +108,7 @@ class Resulted(_Event, tag="result"):
 
 
 class Swept(_Event, tag="evict_swa"):
-    """A window sweep that moved something: driven with `length`."""
+    """A window eviction that moved something: driven with `length`."""
 
     request: str
     length: int

@@ -25,7 +25,7 @@ from impl.sglang.server.reading import row_of
 from impl.sglang.server.whole_scheduler import Misread
 
 MOST = 500  # wrong reads that are kept of a run
-SWEPT = 3  # rounds of decode after which a window has been swept
+DECODES_BEFORE_EVICTION = 3  # rounds of decode after which a window has been evicted
 
 
 class Read(NamedTuple):
@@ -124,10 +124,10 @@ class FakeModel:
         self.forwards += 1
 
     def _keeps(self, requests: Iterable[Any]) -> None:
-        """How much SWA KV each keeps; the first rounds after a prefill are not swept."""
+        """How much SWA KV each keeps; the first rounds after a prefill are not evicted."""
         for request in requests if self.window else ():
             self._decoded[request.rid] += 1
-            if self._decoded[request.rid] > SWEPT and self.excess is None:
+            if self._decoded[request.rid] > DECODES_BEFORE_EVICTION and self.excess is None:
                 page = self.allocator.page_size
                 self.excess = excess(request, self.window or 0, page, self.draft)
 

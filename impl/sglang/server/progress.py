@@ -80,11 +80,11 @@ def stall(scheduler: Any, waited_for: Sequence[str]) -> Stall | None:
 
 
 def excess(request: Any, window: int, page: int, draft: int) -> Stall | None:
-    """SWA KV that a request keeps of its own after some rounds of decode, beyond what sweeps of each round
-    leave: a window of whole pages and one more, and what two rounds in flight take in advance."""
-    _, allocated, swept, protected = cursors_of(request)
+    """SWA KV that a request keeps of its own after some rounds of decode, beyond what window eviction leaves
+    in each round: a window of whole pages and one more, and what two rounds in flight take in advance."""
+    _, allocated, evicted, protected = cursors_of(request)
     most = -(-max(window, page) // page) * page + 2 * page + 2 * max(1, draft) + 2
-    if (kept := allocated - max(swept, protected)) <= most:
+    if (kept := allocated - max(evicted, protected)) <= most:
         return None
     return Stall("swa", request.rid, f"{request.rid} keeps {kept} tokens of SWA KV, and {most} are the most")
 
@@ -103,8 +103,9 @@ def _idle(reader: Reader) -> Room:
         turns = [node.req for node in session.req_nodes.values()]
         slot = slot_of(reader.tree, name)
         if slot is not None and all(turn.finished() for turn in turns):
-            _, allocated, swept, protected = cursors_of(slot)
-            full, swa, rows = full + allocated - protected, swa + allocated - max(swept, protected), rows + 1
+            _, allocated, evicted, protected = cursors_of(slot)
+            full, rows = full + allocated - protected, rows + 1
+            swa += allocated - max(evicted, protected)
     return Room(full, swa if reader.swa else 0, rows)
 
 

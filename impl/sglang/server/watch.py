@@ -50,7 +50,7 @@ class Watcher:
         self.tell_results: Callable[[], None] = lambda: None  # have results hooked
         self._asked: dict[str, int] = {}  # request -> tokens that its client sent
         self._looked_at: dict[str, Admitted] = {}  # admissions that came to nothing so far
-        self._swept: dict[str, int] = {}  # request -> how far its window evictions were written
+        self._evicted: dict[str, int] = {}  # request -> how far its window evictions were written
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
         self._steps = self._failures = 0
         self._written = 0  # events up to the last step
@@ -145,7 +145,7 @@ class Watcher:
         event = Admitted(name, session_of(request), prefix, cursors)
         if self._looked_at.get(name) != event:  # it waits for room, and is looked at in every round
             self._looked_at[name] = event
-            self._swept[name] = cursors[2]
+            self._evicted[name] = cursors[2]
             self.put(event)
 
     def extend(self, _: Any, batch: Any) -> None:
@@ -165,10 +165,10 @@ class Watcher:
         if lanes:
             self.put(Resulted(lanes))
 
-    def sweep(self, _: Any, __: Any, request: Any, length: int, *___: Any, **____: Any) -> None:
+    def evict_window(self, _: Any, __: Any, request: Any, length: int, *___: Any, **____: Any) -> None:
         cursors = cursors_of(request)
-        if self._swept.get(request.rid, 0) != cursors[2]:
-            self._swept[request.rid] = cursors[2]
+        if self._evicted.get(request.rid, 0) != cursors[2]:
+            self._evicted[request.rid] = cursors[2]
             self.put(Swept(request.rid, int(length), cursors))
 
     def insert(self, request: Any, *_: Any, **__: Any) -> Steps:
@@ -185,7 +185,7 @@ class Watcher:
         ids = list(request.output_ids) if self.pages else None
         yield
         self._looked_at.pop(name, None)
-        self._swept.pop(name, None)
+        self._evicted.pop(name, None)
         slot = slot_of(tree, session)
         self.put(Released(
             name, session, reason, inserts=bool(how.get("checkpoint", how.get("is_insert", True))),
@@ -262,7 +262,7 @@ POINTS: tuple[tuple[str, str], ...] = (
     ("managers.scheduler.Scheduler._add_request_to_queue", "queue"),
     ("managers.schedule_batch.Req.init_next_round_input", "admit"),
     ("managers.schedule_batch.ScheduleBatch.prepare_for_extend", "extend"),
-    ("managers.schedule_batch.ScheduleBatch._evict_swa", "sweep"),
+    ("managers.schedule_batch.ScheduleBatch._evict_swa", "evict_window"),
     ("mem_cache.common.release_kv_cache", "release"),
     ("managers.scheduler.Scheduler.abort_request", "abort"),
     ("managers.scheduler.Scheduler.get_next_batch_to_run", "step"),

@@ -88,8 +88,8 @@ class TrimsAPageTooMuch(OwnTreeEngine):
 
 
 class SweepsTooFar(OwnTreeEngine):
-    def sweep_reach(self, cursors, length):
-        return super().sweep_reach(cursors, length + 2 * self.page_size)
+    def eviction_reach(self, cursors, length):
+        return super().eviction_reach(cursors, length + 2 * self.page_size)
 
 
 class ReleasesLessOfASlot(OwnTreeEngine):

@@ -31,11 +31,11 @@ class LeavesTheMapping(WindowedEngine):
 
 
 class FreesSweptBlocksAgain(WindowedEngine):
-    """A swept block keeps its number in the table, so the end of the request frees it once more."""
+    """A evicted block keeps its number in the table, so the end of the request frees it once more."""
 
-    def _sweep(self, command):
+    def _evict_window(self, command):
         before = list(self.swa_blocks.get(command.request, ()))
-        outcome = super()._sweep(command)
+        outcome = super()._evict_window(command)
         self.free_swa += before[:1] if isinstance(outcome, kvspec.Done) and before[:1] != [0] else []
         return outcome
 

@@ -46,7 +46,7 @@ class Planted:
     def trace(self) -> Trace:
         size = self.page_size
         window = self.window * size or None
-        always = (("SGLANG_SWA_EVICTION_INTERVAL", "1"),)  # rounds sweep
+        always = (("SGLANG_SWA_EVICTION_INTERVAL", "1"),)  # rounds evict
         geometry = Geometry(size, window, 8, 0 if window is None else 8, 3, 4 * size, self.tree, always)
         commands = tuple(map(parse, self.commands.split(";")))
         return Trace(geometry, Mode.FAITHFUL, commands, clause=self.clause)

@@ -109,8 +109,8 @@ def test_the_window_theorem_on_every_small_case(margin):
             hole = _condition(policy.hole, names)
             assert (cursors.resume(slot, p, window) < p) == hole, names
             assert window_theorem.condition(c, length, target, p, window, size, margin) == hole
-            swept = window_theorem.swept(c, length, window, size, margin)
-            assert (swept.swa_evicted_seqlen > target) == _condition(policy.cap, names)
+            evicted = window_theorem.evicted(c, length, window, size, margin)
+            assert (evicted.swa_evicted_seqlen > target) == _condition(policy.cap, names)
             assert not (hole and _condition(policy.never, names))
             held = [at for at in range(committed + size) if window_theorem.has_swa(slot, at, size)]
             assert held == [at for at in range(committed + size) if at // size in swa_pages(slot, size)]
@@ -125,7 +125,8 @@ def _condition(text: str, names: dict[str, Any]) -> bool:
 
 # What CrossHair needs more than half a second for: at night.
 _SLOW = {
-    "a free starts inside a page", "swept pages are freed again", "a sweep reaches into the window",
+    "a free starts inside a page", "evicted pages are freed again",
+    "a window eviction reaches into the window",
 }  # fmt: skip
 
 

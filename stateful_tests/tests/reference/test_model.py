@@ -118,20 +118,20 @@ TWENTY = "open s1; submit r1 in s1 +20; admit r1"
 
 def test_choices_are_followed_within_their_bounds():
     state = after(f"{TWENTY}; extend r1 +20")
-    sweep, ahead = "evict_swa r1 at length 20", "spec_decode r1 +2 accept 1"
+    evict, ahead = "evict_swa r1 at length 20", "spec_decode r1 +2 accept 1"
     for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
-        assert does(state, sweep, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
+        assert does(state, evict, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
     shared = after("submit r1 (no session) a8 +1; admit r1; extend r1 +9", sizes=replace(PAGE4, tree=True))
     assert does(shared, "evict_swa r1 at length 9", Choice("r1", swa_evicted_seqlen=0)) == Cursors(9, 9, 0, 8)
     assert does(state, ahead, Choice("r1", kv_allocated_len=28)) == Cursors(21, 28, 0, 0)
     for text, choice in (
-        (sweep, {"swa_evicted_seqlen": 16}), (sweep, {"swa_evicted_seqlen": 6}),
+        (evict, {"swa_evicted_seqlen": 16}), (evict, {"swa_evicted_seqlen": 6}),
         (ahead, {"kv_allocated_len": 21}), ("decode r1", {"kv_allocated_len": 28}),
     ):  # fmt: skip
         with pytest.raises(ChoiceNotAllowed):
             does(state, text, Choice("r1", **choice))
     with pytest.raises(ChoiceNotAllowed):  # what was evicted does not come back
-        does(after(f"{TWENTY}; extend r1 +20; {sweep}"), sweep, Choice("r1", swa_evicted_seqlen=4))
+        does(after(f"{TWENTY}; extend r1 +20; {evict}"), evict, Choice("r1", swa_evicted_seqlen=4))
 
 
 def test_a_server_may_claim_less_of_a_round_in_flight():
@@ -158,9 +158,9 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
 
 def test_a_prefill_may_be_swept_after_its_forward_pass():
     state, command = after(TWENTY), "extend r1 +20"
-    swept = does(state, command, Choice("r1", swa_evicted_seqlen=12, after=True))
-    assert swept == Cursors(20, 20, 12, 0)
-    assert does(state, f"{command} tail", Choice("r1", swa_evicted_seqlen=12)) == swept
+    evicted = does(state, command, Choice("r1", swa_evicted_seqlen=12, after=True))
+    assert evicted == Cursors(20, 20, 12, 0)
+    assert does(state, f"{command} tail", Choice("r1", swa_evicted_seqlen=12)) == evicted
     for choice in (Choice("r1", swa_evicted_seqlen=16, after=True), Choice("r1", swa_evicted_seqlen=12)):
         with pytest.raises(ChoiceNotAllowed):
             does(state, command, choice)
@@ -168,20 +168,20 @@ def test_a_prefill_may_be_swept_after_its_forward_pass():
 
 def test_a_cut_may_keep_less_where_its_window_was_swept():
     ahead = f"{TWENTY}; extend r1 +20; spec_decode r1 +9 accept 1"
-    live, swept = after(ahead), after(f"{ahead}; evict_swa r1 at length 29")
+    live, evicted = after(ahead), after(f"{ahead}; evict_swa r1 at length 29")
     [finish] = script("finish r1 keep 1")
     for stop in (0, 16, 20):
-        kept, _ = step(swept, finish, [Choice("r1", kv_allocated_len=stop)])
+        kept, _ = step(evicted, finish, [Choice("r1", kv_allocated_len=stop)])
         assert kept.sessions[0].slot == Cursors(stop, stop, min(stop, 16), 0)
-    for state, stop in ((live, 20), (swept, 18), (swept, 24)):
+    for state, stop in ((live, 20), (evicted, 18), (evicted, 24)):
         with pytest.raises(ChoiceNotAllowed):
             step(state, finish, [Choice("r1", kv_allocated_len=stop)])
 
 
 def test_cursors_are_in_order():
     for c in itertools.starmap(Cursors, itertools.product(range(-1, 3), repeat=4)):
-        committed, allocated, swept, protected = c
-        chains = [0, protected, committed, allocated], [0, swept, allocated]
+        committed, allocated, evicted, protected = c
+        chains = [0, protected, committed, allocated], [0, evicted, allocated]
         assert in_order(c) == all(chain == sorted(chain) for chain in chains), c
 
 

@@ -111,7 +111,7 @@ def _sizes(state: State) -> dict[str, Any]:
 _FAR = Scope("", "", Geometry(1, 1, 5, 4, 1, 5), sessions=1, submits=(1,), ahead=4,
              invalid=False, marked=False)  # fmt: skip
 _MOVING = (
-    _FAR,  # a sweep passes the target
+    _FAR,  # a window eviction passes the target
     replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=3),
     replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=2, late=True),
     replace(_FAR, geometry=Geometry(2, None, 2, 0, 1, 4), ahead=2),

@@ -59,7 +59,7 @@ WITHOUT_A_TREE: dict[str, tuple[str, str]] = {
         "page4",
         f"{SECOND_TURN}; finish b keep 2; submit o (no session) +4; admit o; extend o +4; finish o keep 1"),
     "a retract": ("page2", f"{SECOND_TURN}; retract b; check_idle; {AGAIN}; finish b keep 3"),
-    "a sweep": (
+    "a window eviction": (
         "page1",
         "submit a (no session) +8; admit a; extend a +8; decode a; evict_swa a at length 8; decode a"),
     "a close that waits": ("page2", f"{TWO_CHUNKS}; close s; finish a keep 1"),
@@ -95,7 +95,7 @@ WITH_A_TREE: dict[str, tuple[str, str]] = {
             name, f"insert g a{3 * page}; match h a{2 * page}b5; unlock h; evict full {8 * page} swa {swa}")
         for name, page, swa in (("page1", 1, 8), ("page4", 4, 32), ("page16", 16, 128), ("no-swa", 4, 0))
     },
-    "a prefill is swept by some before it goes into the tree": (
+    "a prefill is evicted by some before it goes into the tree": (
         "page1", "submit r (no session) +14; admit r; extend r +14"),
 }  # fmt: skip
 # What 0.5.10 breaks: it knows no deferred close, trims nothing and saves what is aborted (fixtures/releases).
@@ -169,7 +169,7 @@ REFUSED: tuple[tuple[bool, str, str, str], ...] = (
      "match g (empty); match g a0; match h a1; match s a1; match g a99; unlock g; unlock s; insert s a1;"
      " insert h b9; insert g a2 SWA from 3; insert g a99; evict full 0; evict full -1 swa 2; open h;"
      " submit h (no session) +1; submit r (no session) +0; submit r in s a9 +9"),
-    # No scheduler sweeps so far, or between the chunks of a prefill.
+    # No scheduler evicts so far, or between the chunks of a prefill.
     (True, "page1", "", "insert g a12 SWA from 12; insert g a12 SWA from 2 (goes on)"),
     (True, "page1", "submit r (no session) +12; admit r; extend r +8", "evict_swa r at length 8"),
     # What is locked cannot be had.

@@ -34,13 +34,13 @@ class Expected(NamedTuple):
     """By a release's rules: swa_evicted_seqlen after two decodes of a prompt of three; kv_allocated_len after
     two verify rounds of three drafts that accept 3 and 2."""
 
-    swept: int
+    evicted: int
     allocated: int
 
 
 # One more was evicted, and 10 allocated, if the first result had been processed before the second launch.
 RELEASE = dict.fromkeys(("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9))
-RELEASE["0.5.13"] = Expected(0, 10)  # sweeps keep a page more, a round claims a token
+RELEASE["0.5.13"] = Expected(0, 10)  # window evictions keep a page more, a round claims a token
 
 
 @pytest.fixture(scope="module", params=list(RELEASE))
@@ -66,7 +66,7 @@ def play(system: SGLangSystem, *commands: Command) -> Cursors:
 
 
 def test_a_sweep_does_not_see_the_result_that_waits(real, version):
-    assert play(real, *BEGIN, *decode(2)).swa_evicted_seqlen == RELEASE[version].swept
+    assert play(real, *BEGIN, *decode(2)).swa_evicted_seqlen == RELEASE[version].evicted
 
 
 def test_nothing_is_swept_with_lengths_that_wait(real):
@@ -118,7 +118,7 @@ def test_the_reference_follows_a_prompt_that_comes_late(real):
             prompt = (Insert("h", a2), Submit("a", None, tokens, 0, a2), Admit("a"))
             commands = (*prompt, Extend((Chunk("a", tokens),)), *decode(2), Finish("a", 1 + tokens // 2))
             assert replay(real, Trace(sizes, Mode.FAITHFUL, commands)).violation is None
-    # 0.5.23 sweeps when it hands a prompt in, here past what the tree takes.
+    # 0.5.23 evicts when it hands a prompt in, here past what the tree takes.
     a6, a3b4 = (Piece("a", 6),), (Piece("a", 3), Piece("b", 4))
     part = (Submit("b", None, 0, 0, a6), Admit("b"), Extend((Chunk("b", 5),)), Abort("b"))
     commands = (*part, Submit("a", None, 0, 0, a3b4), Admit("a"), Extend((Chunk("a", 7),)), *verify(1))

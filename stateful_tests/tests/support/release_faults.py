@@ -63,8 +63,8 @@ ENDS: dict[str, tuple[Command, ...]] = {
     "it is closed meanwhile": (*decode(2), Close("s"), Finish("a", 2), CheckIdle()),
 }  # fmt: skip
 
-# In these no round is launched, so that the prompt is not in the tree yet (see below), or a sweep is driven
-# with a length that waits.
+# In these no round is launched, so that the prompt is not in the tree yet (see below), or window
+# eviction is driven with a length that waits.
 NOT_YET = {
     "a_session_inserts_into_another_namespace",
     "a_finish_caches_overshoot",

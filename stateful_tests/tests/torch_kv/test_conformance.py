@@ -91,7 +91,7 @@ def test_a_scene_that_random_runs_seldom_meet(sizes, commands):
 
 
 class KeepsLess(TorchKV):
-    """Where a sweep went past the target of a cut, stops at the page boundary below, as sglang 0.5.20."""
+    """Window eviction went past the target of a cut: stops at the page boundary below, as 0.5.20 does."""
 
     stopped, kept = 0, None
 

@@ -42,7 +42,7 @@ def kernels(request, monkeypatch):
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("page_size", [1, 2, 16])
 def test_the_kernels_leave_what_torch_leaves(page_size, window):
-    """Rounds of extends, a decode, a sweep and a free, of lanes of which some have nothing to do."""
+    """Rounds of extends, a decode, a window eviction and a free; some entries have nothing to do."""
     choose = random.Random(7)
     size = Geometry(page_size, window, 600, 600 if window else 0, rows=3, width=200)
     stores = [KVStore(size, torch.device("cpu")) for _ in range(2)]
@@ -63,13 +63,13 @@ def test_the_kernels_leave_what_torch_leaves(page_size, window):
         pages = stores[0].pages(starts, [end + 1 for end in starts])
         agree([store.alloc_decode(row, start, store.span_of_one(row, start), pages) for store in stores])
         ends = [-(-(end + 1) // page_size) for end in starts]
-        swept = [choose.randint(0, end) for end in ends]
-        kept = [choose.randint(0, end) for end in swept] if round_ % 2 else [0, 0, 0]
-        row, nothing, first, swa_first, end = lanes(device, rows, [0] * 3, kept, swept, ends)
+        evicted = [choose.randint(0, end) for end in ends]
+        kept = [choose.randint(0, end) for end in evicted] if round_ % 2 else [0, 0, 0]
+        row, nothing, first, swa_first, end = lanes(device, rows, [0] * 3, kept, evicted, ends)
         for store in stores:
             with store.frees_wait() if round_ > 3 else nullcontext():
-                store.free_swa(row, nothing, swa_first, sum(swept))
-                store.free(row, first, swa_first, end, sum(ends) - sum(kept), sum(ends) - sum(swept))
+                store.free_swa(row, nothing, swa_first, sum(evicted))
+                store.free(row, first, swa_first, end, sum(ends) - sum(kept), sum(ends) - sum(evicted))
         agree()
 
 

@@ -78,12 +78,12 @@ def test_an_operation_frees_once_per_pool_and_waits_for_nothing():
         store = Counting(Geometry(1, 8, 256, 256, rows=1, width=64), device())
         tree, operators = RadixTree(store, 8), 0
         for letter in (2, 3, 4):
-            for swept in (tokens, 0):  # the second recovers what the first left a tombstone of
+            for evicted in (tokens, 0):  # the second recovers what the first left a tombstone of
                 slots = extend(store, [0], [0], [tokens])
-                store.free_starts(slots[:0], slots[:swept])
+                store.free_starts(slots[:0], slots[:evicted])
                 CountsGives.gives = 0
                 with counting(may_wait=0) as counted:
-                    tree.insert((1,) * (tokens // 2) + (letter,) * (tokens // 2), slots, swept)
+                    tree.insert((1,) * (tokens // 2) + (letter,) * (tokens // 2), slots, evicted)
                     tree.unlock(tree.lock(tree.match((1,) * (tokens // 2)).node))
                 operators += sum(counted.operators.values())
                 assert CountsGives.gives <= 2

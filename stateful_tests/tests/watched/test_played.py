@@ -41,7 +41,7 @@ class Tells(Validator):
 
 
 def note(lives: Lives, command: Command, name: Any) -> None:
-    """Admissions and sweeps are left out: a log has them before the round that they belong to."""
+    """Admissions and window evictions are left out: a log has them before the round that they belong to."""
     match command:
         case Submit(request, session, tokens):
             lives[name(request)].append(("submit", session, tokens + prompt_len(command.prompt)))
