@@ -38,7 +38,7 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     whose = f"of the tree at the end of {tree}" if tree != holder else f"of {holder}"
     must = f"the {kind}s {whose} at {span(owed, size)}" if owed else f"no {kind} {whose}"
     return Failure(
-        f"{pool} pages of {holder} at {span(owed, size)} freed",
+        f"{must} freed",
         f"freed {span(freed, size)}",
         pages,
         f"must free {must} and frees {span(freed, size)}",

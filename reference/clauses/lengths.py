@@ -37,8 +37,7 @@ def capped(c: Cursors, target: int) -> Cursors:
         "extend 1, spec_decode 12, evict_swa 13, finish 1 (P 1, W 3). A retract cuts as a finish "
         "does; otherwise the slot keeps a tail that should make room (#22213). Where eviction "
         "went past target, nothing past R can be resumed (SWA-2), so a server may keep less; E "
-        "stays a page boundary. 0.5.20 floors target to the page: it frees a row in two parts "
-        "that must not meet inside one."
+        "stays a page boundary."
     ),
     assumption=(
         "If no eviction uses L >= W + 2P + floor(target) tokens, E is not above target and needs "

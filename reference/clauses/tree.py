@@ -159,10 +159,6 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
         "only if it can match its whole prompt again. Smallest (P 1, W 1): insert a2 and keep "
         "the lock, evict 1 SWA token, insert a1 chunked."
     ),
-    assumption=(
-        "A request can always insert if every window eviction stops a page short of the insert "
-        "boundary and no lock passes through a tombstone; the second does not hold in practice."
-    ),
     rule="radix_tree.insert, radix_tree.insert_and_continue",
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",

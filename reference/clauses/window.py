@@ -109,9 +109,8 @@ def window_evictions(step: Step) -> Iterator[tuple[Request, int]]:
         "W + 2P + floor(max(R, p - W)) tokens; then it is not safe. Both directions are proved "
         "(`kvspec prove`). For eviction up to floor(length - W), as in 0.5.10, the bound is a "
         "page less. In the unsafe case every later prefix has a hole behind it too, so the turn "
-        "restarts at R. Smallest: submit 1, admit, extend 1, spec_decode far ahead, evict_swa "
-        "all of it, retract, admit. With page_size > 1 the rule also keeps the next extend out "
-        "of a page whose SWA half was evicted."
+        "restarts at R. With page_size > 1 the rule also keeps the next extend out of a page whose "
+        "SWA half was evicted."
     ),
     assumption="If every window eviction of the row had L <= p + P, the turn can always resume at p."
     " A realistic scheduler has L <= p.",

@@ -71,7 +71,7 @@ def test_a_page_more_or_less_is_told(name, clause, pool):
     if any(_stay(step, pool)):
         wrongs.append(freed_more(step, pool))
     for wrong in wrongs:
-        is_told(clause, wrong, f"{pool} pages of ")
+        is_told(clause, wrong, "SWA page" if pool == "swa" else "full page")
         is_told(clause, as_refused(wrong), None)
 
 
