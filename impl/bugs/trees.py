@@ -83,6 +83,36 @@ def _(self: RadixTree, full: Tensor, swa: Tensor, owed: Owed) -> None:
     RadixTree.duplicate(self, full, swa[:0], owed)
 
 
+@bug("batch-frees-what-its-last-row-did", "OWN-3", "the last row of a batch that frees is the only one",
+     RadixTree._settle)
+def _(self: RadixTree, owed: Owed) -> None:
+    """The pools leak where clients send the same prompt at once. What the rows of a prefill batch free waits
+    for its end, and each row that has duplicates forgets those of the rows before. Visible when two requests
+    of a batch compute what the tree has. Fix: keep what waits."""
+    for pool, pages in zip(self.store.pools, (owed.full, owed.swa)):
+        if pool._waiting and pages:
+            pool._waiting.clear()
+    RadixTree._settle(self, owed)
+
+
+@bug("batch-frees-its-first-row-again", "OWN-2", "each row of a batch frees what the rows before did")
+class _FreesFirstRowAgain(RadixTree):
+    """A page is handed out to two requests. What the rows of a prefill batch free is noted in one list, which
+    is freed after each row. Visible when two requests of a batch compute what the tree has. Fix: free it
+    once, at the end."""
+
+    _noted = Owed()
+
+    def _settle(self, owed: Owed) -> None:
+        waiting = self.store.full._waiting
+        if waiting is None:
+            return super()._settle(owed)
+        self._noted = self._noted if waiting else Owed()
+        self._noted.full += owed.full
+        self._noted.swa += owed.swa
+        return super()._settle(self._noted)
+
+
 @bug("insert-refreshes-nothing", "TREE-11", "an insert does not count as use")
 class _InsertRefreshesNothing(RadixTree):
     """What a request has just computed is evicted before what nobody asked for in an hour. Insert leaves the
