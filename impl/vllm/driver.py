@@ -12,19 +12,18 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.failures import SystemFailed, own_errors
 from impl.process.worker import serve
+from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.vllm.needs import WAYS
-from impl.vllm.offload import Offloading
-from impl.vllm.peer import Loads
+from impl.vllm.offload import host_facts
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import (
@@ -32,7 +31,7 @@ from reference.blocks.commands import (
     client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact
+from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
 from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 
@@ -42,9 +41,7 @@ class EngineDriver:
 
     name, capabilities = "", Capabilities()  # VLLMSystem says both
 
-    def __init__(
-        self, root: Path, overlap: bool = False, v2: bool = False, offloads: bool = False
-    ) -> None:
+    def __init__(self, root: Path, overlap: bool = False, v2: bool = False, offloads: bool = False) -> None:
         install(root, offloads=offloads)
         self._root = root
         self.overlap, self.v2 = overlap, v2
@@ -73,11 +70,7 @@ class EngineDriver:
         self._stamps = Stamps()
         self.scheduler, self._request = start(config, self.overlap, self._stamps, self.v2)
         self.runner = self._worker(config)
-        self._host: Offloading | Loads | None = None
-        if config.host_chunks:
-            self._host = Offloading(self.scheduler, self.runner, config, self._stamps)
-        elif config.peer:
-            self._host = Loads(self.scheduler, self.runner, config)
+        self._mover = worker_of(self.scheduler, self.runner.memory, config, 0, chained)
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}
@@ -135,8 +128,8 @@ class EngineDriver:
         name = f"{command.request}-{self._sent}"
         request = self._request(name, tokens, command.max_tokens, command.priority, command.resumable)
         self._ids[command.request], self._names[name] = name, command.request
-        if isinstance(self._host, Loads) and command.remote:
-            self._host.expects(name, command.remote)
+        if isinstance(self._mover, Loads) and command.remote:
+            self._mover.expects(name, command.remote)
         self.scheduler.add_request(request)
 
     def _session(self, name: str) -> Any:
@@ -182,11 +175,12 @@ class EngineDriver:
         require(self.scheduler.has_requests(), Reason.EMPTY)
         scheduled = self.scheduler.schedule()
         stop = [self._ids.get(name, "") for name in command.stop]
-        forward = partial(self.runner.run, scheduled, command.accept, stop)
-        ran, moved = self._host.around(scheduled, forward) if self._host is not None else (forward(), None)
+        if self._mover is not None:
+            self._mover.before(scheduled)
+        ran = self.runner.run(scheduled, command.accept, stop)
         outcome = results(ran.sampled)
-        if moved is not None:
-            outcome.kv_connector_output = moved
+        if self._mover is not None:
+            outcome.kv_connector_output = self._mover.after(scheduled)
         if ran.lanes:
             self._in_flight.append((scheduled, ran, outcome))
         else:
@@ -221,17 +215,17 @@ class EngineDriver:
     # -- transfers --------------------------------------------------------------------------------
 
     def _copy(self, command: Copy) -> None:
-        require(self._host is not None and self._host.transfers.copy(command.load), Reason.EMPTY)
+        require(self._mover is not None and self._mover.transfers.copy(command.load), Reason.EMPTY)
 
     def _complete(self, command: Complete) -> None:
-        require(self._host is not None and self._host.transfers.complete(command.load), Reason.EMPTY)
+        require(self._mover is not None and self._mover.transfers.complete(command.load), Reason.EMPTY)
 
     def _fail(self, command: Fail) -> None:
-        loads = self._host if isinstance(self._host, Loads) else None
+        loads = self._mover if isinstance(self._mover, Loads) else None
         require(loads is not None and loads.fail(command.blocks), Reason.EMPTY)
 
     def _reset_connector(self, _: ResetConnector) -> None:
-        require(isinstance(self._host, Offloading), Reason.EMPTY)
+        require(isinstance(self._mover, Offloads), Reason.EMPTY)
         if self.scheduler.reset_connector_cache() is False:
             raise SystemFailed("reset_connector_cache() returns False: host memory is not reset")
 
@@ -286,7 +280,9 @@ class EngineDriver:
             results_due=self._due(),
             in_step=self._in_step,
             kept=tuple(kept),
-            host=self._host.facts() if self._host is not None else None,
+            host=None
+            if self._mover is None
+            else host_facts(self._mover, self.scheduler, self.config, self._stamps),
         )
 
 

@@ -1,0 +1,275 @@
+"""The device that moves KV between blocks and host memory or a peer, and the worker's side of a connector.
+
+When a job reads, writes and completes is decided from outside. Jobs of one direction go in order, as streams
+do. Exported tests have this file in them as it stands, after bare_scheduler.py, so it imports nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from impl.vllm.bare_scheduler import taken
+
+CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
+
+
+class DeviceJob:
+    """A transfer that was submitted. parts: (group, block, chunk, index in the chunk) of each block."""
+
+    def __init__(self, job: int, load: bool, parts: tuple[Any, ...]) -> None:
+        self.job, self.load, self.parts = job, load, parts
+        self.copied = False
+
+
+class Transfers:
+    """The device that moves KV (`OffloadingWorker`).
+
+    blocks: the memory of the runner, by block the group that wrote it last and its slots. host: of each of a
+    chunk's blocks the same. empty: a slot that nobody has written.
+    """
+
+    def __init__(self, blocks: dict[int, Any], config: Any, empty: Any) -> None:
+        self._blocks, self._config, self.empty = blocks, config, empty
+        self.host: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
+        self.queues: dict[bool, deque[DeviceJob]] = {False: deque(), True: deque()}
+        self.completed: list[int] = []
+        self.jobs: dict[int, DeviceJob] = {}  # that were submitted
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return self.submit(DeviceJob(job_id, False, self.parts(src_spec, dst_spec)))
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
+        del expedited  # it is waited for
+        return self.submit(DeviceJob(job_id, True, self.parts(dst_spec, src_spec)))
+
+    def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
+        """As releases up to 0.27 submit a job."""
+        source, target = spec
+        submit = self.submit_store if hasattr(source, "group_sizes") else self.submit_load
+        return submit(job_id, source, target)
+
+    def wait(self, job_ids: set[int]) -> None:
+        for load, queue in self.queues.items():
+            while any(job.job in job_ids for job in queue):
+                self.complete(load)
+
+    def get_finished(self) -> list[Any]:
+        names = ("vllm.v1.kv_offload.base", "vllm.v1.kv_offload.worker.worker")
+        modules = map(importlib.import_module, names)
+        kind = next(module.TransferResult for module in modules if hasattr(module, "TransferResult"))
+        done, self.completed = self.completed, []
+        return [kind(job_id=job, success=True) for job in done]
+
+    def shutdown(self) -> None:
+        """Holds nothing."""
+
+    def submit(self, job: DeviceJob) -> bool:
+        self.jobs[job.job] = job
+        self.queues[job.load].append(job)
+        return True
+
+    def parts(self, blocks: Any, host: Any) -> tuple[Any, ...]:
+        """What a job moves, as cpu/gpu_worker.py walks its two lists."""
+        size, parts = self._config.chunk_blocks, []
+        ids, chunks = iter(map(int, blocks.block_ids)), [int(chunk) for chunk in host.block_ids]
+        at = 0
+        for group, (count, first) in enumerate(zip(blocks.group_sizes, blocks.block_indices)):
+            skipped = first % size if count else 0
+            for index in range(skipped, skipped + count):
+                parts.append((group, next(ids), chunks[at + index // size], index % size))
+            at += -(-(skipped + count) // size)
+        return tuple(parts)
+
+    def copy(self, load: bool) -> bool:
+        """Move the KV of the oldest job that has not; False where there is none."""
+        job = next((job for job in self.queues[load] if not job.copied), None)
+        if job is None:
+            return False
+        job.copied = True
+        nothing = [(-1, ())] * self._config.chunk_blocks
+        if not load:  # what a chunk had before is nobody's
+            self.host.update((chunk, [*nothing]) for _, _, chunk, _ in job.parts)
+        for group, block, chunk, index in job.parts:
+            held = self.host.setdefault(chunk, [*nothing])
+            if load:
+                owner, slots = held[index]
+                self._blocks[block] = (
+                    owner,
+                    [*slots] or [self.empty] * self._config.groups[group].block_size,
+                )
+            else:
+                owner, values = self._blocks.get(block, (-1, ()))
+                held[index] = (owner, tuple(values)) if block else (-1, ())
+        return True
+
+    def complete(self, load: bool) -> bool:
+        """Complete the oldest job; False where there is none."""
+        queue = self.queues[load]
+        if not queue:
+            return False
+        if not queue[0].copied:
+            self.copy(load)
+        self.completed.append(queue.popleft().job)
+        return True
+
+
+class Offloads:
+    """The worker's side of an OffloadingConnector, the release's own, above the device."""
+
+    def __init__(self, scheduler: Any, transfers: Transfers) -> None:
+        self.transfers = transfers
+        kind = type(scheduler.connector)
+        role = importlib.import_module(f"{CONNECTORS}.v1.base").KVConnectorRole.WORKER
+        given = {
+            "vllm_config": scheduler.vllm_config, "role": role, "kv_cache_config": scheduler.kv_cache_config,
+        }  # fmt: skip
+        self.worker = kind(**taken(kind.__init__, given))
+        self.worker.connector_worker.worker = transfers
+
+    def before(self, scheduled: Any) -> None:
+        """What a worker does ahead of the forward pass of a batch."""
+        self.worker.handle_preemptions(scheduled.kv_connector_metadata)
+        self.worker.bind_connector_metadata(scheduled.kv_connector_metadata)
+        if getattr(scheduled, "has_sync_kv_loads", False):
+            self.worker.start_load_kv(None)
+
+    def after(self, scheduled: Any) -> Any:
+        """What it does behind that; returns its KVConnectorOutput."""
+        if not getattr(scheduled, "has_sync_kv_loads", False):
+            self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        sending, recving = self.worker.get_finished(scheduled.finished_req_ids)
+        output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput()
+        output.finished_sending, output.finished_recving = sending or None, recving or None
+        output.kv_connector_worker_meta = self.worker.build_connector_worker_meta()
+        self.worker.clear_connector_metadata()
+        return output
+
+
+def peer(**given: Any) -> Any:
+    """A connector of ours: a peer has computed prompts. How much of one stands in the request that asks."""
+    base: Any = importlib.import_module(f"{CONNECTORS}.v1.base")
+
+    class Peer(base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[misc]
+        """remote: of each request the tokens that the peer has yet to send. begun: loads of this step."""
+
+        def __init__(self) -> None:
+            super().__init__(**taken(super().__init__, given))
+            self.remote: dict[str, int] = {}
+            self.begun: list[tuple[Any, tuple[list[int], ...], int, int]] = []
+            specs = [group.kv_cache_spec for group in given["kv_cache_config"].kv_cache_groups]
+            self.windows = any(getattr(spec, "sliding_window", None) for spec in specs)
+
+        def get_num_new_matched_tokens(self, request: Any, computed: int, *_: Any) -> tuple[int, bool]:
+            # The last token is computed again; behind a window its query still needs all that it sees.
+            most = min(self.remote.get(request.request_id, 0), request.num_prompt_tokens - self.windows)
+            return max(0, most - computed), most > computed
+
+        def update_state_after_alloc(self, request: Any, blocks: Any, tokens: int) -> None:
+            if tokens:
+                most = min(self.remote.pop(request.request_id), request.num_prompt_tokens - self.windows)
+                self.begun.append((request, blocks.get_block_ids(), most - tokens, most))
+
+        def build_connector_meta(self, _: Any) -> Any:
+            return base.KVConnectorMetadata()
+
+        def request_finished_all_groups(self, *_: Any) -> tuple[bool, None]:
+            return False, None
+
+        def request_finished(self, *_: Any) -> tuple[bool, None]:
+            return False, None
+
+        def start_load_kv(self, *_: Any, **__: Any) -> None:
+            """`Loads` has what it asks for."""
+
+        wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
+
+    return Peer()
+
+
+class Loads:
+    """What moves KV from the peer, and what the worker reports of it.
+
+    written: what the slots hold once these tokens are computed.
+    """
+
+    def __init__(
+        self, scheduler: Any, transfers: Transfers, config: Any, written: Callable[[Any], Any]
+    ) -> None:
+        self.transfers = transfers
+        self._peer, self._config, self._written = scheduler.connector, config, written
+        self._requests: dict[int, str] = {}  # whose load a job is
+        self._output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput
+        self._invalid: set[int] = set()
+        self._failed: set[str] = set()
+
+    def expects(self, name: str, tokens: int) -> None:
+        """The peer has so many tokens of a request's prompt."""
+        self._peer.remote[name] = tokens
+
+    def before(self, _: Any) -> None:
+        """Begin the loads of a batch."""
+        for begun in self._peer.begun:
+            self._begin(*begun)
+        self._peer.begun.clear()
+
+    def after(self, _: Any) -> Any:
+        """Report the loads that have ended."""
+        output = self._output()
+        done, self.transfers.completed = self.transfers.completed, []
+        output.finished_recving = {self._requests[job] for job in done} or None
+        output.invalid_block_ids, self._invalid = self._invalid, set()
+        if self._failed:
+            output.failed_recving, self._failed = self._failed, set()
+        return output
+
+    def _begin(self, request: Any, tables: tuple[list[int], ...], local: int, tokens: int) -> None:
+        """A load of positions from `local` to `tokens`."""
+        values, job, parts = self._written(request._all_token_ids), len(self._requests), []
+        host = self.transfers.host
+        for group, (layers, table) in enumerate(zip(self._config.groups, tables)):
+            size = layers.block_size
+            for at in range(local // size, -(-tokens // size)):
+                if at < len(table) and table[at]:
+                    there = values[at * size : min(tokens, (at + 1) * size)]
+                    parts.append((group, table[at], len(host), 0))
+                    host[len(host)] = [(group, (*there, *[self.transfers.empty] * (size - len(there))))]
+        self._requests[job] = request.request_id
+        self.transfers.submit(DeviceJob(job, True, tuple(parts)))
+
+    def fail(self, blocks: int) -> bool:
+        """The oldest load ends behind its first `blocks` blocks; False where there is none, or where a
+        release has no word for it: with several groups the request is named, which is possible since 0.30."""
+        whole, queue = len(self._config.groups) > 1, self.transfers.queues[True]
+        if not queue or (whole and not hasattr(self._output(), "failed_recving")):
+            return False
+        job = queue[0]
+        lost = {part[1] for part in job.parts[blocks:]}
+        job.parts = job.parts[:blocks]
+        if whole and lost:
+            self._failed.add(self._requests[job.job])
+        elif lost:
+            self._invalid |= lost
+        return self.transfers.complete(True)
+
+
+def create_connector(config: Any, role: Any, kv_cache_config: Any = None) -> Any:
+    """In the place of `KVConnectorFactory.create_connector`."""
+    given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
+    if config.kv_transfer_config.kv_connector == "Peer":
+        return peer(**given)
+    kind = importlib.import_module(f"{CONNECTORS}.v1.offloading_connector").OffloadingConnector
+    return kind(**taken(kind.__init__, given))
+
+
+def worker_of(
+    scheduler: Any, blocks: dict[int, Any], config: Any, empty: Any, written: Callable[[Any], Any]
+) -> Any:
+    """The worker's side of the connector, None where there is none; arguments as of Transfers and Loads."""
+    transfers = Transfers(blocks, config, empty)
+    if config.host_chunks:
+        return Offloads(scheduler, transfers)
+    return Loads(scheduler, transfers, config, written) if config.peer else None
