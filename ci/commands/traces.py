@@ -158,7 +158,7 @@ def _pytest(
             if target is not None:
                 wanted.append((target.name, 0))
                 runs.append((target.root, target.version, [scratch]))
-            ends = outcomes(*runs, hook=exporting.HOOK)
+            ends = outcomes(*runs, hook=exporting.hook(trace))
     said = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
     for (name, want), (code, output) in zip(wanted, ends, strict=True):
         if code != want:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from reference.blocks.clauses.step import window_start
 from reference.blocks.config import EngineConfig
-from reference.failures import AtBlock, AtCount, AtNamed, AtTable, AtText
+from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText
 from stateful_tests.lockstep.results import EngineMoment, Run
 
 # What a clause says of a number, as an assertion. A number that is not here shows in no object of the
@@ -19,6 +19,7 @@ _COUNTS: dict[tuple[str, str], str] = {
         'self.assertTrue(engine.batch.num_scheduled_tokens, "somebody waits, and nothing is in flight")',
     ("TXT-2", "ended"): 'self.assert{truth}(engine.ended("{owner}"))',
     ("BLK-4", "leftovers"): "self.assertEqual(engine.leftovers(), set())",
+    ("HOST-4", "hashes"): "self.assertEqual(engine.kept(), [])",
     ("PUB-3", "hashes"): "self.assertEqual((engine.hashed_blocks(), len(engine.free())), (0, {blocks}))",
     ("PUB-3", "reset"): "self.assertTrue(engine.reset_done)",
     ("WIN-2", "computed"): 'self.assertGreaterEqual(engine.computed("{owner}"), {must})',
@@ -50,6 +51,8 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
             return _of_place(now, clause, place, config)
         case (AtBlock(block), *_):
             return _of_block(now, clause, block)
+        case (AtChunk(chunk), *_) if clause == "HOST-2":
+            return [f"held, named = engine.chunk({chunk})", "self.assertEqual(held, named)"]
     return []
 
 

@@ -13,22 +13,28 @@ from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
 from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
-from impl.vllm import bare_scheduler
+from impl.vllm import bare_connectors, bare_scheduler
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
-from reference.blocks.commands import Add, End, More, ResetCache, Schedule, Update, client_tokens
+from reference.blocks.commands import (
+    Add, Complete, Copy, End, Fail, More, ResetCache, ResetConnector, Schedule, Update, client_tokens,
+)  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
 from reference.blocks.request_texts import LaneNote
-from reference.commands import Abort, Done
+from reference.commands import Abort, Done, kind_name
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import EngineMoment, Row, Run, Trace
 from stateful_tests.traces.notation import format_command
 
-HOOK = "impl.vllm.modules:install"
 _IMPORTS = "import hashlib\nimport importlib\nimport inspect\nfrom collections import deque\n"
 _TYPES = "from collections.abc import Callable\nfrom typing import Any\n"
+
+
+def hook(trace: Trace) -> str:
+    """What loads a release for the test of a trace."""
+    return f"impl.vllm.modules:{'with_connector' if trace.geometry.connects else 'install'}"
 
 
 def target(text: str) -> ReleaseTarget:
@@ -42,13 +48,20 @@ def target(text: str) -> ReleaseTarget:
 def shared_module(*_: object) -> str:
     """What all tests need: a scheduler without a server, and the engine around it, of any release."""
     about = '"""What the tests beside share: a scheduler of vLLM\'s own. Made by kvspec."""'
-    return f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions()}"
+    return f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"
 
 
-def _definitions() -> str:
-    source = Path(bare_scheduler.__file__).read_text(encoding="utf-8")
-    engine = (TEMPLATES / "stand_in_engine.py.j2").read_text(encoding="utf-8")
-    return source[source.index("\n\nclass Values") :] + engine
+def _definitions(connects: bool) -> str:
+    engine = _from(bare_scheduler.__file__, "\n\nclass Values") + _from(TEMPLATES / "stand_in_engine.py.j2")
+    if not connects:
+        return engine
+    connectors = _from(bare_connectors.__file__, "\n\nCONNECTORS")
+    return engine + connectors + _from(TEMPLATES / "stand_in_connector.py.j2")
+
+
+def _from(file: str | Path, begin: str = "") -> str:
+    text = Path(file).read_text(encoding="utf-8")
+    return text[text.index(begin) :]
 
 
 def unit_test(
@@ -56,8 +69,6 @@ def unit_test(
     named: Titles = AS_MADE, beside: bool = False,
 ) -> str:  # fmt: skip
     """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
-    if isinstance(trace.geometry, EngineConfig) and trace.geometry.connects:
-        raise NotExportable("it has a connector: a test beside does not move KV yet")
     run = replay(system, trace)
     if (violation := run.violation) is None:
         raise NotExportable(f"conforms on {system.name}: there is no fault to test")
@@ -76,16 +87,17 @@ def unit_test(
     if clause is None:
         raise NotExportable(f"{violation.clause}: no object of the scheduler shows it")
     text = "\n".join(asked[clause])
-    if re.search(r"\b(reads|written)\(", text) is None:
+    if re.search(r"\b(reads|written|chunk)\(", text) is None:
         steps = [(command, [c for c in calls if "engine.computes(" not in c]) for command, calls in steps]
     wanted, observed = said[clause]
     body = [line for command, calls in steps for line in commented(command, Done(), calls, sessions=True)]
     body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}"), text]
     code = "\n".join([_engine(run.trace.geometry, system), *body])
-    needed = f"import unittest\n\nfrom {SHARED} import Engine"
+    needed = f"import unittest\n\nfrom {SHARED} import {_kind(run.trace.geometry)}"
     if not beside:
         imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
-        needed = f"from __future__ import annotations\n\n{imports}{_TYPES}{_definitions().rstrip()}"
+        needed = f"from __future__ import annotations\n\n{imports}{_TYPES}"
+        needed += _definitions(run.trace.geometry.connects).rstrip()
     return assembled(
         trace, file, clause, trace.commands[violation.step], needed, code, named, named.of(system.name),
         fixed and fixed.name,
@@ -99,7 +111,11 @@ def _engine(config: EngineConfig, system: VLLMSystem) -> str:
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
             given.append(f"{field.name}={value}")
-    return f"engine = Engine(\n    {', '.join(given)}\n)"
+    return f"engine = {_kind(config)}(\n    {', '.join(given)}\n)"
+
+
+def _kind(config: EngineConfig) -> str:
+    return "ConnectedEngine" if config.connects else "Engine"
 
 
 def _computed(note: LaneNote) -> list[int]:
@@ -126,6 +142,7 @@ class _Steps:
         match command:
             case Add(name, most, _, _, priority, resumable):
                 more = f", priority={priority}" * (priority != 0) + ", resumable=True" * resumable
+                more += f", remote={command.remote}" * (command.remote > 0)
                 yield f'engine.add("{name}", {self._sends(command)}, max_tokens={most}{more})'
             case More(name, most):
                 yield f'engine.add("{name}", {self._sends(command)}, max_tokens={most}, resumable=True)'
@@ -144,6 +161,14 @@ class _Steps:
                 for note, text in zip(notes, texts):
                     who, start = note.lane.request, note.lane.start
                     yield f'engine.computes("{who}", {start}, {self.tokens(text)})'
+                if notes and self.run.trace.geometry.connects:
+                    yield "engine.forwarded()"
+            case Copy(load) | Complete(load):
+                yield f"engine.transfers.{kind_name(type(command))}(load={load})"
+            case Fail(blocks):
+                yield f"engine.worker.fail({blocks})"
+            case ResetConnector():
+                yield "engine.reset_connector()"
             case Update(drafts):
                 yield from self._update(drafts)
 

@@ -126,7 +126,9 @@ def assembled(
     ])  # fmt: skip
 
 
-HOOK = "impl.sglang.process.testing:hook"  # loads a release for its tests
+def hook(_: Trace) -> str:
+    """What loads a release for a test."""
+    return "impl.sglang.process.testing:hook"
 
 
 def shared_module(system: SGLangSystem, fixed: ReleaseTarget | None = None) -> str:

@@ -273,3 +273,19 @@ def worker_of(
     if config.host_chunks:
         return Offloads(scheduler, transfers)
     return Loads(scheduler, transfers, config, written) if config.peer else None
+
+
+def either(of: Any, *names: str) -> Any:
+    """The first attribute of these names that a release has."""
+    return getattr(of, next(name for name in names if hasattr(of, name)))
+
+
+def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
+    """Of a CPU manager (hash and group, chunk, pins), in whichever list of its policy."""
+    found = []
+    for kept in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
+        for key, of_key in kept.items():
+            chunk: Any = getattr(of_key, "chunk", of_key)
+            if hasattr(chunk, "ref_cnt"):
+                found.append((key, either(chunk, "chunk_id", "block_id"), chunk.ref_cnt))
+    return found

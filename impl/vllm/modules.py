@@ -137,6 +137,11 @@ def install(root: Path, _: str = "", offloads: bool = False) -> None:
     offload.expose()
 
 
+def with_connector(root: Path, _: str = "") -> None:
+    """As `install`, with its OffloadingConnector."""
+    install(root, offloads=True)
+
+
 def runner_methods(root: Path) -> dict[str, Any]:
     """The worker's methods of this release, compiled by themselves."""
     env: dict[str, Any] = {

@@ -10,7 +10,9 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from impl.vllm.bare_connectors import CONNECTORS, Loads, Offloads, Transfers, create_connector
+from impl.vllm.bare_connectors import (
+    CONNECTORS, Loads, Offloads, Transfers, chunks_of, create_connector, either,
+)  # fmt: skip
 from impl.vllm.engine import Stamps
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts, HostKey, Transfer
@@ -77,8 +79,8 @@ def host_facts(of: Offloads | Loads, scheduler: Any, config: EngineConfig, stamp
         return HostFacts(0, (), held, (), tuple(_submitted(transfers, transfers.completed)))
     ours = scheduler.connector.connector_scheduler
     manager, jobs = ours.manager, (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))
-    keys = tuple(sorted(_key(key, chunk, config, stamps) for key, chunk in _chunks(manager._policy)))
-    allocated = _either(manager, "_num_allocated_chunks", "_num_allocated_blocks")
+    keys = tuple(sorted(_key(*kept, config, stamps) for kept in chunks_of(manager)))
+    allocated = either(manager, "_num_allocated_chunks", "_num_allocated_blocks")
     nothing = [(-1, ())] * config.chunk_blocks
     chunks = max([allocated, *(part[2] + 1 for job in jobs for part in job.parts)])
     memory = tuple(tuple(transfers.host.get(chunk, nothing)) for chunk in range(chunks))
@@ -86,12 +88,10 @@ def host_facts(of: Offloads | Loads, scheduler: Any, config: EngineConfig, stamp
     return HostFacts(chunks, free, memory, keys, jobs, tuple(_records(scheduler, ours)))
 
 
-def _key(key: bytes, chunk: Any, config: EngineConfig, stamps: Stamps) -> HostKey:
+def _key(key: bytes, chunk: int, pins: int, config: EngineConfig, stamps: Stamps) -> HostKey:
     group = int.from_bytes(key[-4:], "big")
     tokens = config.groups[group].block_size * config.chunk_blocks
-    return HostKey(
-        _either(chunk, "chunk_id", "block_id"), group, stamps.of_block(key[:-4][:16], tokens), chunk.ref_cnt
-    )
+    return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens), pins)
 
 
 def _unsubmitted(of: Offloads, ours: Any) -> Iterator[Transfer]:
@@ -120,17 +120,3 @@ def _records(scheduler: Any, ours: Any) -> Iterator[str]:
     for block, pending in ours._block_id_to_pending_jobs.items():
         if not pending & ours._jobs.keys():
             yield f"block {block}"
-
-
-def _either(of: Any, *names: str) -> Any:
-    """The first attribute of these names that a release has."""
-    return getattr(of, next(name for name in names if hasattr(of, name)))
-
-
-def _chunks(policy: Any) -> Iterator[tuple[bytes, Any]]:
-    """The hashes of a policy and their chunks, in whichever of its lists."""
-    for kept in [value for value in vars(policy).values() if isinstance(value, dict)]:
-        for key, chunk in kept.items():
-            chunk = getattr(chunk, "chunk", chunk)
-            if hasattr(chunk, "ref_cnt"):
-                yield key, chunk
