@@ -39,27 +39,27 @@ def explanation_of(run: Run) -> Explanation | None:
         return Explanation(f"{failed}{ruled}.")
     past = Past(run, violation) if isinstance(step, BlockStep) else History(run, violation, step)
     try:
-        text = _of_engine(past) if not isinstance(past, History) else reasons.said(past) or _told(past)
+        text = _of_engine(past) if not isinstance(past, History) else reasons.reason(past) or _described(past)
     except (LookupError, AssertionError, StopIteration):
         text = _expected(past)  # a view that is odd in more ways than the clause says
     return Explanation(past.words(f"{text}."), tuple(past.claims))
 
 
-def _told(past: Past) -> str:
+def _described(past: Past) -> str:
     """The clause's own head, and the stories of its places."""
-    head, since, told = past.violation.failure.head, past.violation.since, "; ".join(stories(past))
+    head, since, sentence = past.violation.failure.head, past.violation.since, "; ".join(stories(past))
     checked = f"; the check fails from {past.command(since)} on" if since is not None else ""
     if head:
-        return f"{past.here} {head}{f': {told}' if told else checked}"
-    if not told:
+        return f"{past.here} {head}{f': {sentence}' if sentence else checked}"
+    if not sentence:
         return _expected(past)
-    return told if past.here in told else f"after {past.here} {told}"
+    return sentence if past.here in sentence else f"after {past.here} {sentence}"
 
 
 def _of_engine(past: Past) -> str:
     observed, expected = past.violation.observed, past.violation.expected
-    told = [f"{past.here}: {observed}, where {expected}", *stories(past), *blocks.events(past)]
-    return "; ".join(filter(None, told))
+    sentence = [f"{past.here}: {observed}, where {expected}", *stories(past), *blocks.events(past)]
+    return "; ".join(filter(None, sentence))
 
 
 def _expected(past: Past) -> str:

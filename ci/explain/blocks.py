@@ -82,16 +82,16 @@ def _range(place: AtTable, m: EngineMoment) -> str:
 def events(past: Past) -> list[str]:
     """What the facts of one moment do not show: who wrote a block last, and what a query sees."""
     at = past.violation.failure.at
-    told = [_written(past, block) for block in sorted(blocks_of(at, past.now))]
+    events = [_written(past, block) for block in sorted(blocks_of(at, past.now))]
     first = at[0] if at else None
     if isinstance(first, AtChunk):
-        told.append(_moved(past, first.chunk))
+        events.append(_moved(past, first.chunk))
     if isinstance(first, AtTable) and first.query is not None:
         layers = past.now.step.config.groups[first.group]
         among = "" if first.position is None else f", {first.position} among them"
         seen = f"from {window_start(layers, first.query)} on{among}"
-        told.append(f"the query at {first.query} sees positions {seen}")
-    return told
+        events.append(f"the query at {first.query} sees positions {seen}")
+    return events
 
 
 def _moved(past: Past, chunk: int) -> str:

@@ -44,14 +44,14 @@ class Past:
 
     def words(self, text: str) -> str:
         """The sentence with commands and cursors filled in: at first in full, then by number or letter."""
-        told: set[str] = set()
+        explained: set[str] = set()
 
         def fill(found: re.Match[str]) -> str:
             name = found[1]
             what = CURSORS[name] if name in CURSORS else describe(self.run.rows[int(name)].command)
             short = name if name in CURSORS else f"command {name}"
-            full = short if name in told else f"{short} ({what})"
-            told.add(name)
+            full = short if name in explained else f"{short} ({what})"
+            explained.add(name)
             return full
 
         return re.sub("\0(.*?)\0", fill, text)

@@ -117,10 +117,10 @@ def _tokens(m: Moment, owner: str) -> Sequence[int] | None:
 def _text(tokens: Sequence[int] | None, at: int | None) -> list[Fact]:
     if tokens is None:
         return [Fact("", "is not there")]
-    told = f"has {some(len(tokens), 'token')}"
+    fact = f"has {some(len(tokens), 'token')}"
     if at is not None and at < len(tokens):
-        told += f", {token_text(tokens[at])} at position {at},"
-    return [Fact("", told)]
+        fact += f", {token_text(tokens[at])} at position {at},"
+    return [Fact("", fact)]
 
 
 def token_text(token: int) -> str:

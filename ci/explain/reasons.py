@@ -14,7 +14,7 @@ from stateful_tests.lockstep.follow import launched
 from stateful_tests.lockstep.results import Moment
 
 
-def said(past: History) -> str | None:
+def reason(past: History) -> str | None:
     """The sentence on a clause of this module; None for the others."""
     reason = _REASONS.get(past.violation.clause)
     return reason(past) if reason is not None else None
@@ -92,16 +92,16 @@ def _shape(past: History) -> str | None:
     ours = {p.path: p.node.live for p in nodes(state.tree)}
     theirs = {n.path: n.live or "swa" not in past.now.facts.pools for n in tree.nodes}
     was = sorted(p.path for p in nodes(before.tree))
-    said = []
+    parts = []
     for verb, spares, must, a, b in (
         ("keeps", "leaves", "must go", theirs, ours), ("takes", "takes", "must stay", ours, theirs),
     ):  # fmt: skip
         for path in was:
             if path in a and path not in b:
-                said.append(f"{verb} {_used(past, path)}, which {must}")
+                parts.append(f"{verb} {_used(past, path)}, which {must}")
             elif a.get(path) and not b[path]:
-                said.append(f"{spares} the SWA KV of {_used(past, path)}, which {must}")
-    return f"{past.here} {', and '.join(said[:2])}" if said else None
+                parts.append(f"{spares} the SWA KV of {_used(past, path)}, which {must}")
+    return f"{past.here} {', and '.join(parts[:2])}" if parts else None
 
 
 def _used(past: History, path: Key) -> str:

@@ -23,14 +23,14 @@ def stories(past: Past) -> list[str]:
     at = past.violation.failure.at
     if not isinstance(past, History):
         return [story(past, place, blocks.called, blocks.facts_at) for place in _few(at)]
-    told: dict[str, None] = {}
+    texts: dict[str, None] = {}
     cursors = [place for place in at if isinstance(place, AtCursor)][: MOST[AtCursor]]
     for place in _few(at):
         if isinstance(place, AtCursor):
-            told[_cursors(past, cursors)] = None
+            texts[_cursors(past, cursors)] = None
         for part in places.leads_to(place, past.now):
-            told[story(past, part, places.called, places.facts_at)] = None
-    return [each for each in told if each]
+            texts[story(past, part, places.called, places.facts_at)] = None
+    return [each for each in texts if each]
 
 
 def _few(at: Iterable[Place]) -> list[Place]:
@@ -57,20 +57,20 @@ def story(past: Past, place: Place, called: Callable[[Any, Any], str], facts_at:
         what = f"has {some(count, 'owner')}" if count > 1 else "is not free"
         return f"{name} {what}: {' and '.join(having)}"
     dated = [(fact.now, since(fact)) for fact in own]
-    told = f"{name} {' and '.join(_together(dated))}{_due(place)}"
+    texts = f"{name} {' and '.join(_together(dated))}{_due(place)}"
     if having:
-        return ", and ".join([told, *having])
-    return told + _until_then(past, place, own[0], facts_at)
+        return ", and ".join([texts, *having])
+    return texts + _until_then(past, place, own[0], facts_at)
 
 
 def _together(dated: list[tuple[str, str]]) -> list[str]:
     """Facts with their dates, a date and a verb once: "is live and has 1 SWA slot since command 2"."""
-    told = []
+    texts = []
     for since, facts in groupby(dated, key=lambda each: each[1]):
         first, *more = [fact for fact, _ in facts]
         verb = first.split()[0] + " "
-        told.append(" and ".join([first, *(fact.removeprefix(verb) for fact in more)]) + f" {since}")
-    return told
+        texts.append(" and ".join([first, *(fact.removeprefix(verb) for fact in more)]) + f" {since}")
+    return texts
 
 
 def _is_so(facts_at: FactsAt, place: Place, fact: Fact, m: Any) -> bool:
@@ -94,11 +94,11 @@ def _due(place: Place) -> str:
 def _until_then(past: Past, place: Place, fact: Fact, facts_at: FactsAt) -> str:
     before = past.last_before(lambda m: not _is_so(facts_at, place, fact, m))
     was = [f for f in facts_at(place, before) if f.was] if before is not None else []
-    told = " and ".join(f"{f.owner or 'it'} {f.was}" for f in was)
+    texts = " and ".join(f"{f.owner or 'it'} {f.was}" for f in was)
     if was and isinstance(place, AtLock):  # whether a lock is older than a split tells why it is miscounted
         then = past.last_time(f"{place}: {was[0].was}", partial(_is_so, facts_at, place, was[0]))
-        told += f" {past.at(then[0])}" if then is not None else ""
-    return f"; until then {told}" if told else ""
+        texts += f" {past.at(then[0])}" if then is not None else ""
+    return f"; until then {texts}" if texts else ""
 
 
 # -- cursors ---------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ class Steps(MemoryChecks):
         decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
         lanes = list(zip(found, command.lanes, strict=True))
         tails = [request for request, lane in lanes if lane.tail]
-        begun = any(r in decodes or self.has_begun(r) for r in tails)
-        require(len(decodes) < len(found) and not self.late(decodes) and not begun, Reason.WRONG_PHASE)
+        started = any(r in decodes or self.has_started(r) for r in tails)
+        require(len(decodes) < len(found) and not self.late(decodes) and not started, Reason.WRONG_PHASE)
         require(not tails or self.window is not None, Reason.NO_SWA)
         fits = all(r.cursors.kv_committed_len + lane.tokens <= len(r.text) for r, lane in lanes)
         require(fits, Reason.BAD_LENGTH)
@@ -87,7 +87,7 @@ class Steps(MemoryChecks):
             slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
         store.write(slots, lanes.tail)
 
-    def has_begun(self, request: KVRequest) -> bool:
+    def has_started(self, request: KVRequest) -> bool:
         """It has KV that is not the tree's."""
         return request.cursors.kv_allocated_len > request.cursors.cache_protected_len
 

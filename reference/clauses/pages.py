@@ -174,11 +174,11 @@ def _free_is_set(step: Step) -> Failure | None:
         free = pool.free_pages
         if len(free) != len(pool.free):
             twice = sorted({p for p in free if list(pool.free).count(p) > 1})
-            told = f"each page once in the {name} free list"
-            return failure(told, f"pages {twice} twice or more", *_pages(name, twice))
+            expected = f"each page once in the {name} free list"
+            return failure(expected, f"pages {twice} twice or more", *_pages(name, twice))
         if wrong := sorted(page for page in free if not 1 <= page <= pool.size):
-            told = f"pages 1 to {pool.size} in the {name} free list"
-            return failure(told, f"pages {wrong}", *_pages(name, wrong))
+            expected = f"pages 1 to {pool.size} in the {name} free list"
+            return failure(expected, f"pages {wrong}", *_pages(name, wrong))
     return None
 
 
@@ -242,6 +242,6 @@ def _none_lost(step: Step) -> Failure | None:
         found = pool.free_pages | pool.owner_of.keys()
         lost = [page for page in range(1, pool.size + 1) if page not in found]
         if lost:
-            told = f"every {name} page free or owned"
-            return failure(told, f"pages {lost} are neither", *_pages(name, lost))
+            expected = f"every {name} page free or owned"
+            return failure(expected, f"pages {lost} are neither", *_pages(name, lost))
     return None

@@ -52,19 +52,19 @@ def _shape(step: Step) -> Failure | None:
     first: set[Key] = set()
     for node in tree.nodes:
         if not node.slots or node.start < 0 or node.start % size or len(node.path) % size:
-            told = f"nodes of whole pages, {size} tokens each"
+            expected = f"nodes of whole pages, {size} tokens each"
             head = f"leaves a node {where(node)}, and nodes are whole pages of {size} tokens"
-            return failure(told, f"a node {where(node)}", AtNode(node.path), head=head)
+            return failure(expected, f"a node {where(node)}", AtNode(node.path), head=head)
         if node.start and node.path[: node.start] not in ends:
-            told = f"a node that ends at {node.start}, above {where(node)}"
+            expected = f"a node that ends at {node.start}, above {where(node)}"
             above = AtNode(node.path[: node.start])
             head = f"leaves no node that ends at {node.start}, where {where(node)} begins"
-            return failure(told, "there is none", AtNode(node.path), above, head=head)
+            return failure(expected, "there is none", AtNode(node.path), above, head=head)
         page = node.path[: node.start + size]
         if page in first:
             twins = [AtNode(n.path) for n in tree.nodes if n.path[: n.start + size] == page]
-            told = f"one node that goes on with {path_text(page)}"
-            return failure(told, "there are two", *twins, head=f"must leave {told}, and leaves two")
+            expected = f"one node that goes on with {path_text(page)}"
+            return failure(expected, "there are two", *twins, head=f"must leave {expected}, and leaves two")
         first.add(page)
     return None
 
@@ -94,13 +94,13 @@ def _live_or_dead(step: Step) -> Failure | None:
             continue
         place, have = AtNode(node.path, "swa"), sum(1 for slot in node.swa_slots if slot)
         if have < len(node.slots) or len(node.swa_slots) != len(node.slots):
-            told = f"{len(node.slots)} SWA slots at {where(node)}, or none"
+            expected = f"{len(node.slots)} SWA slots at {where(node)}, or none"
             head = f"must leave {where(node)} with SWA KV of all its tokens, or as a tombstone"
-            return failure(told, f"{have}", place, head=head)
+            return failure(expected, f"{have}", place, head=head)
         at = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
-        told = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
+        expected = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
         head = f"leaves {where(node)} with SWA slot {node.swa_slots[at]} for position {node.start + at}"
-        return failure(told, f"{list(node.swa_slots)}", place, AtEntry(node.slots[at]), head=head)
+        return failure(expected, f"{list(node.swa_slots)}", place, AtEntry(node.slots[at]), head=head)
     return None
 
 
@@ -187,10 +187,10 @@ def _inserted_found(step: Step) -> Failure | None:
                 start = end - geometry.page_size
                 where, place = f"[{start}, {end}) of {path_text(key)}", AtTreePage(key[:end], start)
                 if page is None:
-                    told = f"{where} in the tree"
-                    return failure(told, "it is not", place, head=f"must leave {told}")
-                told = f"{where} live in the tree"
-                return failure(told, "a tombstone", place, head=f"must leave {told}")
+                    expected = f"{where} in the tree"
+                    return failure(expected, "it is not", place, head=f"must leave {expected}")
+                expected = f"{where} live in the tree"
+                return failure(expected, "a tombstone", place, head=f"must leave {expected}")
     return None
 
 
@@ -259,10 +259,10 @@ def _seen_by_the_client(step: Step) -> Failure | None:
     for path in sorted(step.after.tree.pages, key=len):
         if path not in known and key[: len(path)] != path:
             start = len(path) - size
-            told = f"nothing new past the {target} tokens of input and output that count"
+            expected = f"nothing new past the {target} tokens of input and output that count"
             page = f"[{start}, {len(path)}) of {path_text(path)}"
             head = f"caches {page}, and the client has {target} tokens of this text"
-            return failure(told, page, AtTreePage(path, start), head=head)
+            return failure(expected, page, AtTreePage(path, start), head=head)
     return None
 
 
@@ -310,9 +310,9 @@ def _resumable(step: Step) -> Failure | None:
     if found is None:
         return None
     key, end = found
-    told = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
+    expected = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
     observed = "a tombstone" if key[:end] in pages else "it is not there"
-    return failure(told, observed, AtTreePage(key[:end], end - size), head=f"must leave {told}")
+    return failure(expected, observed, AtTreePage(key[:end], end - size), head=f"must leave {expected}")
 
 
 def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> bool:
@@ -342,11 +342,11 @@ def _capped(step: Step) -> Failure | None:
         assert window is not None
         need = ceil_page(window, size)
         if len(node.slots) > need:
-            told = f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs"
+            expected = f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs"
             head = f"makes {where(node)} one leaf, and a lock pins leaves whole: SWA KV of {len(node.slots)}"
             head += f" tokens for a window of {window}, which needs {need}"
             place = AtNode(node.path, "swa")
-            return failure(told, f"{len(node.slots) // size} SWA pages", place, head=head)
+            return failure(expected, f"{len(node.slots) // size} SWA pages", place, head=head)
     return None
 
 

@@ -83,21 +83,23 @@ def _as_asked(step: Step) -> Failure | None:
         return None
     assert step.before.tree is not None
     size = step.config.geometry.page_size
-    asked, said = {"full": command.full, "swa": command.swa}, getattr(step.outcome, "freed", None)
+    requested = {"full": command.full, "swa": command.swa}
+    outcome_freed = getattr(step.outcome, "freed", None)
     for pool in step.after.pools:
         locks = [n.full_locks if pool == "full" else n.swa_locks for n in step.before.tree.nodes]
         held = [len(n.slots if pool == "full" else n.swa_slots) for n in step.before.tree.nodes]
         could = sum(tokens for tokens, lock in zip(held, locks) if not lock)
         freed = sum(len(p) for h, p in step.freed[pool].items() if h.startswith("tree ")) * size
-        want, kind = min(asked[pool], could), "SWA" if pool == "swa" else pool
+        want, kind = min(requested[pool], could), "SWA" if pool == "swa" else pool
         if freed < want:
-            told = f"{want} {kind} tokens freed, of {could} that are not locked"
+            expected = f"{want} {kind} tokens freed, of {could} that are not locked"
             head = f"frees {freed} {kind} tokens and must free {want}, of {could} that are not locked"
-            return failure(told, f"{freed}", head=head)
-        if said is not None and getattr(said, pool) != freed:
-            told, reported = f"{freed} {kind} tokens reported, as were freed", getattr(said, pool)
+            return failure(expected, f"{freed}", head=head)
+        if outcome_freed is not None and getattr(outcome_freed, pool) != freed:
+            expected = f"{freed} {kind} tokens reported, as were freed"
+            reported = getattr(outcome_freed, pool)
             head = f"frees {freed} {kind} tokens and reports {reported}"
-            return failure(told, f"{reported}", head=head)
+            return failure(expected, f"{reported}", head=head)
     return None
 
 
@@ -167,10 +169,10 @@ def _ends(step: Step) -> Failure | None:
     want = {p.path for p in nodes(step.now.tree)}
     got = {n.path for n in step.after.tree.nodes}
     for path in sorted(want ^ got):
-        told = f"a node ends {path_text(path)}", "none does"
+        expected = f"a node ends {path_text(path)}", "none does"
         does = "must end a node at" if path in want else "must end no node at"
         head = f"{does} {path_text(path)}"
-        return failure(*(told if path in want else told[::-1]), AtNode(path), head=head)
+        return failure(*(expected if path in want else expected[::-1]), AtNode(path), head=head)
     return None
 
 

@@ -40,16 +40,17 @@ def _usable(step: Step) -> Failure | None:
     want = usable_length(step, key)
     if length == want:
         return None
-    told = f"{holder}: {want} tokens of {path_text(key)} to resume from"
+    expected = f"{holder}: {want} tokens of {path_text(key)} to resume from"
     hands = f"hands {length} token{'s' * (length != 1)} to {holder} and must hand {want}"
     if length > len(key):
-        return failure(told, f"{length}", AtLock(holder), head=f"{hands}: the last token is computed again")
+        head = f"{hands}: the last token is computed again"
+        return failure(expected, f"{length}", AtLock(holder), head=head)
     page = _deciding_page(step, key, length, want)
     why, window = "", step.config.geometry.window
     if length > want and window is not None:
         why = f", as the next token reads a window of {window} behind it"
     lock = [AtLock(holder)] if length else []
-    return failure(told, f"{length}", *page, *lock, head=hands + why)
+    return failure(expected, f"{length}", *page, *lock, head=hands + why)
 
 
 def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreePage]:
@@ -80,11 +81,11 @@ def _kept(step: Step) -> Failure | None:
     for holder, (key, pinned_from, _) in sorted(step.locks.items()):
         for end in page_ends(len(key), size):
             page, place = pages.get(key[:end]), AtTreePage(key[:end], end - size)
-            told = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
+            expected = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
             if page is None:
-                return failure(f"{told}, is there", "it is not", AtLock(holder), place)
+                return failure(f"{expected}, is there", "it is not", AtLock(holder), place)
             if end > pinned_from and not page[1]:
-                return failure(f"{told}, has SWA KV", "it is a tombstone", AtLock(holder), place)
+                return failure(f"{expected}, has SWA KV", "it is a tombstone", AtLock(holder), place)
     return None
 
 

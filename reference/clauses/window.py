@@ -49,7 +49,7 @@ def _eviction_bounds(step: Step) -> Failure | None:
         return None
     (request, length, low, high, got), window = found, step.config.geometry.window
     assert window is not None
-    told = f"{request.name}: swa_evicted_seqlen in [{low}, {high}]"
+    expected = f"{request.name}: swa_evicted_seqlen in [{low}, {high}]"
     if low <= got <= high:
         why = f"inside a page of {step.config.geometry.page_size} tokens"
     elif got < low:
@@ -57,7 +57,7 @@ def _eviction_bounds(step: Step) -> Failure | None:
     else:
         why = f"and a token at {length} reads a window of {window} back"
     head = f"leaves the SWA KV of {request.name} from {got} on, {why}"
-    return failure(told, f"{got}", AtCursor(request.name, "swa_evicted_seqlen"), head=head)
+    return failure(expected, f"{got}", AtCursor(request.name, "swa_evicted_seqlen"), head=head)
 
 
 def evicted_too_far(step: Step) -> tuple[Request, int, int, int, int] | None:

@@ -51,8 +51,8 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     tails = {lane.request for lane in command.lanes if lane.tail}
     for request in requests:
         c = cursors_of(request)
-        begun = request.phase is Phase.RUNNING or c.kv_allocated_len > c.cache_protected_len
-        require(request.name not in tails or not begun, Reason.WRONG_PHASE)
+        started = request.phase is Phase.RUNNING or c.kv_allocated_len > c.cache_protected_len
+        require(request.name not in tails or not started, Reason.WRONG_PHASE)
     require(not tails or state.config.geometry.window is not None, Reason.NO_SWA)
     grown: Grown = []
     for request, lane in zip(requests, command.lanes):
