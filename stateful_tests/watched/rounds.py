@@ -227,6 +227,14 @@ def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> Non
 
 @action(log.Paged, compared="rows, free lists, mapping, tree")
 def paged(beside: Beside, e: log.Paged) -> None:
+    owners = {owner.name for owner in holders(beside.state)}
+    # A rejected turn may be shown as its session's. "": its log does not say whose.
+    rejected = {name: by for name in owners if (by := beside.of(name).rejected_by) is not None}
+    unknown = () if "" in rejected.values() else e.owners.keys() - owners - {*rejected.values()}
+    for name in sorted(unknown):
+        beside.report(Diverged("OWN-4", f"{name} has no row", "has one"))
+    for name in sorted(owners - rejected.keys() - e.owners.keys()):
+        beside.report(Diverged("OWN-4", f"{name} has a row", "has none"))
     for found in beside.pages.judge(beside.state, e):
         beside.report(Diverged(*found))
 

@@ -184,7 +184,10 @@ class Reader:
 
 
 def _free(pool: Any) -> list[int]:
-    return [int(page) for page in pool.get_all_free_pages().tolist()]
+    """The free list of a pool, in pages."""
+    if hasattr(pool, "get_all_free_pages"):  # since 0.5.20
+        return [int(page) for page in pool.get_all_free_pages().tolist()]
+    return [int(page) for pages in (pool.free_pages, pool.release_pages) for page in pages.tolist()]
 
 
 def row_and_cursors(owner: Any) -> _RowAndCursors:

@@ -12,10 +12,11 @@ from types import SimpleNamespace as Bag
 from typing import Any
 
 import pytest
+import torch
 
 from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
-from impl.sglang.server import environment
+from impl.sglang.server import environment, reading
 from impl.sglang.server.clients import EOS, Client, Clients, Turn
 from impl.sglang.server.events import HookFailed, Snapshot, Stepped
 from impl.sglang.server.log import EventLog
@@ -301,3 +302,8 @@ def test_plain_requirements_keep_the_releases_pins(tmp_path):
     wanted = environment.requirements(tmp_path)
     assert set(plain) <= set(wanted)
     assert not [each for each in wanted if each.startswith(("torch", "flashinfer", "tqdm"))]
+
+
+def test_a_free_list_has_two_parts_up_to_0_5_14():
+    pool = Bag(free_pages=torch.tensor([3, 1]), release_pages=torch.tensor([2]))
+    assert reading._free(pool) == [3, 1, 2]
