@@ -8,6 +8,7 @@ from pathlib import Path
 from impl.sglang.parts import modules
 from impl.sglang.process import testing
 from impl.transformers_paging.loading import load
+from impl.vllm.modules import with_connector
 
 # What these tests call besides the bookkeeping that is driven.
 MODULES = (
@@ -26,3 +27,7 @@ def sglang(root: Path, version: str) -> None:
 
 def transformers(root: Path, _: str) -> None:
     load(root)
+
+
+def vllm(root: Path, _: str) -> None:
+    with_connector(root)
