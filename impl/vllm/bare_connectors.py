@@ -205,6 +205,7 @@ class Loads:
         self._output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput
         self._invalid: set[int] = set()
         self._failed: set[str] = set()
+        self.failed: set[str] = set()  # requests whose load has failed, until the worker reports it
 
     def expects(self, name: str, tokens: int) -> None:
         """The peer has so many tokens of a request's prompt."""
@@ -221,7 +222,7 @@ class Loads:
         output = self._output()
         done, self.transfers.completed = self.transfers.completed, []
         output.finished_recving = {self._requests[job] for job in done} or None
-        output.invalid_block_ids, self._invalid = self._invalid, set()
+        output.invalid_block_ids, self._invalid, self.failed = self._invalid, set(), set()
         if self._failed:
             output.failed_recving, self._failed = self._failed, set()
         return output
@@ -249,6 +250,8 @@ class Loads:
         job = queue[0]
         lost = {part[1] for part in job.parts[blocks:]}
         job.parts = job.parts[:blocks]
+        if lost:
+            self.failed.add(self._requests[job.job])
         if whole and lost:
             self._failed.add(self._requests[job.job])
         elif lost:

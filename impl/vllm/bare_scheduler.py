@@ -157,7 +157,8 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
     settings["kv_transfer_config"] = Values(
         kv_connector_extra_config=extra, get_from_extra_config=extra.get,
         kv_connector="Peer" if config.peer else "OffloadingConnector", kv_role="kv_both", engine_id="engine",
-        kv_load_failure_policy="recompute", is_kv_consumer=True, is_kv_producer=True,
+        kv_load_failure_policy="fail" if config.fail_requests else "recompute",
+        is_kv_consumer=True, is_kv_producer=True,
     )  # fmt: skip
     vars(settings["parallel_config"]).update(
         world_size=1, tensor_parallel_size=1, nnodes_within_dp=1, rank=0, data_parallel_rank_local=0

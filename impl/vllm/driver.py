@@ -184,7 +184,7 @@ class EngineDriver:
         if ran.lanes:
             self._in_flight.append((scheduled, ran, outcome))
         else:
-            self.scheduler.update_from_output(scheduled, outcome)
+            self._take(self.scheduler.update_from_output(scheduled, outcome))
         # The engine core fills its queue of batches first (EngineCore.step_with_batch_queue).
         self._in_step = len(self._in_flight) > self.overlap or bool(self._in_flight and not ran.lanes)
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
@@ -198,12 +198,7 @@ class EngineDriver:
         require(self._due(), Reason.WRONG_PHASE)
         self._in_step = False
         scheduled, ran, outcome = self._in_flight.popleft()
-        given = self.scheduler.update_from_output(scheduled, outcome)
-        self._given = tuple(
-            Output(self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason))
-            for one in given.values()
-            for out in one.outputs
-        )
+        self._take(self.scheduler.update_from_output(scheduled, outcome))
         if self.config.drafts and not self.overlap:
             most = self.config.drafts
             if not self.config.eagle:
@@ -211,6 +206,14 @@ class EngineDriver:
             drafts = self.runner.proposed(ran, most)
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
+
+    def _take(self, given: Any) -> None:
+        """What clients get."""
+        self._given = tuple(
+            Output(self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason))
+            for one in given.values()
+            for out in one.outputs
+        )
 
     # -- transfers --------------------------------------------------------------------------------
 

@@ -76,7 +76,10 @@ def host_facts(of: Offloads | Loads, scheduler: Any, config: EngineConfig, stamp
     transfers = of.transfers
     if isinstance(of, Loads):
         held = tuple(tuple(chunk) for _, chunk in sorted(transfers.host.items()))
-        return HostFacts(0, (), held, (), tuple(_submitted(transfers, transfers.completed)))
+        jobs = tuple(_submitted(transfers, transfers.completed))
+        live = [request.request_id for request in scheduler.requests.values() if not request.is_finished()]
+        failed = tuple(name.partition("-")[0] for name in live if name in of.failed)
+        return HostFacts(0, (), held, (), jobs, failed=failed)
     ours = scheduler.connector.connector_scheduler
     manager, jobs = ours.manager, (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))
     keys = tuple(sorted(_key(*kept, config, stamps) for kept in chunks_of(manager)))

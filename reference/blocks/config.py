@@ -41,7 +41,8 @@ class EngineConfig:
     while others wait, 0 for no limit. priority: the waiting are ordered by it, not by arrival.
     host_chunks: chunks of host memory that blocks are offloaded to, 0 for none; chunk_blocks: blocks of a
     chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it;
-    prompt_only: outputs are not offloaded. peer: a peer has computed prompts, whose KV is loaded from it.
+    prompt_only: outputs are not offloaded. peer: a peer has computed prompts, whose KV is loaded from it;
+    fail_requests: a load that fails ends its request, which is computed here without.
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -62,6 +63,7 @@ class EngineConfig:
     sync_loads: bool = False
     prompt_only: bool = False
     peer: bool = False
+    fail_requests: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
@@ -89,6 +91,8 @@ class EngineConfig:
             raise GeometryError("chunk_blocks", "must be 1 where groups have blocks of several sizes")
         if self.host_chunks and self.peer:
             raise GeometryError("peer", "goes without host_chunks: an engine has one connector")
+        if self.fail_requests and not self.peer:
+            raise GeometryError("fail_requests", "needs peer: loads of that may fail")
         if self.host_chunks and not self.caching:
             raise GeometryError("host_chunks", "needs caching: blocks are offloaded by their hashes")
         if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
@@ -129,6 +133,7 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "host-window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3, host_chunks=8, prompt_only=True),
     "host-drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12),
     "peer": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True),
+    "peer-fails": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True, fail_requests=True),
     "peer-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, peer=True),
     "peer-drafts": EngineConfig((_TWO,), 12, 18, 12, max_seqs=3, drafts=2, peer=True),
     "host-priority": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, arc=True),

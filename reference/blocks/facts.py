@@ -92,7 +92,8 @@ class HostKey(NamedTuple):
 
 class HostFacts(NamedTuple):
     """Host memory. chunks: that were handed out at least once. memory: for each of them, by block, the group
-    that the KV is of (-1: none) and its stamps. records: what the connector keeps for nobody, in words."""
+    that the KV is of (-1: none) and its stamps. records: what the connector keeps for nobody, in words.
+    failed: requests whose load has failed, until the engine is told."""
 
     chunks: int
     free: tuple[int, ...]
@@ -100,6 +101,7 @@ class HostFacts(NamedTuple):
     keys: tuple[HostKey, ...]
     transfers: tuple[Transfer, ...]
     records: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 class BlockFacts(NamedTuple):

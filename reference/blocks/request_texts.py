@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from reference.blocks.commands import (
-    STOP_TOKEN, Add, End, EngineCommand, More, Update, client_tokens,
+    STOP_TOKEN, Add, End, EngineCommand, Fail, More, Update, client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, chained
@@ -37,7 +37,8 @@ class Bearer:
 
     text: what client and engine agree on; outputs: of this turn. turns: that were sent and wait, None for the
     end of the session. idle: between turns. computed: positions that have KV, drafts that the model agreed
-    with included; None while it holds nothing. turned: a new turn began and nothing ran since.
+    with included; None while it holds nothing. turned: a new turn began and nothing ran since. failed: its
+    load has failed, which ends it.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Bearer:
     gone: bool = False
     computed: int | None = None
     turned: bool = False
+    failed: bool = False
     flights: list[Flight] = field(default_factory=list)
 
     @property
@@ -130,6 +132,9 @@ class RequestTexts:
             self._next_turn(bearer)
         elif isinstance(command, Abort) and bearer is not None:
             self._goes(bearer)
+        elif isinstance(command, Fail) and self.config.fail_requests and facts.host is not None:
+            for name in facts.host.failed:
+                self.bearers[name].failed = True
         elif isinstance(command, Update):
             return [], self._results(facts)
         for name, fact in facts.requests.items():
@@ -138,7 +143,7 @@ class RequestTexts:
                 known.computed = None
                 for flight in known.flights:
                     flight.stale = True
-        return self._lanes(facts), []
+        return self._lanes(facts), self._without_results({output.request: output for output in facts.outputs})
 
     def _tokens(self, command: Add | More) -> list[int]:
         self._sent += 1
@@ -195,7 +200,17 @@ class RequestTexts:
                 bearer.outputs += len(output.tokens)
                 if ends:
                     self._stops(bearer)
-        notes += [OutputNote(name, output, (), False, False, False) for name, output in given.items()]
+        return notes + self._without_results(given)
+
+    def _without_results(self, given: dict[str, Output]) -> list[OutputNote]:
+        """Outputs that nothing was sampled for: the end of a request whose load has failed."""
+        notes = []
+        for name, output in given.items():
+            bearer = self.bearers.get(name)
+            ends = bearer is not None and bearer.failed
+            notes.append(OutputNote(name, output, (), ends, False, False))
+            if bearer is not None and ends and output.finished:
+                self._goes(bearer)
         return notes
 
     def _due(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:

@@ -107,8 +107,14 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     return trace
 
 
-_LENGTHS = ("blocks", "max_model_len", "max_batched_tokens", "max_seqs", "drafts", "long_prefill")
-_PLAIN = {"priority": False, "chunked": True, "eagle": False, "caching": True}
+_LENGTHS = (
+    "blocks", "max_model_len", "max_batched_tokens", "max_seqs", "drafts", "long_prefill", "chunk_blocks",
+    "host_chunks",
+)  # fmt: skip
+_PLAIN = {
+    "priority": False, "chunked": True, "eagle": False, "caching": True, "arc": False, "sync_loads": False,
+    "prompt_only": False, "fail_requests": False,
+}  # fmt: skip
 
 
 def _shrink_config(failing: Failing, trace: Trace) -> Trace:

@@ -35,16 +35,20 @@ def _chain(step: BlockStep) -> Failure | None:
 @clause(
     "TXT-2",
     "a turn ends when it is due",
-    "A turn ends exactly at the stop token, its last output, or max_model_len.",
+    "A turn ends exactly at the stop token, its last output, or max_model_len. A load that fails ends its"
+    " request where that is the policy.",
     why="A late end wastes work; an early one cuts an answer off.",
     rule="blocks.request_texts",
     source="vllm check_stop",
     trigger=lambda s: any(o.ends for o in s.outputs),
 )
 def _ends(step: BlockStep) -> Failure | None:
+    for name in (note.lane.request for note in step.lanes):
+        if name in step.bearers and step.bearers[name].failed:
+            return failure(f"{name} ends: its load has failed", "it goes on", AtCount(name, "ended", 1))
     for note in step.outputs:
         if note.given is None or not note.given.tokens:
-            if note.given is not None and note.given.finished:
+            if note.given is not None and note.given.finished and not note.ends:
                 at = AtCount(note.name, "ended", 0)
                 return failure(f"{note.name} goes on", f"it ends: {note.given.finished}", at)
             continue
