@@ -85,7 +85,8 @@ def host_facts(of: Offloads | Loads, scheduler: Any, config: EngineConfig, stamp
     keys = tuple(sorted(_key(*kept, config, stamps) for kept in chunks_of(manager)))
     allocated = either(manager, "_num_allocated_chunks", "_num_allocated_blocks")
     nothing = [(-1, ())] * config.chunk_blocks
-    chunks = max([allocated, *(part[2] + 1 for job in jobs for part in job.parts)])
+    named = [key.chunk for key in keys] + [part[2] for job in jobs for part in job.parts]
+    chunks = max([allocated, *(chunk + 1 for chunk in named)])
     memory = tuple(tuple(transfers.host.get(chunk, nothing)) for chunk in range(chunks))
     free = (*manager._free_list, *range(allocated, chunks))
     return HostFacts(chunks, free, memory, keys, jobs, tuple(_records(scheduler, ours)))

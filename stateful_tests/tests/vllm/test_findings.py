@@ -58,6 +58,13 @@ SAID = {
     "a_reset_stores_blocks_that_the_window_gave_back": "is named by a hash since command",
     "a_load_waits_for_more_blocks_than_there_are": "r1 is WAITING with 2 tokens",
     "a_load_is_given_a_block_that_was_just_found": "r3 has it at [2, 4) of group 0",
+    "a_block_stands_twice_in_its_store_after_a_reset": "makes the system fail, KeyError: 1 at",
+    "a_reset_of_host_memory_during_a_store_ends_the_server": "makes the system fail, KeyError: 0 at",
+    "a_reset_stores_blocks_that_the_window_gave_back_in_time": "is named by a hash since command",
+    "a_session_grows_past_max_model_len_in_its_own_step": "it computes [2, 5), where r1 ends by 4",
+    "a_session_at_max_model_len_waits_for_ever": "blocks free, where there is a batch, as somebody waits",
+    "a_session_grows_past_max_model_len_on_the_device": "it computes [4, 6), where r2 ends by 5",
+    "a_turn_longer_than_the_model_is_written_past_its_row": "illegal memory access in _apply_write_kernel",
 }  # fmt: skip
 
 
