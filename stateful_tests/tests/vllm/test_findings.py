@@ -58,6 +58,7 @@ SAID = {
     "a_reset_stores_blocks_that_the_window_gave_back": "is named by a hash since command",
     "a_load_waits_for_more_blocks_than_there_are": "r1 is WAITING with 2 tokens",
     "a_load_is_given_a_block_that_was_just_found": "r3 has it at [2, 4) of group 0",
+    "a_loaded_request_takes_the_row_of_a_waiting_turn": "AssertionError: No free indices at",
     "a_block_stands_twice_in_its_store_after_a_reset": "makes the system fail, KeyError: 1 at",
     "a_reset_of_host_memory_during_a_store_ends_the_server": "makes the system fail, KeyError: 0 at",
     "a_reset_stores_blocks_that_the_window_gave_back_in_time": "is named by a hash since command",
@@ -145,7 +146,8 @@ def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_relea
     worker = [name for name, fault in RELEASE_FAULTS.items() if "/worker/" in fault.file]
     untold = dict.fromkeys(worker, ["passes"] * 2)
     for name, fault in RELEASE_FAULTS.items():
-        if fault.clause in UNSEEN or name == "session-text-lost-in-the-worker":
+        clauses = {*seen[name][0][:-1]}
+        if clauses <= UNSEEN or name == "session-text-lost-in-the-worker":
             untold[name] = [f"# {fault.clause}: {NO_OBJECT}"] * 2
     assert tested == {name: untold.get(name, ["fails", "passes"]) for name in RELEASE_FAULTS}
 
