@@ -11,7 +11,7 @@ one nearer to the root goes first. Lengths and positions are tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -95,13 +95,13 @@ class Sizes(NamedTuple):
     swa_protected: int
 
 
-def nodes(tree: Tree) -> Iterator[Placed]:
+@remembered
+def nodes(tree: Tree) -> Sequence[Placed]:
     """All nodes, parents before children."""
-    waiting: list[Placed] = [Placed(node, node.key) for node in tree.children]
-    while waiting:
-        placed = waiting.pop()
-        yield placed
-        waiting += [Placed(child, placed.path + child.key) for child in placed.node.children]
+    found = [Placed(node, node.key) for node in tree.children]
+    for placed in found:
+        found += [Placed(child, placed.path + child.key) for child in placed.node.children]
+    return found
 
 
 @remembered

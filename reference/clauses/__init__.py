@@ -8,6 +8,7 @@ the reference for more than roles says so in its scope. `CLAUSES` is in the orde
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from reference.clauses import (
@@ -16,7 +17,6 @@ from reference.clauses import (
 )  # fmt: skip
 from reference.clauses.base import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
-from reference.remembered import remembered
 
 __all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
@@ -26,15 +26,16 @@ _MODULES = (
 CLAUSES = in_order(REGISTERED, _MODULES)
 
 
-@remembered
 def about(step: Step) -> list[Clause]:
     """The clauses that are about this command, on what there is."""
-    kind, lacks = type(step.command), set()
-    if step.after.tree is None:
-        lacks.add("tree")
-    if step.config.geometry.window is None:
-        lacks.add("window")
-    return [c for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs)]
+    tree, window = step.after.tree is not None, step.config.geometry.window is not None
+    return [CLAUSES[each] for each in _about(type(step.command), tree, window)]
+
+
+@cache
+def _about(kind: type, tree: bool, window: bool) -> list[str]:
+    lacks = {need for need, there in (("tree", tree), ("window", window)) if not there}
+    return [c.id for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs)]
 
 
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
@@ -45,10 +46,7 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
     """
     found: list[tuple[Clause, Any]] = []
     for each in about(step):
-        if waived and each.id in waived:
-            continue
-        failure = each.check(step)
-        if failure is None or (found and each.id == "REF-1"):
+        if each.id in waived or (failure := each.check(step)) is None or (found and each.id == "REF-1"):
             continue
         found.append((each, failure))
         if each.id in ("OUT-1", "SES-2"):

@@ -277,7 +277,7 @@ class Step:
         before, after = self.before.pools[pool], self.after.pools[pool]
         size, own = self.config.geometry.page_size, before.places
         had, has = before.owned_once, after.owned_once
-        taken = {o.holder for o in has - had}
+        taken = {o.holder for o in has - had} if self._handed else set()
         for holder, start, end, frontier in self._handed:
             for at in range(start // size, -(-end // size)):
                 name = self._name_in_tree(holder, at)

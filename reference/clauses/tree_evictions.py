@@ -86,9 +86,7 @@ def _as_asked(step: Step) -> Failure | None:
     requested = {"full": command.full, "swa": command.swa}
     outcome_freed = getattr(step.outcome, "freed", None)
     for pool in step.after.pools:
-        locks = [n.full_locks if pool == "full" else n.swa_locks for n in step.before.tree.nodes]
-        held = [len(n.slots if pool == "full" else n.swa_slots) for n in step.before.tree.nodes]
-        could = sum(tokens for tokens, lock in zip(held, locks) if not lock)
+        could = walked(step.before.tree)[0 if pool == "full" else 2]
         freed = sum(len(p) for h, p in step.freed[pool].items() if h.startswith("tree ")) * size
         want, kind = min(requested[pool], could), "SWA" if pool == "swa" else pool
         if freed < want:

@@ -80,12 +80,12 @@ def _kept(step: Step) -> Failure | None:
     pages = step.after.tree.pages if step.after.tree is not None else {}
     for holder, (key, pinned_from, _) in sorted(step.locks.items()):
         for end in page_ends(len(key), size):
-            page, place = pages.get(key[:end]), AtTreePage(key[:end], end - size)
+            page = pages.get(key[:end])
+            if page is not None and (page[1] or end <= pinned_from):
+                continue
             expected = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
-            if page is None:
-                return failure(f"{expected}, is there", "it is not", AtLock(holder), place)
-            if end > pinned_from and not page[1]:
-                return failure(f"{expected}, has SWA KV", "it is a tombstone", AtLock(holder), place)
+            must, seen = ("is there", "it is not") if page is None else ("has SWA KV", "it is a tombstone")
+            return failure(f"{expected}, {must}", seen, AtLock(holder), AtTreePage(key[:end], end - size))
     return None
 
 

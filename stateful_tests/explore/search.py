@@ -109,7 +109,8 @@ class Expander:
         return found
 
     def _expand(self, state: State, found: Expansion) -> tuple[int, Violation | None]:
-        check, known, number = self.check, set[State](), 0
+        check, number = self.check, 0
+        known, seen = dict[State, State](), set[State]()  # equal states are one: it remembers for all
         targets, situations = found.targets[-1], found.situations
         if check is not None:
             check.start_in(state)
@@ -118,10 +119,10 @@ class Expander:
             situations[situation(state, command, outcome, now)] += 1
             if isinstance(outcome, Done):
                 found.transitions += 1
-                target = self.states.of(now)
-                if target not in known:
-                    known.add(target)
+                if now not in known and (target := self.states.of(now)) not in seen:
+                    seen.add(target)
                     targets.append((number, target))
+                now = known.setdefault(now, now)
             else:
                 found.refused += 1
                 if check is None or (now is state and not check.seeks_refusals):

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
@@ -23,8 +24,7 @@ from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.traces.notation import format_command
 
 ALIKE = "ran alike"
-# Release -> file -> what stands in it, and what should.
-Mends = dict[str, dict[str, list[tuple[str, str]]]]
+_MENDS = tomllib.loads(Path(__file__).with_name("mends.toml").read_text(encoding="utf-8"))["mend"]
 
 
 def root_of(version: str) -> Path:
@@ -34,16 +34,15 @@ def root_of(version: str) -> Path:
         pytest.skip(str(error))
 
 
-def with_mends(version: str, folder: Path, mends: Mends) -> Path:
+def with_mends(version: str, folder: Path) -> Path:
     """A checkout of a release with its mends."""
     shutil.copytree(root_of(version), folder)
-    for name, changes in mends[version].items():
-        file = folder / "sglang" / "srt" / name
-        text = file.read_text(encoding="utf-8")
-        for old, new in changes:
-            assert text.count(old) == 1, (name, old)
-            text = text.replace(old, new)
-        file.write_text(text, encoding="utf-8")
+    for mend in _MENDS:
+        if mend["release"] == version:
+            file = folder / "sglang" / "srt" / mend["file"]
+            text = file.read_text(encoding="utf-8")
+            assert text.count(mend["was"]) == 1, mend
+            file.write_text(text.replace(mend["was"], mend["now"]), encoding="utf-8")
     return folder
 
 

@@ -27,7 +27,7 @@ from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.export.accepted import accepted
 from stateful_tests.tests.support.commands import script
-from stateful_tests.tests.export.exports import ALIKE, Mends, asserted_in, root_of, run_alike, with_mends
+from stateful_tests.tests.export.exports import ALIKE, asserted_in, root_of, run_alike, with_mends
 from stateful_tests.tests.export.planted_faults import PLANTED, plant
 from stateful_tests.traces.files import load, save
 
@@ -36,7 +36,7 @@ OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sgl
 BUG = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
 LAST = FIXTURES / "releases" / "sglang-0.5.15" / "a_slot_keeps_a_token_that_nobody_computed.json"
-# Faults of 0.5.10 that 0.5.14 has fixed, or that MENDS do.
+# Faults of 0.5.10 that 0.5.14 has fixed, or mends.toml does.
 MENDED = (
     "a_busy_check_knows_one_pool", "a_finished_turn_is_counted_twice",
     "a_key_swept_to_its_end_becomes_a_live_leaf", "a_lent_slot_is_counted_twice",
@@ -48,20 +48,12 @@ MENDED = (
     "one_token_less_than_the_key_overwrites_the_trees_slots", "overshoot_stays_after_a_finish",
     "retract_keeps_what_was_allocated_ahead", "the_busy_check_of_a_tree_with_a_window_raises",
 )  # fmt: skip
-# Faults of 0.5.23 that MENDS fix.
+# Faults of 0.5.23 that mends.toml fixes.
 NEWEST = (
     LAST, NEW / "a_retract_counts_as_a_finish.json", NEW / "a_turn_retracted_twice_loses_its_session.json",
     NEW / "aborting_a_retracted_turn_keeps_its_kv_and_its_text.json",
 )  # fmt: skip
 
-_FINISHED = (
-    "        # Update req_nodes to this successfully finished request.\n        req.session.finish_req(req)\n"
-)
-_RECOVERED = (
-    "                        self.token_to_kv_pool_allocator.free(node.value[:prefix_len])\n"
-    "                        # Overwrite the new value in request to the tree node.\n"
-    "                        node.value = value[:prefix_len].clone()\n"
-)
 # The faults of a release that has no other fixtures here, and what the test of each asserts.
 FAULTS = {
     "0.5.18": {
@@ -76,57 +68,6 @@ FAULTS = {
             " tree_slots(server.cache, [*range(90000000, 90000002)]))",
     },
 }  # fmt: skip
-# What fixes all of these, by release.
-MENDS: Mends = {
-    "0.5.13": {
-        "mem_cache/unified_cache_components/swa_component.py": [(
-            "        if not is_tombstone:\n            return prefix_len\n\n        swa_evicted_seqlen",
-            "        if not is_tombstone or node.component_data[BASE_COMPONENT_TYPE].lock_ref:\n"
-            "            return prefix_len\n\n        swa_evicted_seqlen",
-        )],
-    },
-    "0.5.18": {
-        "mem_cache/allocator/swa.py": [(
-            "        if not self.is_not_in_free_group:\n"
-            "            self.swa_free_group.append(self._copy_for_free_group(free_index))\n"
-            "            return\n",
-            "",
-        )],
-        "mem_cache/common.py": [(
-            "pre_len - max(sliding_window_size, page_size)\n",
-            "pre_len - ceil_align(max(sliding_window_size, page_size), page_size)\n",
-        )],
-    },
-    "0.5.14": {
-        "environ.py": [("SPLIT_LEAF_ON_INSERT = EnvBool(False)", "SPLIT_LEAF_ON_INSERT = EnvBool(True)")],
-        "mem_cache/swa_radix_cache.py": [
-            (
-                "                    self._iteratively_delete_tombstone_leaf(x)\n",
-                "                    full_num_evicted += self._iteratively_delete_tombstone_leaf(x)[1]\n",
-            ),
-            (
-                _RECOVERED,
-                "                        pools, given = self.token_to_kv_pool_allocator, value[:prefix_len]\n"
-                "                        lent = pools.translate_loc_from_full_to_swa(given)\n"
-                "                        pools.set_full_to_swa_mapping(node.value, lent)\n"
-                "                        pools.full_to_swa_index_mapping[given] = 0\n"
-                "                        pools.full_attn_allocator.free(given)\n",
-            ),
-        ],
-    },
-    "0.5.23": {
-        "managers/scheduler.py": [(
-            "            req.session.abort_req()\n\n    def _abort_on_queued",
-            "            req.session.abort_req()\n"
-            "            self.tree_cache.release_session(req.session.session_id)\n\n    def _abort_on_queued",
-        )],
-        "session/streaming_session.py": [
-            ("= min(target, slot.kv.kv_allocated_len)", "= min(target, slot.kv.kv_committed_len)"),
-            (_FINISHED, "        if req.finished():\n            req.session.finish_req(req)\n"),
-        ],
-    },
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Exported:
@@ -143,7 +84,7 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
     faulty = shutil.copytree(root_of(version), folder / "faulty")
     plant(version, faulty)
     mends = {"0.5.10": "0.5.14"}.get(version, version)
-    fixed = export.target(str(with_mends(mends, folder / "checkout", MENDS)))
+    fixed = export.target(str(with_mends(mends, folder / "checkout")))
     system = registry.resolve("sglang", checkout=str(faulty), calls=True)
     planted = [fault for fault in PLANTED if version in fault.places]
     traces = {**traces, **{fault.name or fault.clause: fault.trace() for fault in planted}}
@@ -307,7 +248,7 @@ def test_those_of_releases_between_and_of_other_ways_to_run_one(tmp_path):
         assert any("late=" in file.read_text() for file in alike) is system.overlap
         files = []
         if faults:
-            fixed = export.target(str(with_mends(system.release, folder / "checkout", MENDS)))
+            fixed = export.target(str(with_mends(system.release, folder / "checkout")))
             for name, asserted in faults.items():
                 trace = load(FIXTURES / "releases" / f"sglang-{implementation}" / f"{name}.json")
                 text = export.unit_test(trace, f"{name}.json", system, fixed)
@@ -439,8 +380,7 @@ def test_other_implementations_are_refused(kvspec):
 
 
 def test_a_bug_report(kvspec):
-    trace = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
-    code, out, _ = kvspec("export", str(trace), "--as", "story")
+    code, out, _ = kvspec("export", str(BUG), "--as", "story")
     assert code == 0
     assert out.startswith("# Retract then retry frees the reserved token (LEN-3)\n")
     for part in (
@@ -450,12 +390,12 @@ def test_a_bug_report(kvspec):
         "| LEN-3 | request and slot both at prefix 10: kv_committed_len 10",
         "| **6** | **admit r1** | **done** | **s1 kv_committed_len 11 -> 10;",
         "Sizes: page_size 1, window 3, full_pages 40,",
-        f"kvspec replay {trace.name} --impl torch+pr22862-tail",
+        f"kvspec replay {BUG.name} --impl torch+pr22862-tail",
         "* torch+pr22862-tail\n",
     ):
         assert part in out
     [text] = re.findall(r"```json\n(.*?)```", out, re.DOTALL)
-    assert json.loads(text) == json.loads(trace.read_text())
+    assert json.loads(text) == json.loads(BUG.read_text())
 
 
 @pytest.mark.parametrize(
@@ -466,6 +406,5 @@ def test_a_bug_report(kvspec):
     ],
 )
 def test_no_bug_report(kvspec, options, says):
-    trace = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
-    code, out, err = kvspec("export", str(trace), "--as", "story", *options)
+    code, out, err = kvspec("export", str(BUG), "--as", "story", *options)
     assert (code, out, says in err) == (2, "", True)
