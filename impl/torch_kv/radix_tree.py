@@ -19,9 +19,7 @@ from heapq import heapify, heappop, heappush
 
 from impl.adapter import NodeView, TreeSizes
 from impl.lazy import Tensor, torch
-from impl.torch_kv.nodes import (
-    FULL, SWA, Entry, Key, MatchedPrefix, NodeLock, Owed, TreeNode,
-)  # fmt: skip
+from impl.torch_kv.nodes import FULL, SWA, Entry, Key, MatchedPrefix, NodeLock, Owed, TreeNode
 from impl.torch_kv.store import KVStore
 from reference.commands import Freed
 
@@ -43,8 +41,7 @@ class RadixTree:
         self._empty = torch.zeros(0, dtype=torch.int64, device=store.device)
         self.root = TreeNode((), self._empty, None, 0, live=True)
         self._count = 0
-        self._evictable = [0, 0]
-        self._protected = [0, 0]
+        self._evictable, self._protected = [0, 0], [0, 0]
         self._queues: tuple[list[Entry], list[Entry]] = ([], [])
 
     # The operations.
@@ -136,10 +133,7 @@ class RadixTree:
     def _runs_after(self, key: Key, live_from: int) -> Iterator[tuple[int, int, int]]:
         """(start, stop, from where on it has SWA KV) of the nodes that an insert of `key` leaves behind."""
         node, end = self.root, 0
-        while end == node.end and end < len(key):
-            child = node.children.get(key[end : end + self.page_size])
-            if child is None:
-                break
+        while end == node.end and (child := node.children.get(key[end : end + self.page_size])) is not None:
             start, node = end, child
             end += self._shared(child.key, key[start : start + len(child.key)])
             first = start if child.live else max(start, live_from) if self.unread(child) else end
@@ -214,9 +208,8 @@ class RadixTree:
 
     def swa_from(self, node: TreeNode) -> int:
         """How far up a lock on `node` pins SWA KV: where nodes from its end on cover a window."""
-        end = node.end
         at = node
-        while self.window is not None and end - at.end < self.window and at.parent is not None:
+        while self.window is not None and node.end - at.end < self.window and at.parent is not None:
             at = at.parent
         return at.end
 
@@ -314,28 +307,21 @@ class RadixTree:
     def _enter(self, key: Key) -> list[TreeNode]:
         """The nodes that spell as much of `key` (whole pages) as is there; the last is split to end there."""
         path: list[TreeNode] = []
-        node, at = self.root, 0
-        while at < len(key):
-            child = node.children.get(key[at : at + self.page_size])
-            if child is None:
-                break
-            same = self._shared(child.key, key[at : at + len(child.key)])
+        node = self.root
+        while (child := node.children.get(key[node.end : node.end + self.page_size])) is not None:
+            same = self._shared(child.key, key[node.end : node.end + len(child.key)])
             if same < len(child.key):
-                path.append(self._split(child, same))
-                break
+                return [*path, self._split(child, same)]
             path.append(child)
-            node, at = child, at + same
+            node = child
         return path
 
     def _shared(self, mine: Key, theirs: Key) -> int:
         """Length of the common prefix, whole pages."""
         if mine == theirs:
             return len(mine)
-        length = 0
-        for a, b in zip(mine, theirs):
-            if a != b:
-                break
-            length += 1
+        unlike = (at for at, (a, b) in enumerate(zip(mine, theirs)) if a != b)
+        length = next(unlike, min(len(mine), len(theirs)))
         return length // self.page_size * self.page_size
 
     def _split(self, tail: TreeNode, at: int) -> TreeNode:
@@ -367,17 +353,16 @@ class RadixTree:
         cuts = {live_from, end}
         if self.window is not None:
             cuts.add(max(live_from, end - self.leaf_cap()))
-        for cut in sorted(cuts):
-            if cut > at:
-                parent = path[-1] if path else self.root
-                node = TreeNode(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
-                node.used = [self.clock + 1, self.clock + 1]  # with the path, at the end of the insert
-                parent.children[node.key[: self.page_size]] = node
-                self._count += 1
-                self._evictable[FULL] += len(node.key)
-                self._evictable[SWA] += len(node.key) * (node.live and self.window is not None)
-                path.append(node)
-                at = cut
+        for cut in sorted(cut for cut in cuts if cut > at):
+            parent = path[-1] if path else self.root
+            node = TreeNode(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
+            node.used = [self.clock + 1, self.clock + 1]  # with the path, at the end of the insert
+            parent.children[node.key[: self.page_size]] = node
+            self._count += 1
+            self._evictable[FULL] += len(node.key)
+            self._evictable[SWA] += len(node.key) * (node.live and self.window is not None)
+            path.append(node)
+            at = cut
 
     # Counters and queues.
 
@@ -432,8 +417,7 @@ class RadixTree:
         queue = self._queues[component]
         may = (self.full_candidate, self.swa_candidate)[component]
         while queue:
-            entry = heappop(queue)
-            if self._current(entry, component, may):
+            if self._current(entry := heappop(queue), component, may):
                 return entry[2]
         return None
 

@@ -28,8 +28,9 @@ CLAUSES = in_order(REGISTERED, _MODULES)
 
 def about(step: Step) -> list[Clause]:
     """The clauses that are about this command, on what there is."""
+    kind: type = type(step.command)
     tree, window = step.after.tree is not None, step.config.geometry.window is not None
-    return [CLAUSES[each] for each in _about(type(step.command), tree, window)]
+    return [CLAUSES[each] for each in _about(kind, tree, window)]
 
 
 @cache
