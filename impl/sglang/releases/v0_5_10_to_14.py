@@ -202,10 +202,7 @@ class Release0510:
 
     def free_pages(self, pool: Any) -> list[int]:
         """The free list of one pool, as it stands."""
-        pages: list[int] = pool.free_pages.tolist()
-        if len(pool.release_pages):
-            pages += pool.release_pages.tolist()
-        return pages
+        return [*pool.free_pages.tolist(), *pool.release_pages.tolist()]
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -285,14 +282,13 @@ class Release0510:
         if cache.page_size == 1:
             return self.allocation.alloc_token_slots(cache, end - start)
         first, last = torch.tensor([start]), torch.tensor([end])
-        there = before.device
         return self.allocation.alloc_paged_token_slots_extend(
             tree_cache=cache,
-            prefix_lens=first.to(there),
+            prefix_lens=first.to(before.device),
             prefix_lens_cpu=first,
-            seq_lens=last.to(there),
+            seq_lens=last.to(before.device),
             seq_lens_cpu=last,
-            last_loc=before[-1:] if start else torch.tensor([-1], device=there),
+            last_loc=before[-1:] if start else torch.tensor([-1], device=before.device),
             extend_num_tokens=end - start,
         )
 
@@ -370,9 +366,12 @@ class Release0510:
 
     def history(self, session: Any) -> list[int]:
         """The tokens that Session.create_req would put in front of the next turn's input."""
+        # From 0.5.14 on a turn appends to the array of the last one; what counts of that is noted apart.
+        length = getattr(session, "committed_origin_len", None)
         for node in session.req_nodes.values():
             last = node.req
-            return [*last.origin_input_ids, *last.output_ids[: last.sampling_params.max_new_tokens]]
+            outputs = last.output_ids[: last.sampling_params.max_new_tokens]
+            return [*last.origin_input_ids[:length], *outputs]
         return []
 
 
@@ -437,15 +436,6 @@ class Release0513(Release0512):
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_input_len(end - start)
         req.fill_len = end
-
-    def history(self, session: Any) -> list[int]:
-        # From 0.5.14 on a turn appends to the array of the last one; what counts of that is noted apart.
-        length = getattr(session, "committed_origin_len", None)
-        for node in session.req_nodes.values():
-            last = node.req
-            outputs = last.output_ids[: last.sampling_params.max_new_tokens]
-            return [*last.origin_input_ids[:length], *outputs]
-        return []
 
     def _filled(self, req: Any) -> None:
         req.full_untruncated_fill_ids = req.origin_input_ids

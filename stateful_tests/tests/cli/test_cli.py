@@ -227,7 +227,7 @@ def test_progress_in_a_pipe_is_a_plain_line_now_and_then(monkeypatch, capsys):
 
 # kvspec check --impl sglang==all: the row of releases, and what ends it.
 
-SMALL = ("--examples", "20", "--seed", "5", "--preset", "page2", "--machine", "sessions", "-j1")
+SMALL = ("--examples", "8", "--seed", "5", "--preset", "page2", "--machine", "sessions", "-j1")
 ASKED = ("check", "--impl", "sglang==all", *SMALL)
 
 
