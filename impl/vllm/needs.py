@@ -41,13 +41,14 @@ NEEDS_V2 = """
 0.31.0 ... v1/worker/gpu/input_batch.py | InputBuffers; get_num_sampled_and_rejected(_, _, _, _, _)
 """
 NEEDS_OFFLOAD = """
-0.22.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector
-0.22.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.lookup(_, _); CPUOffloadingManager.prepare_load(_, _); CPUOffloadingManager.reset_cache()
-0.22.0 ... v1/core/sched/scheduler.py | Scheduler.reset_connector_cache()
-0.22.0 0.30.0 v1/kv_offload/cpu/policies/base.py | BlockStatus.ref_cnt
+0.21.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector
+0.21.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.lookup(_, _); CPUOffloadingManager.prepare_load(_, _)
+0.22.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.reset_cache()
+0.21.0 ... v1/core/sched/scheduler.py | Scheduler.reset_connector_cache()
+0.21.0 0.30.0 v1/kv_offload/cpu/policies/base.py | BlockStatus.ref_cnt
 0.30.0 ... v1/kv_offload/cpu/policies/base.py | ChunkStatus.ref_cnt
 """
-SINCE = {"v2": "0.31.0", "offload": "0.22.0"}  # the first release that is driven so
+SINCE = {"v2": "0.31.0", "offload": "0.21.0"}  # the first release that is driven so
 
 
 def taken_for(root: Path) -> str:

@@ -66,6 +66,9 @@ SAID = {
     "a_session_at_max_model_len_waits_for_ever": "blocks free, where there is a batch, as somebody waits",
     "a_session_grows_past_max_model_len_on_the_device": "it computes [4, 6), where r2 ends by 5",
     "a_turn_longer_than_the_model_is_written_past_its_row": "illegal memory access in _apply_write_kernel",
+    "window_blocks_are_stored_after_others_have_them": "store 0 has moved block 1 and 2 and 3 into it by",
+    "a_next_turn_is_stored_from_the_first_turns_block": "store 1 has moved block 1 into it by command",
+    "an_aborted_session_has_one_block_twice_in_a_store": "KeyError: 1",
 }  # fmt: skip
 
 

@@ -6,13 +6,14 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from impl.vllm.needs import RELEASES
-from reference.blocks.commands import Add, ResetCache, Schedule, Update
+from reference.blocks.commands import Add, ResetCache, ResetConnector, Schedule, Update
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
 from stateful_tests.check import campaign, tiers
 from stateful_tests.lockstep import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.systems import resolve
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
@@ -60,6 +61,14 @@ def test_a_short_check_reaches_situations(vllm):
 def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
     with pytest.raises(UnusableImplementation, match="refuses the configuration"):
         vllm("0.11.0").reset(engine_preset("unequal"))
+
+
+def test_what_a_release_has_no_connector_or_no_reset_for_is_refused(vllm):
+    with pytest.raises(UnusableImplementation, match="there is no such file"):
+        resolve("vllm==0.20.0+offload")
+    trace = Trace(engine_preset("host"), Mode.FAITHFUL, (ResetConnector(),))
+    assert replay(vllm("0.21.0+offload"), trace).rows[0].outcome == Refused(Reason.UNFAITHFUL)
+    assert replay(vllm("0.22.0+offload"), trace).rows[0].outcome == Done()
 
 
 @pytest.mark.parametrize(("path", "fault"), TRACES, ids=lambda each: getattr(each, "stem", ""))
