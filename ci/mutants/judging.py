@@ -67,6 +67,11 @@ _OF_CLAUSES = tuple(
     for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
 ) + (f"{_TESTS}/report/test_explanations.py",)
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
+# What calls vLLM itself: the faults of `stateful_tests/tests/vllm` go through it.
+_OF_RELEASES = ("impl/vllm/offload.py expose:", *(
+    f"impl/vllm/bare_connectors.py {name}"
+    for name in ("Offloads.__init__:", "peer:", "create_connector:", "worker_of:")
+))
 _OF_LOGS = tuple(
     f"{_TESTS}/watched/test_{name}.py" for name in ("noticed", "changes", "validation", "played", "watcher")
 )
@@ -78,6 +83,8 @@ AREAS = (
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("reference/blocks", (), _OF_BLOCKS,
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
+    *(Area(f"impl/vllm/{name}.py", (), (f"{_TESTS}/vllm/test_connectors.py",), without=_OF_RELEASES)
+      for name in ("offload", "bare_connectors")),
     Area("stateful_tests/watched", (), _OF_LOGS,
          without=tuple(f"stateful_tests/watched/{name}.py" for name in ("live", "population", "serving"))),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),

@@ -304,6 +304,6 @@ def test_plain_requirements_keep_the_releases_pins(tmp_path):
     assert not [each for each in wanted if each.startswith(("torch", "flashinfer", "tqdm"))]
 
 
-def test_a_free_list_has_two_parts_up_to_0_5_14():
+def test_a_free_list_has_two_parts_up_to_0_5_19():
     pool = Bag(free_pages=torch.tensor([3, 1]), release_pages=torch.tensor([2]))
     assert reading._free(pool) == [3, 1, 2]

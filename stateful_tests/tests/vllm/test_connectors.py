@@ -1,0 +1,222 @@
+"""The device that moves KV, the peer, and what is shown of them: without vLLM, on facts made by hand."""
+
+import sys
+from types import SimpleNamespace as Bag
+
+import pytest
+
+from impl.vllm.bare_connectors import DeviceJob, Loads, Offloads, Transfers, chunks_of
+from impl.vllm.engine import Stamps
+from impl.vllm.offload import host_facts
+from reference.blocks.config import LayerGroup
+from reference.blocks.facts import HostFacts, HostKey, Transfer, chain
+
+CONFIG = Bag(groups=(LayerGroup(2), LayerGroup(4)), chunk_blocks=2)
+NOTHING, EMPTY = (-1, ()), 0
+OUTPUTS = "vllm.v1.outputs"
+
+
+def lists(ids, sizes=(), firsts=()):
+    """A list of blocks, with so many of each group from these places on; or one of chunks."""
+    return Bag(block_ids=ids, **({"group_sizes": sizes, "block_indices": firsts} if sizes else {}))
+
+
+@pytest.fixture
+def device():
+    return Transfers({5: (0, (11, 12)), 6: (0, (13, 14)), 7: (1, (1, 2, 3, 4))}, CONFIG, EMPTY)
+
+
+@pytest.mark.parametrize("sizes, firsts, parts", [
+    ((3, 0), (0, 0), [(0, 5, 1, 0), (0, 6, 1, 1), (0, 7, 2, 0)]),
+    ((3, 0), (3, 0), [(0, 5, 1, 1), (0, 6, 2, 0), (0, 7, 2, 1)]),  # from the middle of a chunk on
+    ((2, 1), (1, 4), [(0, 5, 1, 1), (0, 6, 2, 0), (1, 7, 3, 0)]),
+    ((0, 3), (3, 0), [(1, 5, 1, 0), (1, 6, 1, 1), (1, 7, 2, 0)]),
+])  # fmt: skip
+def test_the_parts_of_a_job(device, sizes, firsts, parts):
+    assert device.parts(lists((5, 6, 7), sizes, firsts), lists((1, 2, 3))) == tuple(parts)
+
+
+def test_a_store_and_a_load(device):
+    blocks = lists((5, 7), (1, 1), (0, 1))
+    assert device.submit_store(1, blocks, lists((2, 3))) and device.transfer_async(2, (lists((2, 3)), blocks))
+    assert device.transfer_async(3, (lists((0,), (1, 0), (0, 0)), lists((4,))))
+    device.host[2] = [(9, (9,)), (9, (9,))]
+    device._blocks[0] = (0, (9, 9))  # the null block
+    assert [job.job for job in device.queues[False]] == [1, 3] and [*device.jobs] == [1, 2, 3]
+    assert device.copy(False) and device.copy(False) and not device.copy(False)
+    assert device.host == {2: [(0, (11, 12)), NOTHING], 3: [NOTHING, (1, (1, 2, 3, 4))], 4: [NOTHING] * 2}
+    assert not device.completed
+    device._blocks.clear()
+    assert device.complete(True) and not device.complete(True)
+    assert device._blocks == {5: (0, [11, 12]), 7: (1, [1, 2, 3, 4])}
+    device.host[2] = [(0, (8, 8)), NOTHING]
+    assert device.complete(False) and device.completed == [2, 1]
+    assert device.host[2][0] == (0, (8, 8)), "copied once"
+
+
+def test_a_load_of_what_nobody_stored(device):
+    device.submit_load(1, lists((4, 5)), lists((6, 7), (1, 1), (0, 0)), expedited=True)
+    device.wait({1})
+    assert [device._blocks[at] for at in (6, 7)] == [(-1, [EMPTY] * 2), (-1, [EMPTY] * 4)]
+
+
+def test_a_store_of_a_block_that_nobody_wrote(device):
+    device.submit_store(1, lists((8,), (1, 0), (0, 0)), lists((1,)))
+    assert device.complete(False) and device.host == {1: [NOTHING, NOTHING]}
+
+
+def test_waiting_completes_what_is_ahead_too(device):
+    for job in range(4):
+        device.submit(DeviceJob(job, job == 3, ()))
+    assert device.copy(False) and device.complete(False) and not device.jobs[1].copied
+    device.wait({1, 7})
+    assert device.completed == [0, 1] and device.jobs[1].copied and not device.jobs[2].copied
+
+
+def test_finished_jobs_are_told_once(device, monkeypatch):
+    for module, values in {"base": {}, "worker.worker": {"TransferResult": Bag}}.items():
+        monkeypatch.setitem(sys.modules, f"vllm.v1.kv_offload.{module}", Bag(**values))
+    device.completed = [3]
+    assert device.get_finished() == [Bag(job_id=3, success=True)] and device.get_finished() == []
+
+
+@pytest.fixture
+def offloads(device):
+    worker = Bag(connector_worker=Bag(_unsubmitted_store_jobs=[]))
+    of = Offloads.__new__(Offloads)
+    of.transfers, of.worker = device, worker
+    return of
+
+
+def server(**fields):
+    """A scheduler and what its connector keeps."""
+    manager = Bag(_policy=Bag(kept={}), _num_allocated_chunks=1, _free_list=[0])
+    kept = {"manager": manager, "_jobs": {}, "_req_status": {}, "_block_id_to_pending_jobs": {}, **fields}
+    return Bag(
+        connector=Bag(connector_scheduler=Bag(**kept)), requests={"r1-0": 1}, finished_req_ids={"r2-0"}
+    )
+
+
+def test_jobs_are_shown_until_their_end_is_taken(offloads):
+    device, blocks = offloads.transfers, lists((5,), (1, 0), (0, 0))
+    for job in (1, 2, 3, 4):
+        device.submit_store(job, blocks, lists((job,)))
+    for _ in (1, 2, 3):
+        device.complete(False)
+    device.completed.remove(1)
+    device.completed.remove(3)
+    unsubmitted = [(7, blocks, lists((6,))), (8, (blocks, lists((0,))))]
+    offloads.worker.connector_worker._unsubmitted_store_jobs = unsubmitted
+    scheduler = server(_jobs={3: Bag(req_id="r1-0"), 7: Bag(req_id="r1-0")})
+    facts = host_facts(offloads, scheduler, CONFIG, Stamps())
+
+    def job(number, chunk, *flags):
+        return Transfer(number, False, ((0, 5, chunk, 0),), *flags)
+
+    assert facts.transfers == (
+        job(7, 6), job(8, 0, False, False, False, True), job(2, 2, True, True, True, True),
+        job(3, 3, True, True, True), job(4, 4, True, False, False, True),
+    )  # fmt: skip
+    assert facts.chunks == 7 and facts.free == (0, 1, 2, 3, 4, 5, 6) and [*device.jobs] == [2, 3, 4]
+    assert facts.memory[3] == ((0, (11, 12)), NOTHING) and facts.memory[5] == (NOTHING, NOTHING)
+
+
+def test_hashes_and_what_is_left_behind(offloads):
+    stamps, group = Stamps(), (1).to_bytes(4, "big")
+    hashed = stamps((bytes(16), tuple(range(9)), None))
+    chunk, other = Bag(chunk_id=2, ref_cnt=1), Bag(block_id=0, ref_cnt=-1)
+    key, ghosts = hashed + b"more" + group, {b"gone": None}
+    policy = Bag(t1={key: Bag(chunk=chunk)}, ghosts=ghosts, sizes=[3], t2={hashed + bytes(4): other})
+    status = {"r1-0": 1, "r2-0": 1, "r3-0": 1, "r4-0": 1}
+    pending = {5: {9}, 6: {1}, 7: {1, 9}}
+    scheduler = server(_jobs={1: Bag(req_id="r3-0")}, _req_status=status, _block_id_to_pending_jobs=pending)
+    manager = scheduler.connector.connector_scheduler.manager
+    manager._policy = policy
+    del manager._num_allocated_chunks
+    manager._num_allocated_blocks = 3
+    facts = host_facts(offloads, scheduler, CONFIG, stamps)
+    last = chain(chain_of(8), 8)
+    assert facts.keys == (HostKey(0, 0, (last,), -1), HostKey(2, 1, (last,), 1))
+    assert facts.records == ("request r4", "block 5") and facts.chunks == 3 and facts.free == (0,)
+    assert chunks_of(manager) == [(key, 2, 1), (hashed + bytes(4), 0, -1)]
+
+
+def chain_of(count):
+    """The stamp of the last of so many tokens."""
+    stamp = 0
+    for token in range(count):
+        stamp = chain(stamp, token)
+    return stamp
+
+
+@pytest.mark.parametrize("sync", [None, False, True])
+def test_what_a_worker_does_around_a_batch(offloads, monkeypatch, sync):
+    monkeypatch.setitem(sys.modules, OUTPUTS, Bag(KVConnectorOutput=Bag))
+    did, batch = [], Bag(kv_connector_metadata="meta", finished_req_ids={"r1"})
+    if sync is not None:  # releases up to 0.29 have no such loads
+        batch.has_sync_kv_loads = sync
+    names = ("handle_preemptions", "bind_connector_metadata", "start_load_kv", "wait_for_save")
+    for name in (*names, "clear_connector_metadata"):
+        setattr(offloads.worker, name, lambda *given, name=name: did.append((name, *given)))
+    offloads.worker.get_finished = lambda ids: (ids, set()) if sync else (set(), ids)
+    offloads.worker.build_connector_worker_meta = lambda: "told"
+    offloads.before(batch)
+    begins = ("start_load_kv", None)
+    first = [("handle_preemptions", "meta"), ("bind_connector_metadata", "meta"), *[begins] * bool(sync)]
+    assert did == first
+    told = offloads.after(batch)
+    assert did[len(first) :] == [*[begins] * (not sync), ("wait_for_save",), ("clear_connector_metadata",)]
+    assert (told.finished_sending, told.finished_recving) == (({"r1"}, None) if sync else (None, {"r1"}))
+    assert told.kv_connector_worker_meta == "told"
+
+
+@pytest.fixture
+def loads(device, monkeypatch):
+    monkeypatch.setitem(sys.modules, OUTPUTS, Bag(KVConnectorOutput=lambda: Bag(failed_recving=None)))
+    peer = Bag(remote={}, begun=[])
+    return Loads(Bag(connector=peer), device, CONFIG, lambda tokens: [100 + token for token in tokens])
+
+
+def shown_of(loads):
+    return host_facts(loads, Bag(requests={}), CONFIG, None)
+
+
+REQUEST = Bag(request_id="r1", _all_token_ids=list(range(8)))
+
+
+def test_a_load_from_the_peer(loads):
+    device, peer = loads.transfers, loads._peer
+    loads.expects("r1", 7)
+    assert peer.remote == {"r1": 7}
+    peer.begun = [(REQUEST, ([1, 2, 3, 4], [5, 0]), 2, 7)]
+    loads.before(None)
+    assert not peer.begun and device.jobs[0].load
+    assert device.jobs[0].parts == ((0, 2, 0, 0), (0, 3, 1, 0), (0, 4, 2, 0), (1, 5, 3, 0))
+    assert device.host[2] == [(0, (106, EMPTY))] and device.host[3] == [(1, (100, 101, 102, 103))]
+    device.copy(True)
+    shown = shown_of(loads)
+    job = Transfer(0, True, device.jobs[0].parts, True, True)
+    assert shown == HostFacts(0, (), tuple(tuple(c) for c in device.host.values()), (), (job,))
+    device.complete(True)
+    assert shown_of(loads).transfers == (job._replace(completed=True),)
+    told = loads.after(None)
+    assert (told.finished_recving, told.invalid_block_ids, told.failed_recving) == ({"r1"}, set(), None)
+    assert loads.after(None).finished_recving is None and not shown_of(loads).transfers
+
+
+@pytest.mark.parametrize("groups, blocks, names, told", [
+    (2, 1, True, (set(), {"r1"})), (2, 3, True, (set(), None)), (2, 1, False, None),
+    (1, 1, False, ({2}, None)), (1, 2, False, (set(), None)),
+])  # fmt: skip
+def test_a_load_that_fails(loads, groups, blocks, names, told):
+    loads._config = Bag(groups=CONFIG.groups[:groups])
+    loads._output = lambda: Bag(failed_recving=None) if names else Bag()
+    assert not loads.fail(0), "there is none"
+    loads._peer.begun = [(REQUEST, ([1, 2], [3]), 0, 5)]  # more than the tables have
+    loads.before(None)
+    assert loads.fail(blocks) == (told is not None)
+    if told is not None:
+        said = loads.after(None)
+        assert (said.invalid_block_ids, getattr(said, "failed_recving", None)) == told
+        assert said.finished_recving == {"r1"} and loads.after(None).invalid_block_ids == set()
+        assert len(loads.transfers.jobs[0].parts) == blocks
