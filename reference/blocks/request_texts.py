@@ -21,10 +21,12 @@ from reference.commands import Abort
 @dataclass(slots=True)
 class Flight:
     """A lane that ran and whose results the engine does not have. context: the text behind which the model
-    sampled, as a stamp. stale: its request was preempted, or its turn ended, since."""
+    sampled, as a stamp. writes: blocks that it writes. stale: its request was preempted, or its turn ended,
+    since."""
 
     context: int
     sampled: tuple[int, ...]
+    writes: frozenset[int] = frozenset()
     stale: bool = False
 
 
@@ -177,12 +179,26 @@ class RequestTexts:
             end = lane.start + len(lane.tokens) - lane.drafts
             bearer.computed = end + max(0, len(lane.sampled) - 1)
             bearer.turned = False
-            flight = Flight(stamps[end - 1] if 0 < end <= len(stamps) else -1, lane.sampled)
+            context = stamps[end - 1] if 0 < end <= len(stamps) else -1
+            flight = Flight(context, lane.sampled, self._written(lane))
             bearer.flights.append(flight)
             batch.append((bearer, flight))
         if facts.lanes:
             self.batches.append(batch)
         return notes
+
+    def _written(self, lane: Lane) -> frozenset[int]:
+        """Blocks that a lane writes, the null block left out."""
+        blocks: set[int] = set()
+        for group, row in zip(self.config.groups, lane.tables):
+            first, last = lane.start // group.block_size, lane.start + len(lane.tokens) - 1
+            blocks.update(row[first : last // group.block_size + 1])
+        return frozenset(blocks - {0})
+
+    @property
+    def writing(self) -> frozenset[int]:
+        """Blocks that steps in flight write."""
+        return frozenset().union(*(flight.writes for batch in self.batches for _, flight in batch))
 
     def _results(self, facts: BlockFacts) -> list[OutputNote]:
         given = {output.request: output for output in facts.outputs}

@@ -66,8 +66,9 @@ class EngineLockstep:
             self._refusals[outcome.reason.value] += 1
         lanes, outputs = self.texts.follow(command, self.facts) if done else ([], [])
         step = self.step = BlockStep(
-            self.texts.config, command, not done, before, self.facts, lanes, outputs, self.texts.bearers
-        )
+            self.texts.config, command, not done, before, self.facts, lanes, outputs, self.texts.bearers,
+            self.texts.writing,
+        )  # fmt: skip
         failures = broken(step, self.waived)
         if self._tallies is not None:
             tally_up(self._tallies, BLOCK_CLAUSES.values(), step, self._reached)

@@ -23,7 +23,8 @@ NO_BLOCK, NOT_WRITTEN = -1, 0  # what is read where a table ends; where a slot h
 @dataclass(eq=False)
 class BlockStep:
     """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
-    what was given out, beside what is expected. bearers: who is there after the command, by name."""
+    what was given out, beside what is expected. bearers: who is there after the command, by name. writing:
+    blocks that steps in flight write."""
 
     config: EngineConfig
     command: EngineCommand
@@ -33,6 +34,7 @@ class BlockStep:
     lanes: list[LaneNote]
     outputs: list[OutputNote]
     bearers: dict[str, Bearer]
+    writing: frozenset[int] = frozenset()
 
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:

@@ -52,8 +52,9 @@ def _source_stays(step: BlockStep) -> Failure | None:
     "XFER-2",
     "a load's blocks are its request's",
     "A block that a load in flight writes is not free and belongs to one request's tables, or to "
-    "the load alone. Nobody computes with it before the load completes.",
-    why="An owner loses its KV when the load arrives; an early reader reads what is not there.",
+    "the load alone. Nobody computes with it before the load completes, and no step in flight writes it.",
+    why="An owner loses its KV when the load arrives; an early reader reads what is not there. A step that"
+    " was scheduled earlier may write after the load.",
     rule="blocks.facts",
     source="vllm Scheduler._update_waiting_for_remote_kv",
     trigger=lambda s: any(job.load and not job.completed for job in s.after.transfers),
@@ -74,6 +75,9 @@ def _destination(step: BlockStep) -> Failure | None:
                     want = f"{lane.request} waits for transfer {job.job}"
                     place = AtTable(lane.request, group, row.index(block))
                     return failure(want, f"it computes with block {block}", place)
+            if block in step.writing:
+                want = f"no step in flight writes block {block}, for transfer {job.job} does"
+                return failure(want, "one does", where)
     return None
 
 

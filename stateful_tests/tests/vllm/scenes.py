@@ -123,8 +123,10 @@ class Scene:
         for spoil in self._spoilt:
             after = spoil(after)
         lanes, outputs = ([], []) if refused else self.expected.follow(command, after)
-        bearers = self.expected.bearers
-        step = BlockStep(self.config, command, refused, self.before, after, lanes, outputs, bearers)
+        step = BlockStep(
+            self.config, command, refused, self.before, after, lanes, outputs, self.expected.bearers,
+            self.expected.writing,
+        )  # fmt: skip
         self.before = after
         failures = broken(step, waived)
         return violation_of(failures, 0) if failures else None
