@@ -4,6 +4,8 @@ import os
 
 from impl.adapter import System
 from impl.sglang.releases.catalogue import TABLE
+from pathlib import Path
+
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Extend, Finish, Open, Retract,
     SpecDecode, Submit,
@@ -26,6 +28,13 @@ OVERLAP = [(path, fault) for path, fault in traces("sglang") if path.parent.name
 def since(fault: KnownFault) -> list[str]:
     """The releases from the first that has the fault on."""
     return RELEASES[RELEASES.index(fault.first) :]
+
+
+def overlapped(path: Path) -> list[str]:
+    """The releases from that of the folder on; the page behind a round is left in that one alone."""
+    first = RELEASES.index(path.parent.name.removeprefix("sglang-").removesuffix("+overlap"))
+    last = first + 1 if path.stem == "a_finish_leaves_entries_behind_a_round" else None
+    return RELEASES[first:last]
 
 
 def found(system: System, trace: Trace) -> tuple[str, int] | None:
