@@ -107,6 +107,9 @@ class Ends(OnServer):
             require(turn.phase is RequestPhase.QUEUED and not turn.started, Reason.WRONG_PHASE)
             self.server.require_room([(0, 1)], 1)
             turn.req.set_finish_with_abort("marked")
+            if turn.other:  # its one token is of no text: all that are marked share it
+                setattr(turn.req, self.server.namespace, None)
+                turn.other = False
             self._one_token_prefill(turn)
             del self.server.turns[turn.name]
             self._reap()
