@@ -122,7 +122,7 @@ def test_a_scene_and_the_end_of_all_conform(real, tree, name, what):
 ALIKE = (
     "insert g a8; match h a8; insert h a8b4 (goes on); unlock h; match i b9; unlock i; open s;"
     " submit x in s b8 +1; admit x; extend x +9; finish x keep 1; submit y in s +2; admit y; extend y +3;"
-    " finish y keep 1"
+    " finish y keep 1; submit p (no session) b1; submit q (no session) +1; abort p (marked); abort q (marked)"
 )
 
 
