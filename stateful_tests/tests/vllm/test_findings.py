@@ -97,7 +97,7 @@ def test_why_is_said_in_a_sentence_that_is_true_and_drawn(vllm, path):
     shown = Reader(page.page(data, run))
     assert f"step-{len(run.rows) - 1}" in shown.ids and explained.text[1:] in shown.text
     wrong = [value for _, name, value in shown.attributes if name == "class" and "wrong" in value.split()]
-    drawn = run.violation.clause in ("PUB-1", "HOST-2", "XFER-2")
+    drawn = run.violation.clause in ("BLK-3", "HOST-2", "PUB-1", "XFER-2")
     assert bool(wrong) == drawn
 
 
