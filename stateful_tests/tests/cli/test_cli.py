@@ -236,7 +236,7 @@ def test_it_stands_for_all_releases_or_for_those_that_have_a_tree():
     assert release_row.names("sglang==all+overlap")[-1] == "sglang==0.5.23+overlap"
     rust = release_row.names("sglang==all+rust+overlap")
     assert rust[0] == "sglang==0.5.19+rust+overlap" and len(rust) == 5
-    assert release_row.names("vllm==all+offload")[0] == "vllm==0.22.0+offload"
+    assert release_row.names("vllm==all+offload")[0] == "vllm==0.21.0+offload"
     assert release_row.names("sglang==0.5.23") == []
 
 
