@@ -102,17 +102,18 @@ def test_why_is_said_in_a_sentence_that_is_true_and_drawn(vllm, path):
 
 
 @pytest.mark.parametrize("release", ["0.12.0", "0.15.0+async", "0.22.0+offload", "0.26.0+offload"])
-def test_a_unit_test_fails_where_the_fault_is_and_passes_where_it_is_fixed(vllm, release, tmp_path):
+def test_unit_tests_fail_where_the_fault_is_and_pass_where_it_is_fixed(vllm, release, tmp_path):
     """On the release's own scheduler; nothing of kvspec is imported."""
+    system, runs, wanted = vllm(release), [], []
     for path, fault in (each for each in TRACES if released(each[0]) == release):
-        system = vllm(release)
         fixed = engine_test.target(fault.fixed) if fault.fixed else None
-        text = engine_test.unit_test(traces.load(path), path.name, system, fixed)
+        text = engine_test.unit_test(trace := traces.load(path), path.name, system, fixed)
         assert not re.search(r"^ *(from|import) (kvspec|impl|reference|ci)\b", text, re.MULTILINE)
         (file := tmp_path / f"{path.stem}.py").write_text(text)
-        runs = [(target.root, "", [file]) for target in (system, fixed) if target is not None]
-        ends = outcomes(*runs, hook=engine_test.hook(traces.load(path)))
-        assert [code for code, _ in ends] == [FAILS, 0][: len(runs)], ends
+        wanted += [(path.stem, FAILS), (path.stem, 0)][: 1 + (fixed is not None)]
+        runs += [(target.root, "", [file]) for target in (system, fixed) if target is not None]
+    ends = outcomes(*runs, hook=engine_test.hook(trace))
+    assert [(name, code) for (name, _), (code, _) in zip(wanted, ends, strict=True)] == wanted, ends
 
 
 PUBLISHED = "a_request_preempted_in_its_own_step_leaves_a_published_block"
