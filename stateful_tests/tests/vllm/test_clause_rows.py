@@ -2,11 +2,15 @@
 and what only resembles one conforms."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from impl.vllm.system import VLLMSystem
 from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.blocks.commands import Add, Fail, Schedule
+from reference.blocks.facts import Output
+from reference.blocks.request_texts import RequestTexts
 from reference.commands import Done, Mode
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
@@ -86,3 +90,17 @@ def test_what_an_engine_has_left_that_breaks_is_the_headline():
 def test_a_batch_that_breaks_may_still_write_what_it_has_published():
     violation = broken_at("add r1 a5 for 4", "schedule; r1 is RUNNING 0 in 1 2; hash 2 and more")
     assert violation.clauses == ("BROKEN",)
+
+
+@pytest.mark.parametrize(("failed", "said"), [(("r1",), None), ((), "r1 goes on")])
+def test_a_load_that_fails_ends_its_request(failed, said):
+    """Where that is the policy: the end comes without a token, and nobody else's does."""
+    texts = RequestTexts(replace(SIZES["full"], peer=True, fail_requests=True))
+    ended = SimpleNamespace(requests={}, lanes=(), outputs=(Output("r1", (), "error"),), host=None)
+    quiet = SimpleNamespace(requests={}, lanes=(), outputs=(), host=SimpleNamespace(failed=failed))
+    texts.follow(Add("r1", 1, 3, remote=2), quiet)
+    texts.follow(Fail(), quiet)
+    lanes, outputs = texts.follow(Schedule(), ended)
+    step = SimpleNamespace(lanes=lanes, outputs=outputs, bearers=texts.bearers)
+    found = BLOCK_CLAUSES["TXT-2"].check(step)
+    assert (found and found.expected) == said and ("r1" in texts.bearers) == bool(said)
