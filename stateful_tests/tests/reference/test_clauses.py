@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from reference.clauses import CLAUSES
 from reference.clauses.tree_locks import usable_length
-from stateful_tests.tests.reference.rows import Rows
+from reference.failures import AtNode
+from stateful_tests.tests.reference.rows import Rows, spoilt
 from stateful_tests.tests.reference.spoilt_facts import ONE, changed, is_told, pages, path
 
 FILE = Rows(Path(__file__).with_name("clauses.txt"))
@@ -19,6 +21,13 @@ STEPS = FILE.steps
 @pytest.mark.parametrize("clause, step, says", FILE.of_clauses())
 def test_a_spoilt_fact_is_told(clause, step, says):
     is_told(clause, step, says)
+
+
+def test_the_twins_of_a_tree_are_the_nodes_that_begin_alike():
+    twins = spoilt(STEPS["TWO"], "long_node")
+    failure = CLAUSES["TREE-1"].check(twins)
+    assert failure is not None
+    assert failure.at == (AtNode(path("a2")), AtNode(path("a10")))
 
 
 def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():

@@ -55,6 +55,7 @@ SAID = {
     "a_reset_preempts_a_request_that_was_loaded": "assert self._jobs[any_jid].is_store",
     "a_second_reset_of_host_memory_ends_the_server": "assert not self._current_batch_jobs_to_flush",
     "a_chunk_with_a_hole_is_stored_too_far_to_the_left": "store 0 has moved block 1 and 3 into it by",
+    "a_chunk_with_a_hole_is_stored_too_far_to_the_left_in_time": "store 0 has moved block 2 and 6 into it by",
     "a_reset_stores_blocks_that_the_window_gave_back": "is named by a hash since command",
     "a_load_waits_for_more_blocks_than_there_are": "r1 is WAITING with 2 tokens",
     "a_turn_longer_than_the_model_fails_an_assertion_in_flight": "AssertionError",
