@@ -22,7 +22,7 @@ QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "2
         ("LeavesAtOnce", "exit status 0: the process ended"),
         ("Aborts", "SIGABRT: the process crashed at bad_adapters.py:"),
         ("Segfaults", "SIGSEGV: the process crashed at bad_adapters.py:"),
-        ("Hangs", "hang: nothing in answer to Submit in 1 s at bad_adapters.py:"),
+        ("Hangs", "hang: nothing in answer to Submit in 0.4 s at bad_adapters.py:"),
         ("Eats", "memory: more than 200 MB in answer to Submit at bad_adapters.py:"),
         ("WrongType", "TypeError: apply(): gave 'done', not Done, Refused or Broken"),
         ("Garbage", "TypeError: view().free_full[0]: expected int, got None"),
@@ -33,7 +33,7 @@ QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "2
 def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
     if adapter != "Raises":  # sizes shrink in the same way, with a process for each candidate
         monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
-    limit = ("--timeout", "1") if adapter == "Hangs" else ()
+    limit = ("--timeout", "0.4") if adapter == "Hangs" else ()
     code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK, *limit)
     said = " ".join(out.split())
     assert code == 3 and "the system broke" in said
