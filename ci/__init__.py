@@ -1,5 +1,6 @@
 """The command line, and everything that it shows: reports, explanations, exports, documents, benchmarks."""
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 Data = dict[str, Any]  # a report: the text is made from it, and `--json` gives it
 
 
+@cache  # of compiled templates: an export fills several, each more than once
 def templates(*, escape: bool, **options: Any) -> "Environment":
     """The templates. escape: they make HTML, and what they are filled with is text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # most commands need none

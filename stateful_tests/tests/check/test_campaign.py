@@ -90,12 +90,13 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it():
 FEW = replace(plan("smoke"), examples=dict.fromkeys(plan("smoke").examples, 1))
 
 
-def test_every_situation_is_met_on_any_seed():
+def test_every_situation_is_met_on_any_seed_and_the_model_satisfies_all_clauses():
     processes = Processes(2)
     try:
         found = run(ReferenceSystem(), replace(FEW, seed=4242), executor=processes, named=Named("reference"))
     finally:
         processes.close()
+    assert (found.findings, found.unreached) == ([], ())
     assert (found.incomplete, found.unfit, found.exit_code) == ([], {}, 0)
     assert {*found.required} == {line.situation for line in corpus.load()} and len(found.required) > 430
 

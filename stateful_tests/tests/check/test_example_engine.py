@@ -63,7 +63,8 @@ def test_a_fault_is_found(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     machine = kvspec.machine(fault, modes=[kvspec.Mode.FREE])
-    machine.TestCase.settings = settings(max_examples=500, phases=[Phase.generate])  # the first failure ends it
+    # The first failure ends it; it is shrunk by kvspec alone.
+    machine.TestCase.settings = settings(max_examples=500, phases=[Phase.generate])
     with pytest.raises(kvspec.ClauseViolated) as found:
         machine.TestCase("runTest").debug()
     saved = [file for file in tmp_path.glob("traces/*.json") if clause.lower() in file.name]

@@ -13,9 +13,6 @@ from hypothesis.stateful import INVARIANT_MARKER, RULE_MARKER, run_state_machine
 from reference.clauses import CLAUSES
 from reference.commands import COMMANDS, Mode, kind_name
 from reference.geometry import PRESETS
-from stateful_tests.check.campaign import run
-from stateful_tests.check.tiers import plan
-from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.machines import shrinking
 from stateful_tests.machines.server_machine import ServerMachine, Violated
@@ -96,10 +93,3 @@ def test_they_ask_for_a_close_past_what_ends_a_run(tmp_path, monkeypatch):
     buggy = kvspec.machine(LosesAnyTurn, machines=["sessions"], presets=["page2"], modes=[Mode.FAITHFUL])
     with pytest.raises(kvspec.ClauseViolated, match=r"1 of 2\): (FREE-1|SES-2)(.|\n)*2 of 2\): SES-4"):
         buggy.TestCase().runTest()
-
-
-def test_the_model_satisfies_the_clauses():
-    """Operational model against declarative clauses, with nothing else in between; all reached."""
-    result = run(ReferenceSystem(), plan("smoke", examples=3))
-    assert not result.findings
-    assert result.unreached == ()
