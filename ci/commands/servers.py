@@ -239,7 +239,7 @@ def _live(
     asking = population.clients(rng, smaller, count=clients)  # nobody has to wait for ever
     click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
     run = live.watch_live(
-        lambda folder: LiveServer(python, config, folder, root), asking, seed, limit_s,
+        lambda folder: LiveServer(python, config, folder, root), config, asking, seed, limit_s,
         lambda line: click.echo(line, err=True), keep := Path(save_dir) / f"serve-live-{release}-{seed}",
     )  # fmt: skip
     data = servers.lived(run, seed, keep)

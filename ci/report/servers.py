@@ -56,8 +56,8 @@ def mismatch(m: Mismatch) -> Data:
     }  # fmt: skip
 
 
-def validated(out: Console, data: Data) -> None:
-    """The report of one log as text."""
+def validated(out: Console, data: Data, ended: str = "") -> None:
+    """The report of one log as text. ended: how its server ended, if it should not have."""
     number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {
@@ -80,7 +80,7 @@ def validated(out: Console, data: Data) -> None:
     verdict = f"{number} mismatch{'es' * (number > 1)}" if number else "conforms"
     if data["skipped"] and not number:
         verdict = "incomplete: no mismatch was found, but a part of the log was skipped"
-    say(out, verdict, "bold red" if number else "bold green")
+    say(out, ended or verdict, "bold red" if number or ended else "bold green")
 
 
 def shown_mismatch(out: Console, found: Data) -> None:
@@ -133,20 +133,27 @@ def lived(run: LiveRun, seed: int, kept: Path) -> Data:
     return {
         "format": "kvspec-serve-live", "version": 1, "seed": seed, "start_s": round(run.start_s, 1),
         "clients": run.said, "wrong": wrong, "behind_s": round(run.behind_s, 2), "died": run.died,
+        "known": run.known,
         "reached": dict(run.validated.reached.most_common()), "log": data,
         "saved": str(kept) if found or run.died else None,
-        "exit_code": 3 if run.died else int(found),
+        "exit_code": int(found) or (4 if run.known else 3 if run.died else 0),
     }  # fmt: skip
 
 
 def lived_text(out: Console, data: Data) -> None:
     """The report of a live server as text."""
-    validated(out, data["log"])
+    ended = ""
+    if data["died"]:
+        ended = f"the server ended by itself: {data['died']}"
+    if data["known"]:
+        ended = f"incomplete: the server ended by a known fault, {data['known']}"
+    validated(out, data["log"], ended)
     said = {
         "clients": ", ".join(f"{count} {what}" for what, count in data["clients"].items()),
         "judged": f"{data['behind_s']:.1f} s behind the server at its end",
         "reached": ", ".join(f"{what} {count}" for what, count in data["reached"].items()),
-        "wrong": "; ".join(data["wrong"]), "it ended by itself": data["died"],
+        "wrong": "; ".join(data["wrong"]),
+        "known": known_faults()[data["known"]].told if data["known"] else "",
         "its logs": data["saved"],
     }  # fmt: skip
     labelled(out, {what: text for what, text in said.items() if text})
@@ -208,6 +215,7 @@ def _client_text(client: Data) -> str:
         shared = f" ({turn['shared']} of text {turn['text']})" if turn["shared"] else ""
         text = f"{turn['tokens']} tokens{shared}"
         text += f" limit {turn['limit']}" + (f" stops at {turn['stop']}" if turn["stop"] else "")
+        text += " ignores the end token" if turn["ignore_eos"] else ""
         turns.append(text + (f" disconnects after {turn['abort']}" if turn["abort"] else ""))
     impatient = ", does not wait" if client["impatient"] else ""
     return f"{client['name']} {kind}, from {start}{impatient}: {'; then '.join(turns)}"

@@ -20,18 +20,23 @@ from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.seen import RequestSeen
 
-
 _WITHOUT_KV = re.compile("a reused row must carry allocated KV|reusing request must be chunked or have")
+_PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
 def explains_end(release: str, error: str, config: Config, seen: Validated) -> str:
-    """The known fault by which a server ends with this error, "" for none. seen: of its log."""
+    """The known fault by which a server ends with this error (one line), "" for none.
+
+    seen: of its log.
+    """
     name = ""
     of_a_slot = "already has a slot" in error or error.startswith("AssertionError:  at srt/session/")
     if of_a_slot and seen.reached["a second turn that is rejected"]:
         name = "rejection-takes-slot"
     elif _WITHOUT_KV.search(error) and seen.reached["a retract before the first result"]:
         name = "nothing-to-resume"
+    elif _PREFIX_IN_CHUNKS.match(error) and not config.tree and seen.reached["a turn that resumes"]:
+        name = "ignored-end-token-in-chunks"
     elif "ut of memory" in error and config.mixed and seen.prepared:
         name = "mixed-without-room"
     elif "Mem Leak Detected" in error and seen.parked:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from impl.sglang.server.clients import Client
+from impl.sglang.server.clients import Client, Config
 from impl.sglang.server.events import WatchHeader
 from impl.sglang.server.over_http import HttpClients, LiveServer
+from stateful_tests.watched import deviations
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.validator import Validator
@@ -23,7 +24,8 @@ REST_S = 2.0  # after the last client: deferred closes happen
 @dataclass(slots=True)
 class LiveRun:
     """What came of it. said: what clients did; wrong: answers that are not as they should be; behind_s: how
-    long after the clients the last line was judged; died: the server's last words, if it ended by itself."""
+    long after the clients the last line was judged; died: the server's last words, if it ended by itself;
+    known: the known fault that explains them, if any."""
 
     header: WatchHeader
     validated: Validated
@@ -33,11 +35,12 @@ class LiveRun:
     said: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     died: str = ""
+    known: str = ""
 
 
 def watch_live(
-    start: Start, clients: tuple[Client, ...], seed: int, limit_s: float, say: Callable[[str], None],
-    keep: Path,
+    start: Start, config: Config, clients: tuple[Client, ...], seed: int, limit_s: float,
+    say: Callable[[str], None], keep: Path,
 ) -> LiveRun:  # fmt: skip
     """Start a server, let clients ask, validate what it writes, stop it. keep: where its logs go if anything
     was wrong."""
@@ -64,6 +67,8 @@ def watch_live(
                 judged = time.monotonic()
             wrong = asking.wrong if asking.done else [*asking.wrong, f"clients wait after {limit_s:g} s"]
             died = "" if server.alive else server.last_words()
+            release = log.header.release
+            known = deviations.explains_end(release, died, config, validator.result)
             server.stop()
             if died or wrong or validator.result.found:
                 shutil.rmtree(keep, ignore_errors=True)
@@ -72,7 +77,7 @@ def watch_live(
             server.stop()
     return LiveRun(
         log.header, validator.result, up - begun, (done or judged) - up,
-        max(0.0, judged - done) if done else 0.0, dict(asking.said), wrong, died,
+        max(0.0, judged - done) if done else 0.0, dict(asking.said), wrong, died, known,
     )  # fmt: skip
 
 

@@ -267,7 +267,9 @@ _PLAINEST: dict[type, dict[str, Any]] = {
         "mixed": False,
     },
     Client: {"start": 0, "after": "", "close": 1, "impatient": False, "session": False},
-    Turn: {"wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1},
+    Turn: {
+        "wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1, "ignore_eos": False,
+    },
 }  # fmt: skip
 
 

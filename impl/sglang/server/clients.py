@@ -38,7 +38,7 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """wait: rounds since the turn before was answered (of an impatient client: sent); tokens: of its prompt,
     the first `shared` of which are those of text number `text`; limit: outputs at most; stop: the output that
     is the end token, 0 for none; abort: rounds after it was sent until the client disconnects, 0 for
-    never."""
+    never; ignore_eos: the end token does not end it."""
 
     wait: int
     tokens: int
@@ -47,6 +47,7 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     abort: int = 0
     shared: int = 0
     text: int = 0
+    ignore_eos: bool = False
 
 
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,6 +73,7 @@ class Message(msgspec.Struct, frozen=True):
     session: str | None = None
     tokens: tuple[int, ...] = ()
     limit: int = 0
+    ignore_eos: bool = False
 
 
 def mixed(*numbers: int) -> int:
@@ -179,7 +181,7 @@ class Clients:
             else:
                 each.waits = request
             session = client.name if client.session else None
-            yield Message("submit", request, session, self.prompt(request), turn.limit)
+            yield Message("submit", request, session, self.prompt(request), turn.limit, turn.ignore_eos)
         else:
             each.done = True
             if client.session:

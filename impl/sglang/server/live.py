@@ -22,11 +22,11 @@ def main(config_json: str, folder: str, port: str) -> None:
     from sglang.srt.server_args import prepare_server_args
 
     from impl.sglang.server.clients import Config
-    from impl.sglang.server.whole_scheduler import model_folder
+    from impl.sglang.server.whole_scheduler import NEVER, model_folder
 
     config = msgspec.json.decode(config_json, type=Config)
     wanted = {
-        "model-path": model_folder(Path(folder), 0), "load-format": "dummy", "device": "cpu",
+        "model-path": model_folder(Path(folder), 0, NEVER), "load-format": "dummy", "device": "cpu",
         "attention-backend": "torch_native", "sampling-backend": "pytorch", "dtype": "float32",
         "max-total-tokens": config.tokens, "max-running-requests": config.running,
         "chunked-prefill-size": config.chunk, "page-size": config.page_size, "context-length": 2048,

@@ -26,6 +26,7 @@ from impl.sglang.server.whole_scheduler import STRICT
 START_S, STOP_S = 300.0, 10.0
 PATIENCE_S = 20.0  # without an answer; idle sessions may hold all memory, so a client then goes away
 ROUND_S = 0.02  # how long a client takes for a round of its script
+_ERROR = re.compile(r"(\w+\.)*\w+(Error|Exception)\b")
 
 
 class LiveServer:
@@ -62,10 +63,13 @@ class LiveServer:
         return self._process.poll() is None
 
     def last_words(self) -> str:
-        """The last line that it wrote."""
-        said = (self.folder / "server.log").read_bytes()
-        errors = [line for line in said.splitlines() if re.match(rb"(\w+\.)*\w+(Error|Exception)\b", line)]
-        return last_words(errors[0] if errors else said)
+        """How its scheduler failed, else the first error that it wrote, else its last line."""
+        written = (self.folder / "server.log").read_bytes()
+        _, failed, trace = written.partition(b"Scheduler hit an exception: ")
+        if failed:
+            return _in_one_line(trace.decode(errors="replace"))
+        errors = [line for line in written.splitlines() if _ERROR.match(line.decode(errors="replace"))]
+        return last_words(errors[0] if errors else written)
 
     def stop(self) -> None:
         """End all of its processes."""
@@ -93,6 +97,16 @@ class LiveServer:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
         return False
+
+
+def _in_one_line(trace: str) -> str:
+    """A traceback, and what follows it, as `whole_scheduler` gives an error: with its last line of SGLang."""
+    lines = trace.partition("\n\n")[0].splitlines()
+    end = max((at for at, line in enumerate(lines) if _ERROR.match(line)), default=len(lines) - 1)
+    kind, _, message = " ".join(lines[end:]).partition(":")
+    frames = re.findall(r'/sglang/(\S+)", line (\d+)', "\n".join(lines[:end]))
+    at = f" at {':'.join(frames[-1])}" if frames else ""
+    return f"{kind}: {' '.join(message.split())[:300]}{at}"
 
 
 class HttpClients:
@@ -153,7 +167,9 @@ class HttpClients:
         """Ask, and judge the answer; the length of the session's text afterwards, if that is known."""
         body: dict[str, Any] = {
             "rid": request, "input_ids": self.script.prompt(request),
-            "sampling_params": {"max_new_tokens": turn.limit, "temperature": 0, "ignore_eos": True},
+            "sampling_params": {
+                "max_new_tokens": turn.limit, "temperature": 0, "ignore_eos": turn.ignore_eos,
+            },
         }  # fmt: skip
         if client.session:
             body["session_params"] = {"id": client.name}

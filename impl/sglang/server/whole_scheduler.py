@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from impl.sglang.server import boot
-from impl.sglang.server.clients import Client, Clients, Config, Message
+from impl.sglang.server.clients import EOS, Client, Clients, Config, Message
 from impl.sglang.server.progress import Stall, stall
 from impl.sglang.server.watch import Watcher, hook
 
@@ -40,12 +40,14 @@ STRICT = {
     "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
     "SGLANG_SWA_EVICTION_INTERVAL": "1",
 }
+_VOCABULARY = 1024
+NEVER = _VOCABULARY  # the end token of a model that ends no turn
 _MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 16,
     "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2,
-    "vocab_size": 1024,
+    "vocab_size": _VOCABULARY,
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "float32",
-    "eos_token_id": 2, "bos_token_id": 1, "tie_word_embeddings": True, "rope_theta": 10000.0,
+    "bos_token_id": 1, "tie_word_embeddings": True, "rope_theta": 10000.0,
 }  # fmt: skip
 
 
@@ -79,11 +81,12 @@ class RunOutcome(msgspec.Struct, frozen=True):
     blocks_s: list[float] = []
 
 
-def model_folder(folder: Path, window: int) -> Path:
-    """A folder that says what the model is; there are no weights. window 0: full attention alone."""
-    more: dict[str, Any] = {}
+def model_folder(folder: Path, window: int, eos: int = EOS) -> Path:
+    """A folder that says what the model is; there are no weights. window 0: full attention alone. eos: the
+    token that ends a turn; one past the vocabulary never does."""
+    more: dict[str, Any] = {"eos_token_id": eos}
     if window:
-        more = {
+        more |= {
             "is_hybrid_swa": True, "layer_types": ["sliding_attention", "full_attention"],
             "swa_attention_layer_ids": [0], "full_attention_layer_ids": [1], "sliding_window": window,
             "sliding_window_size": window, "hybrid_layer_pattern": [1, 0],
@@ -386,7 +389,7 @@ def _message(message: Message) -> Any:
         return io_struct.CloseSessionReqInput(session_id=message.name)
     if message.kind == "abort":
         return io_struct.AbortReq(rid=message.name)
-    sampling = SamplingParams(max_new_tokens=message.limit, temperature=0)
+    sampling = SamplingParams(max_new_tokens=message.limit, temperature=0, ignore_eos=message.ignore_eos)
     sampling.normalize(None)
     params: Any = getattr(io_struct, "SessionParams", None)
     if params is None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from impl.sglang.server.clients import Client, Turn
+from ci.report import servers as report
+from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.over_http import LiveServer
 from stateful_tests.watched.live import LiveRun, watch_live
 
@@ -21,12 +22,14 @@ CLIENTS = (
 class Pretends(LiveServer):
     """Answers as a server does. forgets: the last output of a session; dies: after so many answers."""
 
+    written = "loads\nIndexError: of 154\n[1] SIGQUIT received\n"
+
     def __init__(self, folder, forgets=False, dies=100):
         self.folder, self.watch, self.port, self.left = folder, folder / "watch", 1, dies
         self.watch.mkdir()
         self.log = LOG.read_text().splitlines(keepends=True)
         (self.watch / "log.jsonl").write_text("".join(self.log[:40]))
-        (folder / "server.log").write_text("loads\nIndexError: of 154\n[1] SIGQUIT received\n")
+        (folder / "server.log").write_text(self.written)
         self.forgets, self.stopped, self.texts = forgets, False, dict[str, int]()
         self.lock = threading.Lock()
 
@@ -61,8 +64,10 @@ def hasty(monkeypatch):
 
 
 def lived(tmp_path: Path, **how: Any) -> LiveRun:
-    kept = tmp_path / "kept"
-    return watch_live(lambda folder: Pretends(folder, **how), CLIENTS, 1, 20.0, lambda _: None, kept)
+    def start(folder: Path) -> Pretends:
+        return Pretends(folder, **how)
+
+    return watch_live(start, Config(tree=False), CLIENTS, 1, 20.0, lambda _: None, tmp_path / "kept")
 
 
 def test_a_server_that_answers_as_it_should(tmp_path):
@@ -79,4 +84,24 @@ def test_a_history_that_lacks_an_output_is_noticed_by_its_client(tmp_path):
 
 
 def test_a_server_that_dies_says_why(tmp_path):
-    assert lived(tmp_path, dies=3).died == "IndexError: of 154"
+    run = lived(tmp_path, dies=3)
+    assert (run.died, run.known) == ("IndexError: of 154", "")
+
+
+FAILS = """ConnectionError: to say so early means nothing
+[12:00] Scheduler hit an exception: Traceback (most recent call last):
+  File "/some/sglang/srt/managers/schedule_policy.py", line 1368, in add_one_req_ignore_eos
+    assert req.prefix_len == 0
+           ^^^^^^^^^^^^^^^^^^^
+AssertionError
+
+[12:01] SIGQUIT received
+"""
+
+
+def test_a_known_fault_explains_how_it_dies(tmp_path, monkeypatch):
+    monkeypatch.setattr(Pretends, "written", FAILS)
+    run = lived(tmp_path, dies=3)
+    assert run.died == "AssertionError:  at srt/managers/schedule_policy.py:1368"
+    data = report.lived(run, 1, tmp_path)
+    assert (run.known, data["exit_code"]) == ("ignored-end-token-in-chunks", 4)

@@ -247,6 +247,7 @@ def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
 
 
 REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/memory_pool.py:423"
+PREFIXED = "AssertionError:  at srt/managers/schedule_policy.py:1368"
 
 
 @pytest.mark.parametrize("release, error, seen, name", [
@@ -254,6 +255,8 @@ REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/
     ("0.5.23", REUSED, "", ""),
     ("0.5.23", "c1 already has a slot", "a second turn that is rejected", "rejection-takes-slot"),
     ("0.5.24", "c1 already has a slot", "a second turn that is rejected", ""),
+    ("0.5.23", PREFIXED, "a turn that resumes", "ignored-end-token-in-chunks"),
+    ("0.5.23", PREFIXED, "", ""),
     ("0.5.20", "Full Pool Mem Leak Detected!", "parked", "parked-chunk"),
     ("0.5.23", "Full Pool Mem Leak Detected!", "parked", ""),
     ("0.5.21", "Decode out of memory.", "prepared", "mixed-without-room"),
@@ -263,7 +266,7 @@ REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/
 def test_known_faults_explain_what_they_cause_alone(release, error, seen, name):
     told = Validated(parked=seen == "parked", prepared=seen == "prepared")
     told.reached[seen] += 1
-    assert explains_end(release, error, Config(mixed=True), told) == name
+    assert explains_end(release, error, Config(mixed=True, tree=False), told) == name
 
 
 @pytest.mark.parametrize(
