@@ -22,8 +22,8 @@ _EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a p
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if not asked:
+def _version(context: click.Context, _: click.Parameter, requested: bool) -> None:
+    if not requested:
         return
     from importlib import metadata  # it takes as long to load as click
 

@@ -35,13 +35,13 @@ SEED, RUNS = 12345, 400  # of the generator: runs of each machine, preset and mo
 
 def shortest(scope: Scope) -> Iterator[CorpusLine]:
     """The shortest way to each situation of a scope."""
-    explorer, met = Explorer(scope, clauses=False), set[str]()
+    explorer, seen = Explorer(scope, clauses=False), set[str]()
     explorer.run()
     for at, state in enumerate(explorer.queue):
         for command, outcome, now in explorer.moves(state):
             text = situation(state, command, outcome, now)
-            if text not in met:
-                met.add(text)
+            if text not in seen:
+                seen.add(text)
                 yield CorpusLine(text, scope.geometry, scope.mode, scope.name, explorer.path(at, command))
 
 
@@ -67,16 +67,16 @@ def at_random(wanted: set[str]) -> Iterator[CorpusLine]:
     configs = [Configuration(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES]
     for example in range(RUNS):
         for config in configs:
-            run, did, met = start_run(system, whole, config, example), list[Command](), dict[str, int]()
+            run, did, first_at = start_run(system, whole, config, example), list[Command](), dict[str, int]()
             state = model.initial(run.geometry, config.mode)
             while len(did) < whole.steps and state.serial < SHARED - 1:
                 was, command = state, propose(state, run.source, run.profile)
                 state, outcome = model.step(was, command)
                 did.append(command)
-                met.setdefault(situation(was, command, outcome, state), len(did))
-            for text in sorted(wanted & met.keys()):
+                first_at.setdefault(situation(was, command, outcome, state), len(did))
+            for text in sorted(wanted & first_at.keys()):
                 wanted.remove(text)
-                yield CorpusLine(text, run.geometry, config.mode, "random", tuple(did[: met[text]]))
+                yield CorpusLine(text, run.geometry, config.mode, "random", tuple(did[: first_at[text]]))
         if not wanted:
             return
 

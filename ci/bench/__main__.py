@@ -16,7 +16,7 @@ import click
 
 from ci import cli
 from ci.bench import watcher
-from ci.commands.shared import Asked, ReportOut, json_option
+from ci.commands.shared import SystemSelector, ReportOut, json_option
 from ci.report import render
 from impl.adapter import Capabilities, System
 from reference import model
@@ -120,7 +120,7 @@ def bench(context: click.Context, out: ReportOut, impls: tuple[str, ...], device
     if context.invoked_subcommand is not None:
         return
     rows: list[dict[str, Any]] = []
-    systems = {impl: Asked(impl, device=device).resolve() for impl in impls}
+    systems = {impl: SystemSelector(impl, device=device).resolve() for impl in impls}
     can = _common(systems.values())
     for machine in MACHINES:
         made = _generate(machine, runs, can)

@@ -71,9 +71,9 @@ def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             done = run(folder)
             (log,) = logs_of([Path(folder)])
-            validator, begun = Validator(log.header), time.process_time()
+            validator, started = Validator(log.header), time.process_time()
             events = sum(1 for _ in map(validator.read, log.lines()))
-            read_s = time.process_time() - begun
+            read_s = time.process_time() - started
         more = []
         for _ in range(pairs):
             with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from ci.commands.shared import (
-    Asked, ReportOut, Unusable, force_option, load_trace, save_trace, system_options, target_file, unusable,
+    ReportOut, SystemSelector, Unusable, force_option, load_trace, save_trace, system_options, target_file,
+    unusable,
 )  # fmt: skip
 
 
@@ -22,7 +23,7 @@ from ci.commands.shared import (
 @force_option
 @system_options
 def shrink(
-    asked: Asked, out: ReportOut, file: str, clause: str | None, into: str | None, force: bool
+    selector: SystemSelector, out: ReportOut, file: str, clause: str | None, into: str | None, force: bool
 ) -> int:
     """Find the smallest trace that still violates a clause. FILE is not changed."""
     trace = load_trace(file)
@@ -34,8 +35,8 @@ def shrink(
     from stateful_tests.check import fixtures as authoring
     from stateful_tests.lockstep import lockstep
 
-    asked = asked.of(trace)
-    with closing(asked.resolve()) as system, unusable(f"{file}: ", authoring.NotPossible):
+    selector = selector.of(trace)
+    with closing(selector.resolve()) as system, unusable(f"{file}: ", authoring.NotPossible):
         before = lockstep.replay(system, trace)
         if before.violation is None:
             why = "there is nothing to shrink; try another --impl"
@@ -45,7 +46,7 @@ def shrink(
     save_trace(after.trace, target)
     data = {
         "format": "kvspec-shrink", "version": 1, "clause": wanted, "saved": str(target),
-        "replay": f"kvspec replay {target} {asked.options}",
+        "replay": f"kvspec replay {target} {selector.options}",
         "before": report.replay_data(file, before), "after": report.replay_data(str(target), after),
     }  # fmt: skip
     render.shrunk(out.console, data)
@@ -68,8 +69,8 @@ def shrink(
 @force_option
 @system_options
 def new_fixture(
-    asked: Asked, out: ReportOut, file: str, name: str, story: str, bug: str | None, clause: str | None,
-    into: str | None, force: bool,
+    selector: SystemSelector, out: ReportOut, file: str, name: str, story: str, bug: str | None,
+    clause: str | None, into: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Make a fixture from a trace.
 
@@ -81,8 +82,8 @@ def new_fixture(
 
     trace = load_trace(file)
     trace = replace(trace, bug=bug or trace.bug)
-    asked = asked.of(trace)
-    impl = asked.impl
+    selector = selector.of(trace)
+    impl = selector.impl
     if impl.startswith("torch+"):
         trace = replace(trace, bug=trace.bug or impl.removeprefix("torch+"))
     if trace.bug is not None and trace.bug not in BUGS:
@@ -109,8 +110,8 @@ def new_fixture(
     path = target_file(folder / f"{name}.json", force, "--name")
     trace = replace(trace, story=story)
     batches = not isinstance(trace.geometry, EngineConfig)  # of engines that pick theirs none is healthy
-    healthy = tuple(Asked(name).resolve() for name in ("torch", "reference") if batches)
-    system = None if impl in ("torch", "reference") else asked.resolve()
+    healthy = tuple(SystemSelector(name).resolve() for name in ("torch", "reference") if batches)
+    system = None if impl in ("torch", "reference") else selector.resolve()
     if system is None and (clause is not None or not batches):
         raise Unusable(f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X")
     try:

@@ -65,9 +65,9 @@ def driven(names: tuple[str, ...], out: ReportOut) -> int:
 
     rows = []
     for engine, table in tomllib.loads((FOLDER / "driven.toml").read_text(encoding="utf-8")).items():
-        said = [(name, "yes", how) for name, how in table["driven"].items()]
-        said += [(name, "no", why) for why, missing in table["not_driven"].items() for name in missing]
+        entries = [(name, "yes", how) for name, how in table["driven"].items()]
+        entries += [(name, "no", why) for why, missing in table["not_driven"].items() for name in missing]
         release = f"{engine}=={table['release']}"
-        rows += [{"id": name, "release": release, "driven": yes, "how": how} for name, yes, how in said]
+        rows += [{"id": name, "release": release, "driven": yes, "how": how} for name, yes, how in entries]
     headings = {"id": "name", "release": "release", "driven": "driven", "how": "by what, or why not"}
     return list_rows(rows, out, headings, names)

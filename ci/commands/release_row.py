@@ -45,16 +45,16 @@ def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed:
             if row["check"] is not None and detailed:
                 render.check(out.console, row["check"], detailed=True)
                 out.console.print()
-            said = f"kvspec: {row['unusable']}" if row["unusable"] else row["check"]["verdict"]
-            render.verdict(render.console(sys.stderr), said, row)
+            verdict = f"kvspec: {row['unusable']}" if row["unusable"] else row["check"]["verdict"]
+            render.verdict(render.console(sys.stderr), verdict, row)
             if row["check"] is not None and row["check"]["interrupted"]:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         interrupted = True
     code = 130 if interrupted else max(row["exit_code"] for row in rows)
     driven = [row["check"] for row in rows if row["check"] is not None]
-    asked = dict.fromkeys(m["machine"] for check in driven for m in check["clauses_by_machine"])
-    machines = list(asked or plan.machines)
+    driven_machines = dict.fromkeys(m["machine"] for check in driven for m in check["clauses_by_machine"])
+    machines = list(driven_machines or plan.machines)
     data = {
         "format": "kvspec-check-releases", "version": 1, "tier": plan.tier, "seed": plan.seed,
         "machines": machines, "exit_code": code, "interrupted": interrupted,

@@ -13,8 +13,8 @@ import click
 from ci.commands import release_row
 from ci.commands.parallel import parallel_options
 from ci.commands.shared import (
-    Asked, ReportOut, Saved, Unusable, load_trace, replay_command, save_option, save_traces, system_options,
-    unusable, worker_limits, writable, write_file,
+    ReportOut, Saved, SystemSelector, Unusable, load_trace, replay_command, save_option, save_traces,
+    system_options, unusable, worker_limits, writable, write_file,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ base_option = click.option(
     "-v", "--verbose", is_flag=True, help="Show the plan, clauses, refusals and situations, as --json does."
 )
 def check(
-    asked: Asked, out: ReportOut, where: Callable[..., Any], presets: tuple[str, ...], tier: str,
+    selector: SystemSelector, out: ReportOut, where: Callable[..., Any], presets: tuple[str, ...], tier: str,
     examples: int | None, steps: int | None, seed: int | None, time_limit: float | None,
     machines: tuple[str, ...], mode: str | None,
     save_dir: str, base: str | None, since: str | None, html: bool, junit: str | None, verbose: bool,
@@ -101,22 +101,22 @@ def check(
             machines=machines or None, time_limit_s=time_limit,
         )  # fmt: skip
     writable(junit, "--junit")
-    if since is not None and asked.checkout is None:
+    if since is not None and selector.checkout is None:
         raise Unusable("--since goes with a checkout: --sglang-path, --vllm-path or --transformers-path")
 
     def one(impl: str) -> tuple[Data, Callable[[], None]]:
-        return _driven(replace(asked, impl=impl), plan, base, since, where, save_dir, html)
+        return _driven(replace(selector, impl=impl), plan, base, since, where, save_dir, html)
 
-    if names := release_row.names(asked.impl):
-        device = f"device {asked.device}"
-        elsewhere = {"sglang-path": asked.checkout, "junit": junit, device: asked.device != "cpu"}
+    if names := release_row.names(selector.impl):
+        device = f"device {selector.device}"
+        elsewhere = {"sglang-path": selector.checkout, "junit": junit, device: selector.device != "cpu"}
         for option in (name for name, given in elsewhere.items() if given):
-            raise Unusable(f"--{option}: goes with one system, not with --impl {asked.impl}")
+            raise Unusable(f"--{option}: goes with one system, not with --impl {selector.impl}")
         return release_row.check(names, one, plan, out, detailed=verbose)
 
     from ci.report import render
 
-    data, save = one(asked.impl)
+    data, save = one(selector.impl)
     try:
         save()
         if junit is not None:
@@ -131,8 +131,8 @@ def check(
 
 
 def _driven(
-    asked: Asked, plan: Plan, base: str | None, since: str | None, where: Callable[..., Any], save_dir: str,
-    html: bool,
+    selector: SystemSelector, plan: Plan, base: str | None, since: str | None, where: Callable[..., Any],
+    save_dir: str, html: bool,
 ) -> tuple[Data, Callable[[], None]]:  # fmt: skip
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
@@ -141,26 +141,29 @@ def _driven(
     from stateful_tests.check import masks as known
 
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, asked)))
-        system = opened.enter_context(closing(asked.resolve()))
-        if base is None and asked.checkout is not None and (before := _taken_from(system, asked)) is not None:
-            opened.enter_context(closing(before))
+        before = None if base is None else opened.enter_context(closing(_base(base, selector)))
+        system = opened.enter_context(closing(selector.resolve()))
+        if base is None and selector.checkout is not None:
+            before = _taken_from(system, selector)
+            if before is not None:
+                opened.enter_context(closing(before))
         plan, changed = tiers.for_system(plan, system), None
         if since is not None:
             with unusable(f"--since {since:.80}: ", ValueError):
                 changed = changes.changes(system, since, (*corpus.known_faults(), *corpus.load()))
             click.echo(changed.text, err=True)
             plan = replace(plan, first=changed.first)
-        strange, cuda = ":" in asked.impl, asked.device == "cuda"  # a stranger's may hold what there is once
-        named = driving.Named(asked.impl, asked.device, asked.checkout, **worker_limits())
+        strange = ":" in selector.impl  # it may hold what there is once
+        cuda = selector.device == "cuda"
+        named = driving.Named(selector.impl, selector.device, selector.checkout, **worker_limits())
         with where(pays=not strange and not cuda, fork=not cuda) as executor, Progress() as progress:
             saved = Saved(system.name, save_dir, progress.say)
-            with unusable(f"--impl {asked.impl}: "):
+            with unusable(f"--impl {selector.impl}: "):
                 masks = []
                 for mask in known.masks(system, before):
                     masks.append(mask)
                     progress.say(mask.line)
-                named = named._replace(asked=known.asked(system, masks))
+                named = named._replace(also_checked=known.also_checked(system, masks))
                 result = campaign.run(
                     system, plan, progress, before, executor=executor, named=named, found=saved, masks=masks
                 )
@@ -170,21 +173,21 @@ def _driven(
         )  # fmt: skip
 
     def save() -> None:
-        save_traces(result.findings, data["findings"], save_dir, asked.options, html)
+        save_traces(result.findings, data["findings"], save_dir, selector.options, html)
         saved.tidy(data["findings"])
 
     return data, save
 
 
-def _base(named: str, asked: Asked) -> System:
-    """The implementation before a change to `asked`: by its name, or a checkout, which is loaded here."""
+def _base(named: str, selector: SystemSelector) -> System:
+    """The base of a check of `selector`: by its name, or a checkout, which is loaded here."""
     from stateful_tests.check.tiers import CLIENTS, sizes_for
 
-    folder, vllm = named if Path(named).is_dir() else None, asked.impl.startswith("vllm")
+    folder, vllm = named if Path(named).is_dir() else None, selector.impl.startswith("vllm")
     with unusable(f"--base {named:.80}: ", Unusable):
-        package, _, ways = asked.impl.partition("+") if vllm else ("sglang", "", "")
+        package, _, ways = selector.impl.partition("+") if vllm else ("sglang", "", "")
         of_folder = "+".join(filter(None, (package.partition("==")[0], ways)))
-        system = Asked(of_folder if folder else named, folder, asked.device).resolve()
+        system = SystemSelector(of_folder if folder else named, folder, selector.device).resolve()
         if folder is not None:
             sizes = sizes_for(CLIENTS, "full") if vllm else sizes_for("sessions", "page1")
             with unusable("it does not load: "):
@@ -192,13 +195,13 @@ def _base(named: str, asked: Asked) -> System:
     return system
 
 
-def _taken_from(system: Any, asked: Asked) -> System | None:
+def _taken_from(system: Any, selector: SystemSelector) -> System | None:
     """The release that a checkout was taken for, driven in the same ways; None where it cannot be had."""
     engine, of_checkout, ways = system.name.partition("@checkout")
     if not of_checkout:
         return None
     try:
-        return Asked(f"{engine}=={system.release}{ways}", None, asked.device).resolve()
+        return SystemSelector(f"{engine}=={system.release}{ways}", None, selector.device).resolve()
     except Unusable as error:
         click.echo(f"kvspec: without a base: {error}", err=True)
         return None
@@ -210,7 +213,7 @@ def _taken_from(system: Any, asked: Asked) -> System | None:
 @base_option
 @click.option("--html", "html_file", metavar="FILE", help="Write a page that shows each step.")
 def replay(
-    asked: Asked, out: ReportOut, traces: tuple[str, ...], base: str | None, html_file: str | None
+    selector: SystemSelector, out: ReportOut, traces: tuple[str, ...], base: str | None, html_file: str | None
 ) -> int:
     """Run traces step by step on an implementation.
 
@@ -227,13 +230,13 @@ def replay(
 
     replays: list[Data] = []
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, asked)))
-        system = opened.enter_context(closing(asked.resolve()))
+        before = None if base is None else opened.enter_context(closing(_base(base, selector)))
+        system = opened.enter_context(closing(selector.resolve()))
         for path, trace in loaded:
             with unusable(f"{path}: "):
                 run = lockstep.with_calls(system, lockstep.replay(system, trace))
             replays.append(report.replay_data(path, run, before))
-            replays[-1]["replay"] = replay_command(path, asked.options)
+            replays[-1]["replay"] = replay_command(path, selector.options)
             if html_file is not None:
                 replays[-1]["states"] = page.states(run)
                 write_file(html_file, page.page(replays[-1], run), "--html")
@@ -241,7 +244,7 @@ def replay(
     if len(replays) > 1:
         bad = [data["file"] for data in replays if data["exit_code"]]
         names = f": {', '.join(bad)}" if bad else ""
-        said = f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{names}"
-        out.console.print(said)
+        summary = f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{names}"
+        out.console.print(summary)
     code = max(data["exit_code"] for data in replays)
     return out.end({"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})

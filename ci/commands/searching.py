@@ -10,8 +10,8 @@ import click
 
 from ci.commands.parallel import parallel_options
 from ci.commands.shared import (
-    Asked, ReportOut, Saved, Unusable, json_option, list_rows, near, save_option, save_traces, system_options,
-    unusable,
+    ReportOut, Saved, SystemSelector, Unusable, json_option, list_rows, near, save_option, save_traces,
+    system_options, unusable,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -98,21 +98,21 @@ def _each(
 )  # fmt: skip
 @system_options
 @save_option(_SHORTEST)
-def tour(asked: Asked, out: ReportOut, names: tuple[str, ...], save_dir: str) -> int:
+def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_dir: str) -> int:
     """Run every transition of a scope on an implementation."""
     scopes = [_scope(name) for name in names]
 
     from ci.report import explore as report
     from stateful_tests.explore import tour as touring
 
-    with closing(asked.resolve()) as system:
+    with closing(selector.resolve()) as system:
 
         def one(scope: Scope, progress: Any) -> tuple[Data, str]:
             saved = Saved(system.name, save_dir, progress.say)
-            with unusable(f"--impl {asked.impl}: "):
+            with unusable(f"--impl {selector.impl}: "):
                 made = touring.live(system, scope, progress=progress, found=saved)
             data = report.toured(made)
-            save_traces(made.findings, data["findings"], save_dir, asked.options)
+            save_traces(made.findings, data["findings"], save_dir, selector.options)
             saved.tidy(data["findings"])
             report.tour_text(out.console, data)
             return data, made.stopped

@@ -79,7 +79,7 @@ def validate(
     with unusable("", LogError):
         for log in logs_of(logs):
             read = validator.Validator(log.header)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 for line in log.lines(_alive(log) if follow else None):
                     reported = len(read.result.mismatches)
@@ -90,7 +90,8 @@ def validate(
             except KeyboardInterrupt:
                 if not follow:
                     raise
-            data = servers.validation(log.name, log.header, read.result, time.perf_counter() - begun, log.cut)
+            seconds = time.perf_counter() - started
+            data = servers.validation(log.name, log.header, read.result, seconds, log.cut)
             if save_dir is not None and (trace := read.trace()) is not None:
                 path = Path(save_dir, f"{log.files[0].stem}.json")
                 save_trace(trace, path, "--save ")
@@ -167,7 +168,7 @@ def serve_check(
             return _live(out, release, root, given, seed, clients, time_limit or 600.0, save_dir)
         runner = WholeScheduler(environment.python_of(release), root)
         before = _before(release, sglang_path, base)
-    told: set[str] = set()
+    reported: set[str] = set()
     try:
         if run is not None:
             judged = serving.judge(runner, run, before)
@@ -178,9 +179,9 @@ def serve_check(
 
                 def keep(judged: JudgedRun) -> None:
                     path = servers.save(Path(save_dir), judged)
-                    if path not in told:
+                    if path not in reported:
                         progress.say(f"found {judged.run.key}: {path}")
-                    told.add(path)
+                    reported.add(path)
 
                 result = serving.check(
                     runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,

@@ -82,8 +82,8 @@ def json_option(command: _Command) -> _Command:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The system that a command line asks for."""
+class SystemSelector:
+    """The system that a command line names with --impl, its checkout and its device."""
 
     impl: str
     checkout: str | None = None
@@ -109,7 +109,7 @@ class Asked:
                 system.close = partial(_closed, self.impl, system.close)  # type: ignore[method-assign]
         return system
 
-    def of(self, trace: Trace) -> Asked:
+    def of(self, trace: Trace) -> SystemSelector:
         """The same with a trace: where --impl is not given, torch with the bug that the trace names."""
         source = click.get_current_context().get_parameter_source("impl")
         named = trace.bug and source is ParameterSource.DEFAULT
@@ -138,11 +138,11 @@ def _closed(impl: str, close: Callable[[], None]) -> None:
 
 
 def impl_options(command: _Command) -> _Command:
-    """--impl and a checkout, and --device where `command` has that, for one that takes `asked`."""
+    """--impl and a checkout, and --device where `command` has that, for one that takes `selector`."""
 
     @wraps(command)
     def run(*given: Any, impl: str, checkout: str | None, device: str = "cpu", **options: Any) -> Any:
-        return command(*given, asked=Asked(impl, checkout, device), **options)
+        return command(*given, selector=SystemSelector(impl, checkout, device), **options)
 
     run = click.option(
         "--sglang-path", "--vllm-path", "--transformers-path", "checkout", metavar="DIR",
@@ -156,7 +156,7 @@ def impl_options(command: _Command) -> _Command:
 
 
 def system_options(command: _Command) -> _Command:
-    """How a system is chosen and driven, for a command that takes `asked` and `out`."""
+    """How a system is chosen and driven, for a command that takes `selector` and `out`."""
     device = click.option(
         "--device", type=click.Choice(["cpu", "cuda", "counting"]), default="cpu", show_default=True,
         help="Where torch, or a release of SGLang, keeps its pools. cuda: a release launches its own Triton"
@@ -177,7 +177,7 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
     context.meta[f"kvspec.{option.name}"] = value
 
 
-# How a system in a worker process is driven: kept in the context, for `Asked`.
+# How a system in a worker process is driven: kept in the context, for `SystemSelector`.
 _worker_options = (
     click.option(
         "--in-process", is_flag=True, expose_value=False, callback=_keep,
@@ -200,8 +200,8 @@ def worker_limits() -> Data:
     """What the command line says of workers, as `systems.resolve` takes it."""
     from impl.process.remote_system import LIMITS
 
-    asked = {name: _kept_option(name) for name in ("timeout", "memory")}
-    given = {f"{name}_{unit}": asked[name] for name, unit in (("timeout", "s"), ("memory", "mb"))}
+    options = {name: _kept_option(name) for name in ("timeout", "memory")}
+    given = {f"{name}_{unit}": options[name] for name, unit in (("timeout", "s"), ("memory", "mb"))}
     limits = replace(LIMITS, **{name: value for name, value in given.items() if value is not None})
     return {"limits": limits, "in_process": bool(_kept_option("in_process"))}
 
@@ -257,7 +257,7 @@ def load_trace(path: str) -> Trace:
 
 
 def target_file(path: Path, force: bool, option: str = "--out") -> Path:
-    """A file that may be written. Asked before the work, not after."""
+    """A file that may be written. Checked before the work, not after."""
     if path.is_dir():
         raise Unusable(f"{option} {path}: is a directory")
     if path.exists() and not force:
@@ -272,14 +272,14 @@ def replay_command(path: str, options: str) -> str:
 def save_traces(
     findings: Sequence[Finding], reports: list[Data], folder: str, options: str, html: bool = False
 ) -> None:
-    """Save the trace of each finding, with its page if asked, and note where, or why that failed."""
+    """Save the trace of each finding, with its page if `html`, and note where, or why that failed."""
     from ci.report import data as report
     from ci.report import page
     from stateful_tests.traces import files as traces
 
     for group, found in zip(report.groups(findings), reports, strict=True):
         saved: dict[tuple[Command, ...], str] = {}
-        for told, each in zip(found["clauses"], report.shown_by(group), strict=True):
+        for clause, each in zip(found["clauses"], report.shown_by(group), strict=True):
             name, trace = report.named_trace(each.name, each.run.trace, each.run.system)
             path = Path(folder, name)
             try:
@@ -288,7 +288,7 @@ def save_traces(
             except (OSError, traces.TraceError) as error:
                 found["not_saved"] = f"{path}: {error}"
                 break
-            told["saved"] = saved.setdefault(trace.commands, str(path))
+            clause["saved"] = saved.setdefault(trace.commands, str(path))
         found["saved"] = found["clauses"][0]["saved"]
         if found["saved"] is None:
             continue
@@ -333,8 +333,8 @@ class Saved:
         """Remove what was saved on the way, and is part of another file now."""
         if any(found.get("not_saved") for found in reports):
             return  # a full disk: what lies there is all that there is
-        told = [clause["saved"] for found in reports for clause in found["clauses"]]
-        for path in self._there.keys() - {Path(saved) for saved in told}:
+        reported = {Path(clause["saved"]) for found in reports for clause in found["clauses"]}
+        for path in self._there.keys() - reported:
             path.unlink(missing_ok=True)
             self._say(f"removed {path}: another trace shows its violation too")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ci.commands.shared import (
-    Asked, ReportOut, Unusable, force_option, impl_options, json_option, load_trace, target_file, unusable,
-    write_file,
+    ReportOut, SystemSelector, Unusable, force_option, impl_options, json_option, load_trace, target_file,
+    unusable, write_file,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def tree(out: ReportOut, trace: str, step: int | None) -> int:
 @force_option
 @impl_options
 def export(
-    asked: Asked, trace: str, form: str, out: str | None, fixed: str | None, name: str | None,
+    selector: SystemSelector, trace: str, form: str, out: str | None, fixed: str | None, name: str | None,
     title: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Turn a trace into a unit test or a bug report.
@@ -76,16 +76,16 @@ def export(
     if folder is not None and form == "story":
         raise Unusable(f"--out {out}: is a folder; a bug report is one file")
     target = None if out is None or folder is not None else target_file(Path(out), force)
-    asked = asked.of(loaded)
+    selector = selector.of(loaded)
     if name is not None and not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):
         raise Unusable(f"--name: {name!r:.60} is no name of a test: a to z, digits and _")
-    names = name, title, asked.checkout
+    names = name, title, selector.checkout
     if form == "story":
         if fixed is not None:
             raise Unusable("--fixed goes with --as pytest")
-        text = _story(trace, loaded, asked, names)
+        text = _story(trace, loaded, selector, names)
     else:
-        text, module = _pytest(trace, loaded, asked, fixed, names, folder)
+        text, module = _pytest(trace, loaded, selector, fixed, names, folder)
         if folder is not None:
             target = _among(folder, text, module, force)
     if target is None:
@@ -111,23 +111,23 @@ def _among(folder: Path, text: str, module: str, force: bool) -> Path:
 _Names = tuple[str | None, str | None, str | None]
 
 
-def _story(file: str, trace: Trace, asked: Asked, names: _Names) -> str:
+def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> str:
     from ci.export import bug_report as exporting
     from ci.report import data as report
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
 
-    with closing(asked.resolve()) as system, unusable(f"{file}: "):
+    with closing(selector.resolve()) as system, unusable(f"{file}: "):
         run = lockstep.replay(system, trace)
     if run.violation is None:
         raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
     data = report.replay_data(file, run) | {"text": traces.dump(trace)}
-    checkout = "CHECKOUT" if asked.checkout is not None else None  # nobody else has this folder
-    return exporting.story(data, file, replace(asked, checkout=checkout).options, exporting.Titles(*names))
+    checkout = "CHECKOUT" if selector.checkout is not None else None  # nobody else has this folder
+    return exporting.story(data, file, replace(selector, checkout=checkout).options, exporting.Titles(*names))
 
 
 def _pytest(
-    file: str, trace: Trace, asked: Asked, fixed: str | None, names: _Names, folder: Path | None
+    file: str, trace: Trace, selector: SystemSelector, fixed: str | None, names: _Names, folder: Path | None
 ) -> tuple[str, str]:
     """The test, run on the release that has the fault, and on the one that must not; and for a folder the
     module that it imports."""
@@ -141,12 +141,12 @@ def _pytest(
 
     exporting: Any = engine_test if isinstance(trace.geometry, EngineConfig) else unit_test
     engine = "vllm" if exporting is engine_test else "sglang"
-    if not re.match(rf"{engine}($|==|\+)", asked.impl):
+    if not re.match(rf"{engine}($|==|\+)", selector.impl):
         use = f"--impl {engine}==VERSION"
-        raise Unusable(f"--as pytest makes a test of a release's classes: {use}, not {asked.impl}")
+        raise Unusable(f"--as pytest makes a test of a release's classes: {use}, not {selector.impl}")
     with unusable(f"{file}: ", NotExportable):
         target = None if fixed is None else exporting.target(fixed)
-        with closing(registry.resolve(asked.impl, checkout=asked.checkout, calls=True)) as system:
+        with closing(registry.resolve(selector.impl, checkout=selector.checkout, calls=True)) as system:
             module = "" if folder is None else exporting.shared_module(system, target)
             titles, beside = Titles(*names), folder is not None
             text = exporting.unit_test(trace, file, system, target, titles, beside)
@@ -159,10 +159,10 @@ def _pytest(
                 wanted.append((target.name, 0))
                 runs.append((target.root, target.version, [scratch]))
             ends = outcomes(*runs, hook=exporting.hook(trace))
-    said = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
+    endings = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
     for (name, want), (code, output) in zip(wanted, ends, strict=True):
         if code != want:
             last = next((line for line in reversed(output.split("\n")) if "Error" in line), output[-200:])
-            raise Unusable(f"{file}: the test {said.get(code, 'cannot be run')} on {name}: {last}")
-        click.echo(f"{name}: the test {said[code]}, as it should", err=True)
+            raise Unusable(f"{file}: the test {endings.get(code, 'cannot be run')} on {name}: {last}")
+        click.echo(f"{name}: the test {endings[code]}, as it should", err=True)
     return text, module

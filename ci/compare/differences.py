@@ -113,12 +113,12 @@ def _keys_of(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
 
 
 def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
-    want, said = say(step.expected), say(step.outcome)
+    want, got = say(step.expected), say(step.outcome)
     reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
-    if type(step.expected) is not type(step.outcome) or (not step.done and want != said):
-        yield difference(("outcome",), "outcome", want, said)
+    if type(step.expected) is not type(step.outcome) or (not step.done and want != got):
+        yield difference(("outcome",), "outcome", want, got)
     elif reported[0] != reported[1] and not step.tree_policy_is_free and "TREE-10" not in waived:
-        yield difference(("outcome",), "reported as freed", want, said)
+        yield difference(("outcome",), "reported as freed", want, got)
     if step.overreach:
         yield difference(("outcome",), "choice", "within bounds", step.overreach)
 

@@ -61,7 +61,7 @@ class _Drawer:
 
     def __init__(self, states: list[Data], page_size: int, letters: str, most: int, nodes: int) -> None:
         self.page_size, self.letters, self.last = page_size, letters, states[-1]
-        self.told = {tuple(d["key"]): d for d in self.last["differences"]}
+        self.differences = {tuple(d["key"]): d for d in self.last["differences"]}
         self.columns = self._columns(states, most, nodes)
 
     def _columns(self, states: list[Data], most: int, nodes: int) -> list[Column]:
@@ -69,12 +69,12 @@ class _Drawer:
         something."""
         kinds: Counter[str] = Counter()
         chosen: list[Column] = []
-        told = dict.fromkeys(self._column(kind, names) for kind, *names in self.told)
-        for column in filter(self._has_past, told):
+        columns = dict.fromkeys(self._column(kind, names) for kind, *names in self.differences)
+        for column in filter(self._has_past, columns):
             kinds[column[0]] += 1
             if kinds[column[0]] <= 2 and len(chosen) < most:
                 chosen.append(column)
-        chosen = chosen or list(told)[:1]  # what can be said of the end alone
+        chosen = chosen or list(columns)[:1]  # what can be said of the end alone
         shown = set(map(self._holder, _apart(chosen)))
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
         more: list[Column] = [("holders", n) for side in sides for n in side["holders"] if n not in shown]
@@ -89,7 +89,9 @@ class _Drawer:
         """It shows something of earlier commands as well."""
         kind, *names = column
         if kind == "holders":
-            return len(names) == 1 or (names[1] in POOL and "SWA slots" not in self.told[column]["about"])
+            if len(names) == 1:
+                return True
+            return names[1] in POOL and "SWA slots" not in self.differences[column]["about"]
         return kind in ("outcome", "cursors", "nodes", "lock_holders", "free", "pools")
 
     def _column(self, kind: str, names: list[str]) -> Column:
@@ -100,7 +102,8 @@ class _Drawer:
             holder = self._holder(names[0]) if kind == "cursors" else names[0]
             sides = (self.last[side]["holders"].get(holder, {}) for side in ("reference", "system"))
             ours, theirs = (side.get("cursors") for side in sides)
-            apart = {key[1] for key in self.told if key[0] == "cursors" and self._holder(key[1]) == holder}
+            cursors = {name[0] for kind, *name in self.differences if kind == "cursors"}
+            apart = {name for name in cursors if self._holder(name) == holder}
             if ours != theirs and len(apart) <= 1:
                 return "holders", holder
             return (kind, names[0]) if kind == "cursors" else (kind, *names)
@@ -153,15 +156,15 @@ class _Drawer:
             return {"": " + ".join([*owners, *free]) or "nobody"}
         if kind == "pools":
             return {"": "one owner, or free"} if state is self.last else {}
-        return {"": self.told[column][which]} if state is self.last else {}
+        return {"": self.differences[column][which]} if state is self.last else {}
 
     def title(self, column: Column) -> str:
         kind, *names = column
-        if kind in ("cursors", "holders", "free", "outcome") and column not in self.told:
+        if kind in ("cursors", "holders", "free", "outcome") and column not in self.differences:
             return names[0] if names else kind
         if kind in ("nodes", "lock_holders") and len(names) == 1:
             return f"{kind[:-1]} {names[0]}"
-        return str(self.told[column]["about"])
+        return str(self.differences[column]["about"])
 
 
 def changed_nodes(states: list[Data]) -> list[str]:
@@ -189,7 +192,7 @@ def _apart(columns: list[Column]) -> list[str]:
 
 
 def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: list[Cell]) -> Data:
-    told = []
+    texts = []
     for cell, was, rule in zip(cells, before, rules):
         text = []
         for label, value in cell.items():
@@ -198,5 +201,5 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
             if value == "-" != was.get(label, "-"):
                 value, changed = "gone", True
             text.append(" ".join(filter(None, [label, f"{'!' * wrong}{value}{'*' * changed}"])))
-        told.append(" ".join(text))
-    return {"step": state["step"], "what": what, "cells": told}
+        texts.append(" ".join(text))
+    return {"step": state["step"], "what": what, "cells": texts}

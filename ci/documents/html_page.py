@@ -56,8 +56,8 @@ def _driven() -> str:
 
 def _commands() -> str:
     """ci/COMMANDS.md, below a heading that the specification has not."""
-    said = (ROOT / "ci" / "COMMANDS.md").read_text(encoding="utf-8").replace("\n## ", "\n### ")
-    return said.replace("# Commands\n", "## The command line\n", 1)
+    text = (ROOT / "ci" / "COMMANDS.md").read_text(encoding="utf-8").replace("\n## ", "\n### ")
+    return text.replace("# Commands\n", "## The command line\n", 1)
 
 
 def _without_comment(markdown: str) -> str:

@@ -66,8 +66,8 @@ def text(full: bool = False) -> str:
     """
     environment = templates(escape=False, keep_trailing_newline=True)
     environment.filters |= {"span": span, "anchor": anchor}
-    said = environment.get_template("SPEC.md.j2").render(collect(), full=full)
-    return re.sub(r"(?<!vllm)(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)
+    markdown = environment.get_template("SPEC.md.j2").render(collect(), full=full)
+    return re.sub(r"(?<!vllm)(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", markdown)
 
 
 def collect() -> Data:

@@ -32,12 +32,12 @@ class DrawnStep(NamedTuple):
         then, now = blocks(self.before), blocks(self.after)
         names = list(then | now)
         changed = [name for name in names if then.get(name) != now.get(name)]
-        told = f"{format_command(self.command)}: {format_outcome(self.outcome)}"
+        heading = f"{format_command(self.command)}: {format_outcome(self.outcome)}"
         if not changed:
-            return "\n\n".join([f"{told}, and nothing changes", *then.values()])
+            return "\n\n".join([f"{heading}, and nothing changes", *then.values()])
         left = "\n\n".join(then.get(name, _missing(name)) for name in changed)
         right = "\n\n".join(now.get(name, _missing(name)) for name in changed)
-        return f"{told}\n\n{_beside(left, right)}"
+        return f"{heading}\n\n{_beside(left, right)}"
 
     @property
     def changes(self) -> bool:
@@ -113,12 +113,12 @@ def tree(drawn: Tree) -> str:
     for placed in sorted(nodes(drawn), key=lambda p: p.path):
         full, swa = map(sorted, lockers(drawn, placed))
         depth = sum(len(p.path) < placed.end and placed.path[: p.end] == p.path for p in nodes(drawn))
-        said = [f"{'   ' * depth}└─ [{placed.start}, {placed.end}) {path_text(placed.node.key)}"]
+        parts = [f"{'   ' * depth}└─ [{placed.start}, {placed.end}) {path_text(placed.node.key)}"]
         if drawn.window is not None:
-            said.append("SWA live" if placed.node.live else "tombstone")
+            parts.append("SWA live" if placed.node.live else "tombstone")
         if full:
-            said.append(f"full pinned by {' '.join(full)}")
+            parts.append(f"full pinned by {' '.join(full)}")
         if swa:
-            said.append(f"SWA pinned by {' '.join(swa)}")
-        lines.append(", ".join(said))
+            parts.append(f"SWA pinned by {' '.join(swa)}")
+        lines.append(", ".join(parts))
     return "\n".join(lines)

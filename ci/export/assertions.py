@@ -39,20 +39,20 @@ def asserted(trace: Trace, run: RecordedRun) -> Asserts:
         if clause == "CHK-2":
             return Asserts(_terms(run, check))
     where = tree_assertions if clause.startswith("TREE-") else pool_assertions
-    asked = _order(trace, run) if clause == "LEN-1" else where.asserted(run)
+    asserts = _order(trace, run) if clause == "LEN-1" else where.asserted(run)
     differing = [(kind, fact) for kind, fact in _facts(trace, run) if fact.want != fact.got]
     shown = [fact for kind, fact in differing if clause.startswith(kind)]
-    if asked is None and not shown and clause.startswith(("OWN", "READ", "TREE")):
-        asked = pool_assertions.ownership(run)
-    if asked is None and differing:
+    if asserts is None and not shown and clause.startswith(("OWN", "READ", "TREE")):
+        asserts = pool_assertions.ownership(run)
+    if asserts is None and differing:
         # How far a window eviction goes is policy, and another release may have another: that comes last.
         first = min(differing, key=lambda found: found[0] == "SWA")[0]
         shown = shown or [fact for kind, fact in differing if kind == first]
-        asked = Asserts([fact.assertion for fact in shown])
-    asked = asked or pool_assertions.ownership(run) or pool_assertions.renamed(run)
-    if asked is None:
+        asserts = Asserts([fact.assertion for fact in shown])
+    asserts = asserts or pool_assertions.ownership(run) or pool_assertions.renamed(run)
+    if asserts is None:
         raise NotExportable(f"{clause} shows in nothing that the release's classes can be asked for")
-    return asked._replace(assertions=[f"alarm({check})", *asked.assertions]) if check else asked
+    return asserts._replace(assertions=[f"alarm({check})", *asserts.assertions]) if check else asserts
 
 
 # -- the memory checks ---------------------------------------------------------------------------------

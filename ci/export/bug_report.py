@@ -53,8 +53,8 @@ def described(checkout: str) -> str:
     if not any((each / ".git").exists() for each in (folder, *list(folder.parents)[:2])):
         return ""
     with suppress(OSError, subprocess.SubprocessError):
-        asked = ["git", "-C", str(folder), "describe", "--always", "--tags", "--dirty"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
+        describe = ["git", "-C", str(folder), "describe", "--always", "--tags", "--dirty"]
+        done = subprocess.run(describe, capture_output=True, text=True, check=True, timeout=30)
         return f" ({done.stdout.strip()})"
     return ""
 
@@ -71,13 +71,13 @@ def versions(implementation: str) -> list[str]:
     return [implementation, f"kvspec {own}, specification {SPEC_VERSION}", python]
 
 
-def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
+def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
     """Markdown from `report.replay_data` of a run with a violation."""
     trace, violation = data["trace"], data["violation"]
     clauses = [(violation["clause"], violation["expected"], violation["observed"])]
-    clauses += [(clause, *said) for clause, said in zip(violation["also"], violation["details"])]
+    clauses += [(clause, *sides) for clause, sides in zip(violation["also"], violation["details"])]
     command = data["rows"][violation["step"]]["command"]
-    heading = asked.heading(asked.words(file, violation["clause"], command.split()[0]))
+    heading = titles.heading(titles.words(file, violation["clause"], command.split()[0]))
     lines = [f"# {_markdown(heading)} ({violation['clause']})", "", "## What happens", ""]
     if trace["story"]:
         lines += [*_paragraph(trace["story"]), ""]
@@ -100,7 +100,7 @@ def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
     lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
     lines += ["and run", ""]
     lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]
-    lines += [f"* {line}" for line in versions(asked.of(data["implementation"]))]
+    lines += [f"* {line}" for line in versions(titles.of(data["implementation"]))]
     return "\n".join(lines) + "\n"
 
 

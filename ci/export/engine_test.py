@@ -72,24 +72,24 @@ def unit_test(
     run = replay(system, trace)
     if (violation := run.violation) is None:
         raise NotExportable(f"conforms on {system.name}: there is no fault to test")
-    said = dict(zip(violation.clauses, [(violation.expected, violation.observed), *violation.details]))
+    reported = dict(zip(violation.clauses, [(violation.expected, violation.observed), *violation.details]))
     # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
-    first = trace.clause if trace.clause in said else violation.clause
+    first = trace.clause if trace.clause in reported else violation.clause
     steps = list(notes := _Steps(run, system))
     if "BROKEN" in violation.clauses:
         command, calls = steps.pop()
         steps.append((command, []))
         raised = ["except Exception as error:", '    self.fail(f"it raises {error!r}")']
-        asked = {"BROKEN": ["try:", *(f"    {call}" for call in calls), *raised]}
+        assertions = {"BROKEN": ["try:", *(f"    {call}" for call in calls), *raised]}
     else:
-        asked = {clause: asserted(run, clause, notes.tokens) for clause in (first, *said)}
-    clause = next((clause for clause, lines in asked.items() if lines), None)
+        assertions = {clause: asserted(run, clause, notes.tokens) for clause in (first, *reported)}
+    clause = next((clause for clause, lines in assertions.items() if lines), None)
     if clause is None:
         raise NotExportable(f"{violation.clause}: no object of the scheduler shows it")
-    text = "\n".join(asked[clause])
+    text = "\n".join(assertions[clause])
     if re.search(r"\b(reads|written|chunk)\(", text) is None:
         steps = [(command, [c for c in calls if "engine.computes(" not in c]) for command, calls in steps]
-    wanted, observed = said[clause]
+    wanted, observed = reported[clause]
     body = [line for command, calls in steps for line in commented(command, Done(), calls, sessions=True)]
     body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}"), text]
     code = "\n".join([_engine(run.trace.geometry, system), *body])

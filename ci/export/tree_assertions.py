@@ -200,14 +200,14 @@ def _sums(run: RecordedRun) -> Asserts | None:
     these = f"{locks} {'>' if term == 'protected' else '=='} 0"
     which = [f"if {run.live('node')}", f"and {these}"] if pool == "swa" else [f"if {these}"]
     counted = [f"len({value})", "for node, _ in nodes(server.cache)", *which]
-    asked = f"self.assertEqual(server.cache.{size}(), counted)"
-    return Asserts(["counted = sum(", *(f"    {line}" for line in counted), ")", asked])
+    assertion = f"self.assertEqual(server.cache.{size}(), counted)"
+    return Asserts(["counted = sum(", *(f"    {line}" for line in counted), ")", assertion])
 
 
 def _eviction(run: RecordedRun) -> Asserts | None:
     """What an eviction frees, against what it was to free and what it reports."""
     before, after = run.before.view, run.after.view
-    said, two = getattr(run.step.outcome, "freed", None), run.window is not None
+    reported, two = getattr(run.step.outcome, "freed", None), run.window is not None
     pools = [("full", before.free_full, after.free_full, "num_tokens_evicted")]
     pools += [("swa", before.free_swa, after.free_swa, "swa_num_tokens_evicted")] * two
     for pool, had, has, field in pools:
@@ -217,7 +217,7 @@ def _eviction(run: RecordedRun) -> Asserts | None:
         size = f"server.allocator.{f'{pool}_' if two else ''}available_size()"
         if freed < want:
             return Asserts([f"self.assertGreaterEqual({size} - before, {want})"], [f"before = {size}"])
-        if said is not None and getattr(said, pool) != freed:
+        if reported is not None and getattr(reported, pool) != freed:
             return Asserts([f"self.assertEqual(evicted.{field}, {size} - before)"], [f"before = {size}"])
     return None
 

@@ -86,13 +86,13 @@ def unit_test(
     clause, wanted, observed = run.clause, violation.expected, violation.observed
     if clause != violation.clause:
         wanted, observed = violation.details[violation.also.index(clause)]
-    asked = asserted(trace, run)
-    text = "\n".join(asked.assertions)
+    asserts = asserted(trace, run)
+    text = "\n".join(asserts.assertions)
     if system.kind.core == "rust" and re.search(r"\b(nodes|node_at|swa_slots_in_tree)\(", text):
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes that could be asked")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     command, outcome, calls = run.steps[-1]
-    steps = [*run.steps[:-1], (command, outcome, asked.among(calls))]
+    steps = [*run.steps[:-1], (command, outcome, asserts.among(calls))]
     body = [*itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.noted.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
@@ -193,13 +193,13 @@ def _docstring(
     heading: str, trace: Trace, file: str, faulty: str, fixed: str | None, clause: str
 ) -> str:
     sentence = report.sentence(clause)
-    said = [
+    paragraphs = [
         f"{heading}.", trace.story,
         f"Fails on {faulty}" + (f", passes on {fixed}." if fixed else "."),
         f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
         f"Made by kvspec from {Path(file).name}. Each comment is a command of it; below stand the calls that"
         " carry it out. No GPU is needed.",
     ]  # fmt: skip
-    plain = [render.plain(" ".join(text.split())).replace("\\", "/") for text in said if text]
+    plain = [render.plain(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
     text = "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in plain)
     return '"""' + text.replace('"', "'") + '\n"""'

@@ -55,19 +55,19 @@ def mutants(
         drawn, of = judging.sample(only, size, seed)
         accepted = judging.accepted()
     plan = tiers.plan(tier, seed=seed)
-    asked = [mutant for mutant in drawn if again or mutant.name not in accepted]
-    rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in asked]
+    to_judge = [mutant for mutant in drawn if again or mutant.name not in accepted]
+    rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in to_judge]
     interrupted = False
     judging.prepare()
     with executor(jobs, None) as where, Progress() as progress:
-        judged = where.map(partial(judging.judge, plan, time_limit), asked)
+        judged = where.map(partial(judging.judge, plan, time_limit), to_judge)
         try:
             with closing(judged):
-                for number, (mutant, noticed) in enumerate(zip(asked, judged), 1):
+                for number, (mutant, noticed) in enumerate(zip(to_judge, judged), 1):
                     rows.append(row := _row(mutant, accepted.get(mutant.name, ""), noticed))
                     if row["verdict"] == "survived":
                         progress.say(f"survived: {row['path']}:{row['line']} {mutant.name.partition(' ')[2]}")
-                    progress.line(f"{number} of {len(asked)} mutants judged")
+                    progress.line(f"{number} of {len(to_judge)} mutants judged")
         except KeyboardInterrupt:
             interrupted = True
     rows.sort(key=lambda row: (row["path"], row["line"], row["name"]))
@@ -95,10 +95,10 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
 
 def _text(out: Console, data: Data) -> None:
     done = len(data["mutants"])
-    said = f"{data['noticed']} noticed, {data['accepted']} accepted, {data['survived']} survived"
+    counts = f"{data['noticed']} noticed, {data['accepted']} accepted, {data['survived']} survived"
     drawn = f"{done} of {data['of']} mutants (seed {data['seed']}, tier {data['tier']})"
     left = f"; interrupted, {data['drawn'] - done} were not judged" if data["interrupted"] else ""
-    render.verdict(out, f"{drawn}: {said}{left}", data)
+    render.verdict(out, f"{drawn}: {counts}{left}", data)
     for row in (row for row in data["mutants"] if row["verdict"] == "survived"):
         out.print()
         render.say(out, f"SURVIVED {row['path']}:{row['line']}", style="bold")

@@ -122,13 +122,13 @@ def sample(only: tuple[str, ...], size: int | None, seed: int) -> tuple[list[Mut
     """Mutants of `only` (files or folders from the root, or names; all there are), and of how many. Which are
     drawn, and their order, follow from the seed and their names: what changes elsewhere moves none."""
     found: dict[str, Mutant] = {}
-    for asked in only or [area.folder for area in AREAS]:
-        folder, _, name = asked.partition(" ")
+    for selection in only or [area.folder for area in AREAS]:
+        folder, _, name = selection.partition(" ")
         known = [m for path in files(ROOT, folder) for m in _mutants(path) if area_of(m)]
-        wanted = {m.name: m for m in known if not name or m.name == asked}
+        wanted = {m.name: m for m in known if not name or m.name == selection}
         if not wanted:
             folders = ", ".join(area.folder for area in AREAS)
-            raise NoMutants(f"--only {asked}: it has no mutant; they are in {folders}, from the root")
+            raise NoMutants(f"--only {selection}: it has no mutant; they are in {folders}, from the root")
         found |= wanted
     names = sorted(found, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     return [found[name] for name in names[:size]], len(found)
@@ -205,7 +205,7 @@ def put_in(mutant: Mutant) -> None:
     loader = SourceFileLoader(name, file)
     loader.get_code = lambda _: module  # type: ignore[assignment, method-assign]
     spec = spec_from_file_location(name, file, loader=loader)
-    sys.meta_path.insert(0, SimpleNamespace(find_spec=lambda asked, *_: spec if asked == name else None))
+    sys.meta_path.insert(0, SimpleNamespace(find_spec=lambda wanted, *_: spec if wanted == name else None))
     found = name not in sys.modules
     for thing in gc.get_objects():
         if type(thing) is functools._lru_cache_wrapper:

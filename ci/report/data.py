@@ -57,7 +57,7 @@ def rate(commands: int, seconds: float) -> int:
     return round(commands / seconds) if seconds > 0 else 0
 
 
-def told(source: object, names: str) -> Data:
+def fields_of(source: object, names: str) -> Data:
     """Fields of a result that a report has as they are; JSON has lists alone."""
     found = {name: getattr(source, name) for name in names.split()}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
@@ -73,7 +73,7 @@ def check_data(
         "format": "kvspec-check",
         "version": 1,
         "implementation": result.system,
-        **told(result, "tier seed"),
+        **fields_of(result, "tier seed"),
         "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines if m.name != CORPUS))),
         "presets_left_out": [name for name in plan.presets if name not in ran],
         "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],
@@ -87,7 +87,7 @@ def check_data(
             {
                 "machine": m.name,
                 "mode": m.mode.value,
-                **told(m, "preset examples commands"),
+                **fields_of(m, "preset examples commands"),
                 "seconds": round(m.seconds, 3),
                 "commands_per_s": rate(m.commands, m.seconds),
             }
@@ -112,7 +112,7 @@ def check_data(
         "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
         "commands_by_kind": dict(result.commands_by_kind),
         "situations": _situations(result),
-        **told(result, "examples commands timed_out interrupted"),
+        **fields_of(result, "examples commands timed_out interrupted"),
         "examples_planned": result.planned,
         "incomplete": result.incomplete,
         "seconds": round(result.seconds, 3),
@@ -189,34 +189,34 @@ def _verdict(
     violated = list(dict.fromkeys(f.clause for f in new if f.clause != "BROKEN" and not f.flaky))
     flaky = list(dict.fromkeys(f.clause for f in new if f.flaky))
     effort = f"{result.commands} commands in {result.seconds:.1f} s"
-    said = []
+    parts = []
     if code == 3:
-        said.append("the system broke")
+        parts.append("the system broke")
     if violated:
-        said.append(f"violates {', '.join(violated)}")
+        parts.append(f"violates {', '.join(violated)}")
     if flaky:
-        said.append(f"flaky: {', '.join(flaky)}, and not when the trace is replayed")
+        parts.append(f"flaky: {', '.join(flaky)}, and not when the trace is replayed")
     if old or holding:
-        said += [] if new else ["nothing new"]
+        parts += [] if new else ["nothing new"]
     if old:
-        said.append(f"{', '.join(old)} also in {base}")
+        parts.append(f"{', '.join(old)} also in {base}")
     if holding:
-        said.append(f"known faults: {', '.join(holding)}")
+        parts.append(f"known faults: {', '.join(holding)}")
     if result.broke_off:
-        said.append(f"could not be driven on: {result.broke_off}")
+        parts.append(f"could not be driven on: {result.broke_off}")
     if result.interrupted:
-        said.append(f"interrupted after {result.examples} runs")
+        parts.append(f"interrupted after {result.examples} runs")
         code = code if new else 130
     elif result.incomplete and not new:
-        said.append(f"incomplete: nothing was found, but {'; '.join(result.incomplete)}")
+        parts.append(f"incomplete: nothing was found, but {'; '.join(result.incomplete)}")
     elif result.timed_out:
-        said.append(f"{result.examples} of {result.planned} runs until the time limit")
+        parts.append(f"{result.examples} of {result.planned} runs until the time limit")
     # A narrowed run, or a system that offers less, cannot be asked for every clause.
     whole = plan.whole and plan.tier != "smoke" and not result.stopped
     if whole and result.unreached and (result.system in OWN or capabilities == Capabilities()):
-        said.append(f"never triggered {', '.join(result.unreached)}")
+        parts.append(f"never triggered {', '.join(result.unreached)}")
         code = code or 4
-    verdict = "; ".join(said) or "conforms"
+    verdict = "; ".join(parts) or "conforms"
     unchecked = {**capabilities.waived, **capabilities.known}
     if unchecked:
         reasons = (f"{clause} ({_waived(clause, capabilities)})" for clause in unchecked)
@@ -281,7 +281,7 @@ def finding_data(group: list[Finding], base: str | None = None) -> Data:
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
                 "clients": IMPATIENT if rejected_turns(f.run) else PATIENT,
                 "found_after_s": round(f.found_after_s, 3),
-                **told(f, "times found_after_commands"),
+                **fields_of(f, "times found_after_commands"),
             }
             for f in group
         ],
@@ -300,6 +300,7 @@ def run_data(run: Run) -> Data:
     """A replayed trace: its header, every step with what it changed, and the violation."""
     violation = run.violation
     last = violation.step if violation is not None else None
+    first = violation.first_violation if violation is not None else None
     return {
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
@@ -308,11 +309,11 @@ def run_data(run: Run) -> Data:
         "called": list(run.called),
         "violation": violation
         and {
-            **told(violation, "clause also details"),
+            **fields_of(violation, "clause also details"),
             "sentence": sentence(violation.clause),
             "why": why(violation.clause),
-            **told(violation, "step expected observed since"),
-            "first_violation": violation.first_violation and told(violation.first_violation, "step clauses"),
+            **fields_of(violation, "step expected observed since"),
+            "first_violation": first and fields_of(first, "step clauses"),
         },
     }
 

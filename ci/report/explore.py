@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ci import Data
 from ci.report import render
-from ci.report.data import finding_data, groups, rate, told
+from ci.report.data import finding_data, groups, rate, fields_of
 from reference.clauses import CLAUSES
 from stateful_tests.coverage.scopes import SCOPES, Scope
 from stateful_tests.explore.search import INTERRUPTED, Exploration
@@ -31,14 +31,14 @@ def explored(result: Exploration) -> Data:
     proved = "proved unreachable in this scope" if result.complete else "not reached so far"
     what = f"{result.states} states, {result.transitions} transitions, depth {result.depth}"
     stopped = "a fixed point" if result.complete else f"stopped at {result.stopped}"
-    said = f"violates {result.finding.clause}" if result.finding is not None else "no clause violated"
+    outcome = f"violates {result.finding.clause}" if result.finding is not None else "no clause violated"
     half = not result.complete and result.finding is None
-    said = f"incomplete: {said} so far" if half else said
+    outcome = f"incomplete: {outcome} so far" if half else outcome
     return {
         "scope": result.scope.name,
         "about": result.scope.about,
         **_sizes(result.scope),
-        **told(result, "states expanded transitions refused depth complete stopped"),
+        **fields_of(result, "states expanded transitions refused depth complete stopped"),
         "seconds": round(result.seconds, 3),
         "transitions_per_s": rate(result.transitions, result.seconds),
         "steps_per_s": rate(result.transitions + result.refused, result.seconds),
@@ -48,32 +48,32 @@ def explored(result: Exploration) -> Data:
         "missing_means": proved,
         "clauses": {clause: {"reached": clause in result.reached} for clause in CLAUSES},
         "findings": findings_data([result.finding] if result.finding is not None else []),
-        "verdict": f"{result.scope.name}: {said}; {what}; {stopped}",
+        "verdict": f"{result.scope.name}: {outcome}; {what}; {stopped}",
         "exit_code": 4 if half and result.stopped != INTERRUPTED else int(result.finding is not None),
     }
 
 
 def toured(tour: Tour) -> Data:
     """Everything about a tour."""
-    asked, ran = tour.transitions + tour.refusals, tour.followed + tour.refused
+    planned, ran = tour.transitions + tour.refusals, tour.followed + tour.refused
     clauses = list(dict.fromkeys(f.clause for f in tour.findings))
     broke = "BROKEN" in clauses
-    share = 100 * ran / asked if asked else 100.0
-    said = "the system broke" if broke else f"violates {', '.join(clauses)}" if clauses else "conforms"
+    share = 100 * ran / planned if planned else 100.0
+    outcome = "the system broke" if broke else f"violates {', '.join(clauses)}" if clauses else "conforms"
     if half := bool(tour.stopped) and not clauses:
-        said = f"incomplete: {tour.stopped}"
+        outcome = f"incomplete: {tour.stopped}"
     coverage = "every transition was run" if tour.complete else f"{share:.1f} % of the transitions were run"
     return {
         "scope": tour.scope,
         "implementation": tour.system,
         **_sizes(tour),
-        **told(tour, "states transitions followed refusals refused complete commands walks"),
+        **fields_of(tour, "states transitions followed refusals refused complete commands walks"),
         "seconds": round(tour.seconds, 3),
         "commands_per_s": rate(tour.commands, tour.seconds),
-        **told(tour, "violations stopped"),
+        **fields_of(tour, "violations stopped"),
         "lost": [{"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()],
         "findings": findings_data(tour.findings),
-        "verdict": f"{tour.scope} on {tour.system}: {said}; {coverage}",
+        "verdict": f"{tour.scope} on {tour.system}: {outcome}; {coverage}",
         "exit_code": 3 if broke else 1 if clauses else 4 if half and tour.stopped != INTERRUPTED else 0,
     }
 
@@ -102,13 +102,13 @@ def text(out: Console, data: Data) -> None:
         words["clauses"] += f"; never put to the test ({data['missing_means']}): {', '.join(never)}"
     render.labelled(out, words)
     out.print()
-    met = render.table("situation", "times", right=("times",))
+    counts = render.table("situation", "times", right=("times",))
     for name, times in data["situations"].items():
-        met.add_row(Text(name), str(times))
-    out.print(met)
+        counts.add_row(Text(name), str(times))
+    out.print(counts)
     if data["missing"]:
-        told = f"{data['missing_means']}: {len(data['missing'])} situations of the corpus"
-        out.print(Text("\n  ".join(["\n" + told, *data["missing"]])))
+        heading = f"{data['missing_means']}: {len(data['missing'])} situations of the corpus"
+        out.print(Text("\n  ".join(["\n" + heading, *data["missing"]])))
     _end(out, data)
 
 

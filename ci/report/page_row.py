@@ -135,10 +135,10 @@ def _levels(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
 def _spoken(who: str, holder: Data, geometry: Geometry) -> str:
     """The drawing in words, for those who do not see it."""
     c = holder["cursors"]
-    said = [f"row of {who}: {CURSORS['C']} {c['C']}, {CURSORS['A']} {c['A']}"]
+    parts = [f"row of {who}: {CURSORS['C']} {c['C']}, {CURSORS['A']} {c['A']}"]
     if geometry.window:
-        said.append(f"{CURSORS['E']} {c['E']}")
+        parts.append(f"{CURSORS['E']} {c['E']}")
     if geometry.tree:
-        said.append(f"{CURSORS['R']} {c['R']}")
-    said += [f"{len(holder[pool])} {POOL[pool]} pages" for pool in geometry.pools]
-    return ", ".join(said)
+        parts.append(f"{CURSORS['R']} {c['R']}")
+    parts += [f"{len(holder[pool])} {POOL[pool]} pages" for pool in geometry.pools]
+    return ", ".join(parts)

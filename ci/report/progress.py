@@ -18,7 +18,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._out = out = console(sys.stderr)
-        self._started = self._said = time.monotonic()
+        self._started = self._reported_at = time.monotonic()
         self._live: Status | None = out.status("starting") if out.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -42,9 +42,9 @@ class Progress:
     def line(self, text: str) -> None:
         """What is going on, where nothing was reported for a while."""
         now = time.monotonic()
-        if now - self._said < (EVERY_S if self._live is None else REFRESH_S):
+        if now - self._reported_at < (EVERY_S if self._live is None else REFRESH_S):
             return
-        self._said = now
+        self._reported_at = now
         line = f"{now - self._started:.0f} s: {text}"
         if self._live is not None:
             self._live.update(line)

@@ -18,8 +18,8 @@ def collect(names: Iterable[str]) -> Data:
 
     Raises KeyError for a name that stands for none.
     """
-    asked = tuple(names)
-    obligations, began = proofs.chosen(asked), time.perf_counter()
+    selected = tuple(names)
+    obligations, began = proofs.chosen(selected), time.perf_counter()
     found = [
         {
             "name": proof.obligation.name, "claim": proof.obligation.claim, "verdict": proof.verdict,
@@ -33,7 +33,7 @@ def collect(names: Iterable[str]) -> Data:
         "format": "kvspec-proofs", "version": 2, "exit_code": int(counts[proofs.PROVED] < len(found)),
         **counts,
         "seconds": round(time.perf_counter() - began, 3), "obligations": found,
-        "theorem": None if asked else window_theorem.PARAGRAPH,
+        "theorem": None if selected else window_theorem.PARAGRAPH,
     }  # fmt: skip
 
 
@@ -46,8 +46,8 @@ def text(out: Console, data: Data) -> None:
         if shown["verdict"] != proofs.PROVED:
             found = (shown["counterexample"] or {}).items()
             numbers = ", ".join(f"{name} {value}" for name, value in found)
-            said = f"    {shown['note']}" + (f"; with {numbers}" if numbers else "")
-            render.say(out, said, style="bold red")
+            line = f"    {shown['note']}" + (f"; with {numbers}" if numbers else "")
+            render.say(out, line, style="bold red")
     if data["theorem"] is not None:
         out.print()
         render.say(out, "When a turn comes back behind its window", style="bold")

@@ -103,21 +103,23 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     elif data["incomplete"]:
         _missing(out, data["situations"], 10)
     done = f"{'stopped after ' * data['stopped_early']}{data['examples']} of {data['examples_planned']} runs"
-    asked, clauses = data["situations"]["asked"], len(data["clauses"])
+    required, clauses = data["situations"]["asked"], len(data["clauses"])
     reached = data["situations"]["reached"]
-    met = [f"{reached}{f' of {asked}' * (asked > 0)} situations"] if reached or asked else []
-    if data["unreached"] or not asked:
-        met.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
+    parts = []
+    if reached or required:
+        parts.append(f"{reached}{f' of {required}' * (required > 0)} situations")
+    if data["unreached"] or not required:
+        parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
     hint = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(met)} reached{hint}")
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(parts)} reached{hint}")
 
 
 def _counted(out: Console, data: Data) -> None:
     """What was planned and done, by machine, clause, refusal, kind of command and situation."""
     runs = ", ".join(f"{name} {count}" for name, count in data["examples_asked"].items())
-    asked = f"runs for each row below: {runs}; each of up to {data['steps_asked']} commands"
+    plan = f"runs for each row below: {runs}; each of up to {data['steps_asked']} commands"
     words = {
-        "plan": asked + (f", time limit {data['time_limit_s']:g} s" if data["time_limit_s"] else ""),
+        "plan": plan + (f", time limit {data['time_limit_s']:g} s" if data["time_limit_s"] else ""),
         "presets": ", ".join(data["presets"]),
     }
     if left_out := data["machines_left_out"] + data["presets_left_out"]:
@@ -126,14 +128,14 @@ def _counted(out: Console, data: Data) -> None:
     out.print()
     numbers = ("runs", "commands", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)
-    begun = [m for m in data["machines"] if m["commands"]]
-    for m in begun:
+    started = [m for m in data["machines"] if m["commands"]]
+    for m in started:
         row = (m["machine"], m["preset"], m["mode"], m["examples"], m["commands"], m["commands_per_s"])
         machines.add_row(*map(str, row))
     total = (data["examples"], data["commands"], data["commands_per_s"])
     machines.add_row("all", "", "", *map(str, total), style="bold")
     out.print(machines)
-    if waiting := len(data["machines"]) - len(begun):
+    if waiting := len(data["machines"]) - len(started):
         say(out, f"not begun when the check ended: {waiting} more")
     out.print()
     counts = ("evaluated", "runs that trigger it")
@@ -205,9 +207,9 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
     say(out, f"{title}: {', '.join(names)}", "bold red")
     for c in data["clauses"] if detailed else ():
         times = "once" if c["times"] == 1 else f"{c['times']} times"
-        met = f"met {times}, first after {c['found_after_commands']} commands"
+        often = f"met {times}, first after {c['found_after_commands']} commands"
         reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {c['clients']}"
-        reach += f"; {met}, {c['found_after_s']:.1f} s"
+        reach += f"; {often}, {c['found_after_s']:.1f} s"
         labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
     if not detailed:
         first, violation = data["clauses"][0], data["violation"]

@@ -38,7 +38,7 @@ def validation(name: str, header: WatchHeader, found: Validated, seconds: float,
         "events_per_s": round(found.events / seconds) if seconds else 0, "skipped": skipped,
         "refused_by_policy": dict(found.policy),
         "known": [
-            {"name": name, "times": times, "says": known_faults()[name].told}
+            {"name": name, "times": times, "says": known_faults()[name].summary}
             for name, times in found.known.most_common()
         ],
         "mismatches": [mismatch(each) for each in found.found], "more_mismatches": found.more,
@@ -127,12 +127,12 @@ def lived(run: LiveRun, seed: int, kept: Path) -> Data:
     """Everything about a live server under clients."""
     data = validation("a live server", run.header, run.validated, run.seconds, None)
     wrong = [] if run.died else run.wrong
-    if not run.said.get("tokens") and not run.died:
+    if not run.counts.get("tokens") and not run.died:
         wrong = [*wrong, "no client got a token"]
     found = bool(wrong or data["mismatches"])
     return {
         "format": "kvspec-serve-live", "version": 1, "seed": seed, "start_s": round(run.start_s, 1),
-        "clients": run.said, "wrong": wrong, "behind_s": round(run.behind_s, 2), "died": run.died,
+        "clients": run.counts, "wrong": wrong, "behind_s": round(run.behind_s, 2), "died": run.died,
         "known": run.known,
         "reached": dict(run.validated.reached.most_common()), "log": data,
         "saved": str(kept) if found or run.died else None,
@@ -148,15 +148,15 @@ def lived_text(out: Console, data: Data) -> None:
     if data["known"]:
         ended = f"incomplete: the server ended by a known fault, {data['known']}"
     validated(out, data["log"], ended)
-    said = {
+    texts = {
         "clients": ", ".join(f"{count} {what}" for what, count in data["clients"].items()),
         "judged": f"{data['behind_s']:.1f} s behind the server at its end",
         "reached": ", ".join(f"{what} {count}" for what, count in data["reached"].items()),
         "wrong": "; ".join(data["wrong"]),
-        "known": known_faults()[data["known"]].told if data["known"] else "",
+        "known": known_faults()[data["known"]].summary if data["known"] else "",
         "its logs": data["saved"],
     }  # fmt: skip
-    labelled(out, {what: text for what, text in said.items() if text})
+    labelled(out, {what: text for what, text in texts.items() if text})
 
 
 def save(folder: Path, judged: JudgedRun) -> str:
@@ -199,7 +199,7 @@ def served_text(out: Console, data: Data) -> None:
     for key, times in data["old"].items():
         say(out, f"also in the base, {times} times: {key}")
     for name, times in data["known"].items():
-        say(out, f"known {name}, {times} times: {known_faults()[name].told}")
+        say(out, f"known {name}, {times} times: {known_faults()[name].summary}")
     if data["reached"]:
         reached = ", ".join(f"{what} {count}" for what, count in data["reached"].items())
         say(out, f"reached: {reached}")

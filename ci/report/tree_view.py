@@ -147,19 +147,19 @@ def text(out: Console, data: Data) -> None:
     if data["locks"]:
         out.print()
     for lock in data["locks"]:
-        say(out, f"{lock['kind']} {lock['holder']} {_said(lock, data['window'])}")
+        say(out, f"{lock['kind']} {lock['holder']} {_lock_text(lock, data['window'])}")
 
 
-def _said(lock: Data, window: int | None) -> str:
+def _lock_text(lock: Data, window: int | None) -> str:
     if not lock["length"]:
         return "has nothing locked"
-    said = f"locks [0, {lock['length']}) {lock['text']}"
+    text = f"locks [0, {lock['length']}) {lock['text']}"
     if window is None:
-        return said
+        return text
     pins = f"{lock['pins']} SWA token{'s' * (lock['pins'] != 1)}"
     if not lock["pins"]:
-        return f"{said}: full KV alone"
-    return f"{said}: pins {pins}, a window needs {lock['needs']}"
+        return f"{text}: full KV alone"
+    return f"{text}: pins {pins}, a window needs {lock['needs']}"
 
 
 def _label(node: Data) -> list[str]:

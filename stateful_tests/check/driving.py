@@ -36,7 +36,7 @@ from stateful_tests.lockstep.results import Tally, Trace, Violation
 class Named(NamedTuple):
     """A system by name, as `systems.resolve` takes it: what every process can make for itself.
 
-    asked: clauses that it is asked for all the same, of those that its release is known to violate.
+    also_checked: clauses that are checked although its release is known to violate them.
     """
 
     impl: str
@@ -44,7 +44,7 @@ class Named(NamedTuple):
     checkout: str | None = None
     limits: Limits = LIMITS
     in_process: bool = True
-    asked: frozenset[str] = frozenset()
+    also_checked: frozenset[str] = frozenset()
 
 
 class Configuration(NamedTuple):
@@ -100,14 +100,14 @@ def _system(named: Named) -> Any:
         named.impl, device=named.device, checkout=named.checkout, limits=named.limits,
         in_process=named.in_process,
     )  # fmt: skip
-    ask(system, named.asked)
+    check_also(system, named.also_checked)
     Finalize(None, system.close, exitpriority=1)
     gc.freeze()
     return system
 
 
-def ask(system: Any, clauses: frozenset[str]) -> None:
-    """Ask a system for clauses that its release is known to violate."""
+def check_also(system: Any, clauses: frozenset[str]) -> None:
+    """Check a system for clauses that its release is known to violate."""
     can = system.capabilities
     if clauses & can.known.keys():
         known = {clause: why for clause, why in can.known.items() if clause not in clauses}

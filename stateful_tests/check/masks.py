@@ -1,9 +1,9 @@
 """Known faults as masks: which of them a tree still has, and which violations of it they explain.
 
-A mask holds while each trace of its fault that fails on the tree's base fails on the tree itself: who mends
-one path of a fault and not the other is told so. A violation is the fault's if the run violates the clause no
-more without one of the things that the fault's own trace needs (see ways.py), and, where there is a base,
-if the base shows the same failure at the same step.
+A mask holds while each trace of its fault that fails on the tree's base fails on the tree itself: a change
+that fixes one path of a fault and not the other is reported. A violation is the fault's if the run violates
+the clause no more without one of the things that the fault's own trace needs (see ways.py), and, where there
+is a base, if the base shows the same failure at the same step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, cast
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import DoesNotStart
 from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtText
-from stateful_tests.check.driving import ask
+from stateful_tests.check.driving import check_also
 from stateful_tests.check.ways import Needs, avoided, needs, other_ways
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system
 from stateful_tests.lockstep.lockstep import replay
@@ -26,7 +26,7 @@ from stateful_tests.shrink.minimise import failing_prefix
 from stateful_tests.traces.files import load
 
 # Failures about these alone say the same where they are the same; page numbers are the run's own.
-_SAID_ALIKE = AtCursor, AtText, AtCounter, AtNamed, AtLock, AtNode
+_STABLE_PLACES = AtCursor, AtText, AtCounter, AtNamed, AtLock, AtNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +115,16 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
         yield Mask(fault, tuple(there), tuple(fixed), frozenset(breaks), tuple(instead), unplayed)
 
 
-def asked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
-    """Clauses that a check passes over for a fault which the tree has no more: it is asked for them."""
+def also_checked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
+    """Clauses that a check skips for a fault which the tree no longer has: they are checked again."""
     gone = [mask.fault for mask in masks if mask.fault.passed_over and mask.gone]
     clauses = frozenset(clause for fault in gone for clause in fault.clauses)
-    ask(system, clauses)
+    check_also(system, clauses)
     return clauses
 
 
 def _fixed(was: Violation | None, now: Violation | None, clause: str) -> bool:
-    """Whether a tree gets past what its base violates; past others, where the clause is asked past them."""
+    """Whether a tree gets past what its base violates; past others, where the clause is checked past them."""
     if was is None or clause not in was.clauses:
         return False
     return now is None or (was.first_violation is not None and now.clause == was.first_violation.clause)
@@ -137,9 +137,9 @@ def _violation(system: AnySystem, trace: Trace) -> Violation | None:
         return None
 
 
-def how_it_breaks(said: str) -> str:
+def how_it_breaks(observed: str) -> str:
     """What two failures of a system have in common: not the line of its code, nor numbers of the run."""
-    return re.sub(r"\d+", "N", said.partition(" at ")[0])
+    return re.sub(r"\d+", "N", observed.partition(" at ")[0])
 
 
 def holding(masks: Sequence[Mask], violation: Violation) -> list[Mask]:
@@ -153,8 +153,8 @@ def holding(masks: Sequence[Mask], violation: Violation) -> list[Mask]:
 def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
     """The known fault whose own trace needs what this one does, and the most."""
     ways = [(way, mask) for mask in masks for way in mask.ways(clause)]
-    asked = {need for way, _ in ways for need in way}
-    needed = {*needs(system, trace, clause, asked)} if len(masks) > 1 else asked
+    needed_by_ways = {need for way, _ in ways for need in way}
+    needed = {*needs(system, trace, clause, needed_by_ways)} if len(masks) > 1 else needed_by_ways
     return max(ways, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
 
 
@@ -181,5 +181,5 @@ def same_on(base: AnySystem, trace: Trace, violation: Violation, clause: str) ->
     one, two = seen.failure_of(clause), violation.failure_of(clause)
     if clause == "BROKEN":
         return how_it_breaks(one.observed) == how_it_breaks(two.observed)
-    said_alike = all(isinstance(place, _SAID_ALIKE) for place in (*one.at, *two.at))
-    return seen.step == violation.step and (one.observed == two.observed or not said_alike)
+    observed_alike = all(isinstance(place, _STABLE_PLACES) for place in (*one.at, *two.at))
+    return seen.step == violation.step and (one.observed == two.observed or not observed_alike)

@@ -93,18 +93,18 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def upstream(self) -> str:
         """What upstream knows of it, such as "known: #26919; fixed in 0.5.16"."""
         numbers = ", ".join(f"#{number}" for number in self.reports or self.cause)
-        said = {
+        verdict = {
             "known": f"known: {numbers}",
             "cause known": f"cause known: {numbers}; of this symptom no report found",
             "none found": "no report found",
             "not searched": "reports not searched",
             "fixed": "",
         }[self.verdict]
-        parts = [said, f"fixed in {self.fixed}" if self.fixed else "", self.note]
+        parts = [verdict, f"fixed in {self.fixed}" if self.fixed else "", self.note]
         return "; ".join(filter(None, parts))
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The fault and what upstream knows of it, in a line."""
         return f"{self.says} ({self.upstream})"
 
@@ -143,8 +143,8 @@ def label(release: str, fault: str) -> str | None:
 
     Raises KeyError where known.toml lacks the id.
     """
-    asked = known_faults()[fault]
-    return fault if _VERSION.match(release) and asked.is_in(release) else None
+    known = known_faults()[fault]
+    return fault if _VERSION.match(release) and known.is_in(release) else None
 
 
 def of_system(engine: Engine, release: str, ways: Iterable[str] = ()) -> Iterator[KnownFault]:

@@ -23,16 +23,19 @@ REST_S = 2.0  # after the last client: deferred closes happen
 
 @dataclass(slots=True)
 class LiveRun:
-    """What came of it. said: what clients did; wrong: answers that are not as they should be; behind_s: how
-    long after the clients the last line was judged; died: the server's last words, if it ended by itself;
-    known: the known fault that explains them, if any."""
+    """The result of `watch_live`.
+
+    counts: what clients did, and how often; wrong: answers that are not as they should be.
+    behind_s: how long after the clients the last line was judged (seconds).
+    died: the server's last words, if it ended by itself; known: the known fault that explains them, if any.
+    """
 
     header: WatchHeader
     validated: Validated
     start_s: float
     seconds: float
     behind_s: float
-    said: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     died: str = ""
     known: str = ""
@@ -45,11 +48,11 @@ def watch_live(
     """Start a server, let clients ask, validate what it writes, stop it. keep: where its logs go if anything
     was wrong."""
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
-        begun = time.monotonic()
+        started = time.monotonic()
         server = start(Path(folder))
         try:
             up = time.monotonic()
-            say(f"it answers on port {server.port} after {up - begun:.0f} s")
+            say(f"it answers on port {server.port} after {up - started:.0f} s")
             asking = HttpClients(server, clients, seed)
             (log,) = _logs(server)
             validator, done = Validator(log.header), 0.0
@@ -76,8 +79,8 @@ def watch_live(
         finally:
             server.stop()
     return LiveRun(
-        log.header, validator.result, up - begun, (done or judged) - up,
-        max(0.0, judged - done) if done else 0.0, dict(asking.said), wrong, died, known,
+        log.header, validator.result, up - started, (done or judged) - up,
+        max(0.0, judged - done) if done else 0.0, dict(asking.counts), wrong, died, known,
     )  # fmt: skip
 
 

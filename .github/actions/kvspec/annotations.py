@@ -11,8 +11,8 @@ def annotations(report: dict[str, Any]) -> list[str]:
     for found in report["findings"]:
         clauses = ", ".join(clause["id"] for clause in found["clauses"])
         violation = found["violation"] or {"expected": "", "observed": ""}
-        said = f"expected {violation['expected']}; observed {violation['observed']}"
-        text = _plain(f"{said}. {found['replay']}")
+        difference = f"expected {violation['expected']}; observed {violation['observed']}"
+        text = _plain(f"{difference}. {found['replay']}")
         lines.append(f"::error title=kvspec: {_plain(clauses)}::{text}")
     if report["exit_code"] == 4:
         lines.append(f"::warning title=kvspec: incomplete::{_plain(report['verdict'])}")

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
-from ci.commands.shared import Asked, save_traces
+from ci.commands.shared import SystemSelector, save_traces
 from ci.report import data as report
 from ci.report import render
 from impl.adapter import System, UnusableImplementation
@@ -99,7 +99,7 @@ class _MachineTest(unittest.TestCase):
         if not driven.found:
             return
         after = time.monotonic() - began
-        findings = [self._finding(clause, *met, after) for clause, met in driven.found.items()]
+        findings = [self._finding(clause, *run, after) for clause, run in driven.found.items()]
         blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
         again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
         raise _failure(findings, type(self).make(), again) from None
@@ -131,12 +131,12 @@ class _MachineTest(unittest.TestCase):
         cls.machine.target.close()
 
 
-def _for_one_failure(asked: settings) -> settings:
+def _for_one_failure(given: settings) -> settings:
     """The user's settings, for a run that ends with its first failure and shows it in our words."""
     return settings(
-        asked,
-        phases=[phase for phase in asked.phases if phase is not Phase.explain],
-        max_examples=_EXAMPLES.get(plugin.chosen.tier or "", asked.max_examples),
+        given,
+        phases=[phase for phase in given.phases if phase is not Phase.explain],
+        max_examples=_EXAMPLES.get(plugin.chosen.tier or "", given.max_examples),
         report_multiple_bugs=False,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -225,15 +225,16 @@ def _spelled(make: Make) -> str | None:
 def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> ClauseViolated:
     """Save the traces and report the clause, the steps, because, where the trace is and how to replay it."""
     spelled, chosen = _spelled(make), plugin.chosen
-    told = [report.finding_data(group) for group in report.groups(findings)]
-    save_traces(findings, told, chosen.save, Asked(spelled or "", chosen.sglang_path, chosen.device).options)
+    reports = [report.finding_data(group) for group in report.groups(findings)]
+    selector = SystemSelector(spelled or "", chosen.sglang_path, chosen.device)
+    save_traces(findings, reports, chosen.save, selector.options)
     text = io.StringIO()
     out = render.console(text)
-    for number, found in enumerate(told, 1):
+    for number, found in enumerate(reports, 1):
         if found["replay"] is not None:
             python = f"kvspec.replay({found['saved']!r}, make)"
             found["replay"] = _python_path(spelled) + found["replay"] if spelled else python
-        which = f" (violation {number} of {len(told)})" if len(told) > 1 else ""
+        which = f" (violation {number} of {len(reports)})" if len(reports) > 1 else ""
         render.finding(out, found, f"{found['implementation']} violates{which}")
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     return ClauseViolated("\n".join([*lines, again]).rstrip(), [f.run for f in findings])

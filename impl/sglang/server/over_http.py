@@ -1,4 +1,4 @@
-"""A live server from outside: a process that is started, asked over HTTP, and stopped; and its clients."""
+"""A live server from outside: a process that is started, driven over HTTP, and stopped; and its clients."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ class LiveServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(patience)
 
-    def asked(self, path: str, body: dict[str, Any], tokens: int | None = None) -> tuple[int, bytes]:
+    def post(self, path: str, body: dict[str, Any], tokens: int | None = None) -> tuple[int, bytes]:
         """The status of a request, and what came back: some `tokens` of a stream, or all."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
-            answer = connection.getresponse()
+            response = connection.getresponse()
             if tokens is None:
-                return answer.status, answer.read()
-            return answer.status, b"".join(answer.readline() for _ in range(2 * tokens))
+                return response.status, response.read()
+            return response.status, b"".join(response.readline() for _ in range(2 * tokens))
         finally:
             connection.close()
 
@@ -110,15 +110,15 @@ def _in_one_line(trace: str) -> str:
 
 
 class HttpClients:
-    """Clients that say over HTTP what their scripts say, a thread for each. Each knows the text of its
+    """Clients that send over HTTP what their scripts say, a thread for each. Each knows the text of its
     session, and so how long its input must be and how many tokens it is owed.
 
-    said: what was done, and how often; wrong: answers that are not as they should be.
+    counts: what was done, and how often; wrong: answers that are not as they should be.
     """
 
     def __init__(self, server: LiveServer, clients: tuple[Client, ...], seed: int) -> None:
         self.server, self.script = server, Clients(clients, seed)
-        self.said: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._done = {client.name: threading.Event() for client in clients}
         self._threads = [threading.Thread(target=self._run, args=(c,), daemon=True) for c in clients]
@@ -127,7 +127,7 @@ class HttpClients:
 
     @property
     def done(self) -> bool:
-        """Everybody has said all."""
+        """Every client has finished its script."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, client: Client) -> None:
@@ -138,7 +138,7 @@ class HttpClients:
             try:
                 self._talk(client)
             except TimeoutError:
-                self.said["given up by a client"] += 1
+                self.counts["given up by a client"] += 1
                 if client.session:
                     self._posts("/close_session", client.name)
         except (OSError, http.client.HTTPException, KeyError, ValueError) as error:
@@ -158,10 +158,10 @@ class HttpClients:
             self._posts("/close_session", client.name)
 
     def _posts(self, path: str, session: str, **more: Any) -> None:
-        status, said = self.server.asked(path, {"session_id": session, **more})
-        self.said[path[1:]] += 1
+        status, content = self.server.post(path, {"session_id": session, **more})
+        self.counts[path[1:]] += 1
         if status != 200:
-            self.wrong.append(f"{session}: {path} is answered {status}: {said[:200]!r}")
+            self.wrong.append(f"{session}: {path} is answered {status}: {content[:200]!r}")
 
     def _turn(self, client: Client, request: str, turn: Turn, known: int | None) -> int | None:
         """Ask, and judge the answer; the length of the session's text afterwards, if that is known."""
@@ -174,19 +174,19 @@ class HttpClients:
         if client.session:
             body["session_params"] = {"id": client.name}
         if turn.abort:
-            self.said["disconnects"] += 1
-            self.server.asked("/generate", {**body, "stream": True}, turn.abort)
+            self.counts["disconnects"] += 1
+            self.server.post("/generate", {**body, "stream": True}, turn.abort)
             time.sleep(50 * ROUND_S)  # until the server has noticed
             return None
-        status, said = self.server.asked("/generate", body)
-        self.said["answers"] += 1
-        told = json.loads(said) if status == 200 else {}
-        meta = told.get("meta_info", {})
+        status, content = self.server.post("/generate", body)
+        self.counts["answers"] += 1
+        reply = json.loads(content) if status == 200 else {}
+        meta = reply.get("meta_info", {})
         if meta.get("finish_reason", {}).get("type", "abort") == "abort":
-            self.said["given up by the server"] += 1  # out of memory, and nobody left to retract
+            self.counts["given up by the server"] += 1  # out of memory, and nobody left to retract
             return known
-        self.said["tokens"] += len(told["output_ids"])
-        got: tuple[int, int] = (meta["prompt_tokens"], len(told["output_ids"]))
+        self.counts["tokens"] += len(reply["output_ids"])
+        got: tuple[int, int] = (meta["prompt_tokens"], len(reply["output_ids"]))
         due = got[0] if known is None else known + turn.tokens, turn.limit
         if got != due:
             self.wrong.append(f"{request}: {got} tokens of input and output, {due} are due")

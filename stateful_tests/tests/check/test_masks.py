@@ -19,8 +19,8 @@ from impl.torch_kv import TorchKV
 from reference.commands import Close, Extend, Mode, Retract
 from reference.failures import Failure
 from stateful_tests.check.campaign import _Campaign, run
-from stateful_tests.check.driving import Named, ask
-from stateful_tests.check.masks import asked, how_it_breaks, masks
+from stateful_tests.check.driving import Named, check_also
+from stateful_tests.check.masks import also_checked, how_it_breaks, masks
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.ways import needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
@@ -124,9 +124,9 @@ def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
     known = passed_over("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
     can = replace(called(TorchKV).capabilities, known=known)
     system, again = (called(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
-    assert asked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
+    assert also_checked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
     assert system.capabilities.known.keys() == {"LEN-1"}
-    ask(again, Named("x", asked=frozenset({"MAP-4"})).asked)
+    check_also(again, Named("x", also_checked=frozenset({"MAP-4"})).also_checked)
     assert again.capabilities.known.keys() == {"TREE-7", "LEN-1"}
 
 
@@ -146,7 +146,7 @@ def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
     pinned, ends = found["lock-pins-a-whole-leaf"], found["retract-ends-turn"]
     assert ends.state == "could not be replayed on this tree (there is no alloc_for_extend)"
     assert not (ends.holds or ends.gone) and pinned.state.startswith("could not be replayed")
-    assert "TREE-7" not in asked(system, list(found.values()))
+    assert "TREE-7" not in also_checked(system, list(found.values()))
     assert by_id(called(TorchKV))["retract-ends-turn"].gone
 
 

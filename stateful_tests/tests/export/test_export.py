@@ -367,7 +367,8 @@ def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, t
 
     for command in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m x", "tag v1.2"):
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
-    monkeypatch.setattr("ci.commands.shared.Asked.resolve", lambda _: registry.resolve("torch+pr22862-tail"))
+    resolve = "ci.commands.shared.SystemSelector.resolve"
+    monkeypatch.setattr(resolve, lambda _: registry.resolve("torch+pr22862-tail"))
     path = str(tmp_path)
     out = kvspec("export", "len-3-torch.json", "--as", "story", "--impl", "sglang", "--sglang-path", path)[1]
     assert "--impl sglang --sglang-path CHECKOUT\n" in out and path not in out

@@ -40,7 +40,7 @@ class Pretends(LiveServer):
     def stop(self):
         self.stopped = True
 
-    def asked(self, path, body, tokens=None):
+    def post(self, path, body, tokens=None):
         with self.lock:
             self.left -= 1
             if self.left < 0:
@@ -73,7 +73,7 @@ def lived(tmp_path: Path, **how: Any) -> LiveRun:
 def test_a_server_that_answers_as_it_should(tmp_path):
     run = lived(tmp_path)
     assert not run.wrong and not run.died and not (tmp_path / "kept").exists()
-    assert (run.said["answers"], run.said["disconnects"], run.said["tokens"]) == (5, 1, 13)
+    assert (run.counts["answers"], run.counts["disconnects"], run.counts["tokens"]) == (5, 1, 13)
     assert run.validated.events > 200 and not run.validated.found
 
 
