@@ -203,8 +203,8 @@ def _parameters(node: ast.FunctionDef, *, method: bool) -> _Parameters | None:
 
 def _fields(node: ast.ClassDef) -> _Parameters | None:
     """The parameters of a dataclass or named tuple; None of a class that inherits its own."""
-    told = [ast.unparse(part) for part in (*node.decorator_list, *node.bases)]
-    if not any("dataclass" in part or "NamedTuple" in part for part in told):
+    markers = [ast.unparse(part) for part in (*node.decorator_list, *node.bases)]
+    if not any("dataclass" in part or "NamedTuple" in part for part in markers):
         return None
     fields = [s for s in node.body if isinstance(s, ast.AnnAssign)]
     fields = [s for s in fields if "ClassVar" not in ast.unparse(s.annotation)]

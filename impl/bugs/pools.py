@@ -257,9 +257,9 @@ class _TailLosesHead(TorchKV):
         return max(request.cursors.swa_evicted_seqlen, request.cursors.cache_protected_len)
 
     def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
-        told = super().received(cursors, tokens, live)
-        reach = self.floor(told.kv_committed_len - (self.window or 0) - self.page_size)
-        return told._replace(swa_evicted_seqlen=larger(live, reach))
+        taken = super().received(cursors, tokens, live)
+        reach = self.floor(taken.kv_committed_len - (self.window or 0) - self.page_size)
+        return taken._replace(swa_evicted_seqlen=larger(live, reach))
 
 
 @bug("group-looks-up-at-its-end", "FREE-2", "frees that wait find their SWA pages too late", source="#36081")

@@ -46,8 +46,8 @@ def described(error: BaseException, root: Path | None = None) -> str:
 def own_errors(
     root: Path, misfit: str, engine: str, modules: str, unset: Callable[[], str], values: str
 ) -> Iterator[None]:
-    """What goes wrong in the adapter of the files under `root` is said of it, never of the release: it raises
-    UnusableImplementation.
+    """An error in the adapter of the files under `root` is reported as the adapter's, never as the release's:
+    it raises UnusableImplementation.
 
     modules: its file that says what is loaded; values: the one with settings; unset: gives a pattern of a
     line that asks for one that it does not have.
@@ -65,23 +65,24 @@ def own_errors(
 
 def _fault_of_adapter(error: Exception, root: Path, modules: str, unset: str, values: str) -> str | None:
     """Why the adapter does not fit, where that is what raised `error`."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     stands_in = type(getattr(error, "obj", None)).__module__.startswith(_OURS)
-    if called := re.match(r"TypeError: (\w+)\.\w+\(\)", said):  # with arguments that a stand-in does not take
+    # Arguments that a stand-in does not take.
+    if called := re.match(r"TypeError: (\w+)\.\w+\(\)", message):
         ours = [vars(module) for name, module in sys.modules.items() if name.startswith(_OURS)]
         stands_in = any(called[1] in names for names in ours)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_relative_to(_IMPL):
-            return f"{said} at {file.relative_to(_IMPL.parent)}:{frame.lineno}, in the adapter"
+            return f"{message} at {file.relative_to(_IMPL.parent)}:{frame.lineno}, in the adapter"
         if file.is_relative_to(root):
             at = f"at {file.relative_to(root)}:{frame.lineno}"
             if stands_in:
-                return f"{said} {at}, which asks more of the adapter's stand-in"
-            if "'Inert" in said:
-                return f"{said} {at}, which uses a module that is not loaded ({modules})"
-            if "NoneType" in said and (found := re.search(unset, frame.line or "")):
-                return f"{said} {at}: the adapter has no value for the setting {found[0]} ({values})"
+                return f"{message} {at}, which asks more of the adapter's stand-in"
+            if "'Inert" in message:
+                return f"{message} {at}, which uses a module that is not loaded ({modules})"
+            if "NoneType" in message and (found := re.search(unset, frame.line or "")):
+                return f"{message} {at}: the adapter has no value for the setting {found[0]} ({values})"
             return None
     return None
 
@@ -91,9 +92,9 @@ def kind_of(failure: str) -> str:
     return failure.partition(":")[0]
 
 
-def stack(said: str, root: Path | None = None) -> str:
+def stack(output: str, root: Path | None = None) -> str:
     """Where a worker was when faulthandler wrote this, the last call first."""
-    _, _, last = said.rpartition("(most recent call first):")
+    _, _, last = output.rpartition("(most recent call first):")
     places = re.findall(r'^ +File "(.*)", line (\d+) in (.*)$', last, re.MULTILINE)
     return _at([(file, int(line), name) for file, line, name in reversed(places)], root)
 

@@ -251,10 +251,10 @@ class WorkerSystem:
         """Where the worker is, if it can say so."""
         assert self._process is not None
         for _ in range(10):
-            if "most recent call first" not in self._said():
+            if "most recent call first" not in self._printed():
                 self._process.send_signal(WHERE)
                 time.sleep(0.05)
-        return stack(self._said(), self.root)
+        return stack(self._printed(), self.root)
 
     def _last_words(self) -> str:
         """How a worker ended: the signal and where it was, or the exit status and its last line on stderr."""
@@ -263,13 +263,13 @@ class WorkerSystem:
             status = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             return "unreadable: the worker closed its pipe"
-        said = self._said()
+        printed = self._printed()
         if status < 0:
-            return f"{signal.Signals(-status).name}: the process crashed{stack(said, self.root)}"
-        lines = [line.strip() for line in said.split("\n") if line.strip()]
+            return f"{signal.Signals(-status).name}: the process crashed{stack(printed, self.root)}"
+        lines = [line.strip() for line in printed.split("\n") if line.strip()]
         return f"exit status {status}: {lines[-1][:200] if lines else 'the process ended'}"
 
-    def _said(self) -> str:
+    def _printed(self) -> str:
         """The end of what the worker has printed."""
         if self._errors is None:
             return ""

@@ -38,27 +38,27 @@ def outcomes(
     The processes are forked from one that has imported torch, which takes longer than most tests.
     """
     environment = child.environment([HOME, os.environ.get("PYTHONPATH", "")], OMP_NUM_THREADS="1")
-    asked = [[hook, str(root), version, *map(str, files)] for root, version, files in runs]
+    jobs = [[hook, str(root), version, *map(str, files)] for root, version, files in runs]
     with subprocess.Popen(
-        [sys.executable, "-m", "impl.process.run_test", json.dumps(asked)], env=environment,
+        [sys.executable, "-m", "impl.process.run_test", json.dumps(jobs)], env=environment,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            said, _ = process.communicate(timeout=timeout_s)
+            output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return [(1, f"no end in {timeout_s:g} s")] * len(runs)
     if process.returncode:
         return [(1, f"no test was run: exit status {process.returncode}")] * len(runs)
-    ends: list[tuple[int, str]] = [(code, text) for code, text in json.loads(said)]
+    ends: list[tuple[int, str]] = [(code, text) for code, text in json.loads(output)]
     return ends
 
 
 def _forked(arguments: list[str]) -> tuple[int, str]:
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as captured:
         if not (child := os.fork()):
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
+            os.dup2(captured.fileno(), 1)
+            os.dup2(captured.fileno(), 2)
             code = 1
             try:
                 code = main(arguments)
@@ -67,8 +67,8 @@ def _forked(arguments: list[str]) -> tuple[int, str]:
             sys.stdout.flush()
             os._exit(code)
         _, status = os.waitpid(child, 0)
-        said.seek(0)
-        return os.waitstatus_to_exitcode(status), said.read().decode(errors="replace")
+        captured.seek(0)
+        return os.waitstatus_to_exitcode(status), captured.read().decode(errors="replace")
 
 
 class TestAssertionError(AssertionError):

@@ -34,8 +34,8 @@ class TransformersSystem(WorkerSystem):
         if path is not None and not self.root.is_dir():
             raise UnusableImplementation(f"transformers checkout: {path} has no folder src")
         if not (self.root / _FOLDER / "cache_allocators").is_dir():
-            said = f"{self.name}: there is no {_FOLDER}/cache_allocators, which later releases have"
-            raise UnusableImplementation(said)
+            problem = f"{self.name}: there is no {_FOLDER}/cache_allocators, which later releases have"
+            raise UnusableImplementation(problem)
 
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", "impl.transformers_paging.driver", str(self.root), self.name]

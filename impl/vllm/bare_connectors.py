@@ -154,12 +154,12 @@ def peer(**given: Any) -> Any:
     base: Any = importlib.import_module(f"{CONNECTORS}.v1.base")
 
     class Peer(base.KVConnectorBase_V1, base.SupportsHMA):  # type: ignore[misc]
-        """remote: of each request the tokens that the peer has yet to send. begun: loads of this step."""
+        """remote: of each request the tokens that the peer has yet to send. started_loads: of this step."""
 
         def __init__(self) -> None:
             super().__init__(**taken(super().__init__, given))
             self.remote: dict[str, int] = {}
-            self.begun: list[tuple[Any, tuple[list[int], ...], int, int]] = []
+            self.started_loads: list[tuple[Any, tuple[list[int], ...], int, int]] = []
             specs = [group.kv_cache_spec for group in given["kv_cache_config"].kv_cache_groups]
             self.windows = any(getattr(spec, "sliding_window", None) for spec in specs)
 
@@ -171,7 +171,7 @@ def peer(**given: Any) -> Any:
         def update_state_after_alloc(self, request: Any, blocks: Any, tokens: int) -> None:
             if tokens:
                 most = min(self.remote.pop(request.request_id), request.num_prompt_tokens - self.windows)
-                self.begun.append((request, blocks.get_block_ids(), most - tokens, most))
+                self.started_loads.append((request, blocks.get_block_ids(), most - tokens, most))
 
         def build_connector_meta(self, _: Any) -> Any:
             return base.KVConnectorMetadata()
@@ -213,9 +213,9 @@ class Loads:
 
     def before(self, _: Any) -> None:
         """Begin the loads of a batch."""
-        for begun in self._peer.begun:
-            self._begin(*begun)
-        self._peer.begun.clear()
+        for load in self._peer.started_loads:
+            self._begin(*load)
+        self._peer.started_loads.clear()
 
     def after(self, _: Any) -> Any:
         """Report the loads that have ended."""

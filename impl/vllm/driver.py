@@ -94,8 +94,8 @@ class EngineDriver:
         if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete, Fail)):
             return Refused(Reason.WRONG_PHASE)
         unset = r"\w*config\.\w+"
-        said = "does not fit the adapter", "vLLM"
-        with own_errors(self._root, *said, "modules.py", lambda: unset, "bare_scheduler.py"):
+        problem = "does not fit the adapter", "vLLM"
+        with own_errors(self._root, *problem, "modules.py", lambda: unset, "bare_scheduler.py"):
             try:
                 self._commands[type(command)](command)
             except CommandRefused as refused:

@@ -55,5 +55,5 @@ def start(
     try:
         return made(config, overlap, stamps, v2)
     except Exception as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UnusableImplementation(f"this vLLM refuses the configuration: {said}") from error
+        message = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UnusableImplementation(f"this vLLM refuses the configuration: {message}") from error

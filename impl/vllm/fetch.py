@@ -55,8 +55,8 @@ class _Ranges(io.RawIOBase):
         if count <= 0:
             return 0
         wanted = {"Range": f"bytes={self._at}-{self._at + count - 1}"}
-        asked = urllib.request.Request(self._url, headers=wanted)
-        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as reply:
+        request = urllib.request.Request(self._url, headers=wanted)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
             if reply.status != 206:
                 raise OSError("the server gives no parts of files")
             got = reply.read()
@@ -93,16 +93,16 @@ def checkout_root(path: str | os.PathLike[str]) -> Path:
 
 def _url(release: str) -> str:
     """Where the index has the wheel, for this host or else for Linux: the Python files are the same."""
-    said = ""
+    output = ""
     target = ["--platform", "manylinux_2_31_x86_64", "--platform", "manylinux1_x86_64"]
     for options in ([], [*target, "--python-version", "312", "--target", tempfile.gettempdir()]):
-        asked = ["install", "--dry-run", "--quiet", "--ignore-installed", *options, "--report", "-"]
-        done = fetch.ask_pip(asked, release)
+        arguments = ["install", "--dry-run", "--quiet", "--ignore-installed", *options, "--report", "-"]
+        done = fetch.ask_pip(arguments, release)
         if done.returncode == 0:
             [wheel] = json.loads(done.stdout)["install"]
             return str(wheel["download_info"]["url"])
-        said = done.stderr + done.stdout
-    raise UnusableImplementation(f"{release}: {fetch.pip_trouble(said)}")
+        output = done.stderr + done.stdout
+    raise UnusableImplementation(f"{release}: {fetch.pip_trouble(output)}")
 
 
 def _unpacked(release: str, _: Path, target: Path) -> None:

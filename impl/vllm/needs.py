@@ -10,7 +10,7 @@ from impl import probe
 from impl.adapter import UnusableImplementation
 from impl.vllm.modules import VLLM
 
-WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}  # to run an engine, and how they are asked for
+WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}  # how an engine runs -> its name in `--impl`
 RELEASES = tuple(f"0.{minor}.0" for minor in range(11, 34))
 # ruff: noqa: E501
 NEEDS = """
@@ -72,7 +72,7 @@ def require(root: Path, name: str, release: str, v2: bool = False, offloads: boo
     """Raise UnusableImplementation that names the first thing that the files under `root` lack of what that
     release has. v2: for model runner V2; offloads: for its OffloadingConnector."""
     more = NEEDS_V2.lstrip() * v2 + NEEDS_OFFLOAD.lstrip() * offloads
-    since = [SINCE[way] for way, asked in (("v2", v2), ("offload", offloads)) if asked]
+    since = [SINCE[way] for way, wanted in (("v2", v2), ("offload", offloads)) if wanted]
     at_least = max([release if release in RELEASES else RELEASES[-1], *since], key=RELEASES.index)
     needs = tuple(probe.needs(NEEDS + more))
     missing = probe.Checkout(root, "vllm", VLLM, needs).missing(at_least, list(RELEASES))

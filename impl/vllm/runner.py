@@ -203,7 +203,7 @@ class ModelRunnerV1(ModelRunner):
         before = dict(batch.req_id_to_index)
         had_sampled = set(batch.prev_req_id_to_index or ())
         correct: Callable[[], None] | None = worker._update_states(scheduled)
-        begun = {name: batch.num_computed_tokens_cpu[at] for name, at in batch.req_id_to_index.items()}
+        computed = {name: batch.num_computed_tokens_cpu[at] for name, at in batch.req_id_to_index.items()}
         if correct is not None:
             correct()
         added = {r.req_id for r in scheduled.scheduled_new_reqs} | set(batch.req_id_to_index) - set(before)
@@ -214,7 +214,7 @@ class ModelRunnerV1(ModelRunner):
             if name in added or name not in self.text:
                 self.put(name, state.prompt_token_ids + state.output_token_ids)
             given = scheduled.scheduled_spec_decode_tokens.get(name, ())
-            samples = begun[name] + count >= state.num_tokens
+            samples = computed[name] + count >= state.num_tokens
             real = not self.overlap or (name in had_sampled and name not in added)
             agreed = accept[min(at, len(accept) - 1)] if accept else 0
             start = batch.num_computed_tokens_cpu[index]

@@ -111,9 +111,9 @@ class Language:
             return _Scalar(pointer.array[_inside(at)] if mask is None or mask else other)
         if mask is None:
             return pointer.array[_inside(at)]
-        asked = np.broadcast_to(mask, at.shape)
+        active = np.broadcast_to(mask, at.shape)
         found = np.full(at.shape, other, pointer.array.dtype)
-        found[asked] = pointer.array[_inside(at[asked])]
+        found[active] = pointer.array[_inside(at[active])]
         return found
 
     @staticmethod
@@ -123,8 +123,8 @@ class Language:
             if mask is None or mask:
                 pointer.array[_inside(at)] = value
             return
-        asked = np.broadcast_to(mask, at.shape)
-        pointer.array[_inside(at[asked])] = np.broadcast_to(value, at.shape)[asked]
+        active = np.broadcast_to(mask, at.shape)
+        pointer.array[_inside(at[active])] = np.broadcast_to(value, at.shape)[active]
 
     @staticmethod
     def pointer_type(_: Any) -> None:

@@ -58,17 +58,17 @@ def _needed(path: PurePosixPath) -> bool:
 
 def _downloaded(release: str, work: Path, target: Path) -> None:
     """Have pip put the wheel into `work`; the ways to ask are tried in turn."""
-    said = ""
+    output = ""
     for i, options in enumerate(_ways_to_ask()):
         folder = work / f"wheel{i}"
         done = fetch.ask_pip(["download", *options, "--dest", str(folder)], release)
         if wheels := sorted(folder.glob("*.whl")):
             unpack(wheels[0], target)
             return
-        said = done.stderr + done.stdout
-        if fetch.unreachable(said):
+        output = done.stderr + done.stdout
+        if fetch.unreachable(output):
             break
-    raise UnusableImplementation(f"{release}: {fetch.pip_trouble(said)}")
+    raise UnusableImplementation(f"{release}: {fetch.pip_trouble(output)}")
 
 
 def _ways_to_ask() -> list[list[str]]:

@@ -156,10 +156,10 @@ class NumberedTree(ComponentTree):
         req.skip_lock_node_ids = {}
 
     def unlock(self, req: Any) -> None:
-        told = self._base.DecLockRefParams(
+        params = self._base.DecLockRefParams(
             swa_uuid_for_lock=req.swa_uuid_for_lock, skip_lock_node_ids=req.skip_lock_node_ids
         )
-        self.cache.dec_lock_ref(req.last_node, told)
+        self.cache.dec_lock_ref(req.last_node, params)
 
 
 class ReceiptTree(NumberedTree):

@@ -89,8 +89,8 @@ class SGLangSystem(WorkerSystem):
             waived=release.waived,
             settings={name: values for name, values in settings.items() if name not in os.environ},
         )
-        asked = {"--gpu": gpu, "--overlap": overlap, "--calls": calls}
-        self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
+        flags = {"--gpu": gpu, "--overlap": overlap, "--calls": calls}
+        self._options = [release.version, *(option for option, wanted in flags.items() if wanted)]
         self._options += [] if tree is None else [f"--tree={tree}"]
         self.kind, self.release, self.overlap = release, release.version, overlap
 

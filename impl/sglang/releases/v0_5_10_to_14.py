@@ -54,7 +54,7 @@ class Release0510:
     checkpoints = ""
     # Pools that its busy check does not count: see Capabilities.
     uncounted: frozenset[str] = frozenset({"swa", "rows"})
-    # Clauses that are not asked of it: see Capabilities.
+    # Clauses that are not checked on it: see Capabilities.
     waived: ClassVar[dict[str, str]] = {}
     # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
     spare_page_per_lane = True
@@ -108,8 +108,8 @@ class Release0510:
             "get_alloc_len_per_decode": lambda *_: self.draft_len,
             "get_alloc_reserve_per_decode": lambda *_: 2 * self.draft_len,
         }
-        for asked in (self.batch, load("sglang.srt.managers.utils")):
-            vars(asked).update(lengths)
+        for owner in (self.batch, load("sglang.srt.managers.utils")):
+            vars(owner).update(lengths)
         env = {**self._spec_environment(), "torch": torch, **lengths}
         prepare = cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
         self._prepare_spec = prepare[self.spec_prepare.rpartition(".")[2]]

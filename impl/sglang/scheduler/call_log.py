@@ -82,8 +82,8 @@ class Calls:
             "put": lambda *_: "",
             "commit": lambda req, n: f"{self._name(req)}.{committed.format(n)}",
         }
-        for name, told in calls.items():
-            self._wrap(release, name, told)
+        for name, line_of in calls.items():
+            self._wrap(release, name, line_of)
         for owner, names in {
             batch.Req: ("init_next_round_input", "set_finish_with_abort"),
             batch.ScheduleBatch: (
@@ -101,8 +101,8 @@ class Calls:
         server, results = self._driver.server, self._driver.results
         self._wrap(results, "sampled", lambda t, tokens: f"sampled({self._name(t.req)}, {ids_text(tokens)})")
         for name in ("open", "close"):
-            told = partial(lambda name, ask: f"server.{name}({quoted(ask.session_id)})", name)
-            self._wrap(server.controller, name, told)
+            line_of = partial(lambda name, ask: f"server.{name}({quoted(ask.session_id)})", name)
+            self._wrap(server.controller, name, line_of)
         self._wrap(server.controller, "maybe_reap", lambda *_: "server.reap()")
         for name in ("free_group_begin", "free_group_end"):
             self._wrap(server.allocator, name, lambda name=name: f"server.allocator.{name}()")
@@ -131,7 +131,7 @@ class Calls:
         lines = []
         for turn in server.turns.values():
             name = self._name(turn.req)
-            for result in (r for r in turn.pending if r.told):
+            for result in (r for r in turn.pending if r.visible):
                 if server.spec and not result.prefill:
                     lines.append((name, f"{name}.{self._committed.format(len(result.tokens))}"))
                 lines.append((name, f"sampled({name}, {ids_text(result.tokens)})"))
@@ -139,13 +139,13 @@ class Calls:
 
     # -- wrapping ---------------------------------------------------------------------------------
 
-    def _wrap(self, owner: Any, name: str, told: Callable[..., str], *, after: bool = False) -> None:
-        """Note calls of `owner.name`; `told` gives the line, if any. after: it is given the result first."""
+    def _wrap(self, owner: Any, name: str, line_of: Callable[..., str], *, after: bool = False) -> None:
+        """Note calls of `owner.name`; `line_of` gives the line, if any. after: it takes the result first."""
         call = getattr(owner, name)
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             outermost = not self._depth
-            if outermost and not after and (line := told(*args, **kwargs)):
+            if outermost and not after and (line := line_of(*args, **kwargs)):
                 self._lines.append(line)
             self._depth += 1
             try:
@@ -153,16 +153,16 @@ class Calls:
             finally:
                 self._depth -= 1
             if outermost and after:
-                self._lines.append(told(result, *args, **kwargs))
+                self._lines.append(line_of(result, *args, **kwargs))
             return result
 
         setattr(owner, name, noting)
 
     def _wrap_method(self, owner: type, name: str) -> None:
-        def told(this: Any, *args: Any) -> str:
+        def line_of(this: Any, *args: Any) -> str:
             return f"{self._name(this)}.{name}({', '.join(map(self._text, args))})"
 
-        self._wrap(owner, name, told)
+        self._wrap(owner, name, line_of)
 
     def _watch(self, owner: type) -> None:
         """Note assignments to attributes of objects that have a name."""

@@ -1,7 +1,7 @@
 """Play a release's scheduler: each command as that release's own scheduler carries it out.
 
 Refusals come first and touch nothing. Names, phases and lengths are the scheduler's business, so
-the driver checks them; whether a session takes a turn is asked of the release. Everything that
+the driver checks them; whether a session takes a turn, the release decides. Everything that
 moves memory is the release's own code.
 """
 
@@ -96,8 +96,8 @@ class Driver(Ends, TreeCommands):
         """Holds nothing outside of this process."""
 
     def _own_errors(self) -> AbstractContextManager[None]:
-        said = f"is not of the {self.release.version} kind", "SGLang"
-        return own_errors(self.root, *said, "parts/modules.py", _unset, "parts/stand_ins.py")
+        problem = f"is not of the {self.release.version} kind", "SGLang"
+        return own_errors(self.root, *problem, "parts/modules.py", _unset, "parts/stand_ins.py")
 
     # -- refusals ---------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Driver(Ends, TreeCommands):
             return
         for turn in turns:
             cursors = self.server.cursors(turn)
-            evicted, position = cursors.swa_evicted_seqlen, turn.origin + turn.told - 1
+            evicted, position = cursors.swa_evicted_seqlen, turn.origin + turn.visible_output - 1
             own = evicted > cursors.cache_protected_len  # a window eviction leaves the tree's prefix alone
             require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)
 
@@ -159,7 +159,7 @@ class Driver(Ends, TreeCommands):
         require(history + len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         undo = None
         if command.rewind:
-            # An offset of 0 means none to the server, so taking all back is asked for otherwise.
+            # An offset of 0 means none to the server, so taking all back is expressed otherwise.
             left = history - command.rewind
             undo = Bag(
                 id=name, replace=False, drop_previous_output=left <= 0, offset=left if left > 0 else None
@@ -203,9 +203,9 @@ class Driver(Ends, TreeCommands):
         decodes = [t for t in everybody if t.phase is RequestPhase.RUNNING]
         turns = [t for t in everybody if t not in decodes]
         require(turns, Reason.WRONG_PHASE)
-        asked = {n.request: n.tokens for n in lanes}
-        require(all(asked[t.name] == 1 for t in decodes), Reason.BAD_LENGTH)
-        ends = [self._chunk_from(t) + asked[t.name] for t in turns]
+        tokens_of = {n.request: n.tokens for n in lanes}
+        require(all(tokens_of[t.name] == 1 for t in decodes), Reason.BAD_LENGTH)
+        ends = [self._chunk_from(t) + tokens_of[t.name] for t in turns]
         require(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
         self._window(decodes)
         require(not (decodes and server.spec), Reason.UNFAITHFUL)
@@ -216,7 +216,7 @@ class Driver(Ends, TreeCommands):
         self.server.require_room([*spans, *((t.fill - 1, t.fill) for t in decodes)], fresh)
 
         if self.overlap:  # a window eviction keeps clear of the chunk in flight, which is at most that long
-            longest = max(asked.values())
+            longest = max(tokens_of.values())
             SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
         if decodes:
             self._kind_of_run(spec=False)
@@ -334,8 +334,8 @@ class Driver(Ends, TreeCommands):
 
     def settle(self, command: c.Settle) -> None:
         [turn] = self._lanes([command.request], RequestPhase.RUNNING, late=2)
-        require(turn.untold, Reason.WRONG_PHASE)
-        turn.untold[0].told = True
+        require(turn.unsettled, Reason.WRONG_PHASE)
+        turn.unsettled[0].visible = True
 
     def _verify(self, lanes: Sequence[c.Draft], late: int = 0) -> list[Choice]:
         """A verify round; late: of each lane so many results may be in flight, as this one is then."""
@@ -348,9 +348,9 @@ class Driver(Ends, TreeCommands):
         # The release allocates up to 2 * draft_len past the commit of every lane, which lacks the result
         # that is not processed by then. The smallest draft_len is taken that gives each lane what it asks
         # for and takes nothing back.
-        lags = [server.late(t.pending[-1]) if t.pending and t.pending[-1].told else 0 for t in turns]
+        lags = [server.late(t.pending[-1]) if t.pending and t.pending[-1].visible else 0 for t in turns]
         mosts = [  # past all that rounds in flight may accept
-            t.origin + t.told - 1 + sum(r.drafted for r in t.untold) + lane.allocate
+            t.origin + t.visible_output - 1 + sum(r.drafted for r in t.unsettled) + lane.allocate
             for t, lane in zip(turns, lanes, strict=True)
         ]
         draft_len = max(
@@ -381,7 +381,7 @@ class Driver(Ends, TreeCommands):
                 allocated = self.release.cursors(turn.req).kv_allocated_len
                 # The last accepted token is the bonus: sampled, without KV yet.
                 server.forward(turn, turn.fill - 1, allocated, tokens[:-1])
-                self.results.arrived(turn, Result(tokens, told=not late, drafted=lane.allocate))
+                self.results.arrived(turn, Result(tokens, visible=not late, drafted=lane.allocate))
                 claimed = server.cursors(turn).kv_committed_len if late else None
                 ahead.append(Choice(turn.name, None, allocated, False, claimed))
         reached = {c.request: c.swa_evicted_seqlen for c in self._own_evictions(turns, evicted, launched)}

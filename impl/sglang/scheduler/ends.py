@@ -29,12 +29,12 @@ class Ends(OnServer):
     @staticmethod
     def _first_in_flight(turn: LiveRequest) -> int | None:
         """Behind the token that the oldest round in flight computes first."""
-        return turn.origin + turn.told if turn.untold else None
+        return turn.origin + turn.visible_output if turn.unsettled else None
 
     def finish(self, command: c.Finish) -> list[Choice]:
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
-        require(1 <= command.finished_len <= turn.told, Reason.BAD_LENGTH)
+        require(1 <= command.finished_len <= turn.visible_output, Reason.BAD_LENGTH)
         first = self._first_in_flight(turn)
         self.results.before_finish(turn, command.finished_len)
         # The turn was to have that many outputs, so that is what the client saw of it.
@@ -91,8 +91,8 @@ class Ends(OnServer):
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
         lost, first = command.in_flight, self._first_in_flight(turn)
         require(0 <= lost <= (first is None), Reason.BAD_LENGTH)
-        require(turn.told > lost or not self.server.geometry.tree, Reason.BAD_LENGTH)
-        target = turn.origin + turn.told - lost
+        require(turn.visible_output > lost or not self.server.geometry.tree, Reason.BAD_LENGTH)
+        target = turn.origin + turn.visible_output - lost
         self.results.before_retract(turn, bool(lost))
         allocated = self.release.cursors(turn.req).kv_allocated_len
         self._retract(turn)

@@ -28,7 +28,7 @@ class OnServer:
     def _lanes(self, names: Sequence[str], *phases: RequestPhase, late: int = 0) -> list[LiveRequest]:
         require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
         turns = [self._turn(name) for name in names]
-        require(all(t.phase in phases and len(t.untold) <= late for t in turns), Reason.WRONG_PHASE)
+        require(all(t.phase in phases and len(t.unsettled) <= late for t in turns), Reason.WRONG_PHASE)
         return turns
 
     def _let_go(self, turn: LiveRequest) -> None:

@@ -4,15 +4,16 @@ Played after the releases' own loops. `event_loop_normal` processes a result bef
 `event_loop_overlap` (scheduler.py:1331 in 0.5.10, :1535 in 0.5.11, :1448 in 0.5.13, :2061 in 0.5.23) plans
 and launches batch N+1 first, then processes the result of N. So N+1 is prepared without N's outputs: window
 eviction takes `req.seqlen - 1`, a verify round is allocated for from kv_committed_len, and both lag.
-A request that N finishes is in N+1 already, which has allocated for it; what N+1 says of it is skipped.
+A request that N finishes is in N+1 already, which has allocated for it; its result of N+1 is skipped.
 
-In commands: Decode and SpecDecode launch a round, and Finish or Retract tells afterwards what became of the
+In commands: Decode and SpecDecode launch a round, and a later Finish or Retract says what became of the
 results. A Finish with outputs of the round before the last means that the last one was in flight; with
-outputs of the last round, that no other was launched with this request (a prefill ran in its place, or 0.5.23
-left it out: `_reqs_finishing_inflight`). in_flight of Retract is a round whose result is skipped. Until a
-command tells, up to two results of a request wait here. The view shows them as processed, their tokens and
-what they commit: all else that moves memory has moved at the launch. Launch and Settle say the same in so
-many words: a result of a Launch shows from its Settle on; whether the turn goes on then is told as before.
+outputs of the last round, that no other was launched with this request (a prefill ran in its place, or
+0.5.23 left it out: `_reqs_finishing_inflight`). in_flight of Retract is a round whose result is skipped.
+Until such a command, up to two results of a request wait here. The view shows them as processed, their tokens
+and what they commit: all else that moves memory has moved at the launch. Launch and Settle state the same
+explicitly: a result of a Launch is visible from its Settle on; a later command still determines whether the
+turn goes on.
 """
 
 from __future__ import annotations
@@ -92,14 +93,14 @@ class LateResults(Results):
         return any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn)
 
     def _process_all_but(self, turn: LiveRequest, left: int) -> None:
-        while len(turn.pending) > left and turn.pending[0].told:
+        while len(turn.pending) > left and turn.pending[0].visible:
             self.process(turn, turn.pending.pop(0))
 
     def before_round(self, turn: LiveRequest) -> None:
         self._process_all_but(turn, 1)
 
     def before_eviction(self, turn: LiveRequest, length: int) -> None:
-        require(not self._prompt_waits(turn) and len(turn.untold) < 2, Reason.UNFAITHFUL)
+        require(not self._prompt_waits(turn) and len(turn.unsettled) < 2, Reason.UNFAITHFUL)
         if turn.pending:  # it is the window eviction of the next launch, whatever its result will be
             require(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
         self._process_all_but(turn, 1)

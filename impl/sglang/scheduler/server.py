@@ -28,12 +28,13 @@ VOCABULARY = 1 << 62  # token ids are no real vocabulary; none may count as out 
 class Result:
     """What a launched batch samples for a request: by its prefill one token, else what a round accepts.
 
-    told: it shows, as processed; of a Launch it does from its Settle on. drafted: slots that a Launch takes.
+    visible: the view shows it as processed; a result of a Launch is visible from its Settle on.
+    drafted: slots that a Launch takes.
     """
 
     tokens: list[int]
     prefill: bool = False
-    told: bool = True
+    visible: bool = True
     drafted: int = 0
 
 
@@ -67,14 +68,14 @@ class LiveRequest:
         return len(self.req.output_ids) + sum(len(result.tokens) for result in self.pending)
 
     @property
-    def untold(self) -> list[Result]:
-        """Results in flight, by the commands."""
-        return [result for result in self.pending if not result.told]
+    def unsettled(self) -> list[Result]:
+        """Results of a Launch that no Settle has made visible."""
+        return [result for result in self.pending if not result.visible]
 
     @property
-    def told(self) -> int:
-        """Outputs that show."""
-        return self.output - sum(len(result.tokens) for result in self.untold)
+    def visible_output(self) -> int:
+        """Output tokens that the view shows."""
+        return self.output - sum(len(result.tokens) for result in self.unsettled)
 
     @property
     def text(self) -> list[int]:
@@ -228,13 +229,13 @@ class Server:
                 rid=rid, origin_input_text=None, origin_input_ids=self.release.ids(tokens),
                 sampling_params=sampling, vocab_size=VOCABULARY, **namespace,
             )  # fmt: skip
-        asked = Bag(
+        recv_req = Bag(
             rid=rid, input_ids=self.release.ids(tokens), sampling_params=sampling, stream=False,
             return_logprob=False, top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False,
             require_reasoning=False,
             session_params=undo or Bag(id=session, replace=False, drop_previous_output=False), **namespace,
         )  # fmt: skip
-        return self.controller.get(session).create_req(asked, None, VOCABULARY)
+        return self.controller.get(session).create_req(recv_req, None, VOCABULARY)
 
     def new_batch(self, turns: Sequence[LiveRequest], mode: ForwardMode) -> Any:
         """A ScheduleBatch of these requests, as ScheduleBatch.init_new and merging leave it."""
@@ -331,7 +332,7 @@ class Server:
             requests[name] = RequestView(
                 session=turn.session,
                 origin=turn.origin,
-                text=turn.text[: turn.origin + turn.told],
+                text=turn.text[: turn.origin + turn.visible_output],
                 row=row,
                 cursors=self._cursors(turn),
             )
@@ -357,7 +358,7 @@ class Server:
     def cursors(self, turn: LiveRequest) -> Cursors:
         """Of a request that has a row, with what it will have committed when all that show are processed."""
         cursors = self.release.cursors(turn.req)
-        committed = cursors.kv_committed_len + sum(self.late(r) for r in turn.pending if r.told)
+        committed = cursors.kv_committed_len + sum(self.late(r) for r in turn.pending if r.visible)
         return cursors._replace(kv_committed_len=committed)
 
     def late(self, result: Result) -> int:

@@ -65,7 +65,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
-        if fullname.partition(".")[0] not in INERT or not _asked_by_sglang():
+        if fullname.partition(".")[0] not in INERT or not _imported_by_sglang():
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -79,7 +79,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def _asked_by_sglang() -> bool:
+def _imported_by_sglang() -> bool:
     frame = sys._getframe(2)
     while frame is not None and (
         "importlib" in frame.f_code.co_filename or frame.f_code.co_filename == __file__

@@ -91,13 +91,16 @@ class _Doing:
     def __init__(self, client: Client) -> None:
         self.client, self.turn, self.due = client, 0, client.start
         self.waits: str | None = None  # the request whose answer it waits for
-        self.begun = self.opened = self.done = False
+        self.started = self.opened = self.done = False
         self.disconnects: dict[str, int] = {}
 
 
 class Clients:
-    """All clients of a run. seed: of what they and the model say. stalled: is told the requests whose answers
-    are waited for, when nothing has happened for long."""
+    """All clients of a run.
+
+    seed: of the clients' and the model's tokens. stalled: called with the requests that clients wait for,
+    when nothing has happened for long.
+    """
 
     def __init__(
         self, clients: tuple[Client, ...], seed: int, stalled: Callable[[list[str]], None] = lambda _: None
@@ -128,11 +131,11 @@ class Clients:
 
     @property
     def done(self) -> bool:
-        """Everybody has said all, and has been answered."""
+        """Every client has sent its whole script and has been answered."""
         return all(each.done for each in self._doing)
 
     def answered(self, request: str, now: int) -> None:
-        """The server has told the end of a request."""
+        """The server has reported the end of a request."""
         for each in self._doing:
             each.disconnects.pop(request, None)
             if each.waits == request:
@@ -140,13 +143,13 @@ class Clients:
 
     def round(self, now: int, forwards: int) -> list[Message]:
         """What clients say in this round; forwards: 0 if the server computed nothing since the last one."""
-        said = [message for each in self._doing for message in self._says(each, now)]
-        self._idle = 0 if forwards or said else self._idle + 1
+        messages = [message for each in self._doing for message in self._says(each, now)]
+        self._idle = 0 if forwards or messages else self._idle + 1
         if self._idle > PATIENCE:
             self._idle = 0
             self.stalled([each.waits for each in self._doing if each.waits is not None])
             return self._one_gives_up()
-        return said
+        return messages
 
     def _wait(self, each: _Doing) -> int:
         turns = each.client.turns
@@ -161,10 +164,10 @@ class Clients:
         if each.done or each.waits is not None:
             return
         before = self._named.get(client.after)
-        if not each.begun:
+        if not each.started:
             if before is not None and not before.done:
                 return
-            each.begun, each.due = True, now + client.start
+            each.started, each.due = True, now + client.start
         if now < each.due:
             return
         if client.session and not each.opened:

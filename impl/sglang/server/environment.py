@@ -64,8 +64,8 @@ def python_of(release: str) -> Path:
             f"sglang=={release}: a whole server needs an environment: kvspec setup-server {release}"
             f" (downloads some {DOWNLOAD_MB} MB, takes {DISK_MB} MB in {folder.parent})"
         )
-    told = json.loads((folder / _READY).read_text())
-    made, runs = (told.get("python", "another"), told["torch"]), (_PYTHON, version("torch"))
+    info = json.loads((folder / _READY).read_text())
+    made, runs = (info.get("python", "another"), info["torch"]), (_PYTHON, version("torch"))
     if made != runs:
         raise UnusableImplementation(
             f"sglang=={release}: its environment is for Python {made[0]} and torch {made[1]}, this is"
@@ -90,8 +90,8 @@ def supported(release: str) -> str:
 def make(release: str, say: Say, *, again: bool = False) -> Path:
     """Make a release's environment, unless it is there; its Python.
 
-    say: is told what is done. One process makes it, others wait. Raises UnusableImplementation: no index, no
-    space, no such wheel for this Python.
+    say: called with each progress line. One process makes it, others wait. Raises UnusableImplementation: no
+    index, no space, no such wheel for this Python.
     """
     supported(release)
     folder = folder_of(release)
@@ -119,7 +119,7 @@ def _alone(folder: Path, say: Say) -> Iterator[None]:
 
 
 def _build(release: str, folder: Path, say: Say) -> Path:
-    begun = time.monotonic()
+    started = time.monotonic()
     say(
         f"sglang {release} into {folder}: some {DOWNLOAD_MB} MB to download, {DISK_MB} MB on disk,"
         f" {MINUTES} minutes"
@@ -142,10 +142,10 @@ def _build(release: str, folder: Path, say: Say) -> Path:
         raise UnusableImplementation(
             f"pip has put another {shared} into {folder}: it would not be kvspec's"
         )
-    told = {"release": release, "python": _PYTHON, "torch": version("torch"), "installed": wanted}
-    (folder / _READY).write_text(json.dumps(told, indent=1))
+    info = {"release": release, "python": _PYTHON, "torch": version("torch"), "installed": wanted}
+    (folder / _READY).write_text(json.dumps(info, indent=1))
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink()) >> 20
-    say(f"ready: {size} MB, {time.monotonic() - begun:.0f} s")
+    say(f"ready: {size} MB, {time.monotonic() - started:.0f} s")
     return _python(folder)
 
 

@@ -27,9 +27,9 @@ def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[s
     return kept | (settings or {})
 
 
-def last_words(said: bytes) -> str:
+def last_words(output: bytes) -> str:
     """The last line of what a process wrote."""
-    lines = [line.strip() for line in said[-8000:].decode(errors="replace").split("\n")]
+    lines = [line.strip() for line in output[-8000:].decode(errors="replace").split("\n")]
     return next((line[:300] for line in reversed(lines) if line), "it said nothing")
 
 

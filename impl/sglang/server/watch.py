@@ -48,7 +48,7 @@ class Watcher:
         self._first: list[Event | list[Any]] = []  # before the first step, when there is no header yet
         self.put: Callable[[Event | list[Any]], None] = self._early  # have an event written
         self.tell_results: Callable[[], None] = lambda: None  # have results hooked
-        self._asked: dict[str, int] = {}  # request -> tokens that its client sent
+        self._sent_tokens: dict[str, int] = {}  # request -> tokens that its client sent
         self._looked_at: dict[str, Admitted] = {}  # admissions that came to nothing so far
         self._evicted: dict[str, int] = {}  # request -> how far its window evictions were written
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
@@ -124,15 +124,16 @@ class Watcher:
         sent = len(ask.input_ids)
         request = yield
         if request is not None:
-            self._asked[request.rid] = sent
+            self._sent_tokens[request.rid] = sent
 
     def queue(self, _: Any, request: Any, is_retracted: bool = False) -> Steps:
         if is_retracted:
             self.put(Requeued(request.rid))
         else:
             length, ends = len(request.origin_input_ids), request.to_finish or request.finished_reason
+            new = self._sent_tokens.pop(request.rid, length)
             self.put(Submitted(
-                request.rid, session_of(request), tokens=length, new=self._asked.pop(request.rid, length),
+                request.rid, session_of(request), tokens=length, new=new,
                 rejected=ends is not None, why=str(getattr(ends, "message", ""))[:120] if ends else "",
                 ids=list(request.origin_input_ids) if self.pages else None,
             ))  # fmt: skip

@@ -253,7 +253,7 @@ class _Blocks:
                 names = [at for at, value in vars(each).items() if value is hooked]
                 self._places += [(each, at, hooked) for at in names]
         self._switch()
-        self._begun = time.process_time()
+        self._started_at = time.process_time()
 
     def round(self, now: int) -> None:
         """A round of the event loop begins."""
@@ -261,10 +261,10 @@ class _Blocks:
             return
         if self.watched and _WATCHER.log is not None:
             _WATCHER.log.flush()
-        self.spent.append(time.process_time() - self._begun)
+        self.spent.append(time.process_time() - self._started_at)
         self.watched = not self.watched
         self._switch()
-        self._begun = time.process_time()
+        self._started_at = time.process_time()
 
     def _switch(self) -> None:
         for owner, name, hooked in self._places:
@@ -321,14 +321,14 @@ def run(
 
     _FEED[:] = [pull]
     scheduler.gracefully_exit = False
-    error, trace, begun = "", "", time.process_time()
+    error, trace, started = "", "", time.process_time()
     try:
         scheduler.run_event_loop()
     except Exception as raised:
         error, trace = _one_line(raised), traceback.format_exc()
     if _WATCHER.log is not None:
         _WATCHER.log.close()
-    cpu_s = time.process_time() - begun
+    cpu_s = time.process_time() - started
     misread = list(model.misread.values())
     stalls += [model.excess] if model.excess else []
     return RunOutcome(

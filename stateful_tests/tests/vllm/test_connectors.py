@@ -173,7 +173,7 @@ def test_what_a_worker_does_around_a_batch(offloads, monkeypatch, sync):
 @pytest.fixture
 def loads(device, monkeypatch):
     monkeypatch.setitem(sys.modules, OUTPUTS, Bag(KVConnectorOutput=lambda: Bag(failed_recving=None)))
-    peer = Bag(remote={}, begun=[])
+    peer = Bag(remote={}, started_loads=[])
     return Loads(Bag(connector=peer), device, CONFIG, lambda tokens: [100 + token for token in tokens])
 
 
@@ -188,9 +188,9 @@ def test_a_load_from_the_peer(loads):
     device, peer = loads.transfers, loads._peer
     loads.expects("r1", 7)
     assert peer.remote == {"r1": 7}
-    peer.begun = [(REQUEST, ([1, 2, 3, 4], [5, 0]), 2, 7)]
+    peer.started_loads = [(REQUEST, ([1, 2, 3, 4], [5, 0]), 2, 7)]
     loads.before(None)
-    assert not peer.begun and device.jobs[0].load
+    assert not peer.started_loads and device.jobs[0].load
     assert device.jobs[0].parts == ((0, 2, 0, 0), (0, 3, 1, 0), (0, 4, 2, 0), (1, 5, 3, 0))
     assert device.host[2] == [(0, (106, EMPTY))] and device.host[3] == [(1, (100, 101, 102, 103))]
     device.copy(True)
@@ -212,7 +212,7 @@ def test_a_load_that_fails(loads, groups, blocks, names, told):
     loads._config = Bag(groups=CONFIG.groups[:groups])
     loads._output = lambda: Bag(failed_recving=None) if names else Bag()
     assert not loads.fail(0), "there is none"
-    loads._peer.begun = [(REQUEST, ([1, 2], [3]), 0, 5)]  # more than the tables have
+    loads._peer.started_loads = [(REQUEST, ([1, 2], [3]), 0, 5)]  # more than the tables have
     loads.before(None)
     assert loads.fail(blocks) == (told is not None)
     if told is not None:
