@@ -1,4 +1,4 @@
-"""What any system under test must offer: three methods and a statement of what it can do.
+"""What any system under test must offer: four methods and a statement of what it can do.
 
 A system is driven by `apply`, one command at a time, and looked into by `view`. Both speak of
 physical facts only; whether they are right is decided elsewhere. An engine of yours plugs in by
@@ -37,8 +37,7 @@ class Capabilities:
     bigram: its tree can know each token together with the one that follows it (Geometry.bigram); paths of
         NodeView are of `tree_key` then.
     tree_policy_is_free: its tree splits nodes and picks what it evicts by rules of its own. The reference
-    then takes
-        the shape of the tree over from the view after each command, and no order is asked.
+        then takes the shape of the tree over from the view after each command, and no order is checked.
     modes: in which it is driven unless asked otherwise. A server's own scheduler is faithful, so
         what only free mode reaches says nothing about it.
     exact_reasons: refusals carry the specification's first reason; otherwise only done or

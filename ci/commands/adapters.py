@@ -13,7 +13,7 @@ HEAD = '''"""The adapter that connects {title} to kvspec: `kvspec check --impl {
 
 It is a whole toy engine: one paged pool, requests without sessions, window or radix tree. Replace its methods
 with calls of yours. Keep the stamps: they show which token's KV each slot holds. What your engine cannot do
-stays out of `commands`. Lengths are tokens. A session shows no slot before its first finish or retract.
+stays out of `commands`. Lengths are tokens.
 """
 '''
 TEST = '''"""Checks {title} against the specification: `pytest {test}`."""

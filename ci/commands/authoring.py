@@ -97,7 +97,9 @@ def new_fixture(
     usual = f"fixtures/releases/{engine}-{release}" if release else "fixtures/regressions"
     folder = Path(into or usual)
     if not folder.is_dir() and (into is None or folder.exists()):
-        raise Unusable(f"--out {folder}: there is no such folder")
+        where = f"--out {into}" if into else f"new-fixture: {folder}"
+        hint = "" if into else "; --out names another (fixtures belong in a clone of kvspec)"
+        raise Unusable(f"{where}: there is no such folder{hint}")
 
     from ci.report import data as report
     from ci.report import render

@@ -49,9 +49,10 @@ def setup_server(release: str, again: bool) -> int:
 )
 @click.option("--events", is_flag=True, help="List the kinds of events and what each does; nothing else.")
 @click.option(
-    "--save", "save_dir", metavar="DIR", help="Write the commands up to the first mismatch as a trace."
+    "--save", "save_dir", metavar="DIR",
+    help="Write the commands that lead up to the first mismatch as a trace. The trace itself conforms.",
 )
-@click.option("--strict", is_flag=True, help="A gap or a cut line in a log ends with exit code 4.")
+@click.option("--strict", is_flag=True, help="A gap or a cut last line in a log ends with exit code 4.")
 @json_option
 def validate(
     out: ReportOut, logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None, strict: bool
@@ -78,7 +79,7 @@ def validate(
     reports = []
     with unusable("", LogError):
         for log in logs_of(logs):
-            read = validator.Validator(log.header)
+            read, unreadable = validator.Validator(log.header), ""
             started = time.perf_counter()
             try:
                 for line in log.lines(_alive(log) if follow else None):
@@ -90,16 +91,21 @@ def validate(
             except KeyboardInterrupt:
                 if not follow:
                     raise
+            except LogError as error:  # other logs are read all the same
+                unreadable = str(error)
+                click.echo(f"kvspec: {unreadable}", err=True)
             seconds = time.perf_counter() - started
             data = servers.validation(log.name, log.header, read.result, seconds, log.cut)
             if save_dir is not None and (trace := read.trace()) is not None:
                 path = Path(save_dir, f"{log.files[0].stem}.json")
                 save_trace(trace, path, "--save ")
                 data["saved"] = str(path)
+            data["unreadable"] = unreadable
             reports.append(data)
             servers.validated(out.console, data)
     code = int(any(data["mismatches"] for data in reports))
     code = code or 4 * (strict and any(data["skipped"] for data in reports))
+    code = 2 if any(data["unreadable"] for data in reports) else code
     return out.end({"format": "kvspec-validation", "version": 1, "exit_code": code, "logs": reports})
 
 

@@ -89,8 +89,8 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
     lines += [f"> {violation['clause']}: {violation['sentence']}", *([] if engine else [">", f"> {LEGEND}"])]
     lines += ["", "| | expected | observed |", "|---|---|---|"]
     lines += [f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses]
-    done = "outcome" if engine else "expected"
-    lines += ["", "## The commands", "", f"| # | command | {done} | changes |", "|---|---|---|---|"]
+    done, changes = ("outcome", "changes") if engine else ("expected", "changes in the reference")
+    lines += ["", "## The commands", "", f"| # | command | {done} | {changes} |", "|---|---|---|---|"]
     for row in data["rows"]:
         cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
         marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)]

@@ -78,8 +78,8 @@ def validated(out: Console, data: Data, ended: str = "") -> None:
     if number > SHOWN:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
     verdict = f"{number} mismatch{'es' * (number > 1)}" if number else "conforms"
-    if data["skipped"] and not number:
-        verdict = "incomplete: no mismatch was found, but a part of the log was skipped"
+    if (data["skipped"] or data.get("unreadable")) and not number:
+        verdict = "no mismatch in the part of the log that could be read"
     say(out, ended or verdict, "bold red" if number or ended else "bold green")
 
 

@@ -83,7 +83,7 @@ def stamp_text(stamp: int | None) -> str:
     serial, position = stamp >> POSITION_BITS, stamp & (1 << POSITION_BITS) - 1
     if serial >= SHARED:
         return f"token {position} of the shared text {chr(ord('a') + serial - SHARED)}"
-    return f"token {position} of the text that Submit number {serial} wrote"
+    return f"token {position} of the text of submit {serial}"
 
 
 @clause(

@@ -8,7 +8,7 @@ from reference.clauses.contents import POOL
 from reference.failures import AtPage, AtRow, Failure, failure
 from reference.state import Phase
 
-_NOBODY = "leaves nobody who holds anything"
+_NOBODY = "leaves no owner, so every page and row must be free"
 
 
 def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]:

@@ -49,7 +49,8 @@ def _eviction_bounds(step: Step) -> Failure | None:
         return None
     (request, length, low, high, got), window = found, step.config.geometry.window
     assert window is not None
-    expected = f"{request.name}: swa_evicted_seqlen in [{low}, {high}]"
+    allowed = f"= {low}" if low == high else f"from {low} to {high}"
+    expected = f"{request.name}: swa_evicted_seqlen {allowed}"
     if low <= got <= high:
         why = f"inside a page of {step.config.geometry.page_size} tokens"
     elif got < low:

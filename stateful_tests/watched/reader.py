@@ -129,7 +129,7 @@ def _reason(raw: bytes, error: Exception) -> str:
     """Why a line is no event; of a header in the middle, that."""
     if f'"format":"{FORMAT}"'.encode() in raw[:200]:
         return "a second header: lines of two processes, or of two files, in one"
-    return str(error)
+    return f"not a whole event: {error}"
 
 
 def _whole_lines(

@@ -217,7 +217,7 @@ def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> Non
     beside.result.compared += 1
     if got - want == offsets[what]:
         return
-    before = f", {offsets[what]:+} before" if offsets[what] else ""
+    before = f", {offsets[what]:+} at the step before" if offsets[what] else ""
     offsets[what] = got - want
     known = None
     if clause in ("OWN-3", "OWN-4"):

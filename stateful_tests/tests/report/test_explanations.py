@@ -154,7 +154,7 @@ def test_a_history_of_other_tokens():
     assert found.text == (
         "command 5 (finish r1 keep 3) must leave the history of s1 with 13 tokens: the history of s1 has 13"
         " tokens, a token that nobody sent at position 0, since command 5 and must have token 0 of the"
-        " text that Submit number 1 wrote at position 0."
+        " text of submit 1 at position 0."
     )
 
 
