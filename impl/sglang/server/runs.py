@@ -20,7 +20,12 @@ HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `refere
 
 
 def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a process in a server environment; root: a folder with another `sglang/`."""
+    """The environment of a process in a server environment; root: a folder with another `sglang/`.
+
+    Raises UnusableImplementation for a part of the package: Python would take the environment's instead.
+    """
+    if root is not None and not (root / "sglang" / "__init__.py").is_file():
+        raise UnusableImplementation(f"{root}/sglang: has no __init__.py; a server needs the whole package")
     more = {environment.SITE: environment.packages(), "PYTHONWARNINGS": "ignore"}
     made = child.environment([HOME, *([root] if root else [])], **more)
     kept = {name: value for name, value in made.items() if not name.startswith("SGLANG_")}

@@ -14,6 +14,7 @@ from impl.vllm.modules import with_connector
 MODULES = (
     "sglang.srt.disaggregation.decode",
     "sglang.srt.managers.scheduler_components.batch_result_processor",
+    "sglang.srt.managers.schedule_policy",
 )
 
 

@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace as Bag
@@ -138,6 +139,13 @@ def test_every_second_run_is_a_scene():
         fields = {**scene["server"], "running": 4}
         assert all(getattr(config, name) == value for name, value in fields.items())
     assert len(population.drawn(random.Random(1), 0, fixed={}, count=5)[1]) == 5
+
+
+def test_a_part_of_the_package_is_no_server(tmp_path):
+    """Python would run the environment's own package instead."""
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    with pytest.raises(UnusableImplementation, match="a server needs the whole package"):
+        WholeScheduler(Path(sys.executable), tmp_path)
 
 
 def test_a_server_that_broke_has_a_key_without_numbers():
