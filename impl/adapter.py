@@ -22,7 +22,7 @@ from reference.state import Cursors as Cursors
 
 
 class UnusableImplementation(Exception):
-    """The implementation that was asked for cannot be had (exit code 2): one line says why."""
+    """The requested implementation is unavailable (exit code 2): one line says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Capabilities:
 
     commands: names of the command classes it understands.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
-    mixed_batches: an Extend may have lanes of requests that run, each a decode of one token.
-    swa_tail: an Extend may have lanes that take SWA slots for the last window alone (Chunk.tail).
+    mixed_batches: an Extend may have entries of requests that run, each a decode of one token.
+    swa_tail: an Extend may have entries that take SWA slots for the last window alone (Chunk.tail).
     swa: it can be built with a window; full_only: without one; tree: with a radix tree; no_tree: without.
     bigram: its tree can know each token together with the one that follows it (Geometry.bigram); paths of
         NodeView are of `tree_key` then.
     tree_policy_is_free: its tree splits nodes and picks what it evicts by rules of its own. The reference
         then takes the shape of the tree over from the view after each command, and no order is checked.
-    modes: in which it is driven unless asked otherwise. A server's own scheduler is faithful, so
+    modes: in which it is driven by default. A server's own scheduler is faithful, so
         what only free mode reaches says nothing about it.
     exact_reasons: refusals carry the specification's first reason; otherwise only done or
         refused is compared.
@@ -49,7 +49,7 @@ class Capabilities:
     waived: clause id -> why a violation of it is harmless in this system. It is not
         looked for: the run goes on past it.
     known: clause id -> which known fault of this system violates it, and the trace that shows it. A check
-        goes on past it too, or it would find nothing else; a trace that names the clause is asked for it.
+        goes on past it too, or it would find nothing else; a trace that names the clause is checked for it.
     settings: names of switches that it has -> the values, besides its default, that a check tries. `reset` is
         given them with the sizes (Geometry.settings).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.

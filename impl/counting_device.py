@@ -155,7 +155,7 @@ _KERNELS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def device() -> torch.device:
-    """The device, which torch is told of once in a process. Raises UnusableImplementation."""
+    """The device, registered with torch once in a process. Raises UnusableImplementation."""
     if not _registered:
         try:
             from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as set_up

@@ -3,7 +3,7 @@
 An import hook answers every import of the engine's package: the modules of its bookkeeping are the
 release's own files, every other module is inert. So no model, no GPU and none of the release's
 dependencies is needed. One release per process: its module state is global, and the hook stays.
-Which modules these are is said by each engine (impl.sglang.parts.modules).
+Each engine names these modules (impl.sglang.parts.modules).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an adapter uses of a checkout, asked of its files before anything of them is run.
+"""What an adapter uses of a checkout, looked up in its files before anything of them is run.
 
 A table of needs has a line for each: since which release, before which one, in which file of the package, and
 how it is used: as Python, with `_` for any value, `;` between two. A call that the files could not take is
@@ -19,7 +19,7 @@ Names = dict[str, ast.AST]  # of a module, or of a class
 
 
 class Need(NamedTuple):
-    """A line of the table: what releases from `since` on, before `before`, are asked for in `file`."""
+    """A line of the table: what releases from `since` on, before `before`, need to have in `file`."""
 
     since: str
     before: str  # "..." stands for none

@@ -61,7 +61,7 @@ class WindowedEngine(ExampleEngine):
         return [(lane.request, lane.tokens) for lane in c.lanes if lane.request in self.requests]
 
     def _new_pages(self, c: Extend | Decode) -> int:
-        """SWA pages that a batch needs: asked for before anything is done."""
+        """SWA pages that a batch needs, checked before anything is done."""
         grown = [(len(self.requests[name].slots), tokens) for name, tokens in self._lanes(c)]
         return sum(-(-(n + tokens) // self.page_size) - -(-n // self.page_size) for n, tokens in grown)
 

@@ -155,7 +155,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One lane of Extend: `tokens` of the request's input still to prefill; of a request that runs, 1.
+    """A batch entry (lane) of Extend: `tokens` of the request's input still to prefill; 1 if it runs.
 
     `tail`: their KV comes from another server, which sends SWA KV of the last window alone; no SWA slots are
     taken for what is before.
@@ -183,7 +183,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One lane of a verify round: slots for `allocate` tokens past the commit, `accept` of them commit."""
+    """A batch entry of a verify round: slots for `allocate` tokens past the commit; `accept` commit."""
 
     request: str
     allocate: int

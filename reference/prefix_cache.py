@@ -53,9 +53,9 @@ def path_text(path: Key) -> str:
             parts[-1] = (serial, parts[-1][1] + 1)
         else:
             parts.append((serial, 1))
-    said = " ".join(f"{_text_name(serial)}{count}" for serial, count in parts)
+    text = " ".join(f"{_text_name(serial)}{count}" for serial, count in parts)
     after = (path[-1] & (1 << 32) - 1) >> POSITION_BITS if path and path[-1] >> 32 else 0
-    return f"{said}+{_text_name(after).rstrip(':')}" if after else said
+    return f"{text}+{_text_name(after).rstrip(':')}" if after else text
 
 
 def _text_name(serial: int) -> str:
@@ -108,7 +108,7 @@ def key_of(prompt: Prompt, bigram: bool = False) -> Key:
 def with_room(state: State, pages: int, swa_pages: int, effects: Effects) -> State | Reason:
     """The state with so many pages free in each pool: what is missing is evicted, just that, or nothing.
 
-    Whatever no lock pins can be had: a node without a lock has none below it.
+    Whatever no lock pins is evictable: a node without a lock has none below it.
     """
     left, geometry = free(state), state.config.geometry
     size = geometry.page_size

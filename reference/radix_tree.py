@@ -367,7 +367,7 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
 
 
 def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Freed]:
-    """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
+    """Free at least `full` and `swa` tokens, least recently used first, or all that is evictable.
 
     Full: unlocked leaves go, both sides. SWA: a leaf without a lock goes, any other node becomes a tombstone.
     A leaf that is a tombstone serves no match and goes with the last node that was below it, but where a

@@ -66,7 +66,7 @@ def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed:
 
 
 def _row(impl: str, one: One) -> Data:
-    """One release. What cannot be had, or not be saved, is a line and ends nothing."""
+    """One release. An unavailable release, or a failed save, is one line and does not end the check."""
     row: Data = {"implementation": impl, "exit_code": 0, "unusable": None, "check": None}
     try:
         row["check"], save = one(impl)

@@ -196,7 +196,7 @@ def _base(named: str, selector: SystemSelector) -> System:
 
 
 def _taken_from(system: Any, selector: SystemSelector) -> System | None:
-    """The release that a checkout was taken for, driven in the same ways; None where it cannot be had."""
+    """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
     engine, of_checkout, ways = system.name.partition("@checkout")
     if not of_checkout:
         return None

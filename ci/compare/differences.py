@@ -1,7 +1,7 @@
 """Where the system differs from the reference at one moment, looked for once and in one place.
 
 Each difference has a key that says where it is to be marked, and is put in words. Positions and lengths are
-tokens. What the system was not asked for (waived clauses) is no difference.
+tokens. What is not checked on the system (waived clauses) is no difference.
 """
 
 from collections.abc import Iterable, Iterator

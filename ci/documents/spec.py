@@ -169,7 +169,7 @@ def _example(kind: type[Command], fixtures: dict[str, Trace]) -> Data:
 
 
 def _field(name: str, kind: str) -> str:
-    """A field of a command; of a batch, what its lanes have."""
+    """A field of a command; of a batch, what its entries have."""
     lane = {"tuple[Chunk, ...]": Chunk, "tuple[Draft, ...]": Draft}.get(kind)
     return name if lane is None else f"{name}: ({', '.join(f.name for f in fields(lane))}), ..."
 
@@ -205,7 +205,7 @@ def _code(path: str) -> Data:
 
 
 def _modes(bug: Bug) -> str:
-    return "" if Mode.FAITHFUL in bug.modes else "free mode alone"
+    return "" if Mode.FAITHFUL in bug.modes else "free mode only"
 
 
 # Runs of the reference.

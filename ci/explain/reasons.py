@@ -105,7 +105,7 @@ def _shape(past: History) -> str | None:
 
 
 def _used(past: History, path: Key) -> str:
-    """A node, and when it was last used in the reference: its SWA KV, if that alone is asked for."""
+    """A node, and when it was last used in the reference: its SWA KV, if that alone is requested."""
     swa = isinstance(past.step.command, Evict) and not past.step.command.full
     before = past.before.state.tree
     node = next((p.node for p in nodes(before) if p.path == path), None) if before is not None else None

@@ -15,7 +15,7 @@ from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtP
 from stateful_tests.lockstep.results import Moment
 
 FactsAt = Callable[[Any, Any], list[Fact]]
-MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}  # places of a kind that are told; of other kinds the first
+MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}  # places of a kind that are reported; of other kinds the first
 
 
 def stories(past: Past) -> list[str]:

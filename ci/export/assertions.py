@@ -51,7 +51,7 @@ def asserted(trace: Trace, run: RecordedRun) -> Asserts:
         asserts = Asserts([fact.assertion for fact in shown])
     asserts = asserts or pool_assertions.ownership(run) or pool_assertions.renamed(run)
     if asserts is None:
-        raise NotExportable(f"{clause} shows in nothing that the release's classes can be asked for")
+        raise NotExportable(f"{clause} shows in nothing that the release's classes offer")
     return asserts._replace(assertions=[f"alarm({check})", *asserts.assertions]) if check else asserts
 
 
@@ -100,7 +100,7 @@ def _order(trace: Trace, run: RecordedRun) -> Asserts | None:
 
 
 def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
-    """What can be asked of the release's objects at the end, each with the kind of fact that it is."""
+    """What the release's objects show at the end, each with the kind of fact that it is."""
     state, view, page, last = run.after.state, run.after.view, trace.geometry.page_size, run.last
     if isinstance(last, Submit) and run.clause == "OUT-1":
         wanted = isinstance(run.steps[-1][1], Done)

@@ -22,14 +22,14 @@ LEGEND = (
 
 
 class Titles(NamedTuple):
-    """What is asked for instead of names that are made. checkout: the folder of the release, if it is one."""
+    """Given names, used instead of generated ones. checkout: the folder of the release, if it is one."""
 
     name: str | None = None
     title: str | None = None
     checkout: str | None = None
 
     def words(self, file: str, clause: str, command: str) -> str:
-        """The name as words: as asked, or the file's if that is a clause of a sentence, such as new-fixture
+        """The name as words: as given, or the file's if that is a clause of a sentence, such as new-fixture
         wants it, or else what the clause is about, and in which command."""
         stem = Path(file).stem
         with suppress(NotPossible):

@@ -119,7 +119,7 @@ def _kind(config: EngineConfig) -> str:
 
 
 def _computed(note: LaneNote) -> list[int]:
-    """A request's text up to what a lane computes of it, and drafts: what it should have computed."""
+    """A request's text up to what a batch entry computes of it, and drafts: what it should have computed."""
     own = len(note.lane.tokens) - note.lane.drafts
     return [*note.text[: note.lane.start + own], *note.lane.tokens[own:]]
 

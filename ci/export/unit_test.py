@@ -89,7 +89,7 @@ def unit_test(
     asserts = asserted(trace, run)
     text = "\n".join(asserts.assertions)
     if system.kind.core == "rust" and re.search(r"\b(nodes|node_at|swa_slots_in_tree)\(", text):
-        raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes that could be asked")
+        raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes to inspect")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     command, outcome, calls = run.steps[-1]
     steps = [*run.steps[:-1], (command, outcome, asserts.among(calls))]

@@ -1,4 +1,4 @@
-"""What notices a mutant: it is put into a process of its own, and its judges are asked until one does.
+"""What notices a mutant: it is put into a process of its own, and its judges run until one does.
 
 The code of one function is replaced where it is, so that whoever has imported it runs the mutant. Nothing
 of it is left when the process ends.
@@ -107,7 +107,7 @@ class Noticed:
 
 
 class NoMutants(Exception):
-    """What was asked for has none, or a file that cannot be used: one line says why."""
+    """The selection has none, or a file that cannot be used: one line says why."""
 
 
 def area_of(mutant: Mutant) -> Area | None:

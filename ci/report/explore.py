@@ -96,7 +96,7 @@ def text(out: Console, data: Data) -> None:
         "steps": f"{data['transitions']} carried out, {data['refused']} refused",
         "took": f"{data['seconds']:.1f} s, {data['transitions_per_s']} transitions/s,"
         f" {data['steps_per_s']} steps/s, {data['memory_mb']:.0f} MB",
-        "clauses": f"all {len(data['clauses'])} asked at every step",
+        "clauses": f"all {len(data['clauses'])} checked at every step",
     }
     if never := [clause for clause, seen in data["clauses"].items() if not seen["reached"]]:
         words["clauses"] += f"; never put to the test ({data['missing_means']}): {', '.join(never)}"

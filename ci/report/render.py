@@ -136,7 +136,7 @@ def _counted(out: Console, data: Data) -> None:
     machines.add_row("all", "", "", *map(str, total), style="bold")
     out.print(machines)
     if waiting := len(data["machines"]) - len(started):
-        say(out, f"not begun when the check ended: {waiting} more")
+        say(out, f"not started when the check ended: {waiting} more")
     out.print()
     counts = ("evaluated", "runs that trigger it")
     clauses = table("clause", "about", *counts, right=counts)

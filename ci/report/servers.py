@@ -97,7 +97,7 @@ def shown_mismatch(out: Console, found: Data) -> None:
 def served(result: Served, folder: Path | None, planned: int) -> Data:
     """Everything about a check of whole schedulers; the smallest run of each finding is saved in `folder`.
 
-    planned: runs that were asked for.
+    planned: runs that were requested.
     """
     found = []
     for key, judged in result.found.items():

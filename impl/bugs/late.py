@@ -31,7 +31,7 @@ def _(self: TorchKV, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
 def _(self: TorchKV, request: KVRequest) -> int:
     """Tokens after a rejected draft read its KV. The next round is written behind all that the one in flight
     has drafted, not behind what that accepts. Visible when a round is launched behind one that rejects a
-    draft. Fix: the device goes on from its own lengths."""
+    draft. Fix: the device continues from its own lengths."""
     return 0
 
 

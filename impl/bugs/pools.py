@@ -242,8 +242,8 @@ def _(
     ends: Sequence[int],
     live: Sequence[int] | None = None,
 ) -> None:
-    """Long prompts are never admitted: the SWA pool is asked for room for all of them, though slots are taken
-    for the last window alone. Visible when the SWA pool has less. Fix: ask for what is taken."""
+    """Long prompts are never admitted: the SWA pool must have room for all of them, though slots are taken
+    for the last window alone. Visible when the SWA pool has less. Fix: require what is taken."""
     TorchKV.make_room(self, rows, starts, ends)
 
 

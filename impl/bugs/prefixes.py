@@ -195,7 +195,7 @@ class _SweepsToTheWindow(TorchKV):
 
 
 @bug("frontier-in-the-prefix-counts-as-swept", "OUT-1",
-     "a request behind its prefix is said to have lost its window", TorchKV.lost_below)
+     "a request behind its prefix counts as having lost its window", TorchKV.lost_below)
 def _(self: TorchKV, cursors: RowCursors[int]) -> int:
     """A request cannot go on after its first window eviction. Window eviction lifts swa_evicted_seqlen to the
     protected length without freeing anything; taken for evicted, the window seems gone, though the tree has
@@ -217,8 +217,8 @@ def _(self: TorchKV, pages: int, swa_pages: int) -> None:
 @bug("no-room-in-the-swa-pool", "OUT-1", "eviction for a batch looks at the full pool alone",
      TorchKV.room_for)
 def _(self: TorchKV, pages: int, swa_pages: int) -> None:
-    """Requests are refused although the SWA pool could be had. What the tree could give back is asked of the
-    full pool only. Visible when the SWA pool is full of cached windows. Fix: each pool by itself."""
+    """Requests are refused although the SWA pool has evictable pages. Only the full pool is checked for what
+    the tree could give back. Visible when the SWA pool is full of cached windows. Fix: check each pool."""
     require(not self.missing(pages, swa_pages)[1], Reason.OUT_OF_SWA)
     TorchKV.room_for(self, pages, swa_pages)
 

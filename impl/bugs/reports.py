@@ -22,9 +22,9 @@ def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
 
 @bug("pr22897", "LEN-2", "finish does not trim", TorchKV.trim_overshoot, source="sgl-project/sglang#22897")
 def _(self: TorchKV, request: KVRequest, target: int) -> None:
-    """The next turn reads KV of words that nobody said. A verify round overshoots the finished length, and
-    the slot is saved as it stands: overshoot committed and allocated, while the next input leaves it out.
-    Visible when speculation runs past finished_len. Fix: trim to target at finish."""
+    """The next turn reads KV of tokens that are not in the conversation. A verify round overshoots the
+    finished length, and the slot is saved as it stands: overshoot committed and allocated, while the next
+    input leaves it out. Visible when speculation runs past finished_len. Fix: trim to target at finish."""
 
 
 @bug("pr22862-tail", "LEN-3", "admit leaves the tail to be overwritten", source="sgl-project/sglang#22862")

@@ -95,8 +95,8 @@ def _(self: RadixTree, node: TreeNode) -> bool:
 
 @bug("eviction-stops-a-page-short", "TREE-10", "eviction frees a page less than requested", RadixTree.evict)
 def _(self: RadixTree, full: int, swa: int) -> Freed:
-    """Whoever asked fails to allocate. The loop ends when less than a page is missing. Visible when more than
-    one page is asked for. Fix: go on until all of it is there."""
+    """The caller fails to allocate. The loop ends when less than a page is missing. Visible when more than
+    one page is requested. Fix: continue until all of it is free."""
     return RadixTree.evict(self, full - self.page_size, swa - self.page_size)
 
 
@@ -104,7 +104,7 @@ def _(self: RadixTree, full: int, swa: int) -> Freed:
      RadixTree.evict)
 def _(self: RadixTree, full: int, swa: int) -> Freed:
     """A batch is launched into a pool that is full. Eviction reports the size of the request instead of what
-    it found to free. Visible when less can be had, or a node is larger than what is needed. Fix: report what
-    was freed."""
+    it found to free. Visible when less is evictable, or a node is larger than needed. Fix: report what was
+    freed."""
     RadixTree.evict(self, full, swa)
     return Freed(full, swa)

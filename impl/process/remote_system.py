@@ -102,7 +102,7 @@ class WorkerSystem:
     def apply(self, command: Any) -> Outcome:
         """Carry out one command. Broken, and Broken again until `reset`, once the system failed.
 
-        Raises UnusableImplementation for what the system says it cannot be asked.
+        Raises UnusableImplementation for what the system says it does not support.
         """
         if self._broken is not None:
             return Broken(self._broken)

@@ -35,7 +35,7 @@ _OFFERED = ("name", "capabilities", "reset", "apply", "view", "close")
 def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     """Drive what `make` gives until the messages end. Returns an exit status.
 
-    root: see `described`. What a system has `noted` of its last command is told with it.
+    root: see `described`. What a system has `noted` of its last command is sent with the reply.
     """
     # Whatever a system prints or reads must not get between the messages.
     out, asks = os.fdopen(os.dup(1), "wb"), os.dup(0)

@@ -11,7 +11,7 @@ from impl.lazy import Tensor, torch
 
 
 class OutOfPagesError(RuntimeError):
-    """More pages asked for than are free."""
+    """More pages were requested than are free."""
 
 
 class PagePool:
@@ -56,7 +56,7 @@ class PagePool:
         fewer are free.
         """
         if count > self.available:
-            raise OutOfPagesError(f"{count} pages asked for, {self.available} free")
+            raise OutOfPagesError(f"{count} pages requested, {self.available} free")
         taken = self._stack[self._top : self._top + count]
         self._top += count
         return taken

@@ -249,7 +249,7 @@ class PrefixRules(SessionRules):
     def room_for(self, pages: int, swa_pages: int) -> None:
         """Have so many pages free in each pool, or refuse with nothing evicted.
 
-        Both pools are looked at before anything goes: what no lock pins can be had.
+        Both pools are checked before anything is evicted: whatever no lock pins is evictable.
         """
         full, swa = self.missing(pages, swa_pages)
         if full or swa:

@@ -153,7 +153,7 @@ class RadixTree:
         return torch.cat([self._empty, *reversed([above.slots for above in self._upward(node)])])
 
     def evict(self, full: int, swa: int) -> Freed:
-        """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
+        """Free at least `full` and `swa` tokens, least recently used first, or all that is evictable.
 
         For the full pool unlocked leaves go, with their SWA side. For the SWA pool an unlocked leaf goes, and
         any other node that no window reaches becomes a tombstone. Of nodes last used at one moment the one

@@ -337,5 +337,5 @@ class KVStore:
     def _page_starts(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> Tensor:
         """First full slot of each page [first, end) of each row: int64 [pages]."""
         size = self.page_size
-        count = (end - first).clamp_(min=0) if row.numel() > 1 else end  # of a single lane it is not asked
+        count = (end - first).clamp_(min=0) if row.numel() > 1 else end  # for a single row it is not needed
         return self._cells.take(ragged(row * self.width + first * size, count, pages, size)).long()

@@ -97,7 +97,7 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
 
 
 def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
-    """VllmConfig, as far as it is asked."""
+    """VllmConfig, as far as the scheduler reads it."""
     drafts, eagle = config.drafts, config.eagle
 
     def yes_if_eagle() -> bool:

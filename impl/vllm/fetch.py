@@ -29,7 +29,7 @@ _TIMEOUT_S = 60
 
 
 class _Ranges(io.RawIOBase):
-    """A file on a server, of which only what is asked for is read."""
+    """A file on a server, of which only the requested part is read."""
 
     def __init__(self, url: str) -> None:
         self._url, self._at = url, 0

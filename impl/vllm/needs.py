@@ -1,5 +1,5 @@
-"""What the adapter uses of a vLLM; see `impl.probe`. Add a line where it starts to use something else. What
-differs between releases besides is told by parameters and attributes (bare_scheduler.py, driver.py)."""
+"""What the adapter uses of a vLLM; see `impl.probe`. Add a line where it starts to use something else.
+Parameters and attributes tell other differences between releases (bare_scheduler.py, driver.py)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ REAL = (
     f"{_V1}.base", f"{_V1}.metrics", f"{_V1}.offloading", f"{_V1}.offloading_connector",
     f"{CONNECTORS}.utils", "vllm.v1.kv_offload",
 )  # fmt: skip
-# Secondary tiers, and what moves bytes: it is never asked for.
+# Secondary tiers, and what moves bytes: never used.
 INERT = tuple(
     f"vllm.v1.kv_offload.{name}"
     for name in ("tiering", "cpu.gpu_worker", "cpu.shared_offload_region", "cpu.host_register")

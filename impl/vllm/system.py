@@ -19,7 +19,7 @@ class VLLMSystem(WorkerSystem):
     runner V2; offloads: with its OffloadingConnector.
 
     The files are fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
-    the release cannot be had.
+    the release is unavailable.
     """
 
     remark = ""  # what the user of a checkout should know about how it is driven

@@ -67,7 +67,7 @@ Part = tuple[int, int, int, int]  # group, block, chunk of host memory, index of
 
 
 class Transfer(NamedTuple):
-    """A job between blocks and host memory that the scheduler has begun and not seen completed. load: from
+    """A job between blocks and host memory that the scheduler has started and not seen completed. load: from
     the host, else to it. submitted: to the device; copied: its KV was moved; completed: by the device;
     stale: from before a reset of host memory, so that the scheduler only waits for its end."""
 
@@ -93,7 +93,7 @@ class HostKey(NamedTuple):
 class HostFacts(NamedTuple):
     """Host memory. chunks: that were handed out at least once. memory: for each of them, by block, the group
     that the KV is of (-1: none) and its stamps. records: what the connector keeps for nobody, in words.
-    failed: requests whose load has failed, until the engine is told."""
+    failed: requests whose load has failed, until the engine is notified."""
 
     chunks: int
     free: tuple[int, ...]

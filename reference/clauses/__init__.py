@@ -42,8 +42,8 @@ def _about(kind: type, tree: bool, window: bool) -> list[str]:
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """All clauses but the waived that fail at this step, the headline first (by_cause).
 
-    When outcomes differ states are not comparable and only that is said; when names differ (SES-2)
-    the clauses after it are not asked; the backstop REF-1 speaks only when no other does.
+    When outcomes differ, states are not comparable and only the outcome is reported. When names differ
+    (SES-2), the clauses after it are not checked. The backstop REF-1 is reported only when no other fails.
     """
     found: list[tuple[Clause, Any]] = []
     for each in about(step):

@@ -29,9 +29,9 @@ class Clause:
     one in which it could break. scope: where it does not hold or says nothing. decision: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which that
     rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    of: the commands that it is about; needs: what there must be. concerns: see by_cause. alone: it asks the
-    system's names alone, so it may be asked where another clause was violated before, and the reference is
-    somewhere else.
+    of: the commands that it is about; needs: what there must be. concerns: see by_cause. alone: it inspects
+    the system's names alone, so it may be checked where another clause was violated before, and the reference
+    is somewhere else.
     """
 
     id: str

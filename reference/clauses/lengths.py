@@ -229,15 +229,15 @@ def _out_of_bounds(c: Cursors, geometry: Geometry) -> Iterator[tuple[str, str, s
 def _moved(step: Step) -> Failure | None:
     if not step.done:
         return None
-    asked = step.progress
+    progress = step.progress
     one = getattr(step.command, "request", None)
     for was in step.was.requests:
         facts = step.after.requests.get(was.name)
         if facts is None or was.cursors is None:
             continue
         want = was.cursors
-        if was.name in asked:
-            committed, allocated = asked[was.name]
+        if was.name in progress:
+            committed, allocated = progress[was.name]
             now = step.now.request(was.name)
             assert now is not None and now.cursors is not None
             allocated = max(allocated, now.cursors.kv_allocated_len)  # to allocate further is a choice

@@ -146,11 +146,11 @@ class Step:
 
     @remembered
     def progress(self) -> dict[str, tuple[int, int]]:
-        """request -> (tokens committed, kv_allocated_len asked for) by a prefill or a round."""
+        """request -> (tokens committed, kv_allocated_len requested) by a prefill or a round."""
         command = self.command
-        asked: dict[str, tuple[int, int]] = {}
+        progress: dict[str, tuple[int, int]] = {}
         if not self.done:
-            return asked
+            return progress
         if isinstance(command, Extend):
             lanes = [(lane.request, lane.tokens, lane.tokens) for lane in command.lanes]
         elif isinstance(command, Decode):
@@ -161,13 +161,13 @@ class Step:
             claimed = {r.name: r.in_flight[-1].claimed for r in self.now.requests if r.in_flight}  # a choice
             lanes = [(lane.request, claimed[lane.request], lane.allocate) for lane in command.lanes]
         else:
-            return asked
+            return progress
         for name, committed, ahead in lanes:
             request = self.was.request(name)
             assert request is not None and request.cursors is not None
             most = request.settled_len + sum(r.allocate for r in request.in_flight) + ahead
-            asked[name] = (committed, max(request.cursors.kv_allocated_len, most))
-        return asked
+            progress[name] = (committed, max(request.cursors.kv_allocated_len, most))
+        return progress
 
     @remembered
     def evicted_after(self) -> frozenset[str]:

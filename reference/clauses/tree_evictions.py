@@ -77,7 +77,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     of=(Evict,), needs=("tree",),
     trigger=lambda s: isinstance(s.command, Evict) and s.done and shrank(s),
 )
-def _as_asked(step: Step) -> Failure | None:
+def _as_requested(step: Step) -> Failure | None:
     command = step.command
     if not isinstance(command, Evict) or not step.done or step.after.tree is None:
         return None

@@ -1,4 +1,4 @@
-"""What the rules of a batch (extend, decode, spec_decode) share: its lanes, and the room that they take."""
+"""What the rules of a batch (extend, decode, spec_decode) share: its entries, and the pages they take."""
 
 from __future__ import annotations
 

@@ -119,8 +119,10 @@ def _round(
     state: State, lanes: Sequence[Draft], requests: Sequence[Request], context: RuleContext, *,
     ahead: bool = True, late: bool = False,
 ) -> State:  # fmt: skip
-    """Slots for what each lane may accept, past all that earlier rounds may. ahead: a server may take more;
-    late: the result is in flight."""
+    """Slots for what each batch entry may accept, past all that earlier rounds may.
+
+    ahead: a server may take more; late: the result is in flight.
+    """
     geometry = state.config.geometry
     grown: Grown = []
     for request, lane in zip(requests, lanes):

@@ -82,14 +82,14 @@ def run(
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
-    """The first that the plan's runs meet, and the commands up to its end. Nothing is shrunk."""
+    """The first that the plan's runs find, and the commands up to its end. Nothing is shrunk."""
     plan = for_system(plan, system)
     campaign, commands = _Campaign(system, plan, None, None), 0
     for batch in campaign.batches(campaign.configs()):
-        for done, met in drive(system, plan, batch).runs:
+        for done, violations in drive(system, plan, batch).runs:
             commands += done
-            if met:
-                return met[0][0], commands
+            if violations:
+                return violations[0][0], commands
     return None
 
 
@@ -98,7 +98,7 @@ class _Caught:
     """Violations of one clause so far; without: of those that need none of this."""
 
     trace: Trace
-    first: Trace  # as it was met
+    first: Trace  # as it was found
     violation: Violation
     modes: set[Mode]
     times: int
@@ -109,7 +109,7 @@ class _Caught:
     number: int = 1  # of the traces of its clause
     without: Needs = ()
     fixed_in_part: str = ""  # the known fault of which this is what is left
-    needs: Needs | None = None  # of the trace, once that was asked
+    needs: Needs | None = None  # of the trace, once determined
 
 
 @dataclass(slots=True)
@@ -170,16 +170,16 @@ class _Campaign:
         return result
 
     def configs(self) -> list[Configuration]:
-        """Machines, presets and modes in turns, so that the first few have met each of them."""
+        """Machines, presets and modes in turns, so that the first few cover each of them."""
         modes = self.plan.modes or self.system.capabilities.modes
-        reason: Exception = UnusableImplementation("no machine was asked for")
-        asked = []
+        reason: Exception = UnusableImplementation("no machine was named")
+        candidates = []
         for turn, name in product(range(len(self.plan.machines) * len(modes)), self.plan.presets):
             at = turn + self.plan.presets.index(name)
             mode = modes[at // len(self.plan.machines) % len(modes)]
-            asked.append(Configuration(self.plan.machines[at % len(self.plan.machines)], name, mode))
+            candidates.append(Configuration(self.plan.machines[at % len(self.plan.machines)], name, mode))
         configs = []
-        for config in asked:
+        for config in candidates:
             try:
                 check_machine(self.system, config.machine, sizes_for(config.machine, config.preset))
             except (UnusableImplementation, GeometryError) as error:
@@ -231,7 +231,7 @@ class _Campaign:
         return tuple(sorted(names - done))
 
     def _over(self, result: CheckResult) -> bool:
-        """The time limit was met, or nothing new came up for long enough after a finding."""
+        """The time limit was reached, or nothing new came up for long enough after a finding."""
         limit = self.plan.time_limit_s
         result.timed_out = limit is not None and time.monotonic() - self.started > limit
         new = any(not known.old for known in self.caught.values())
@@ -239,16 +239,16 @@ class _Campaign:
         return result.timed_out or result.stopped
 
     def _take(self, result: MachineResult, driven: Driven) -> None:
-        """Enter what a batch met, and shrink what it violated."""
+        """Enter the results of a batch, and shrink what it violated."""
         self.refusals += driven.refusals
         self.kinds += driven.kinds
         add_tallies(result.tallies, driven.tallies)
         result.seconds += driven.seconds
-        for commands, met in driven.runs:
+        for commands, violations in driven.runs:
             result.examples += 1
             result.commands += commands
             self.commands += commands
-            for violation, trace in met:
+            for violation, trace in violations:
                 result.violated.update(violation.clauses)
                 mask = self._mask(violation, trace)
                 if mask is not None:
@@ -297,8 +297,8 @@ class _Campaign:
         after = time.monotonic() - self.started
         for clause in violation.clauses:
             if clause not in self.caught:
-                met = _Caught(trace, trace, violation, {trace.mode}, 1, after, self.commands, False)
-                self.shrinking[clause] = met
+                caught = _Caught(trace, trace, violation, {trace.mode}, 1, after, self.commands, False)
+                self.shrinking[clause] = caught
         self._tell()
         for clause in violation.clauses:
             known = self.caught.get(clause)
@@ -342,7 +342,7 @@ class _Campaign:
         return allowed is None or failing_prefix(self.system, clause, trace, None, allowed) is not None
 
     def _still_new(self, was: Violation, clause: str, old: bool) -> Allowed | None:
-        """Smaller traces that show what was met: neither what the base shows nor the clause of a known fault
+        """Smaller traces that show the finding: neither what the base shows nor the clause of a known fault
         in its place."""
         base, masking = self.base, [mask.fault.clauses for mask in self.masks if mask.holds]
         known = {each for clauses in masking for each in clauses}.difference(was.clauses)

@@ -34,11 +34,11 @@ class Changes(NamedTuple):
     @property
     def text(self) -> str:
         """In a line."""
-        said = f"since {self.revision}: {len(self.first)} lines of the corpus come first, which call"
-        said += f" {len(self.called)} of {len(self.called) + len(self.missed)} changes"
+        text = f"since {self.revision}: {len(self.first)} lines of the corpus come first, which call"
+        text += f" {len(self.called)} of {len(self.called) + len(self.missed)} changes"
         missed = [f"{file}: {name}" for file, name in self.missed]
         more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
-        return said + (f"; no line calls {', '.join(missed[:5])}{more}" if missed else "")
+        return text + (f"; no line calls {', '.join(missed[:5])}{more}" if missed else "")
 
 
 def changes(system: Any, revision: str, lines: Sequence[CorpusLine]) -> Changes:
@@ -73,8 +73,8 @@ def _functions(called: Sequence[str]) -> Iterator[Function]:
 def changed_functions(root: Path, revision: str) -> Iterator[Function]:
     """The functions under `root` that changed since `revision`. Raises ValueError where git cannot tell."""
     plain = ("-U0", "--relative", "--no-ext-diff", "--no-color", "--no-prefix")
-    told = _git(root, "diff", *plain, revision, "--", "*.py")
-    for part in re.split(r"^diff --git ", told, flags=re.MULTILINE)[1:]:
+    diff = _git(root, "diff", *plain, revision, "--", "*.py")
+    for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
         name = re.search(r"^\+\+\+ (.*?)\t?$", part, re.MULTILINE)
         if name is None or not (root / name[1]).is_file():
             continue  # renamed alone, or deleted

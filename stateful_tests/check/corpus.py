@@ -1,4 +1,4 @@
-"""The directed corpus: for each situation of the rules a short way there, so that every check meets them all.
+"""The directed corpus: for each situation of the rules a short way there, so that every check covers all.
 
 A line of `corpus.txt` is "situation | sizes | mode | origin | commands", in the notation of reports. origin:
 the scope of `kvspec explore` that gave the shortest way, "random" (a run of the generator, shrunk) or "hand".
@@ -52,15 +52,16 @@ def written(line: CorpusLine) -> str:
     """The line as text."""
     g = line.geometry
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
-    said = " ".join([*(f"{name} {size}" for name, size in sizes), *["tree"] * g.tree, *["bigram"] * g.bigram])
+    named = (f"{name} {size}" for name, size in sizes)
+    config = " ".join([*named, *["tree"] * g.tree, *["bigram"] * g.bigram])
     commands = "; ".join(map(format_command, line.commands))
-    return f"{line.situation} | {said} | {line.mode.value} | {line.origin} | {commands}"
+    return f"{line.situation} | {config} | {line.mode.value} | {line.origin} | {commands}"
 
 
 def read(text: str) -> CorpusLine:
     """A line from text. Raises ValueError."""
-    name, said, mode, origin, commands = text.split(" | ")
-    words = said.split()
+    name, config, mode, origin, commands = text.split(" | ")
+    words = config.split()
     page, window, full, swa, rows, width = map(int, words[1:12:2])
     geometry = Geometry(page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words)
     return CorpusLine(name, geometry, Mode(mode), origin, tuple(map(parse, commands.split("; "))))
@@ -103,7 +104,7 @@ def driven(
     """The lines that these machines drive in `mode`, one of `modes`.
 
     After `first` come known faults, then lines by hand, then the shortest. A line of faithful mode runs in
-    free mode where that is all that is asked for.
+    free mode where that is the only mode.
     """
     lines = *known_faults(), *sorted(load(), key=lambda n: (n.origin != "hand", len(n.commands)))
     return [

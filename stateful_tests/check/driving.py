@@ -64,9 +64,12 @@ class RunBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Driven:
-    """What a batch met. runs: of each its commands and the violation that it ended with, if it did, with its
-    trace; after that the one that came up when all was closed. unfit: situation -> why its line could not be
-    driven."""
+    """The results of a batch.
+
+    runs: of each its commands and the violation that it ended with, if it did, with its trace; after that
+        the one that came up when all was closed.
+    unfit: situation -> why its line could not be driven.
+    """
 
     tallies: dict[str, Tally]
     runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
@@ -147,7 +150,7 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
     try:
         check_fits(system, line.geometry, line.commands)
         if isinstance(line.geometry, EngineConfig):
-            commands, met = _engine_line(system, line, config, driven)
+            commands, found = _engine_line(system, line, config, driven)
         else:
             lockstep = Lockstep(
                 system, line.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
@@ -156,11 +159,11 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
             _carry_out(lockstep, iter(line.commands), done, driven)
             if example % 2 and lockstep.violation is None:
                 _carry_out(lockstep, iter(finale(lockstep.state, system.capabilities)), done, driven)
-            commands, met = len(done), violations(lockstep, done, "generated")
+            commands, found = len(done), violations(lockstep, done, "generated")
     except UnusableImplementation as error:
         driven.unfit[line.situation] = str(error).removeprefix(system.name).strip()
-        met = []
-    driven.runs.append((commands, met))
+        found = []
+    driven.runs.append((commands, found))
 
 
 def _engine_line(

@@ -34,7 +34,7 @@ class Executor(Protocol):
 
 
 class Serial:
-    """One task after the other, in this process, as their results are asked for."""
+    """One task after the other, in this process, as their results are needed."""
 
     at_once = 1
 
@@ -91,7 +91,7 @@ class Processes:
 
 
 def _ignore_interrupts() -> None:
-    """An interrupt ends the process that asked for the work, which then ends these."""
+    """An interrupt ends the process that submitted the work, which then ends these."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     end_with_parent()

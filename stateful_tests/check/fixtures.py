@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+){2,}", re.ASCII)
 
 
 class NotPossible(ValueError):
-    """What was asked for cannot be had of this trace: one line says why."""
+    """The trace does not allow the request: one line says why."""
 
 
 def violated(run: Run, clause: str | None) -> str:
@@ -46,8 +46,9 @@ def _stating(system: System, trace: Trace, clause: str) -> Run:
     """The trace with stated outcomes, replayed: without them where the system's own choices decide."""
     if isinstance(trace.geometry, EngineConfig):  # nobody else says what is done: it schedules by itself
         rows = replay(system, replace(trace, expected=())).rows
-        told = tuple((at, row.outcome) for at, row in enumerate(rows) if not isinstance(row.outcome, Broken))
-        return replay(system, replace(trace, expected=told))
+        outcomes = ((at, row.outcome) for at, row in enumerate(rows))
+        stated = tuple((at, outcome) for at, outcome in outcomes if not isinstance(outcome, Broken))
+        return replay(system, replace(trace, expected=stated))
     run = replay(system, _stated(trace))
     if run.violation is not None and clause in run.violation.clauses:
         return run
@@ -77,10 +78,10 @@ def check_name(name: str) -> str:
 
 def check_story(story: str) -> str:
     """A fixture's story: sentences. Raises NotPossible."""
-    told = " ".join(story.split())
-    if len(told) < 20 or not told.endswith("."):
+    text = " ".join(story.split())
+    if len(text) < 20 or not text.endswith("."):
         raise NotPossible("say in a sentence or more what happens and why it matters, up to a full stop")
-    return told
+    return text
 
 
 def fixture(trace: Trace, faulty: System | None, healthy: tuple[System, ...], clause: str | None) -> Run:

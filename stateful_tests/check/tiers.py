@@ -27,7 +27,7 @@ class Plan:
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
     after_finding: commands after the last new finding that end the check. corpus: with the lines of the
     directed corpus. whole: it has all that its tier does. time_limit_s: when to leave the rest of the plan,
-    where that was asked for. first: lines of the corpus that are driven before others.
+    if one was given. first: lines of the corpus that are driven before others.
     """
 
     tier: str
@@ -67,7 +67,7 @@ def plan(
     machines: Sequence[str] | None = None,
     time_limit_s: float | None = None,
 ) -> Plan:
-    """The tier's plan with what was asked for instead. Raises ValueError with a one-line reason."""
+    """The tier's plan with the options that are given instead. Raises ValueError with a one-line reason."""
     if tier not in _TIERS:
         raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
     for name in presets or ():
@@ -99,8 +99,7 @@ def plan(
 
 
 def for_system(plan: Plan, system: AnySystem) -> Plan:
-    """The plan for this kind of system: others' machines and presets are left out of what was not asked
-    for."""
+    """The plan for this kind of system, without the machines and presets of others that nobody named."""
     machines, presets = (tuple(MACHINES), tuple(PRESETS))
     if system.capabilities.schedules:
         machines, moves = (CLIENTS,), "Copy" in system.capabilities.commands

@@ -76,11 +76,11 @@ def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
     kept, length = [], Counter[str]()
     for command in trace.commands:
         if isinstance(command, Add | More):
-            asked = command.tokens + sum(piece.tokens for piece in command.prompt)
+            sent = command.tokens + sum(piece.tokens for piece in command.prompt)
             before = 0 if isinstance(command, Add) else length[command.request]
-            if isinstance(command, More) and before + asked >= trace.geometry.max_model_len:
+            if isinstance(command, More) and before + sent >= trace.geometry.max_model_len:
                 continue
-            length[command.request] = before + asked + command.max_tokens
+            length[command.request] = before + sent + command.max_tokens
         kept.append(command)
     return replace(trace, commands=tuple(kept))
 
@@ -135,17 +135,17 @@ def lacks(system: AnySystem, without: Needs, trace: Trace) -> bool:
     return avoided(system, trace, without) == trace
 
 
-def needs(system: AnySystem, smallest: Trace, clause: str, asked: Iterable[str] = _NEEDS) -> Needs:
+def needs(system: AnySystem, smallest: Trace, clause: str, among: Iterable[str] = _NEEDS) -> Needs:
     """What a trace of a clause needs, of which no command can go."""
 
     def needed(name: str) -> bool:
         less = avoided(system, smallest, (name,))
         return less != smallest and clause not in (violated(system, less, clause) or ())
 
-    return tuple(filter(needed, asked))
+    return tuple(filter(needed, among))
 
 
 def other_ways(known: Sequence[Needs]) -> list[Needs]:
-    """What to avoid, the least first, so that one need of each known trace is not met."""
+    """What to avoid, the least first, so that one need of each known trace is missing."""
     ways = sorted(dict.fromkeys(tuple(n for n in _NEEDS if n in way) for way in product(*known)), key=len)
     return [way for at, way in enumerate(ways) if not any({*less} < {*way} for less in ways[:at])]

@@ -335,9 +335,9 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     had, has = _ends(was.tree), _ends(now.tree)
     size = was.config.geometry.page_size
     full, swa = ((len(had) - len(has)) * size, (sum(had.values()) - sum(has.values())) * size)
-    asked = "both pools" if command.full and command.swa else "full" if command.full else "window's pool"
+    requested = "both pools" if command.full and command.swa else "full" if command.full else "window's pool"
     if not full and (not swa or was.tree.window is None):
-        return asked, "nothing to be had", "", "", ""
+        return requested, "nothing evictable", "", "", ""
     short = full < command.full or swa < command.swa
     gone = {p.node.live for p in nodes(was.tree) if p.node.children and p.path not in has}
     parent = "a parent after its child" if True in gone else ""
@@ -345,7 +345,7 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
     read = any(not node.live and had[path] for path, node in left)
     stays = "a leaf that is read becomes a tombstone" if read else ""
-    return asked, "less than requested" if short else "the amount requested", parent, above, stays
+    return requested, "less than requested" if short else "the amount requested", parent, above, stays
 
 
 _BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")

@@ -24,7 +24,7 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
                 _PLAIN[kind, outcome.reason] = text
         return text
     labels = CASES[kind](was, command, now) if kind in CASES else ()
-    return _said(kind, (*labels, IN_FLIGHT) if kind in MAY_BE_LATE and late(was, command) else labels)
+    return _text(kind, (*labels, IN_FLIGHT) if kind in MAY_BE_LATE and late(was, command) else labels)
 
 
 _TEXTS: dict[object, str] = {}
@@ -39,7 +39,7 @@ def _refused(kind: type, reason: Reason, special: bool = False) -> str:
     return _TEXTS[key]
 
 
-def _said(kind: type, labels: Labels) -> str:
+def _text(kind: type, labels: Labels) -> str:
     key = (kind, labels)
     if key not in _TEXTS:
         _TEXTS[key] = ", ".join([kind_name(kind), *(label for label in labels if label)])

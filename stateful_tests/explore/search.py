@@ -48,7 +48,7 @@ class Exploration:
 
     transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
     the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
-    the most that the process has had. situations: how often each was met; missing: those of the
+    the most that the process has had. situations: how often each was reached; missing: those of the
     corpus that its kinds of commands meet and it has not. reached: clauses whose trigger came up.
     """
 

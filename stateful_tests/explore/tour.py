@@ -30,7 +30,7 @@ PATIENCE = 20  # commands for each transition, before a tour gives up
 MAX_VIOLATIONS = 400  # steps that violate before a tour gives up
 TRIES = 5  # steps of one situation that violate before the rest of it is left out
 
-Found = Callable[[dict[str, Trace]], None]  # is told all smallest traces, by clause, when there is a new one
+Found = Callable[[dict[str, Trace]], None]  # gets all smallest traces, by clause, with each new one
 
 
 @dataclass(slots=True)
@@ -272,8 +272,8 @@ class _TourRun:
         """Run a command where the system is. True: it is where the rules lead."""
         place, tour, at = self.places[self.at], self.tour, self.at
         state = self.runner.lockstep.state
-        said = self.states.commands(self.explorer.queue[at])[number]
-        command = relabel(said, self.states.renaming(state), state)
+        listed = self.states.commands(self.explorer.queue[at])[number]
+        command = relabel(listed, self.states.renaming(state), state)
         new = number in place.open
         place.open.discard(number)
         place.still.discard(number)
@@ -281,11 +281,11 @@ class _TourRun:
         if self.progress is not None:
             where = f"{tour.scope}: {tour.followed + tour.refused} of {tour.transitions + tour.refusals}"
             self.progress(where, tour.commands, len(self.runner.caught))
-        kind = kind_name(type(said))
+        kind = kind_name(type(listed))
         tally = self.right if self.runner.violated is None else self.wrong
         tally[place.situations[number]] += 1
         if self.runner.violated is not None:
-            way = self.explorer.path(at, said)
+            way = self.explorer.path(at, listed)
             mixes = not {type(c).__name__ for c in way} <= self.kinds
             before = self.runner.catch(None if mixes else way)
             tour.lost[kind, "violates the specification"] += new
@@ -294,7 +294,7 @@ class _TourRun:
             self.last |= before
             self._begin()
             return False
-        if type(said) in self.last:
+        if type(listed) in self.last:
             self._follow(place, number, new, kind, outcome)
             self._begin()
             return False

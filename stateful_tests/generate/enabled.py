@@ -82,7 +82,7 @@ class Enabled:
 
     @property
     def resumable(self) -> list[Session]:
-        """Sessions whose next turn goes on from what their slot keeps."""
+        """Sessions whose next turn resumes from what their slot keeps."""
         return [s for s in self.idle if s.slot is not None]
 
     @property
@@ -115,7 +115,7 @@ class Enabled:
 
     @property
     def closable(self) -> list[Session]:
-        """Sessions whose turn waits, and has not begun."""
+        """Sessions whose turn waits, and has not started."""
         waiting = {r.session for r in self._in(Phase.QUEUED) if not r.started}
         return [s for s in self.state.sessions if s.name in waiting and not s.closing]
 
@@ -208,7 +208,7 @@ def room_of(state: State, cursors: Cursors | None) -> int:
 
 
 def pages_left(state: State) -> int:
-    """Pages that can be had in every pool, by eviction too."""
+    """Free or evictable pages that every pool has."""
     geometry, left = state.config.geometry, free(state)
     more = sizes(state.tree) if state.tree is not None else Sizes(0, 0, 0, 0)
     full = left.full + more.full_evictable // geometry.page_size

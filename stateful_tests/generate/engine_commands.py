@@ -169,7 +169,7 @@ def _add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile
 
 
 def _go_on(texts: RequestTexts, bearer: Bearer, source: Choices, profile: EngineProfile) -> EngineCommand:
-    """Another turn of a session, or its end; text that was sent and not begun counts as said."""
+    """Another turn of a session, or its end; text that was sent and not started counts as part of it."""
     sent = sum(len(turn[0]) + turn[1] for turn in bearer.turns if turn is not None)
     outputs = 0 if bearer.idle else bearer.max_tokens - bearer.outputs
     room = texts.config.max_model_len - len(bearer.text) - sent - outputs - 1

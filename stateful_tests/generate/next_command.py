@@ -135,8 +135,8 @@ def _may_be_tail(c: Enabled, request: Request | None) -> bool:
     windowless = c.state.config.geometry.window is None
     if c.invalid or windowless or request is None or request.cursors is None:
         return c.invalid
-    begun = request.cursors.kv_allocated_len > request.cursors.cache_protected_len
-    return request not in c.running and not begun
+    started = request.cursors.kv_allocated_len > request.cursors.cache_protected_len
+    return request not in c.running and not started
 
 
 def _drafts(c: Enabled, fitting: list[Request]) -> tuple[Draft, ...]:
@@ -236,7 +236,7 @@ def _match(c: Enabled) -> Match:
 
 
 def _insert(c: Enabled) -> Insert:
-    """Half the time somebody new inserts, else a lock holder whose lock can be spelt goes on from there."""
+    """Half the time somebody new inserts, else a lock owner whose lock can be spelt resumes from there."""
     more = c.state.config.geometry.bigram
     locks = lock_holders(c.state).items()
     staying = {name: key for name, key in locks if prompt_len(spelt(key)) == len(key) + (more and bool(key))}
@@ -263,7 +263,7 @@ def _insert(c: Enabled) -> Insert:
 
 
 def _evict(c: Enabled) -> Evict:
-    """A page, a node, all that can be had, or more; of one pool or of both."""
+    """A page, a node, all that is evictable, or more; of one pool or of both."""
     geometry, tree = c.state.config.geometry, c.state.tree
     if c.invalid and once_in(c.source, 2):
         return Evict(*pick(c.source, ((0, 0), (-1, 0), (0, -1), (1, 1))))

@@ -118,7 +118,7 @@ def _allocate_ahead(c: Enabled, weights: Weights) -> None:
             weights[EvictSwa] = 20
         if any(cursors_of(r).swa_evicted_seqlen > r.origin for r in c.running):
             weights |= {Finish: 20, Retract: 30}
-    # A frontier inside a page (free mode alone) is there for as long as the slot is idle: count it.
+    # A frontier inside a page (free mode only) is there for as long as the slot is idle: count it.
     if any(s.slot is not None and s.slot.swa_evicted_seqlen % page_size for s in c.resumable):
         weights[CheckBusy] = 30
 

@@ -101,10 +101,10 @@ def replay_engine(system: EngineSystem, trace: Trace) -> Run:
         before = lockstep.facts
         outcome = lockstep.do(command)
         history.append(EngineMoment(lockstep.facts, lockstep.step))
-        said = _said(before, lockstep.facts)
+        lines = _changes(before, lockstep.facts)
         if isinstance(command, ResetCache) and isinstance(outcome, Done):
-            said.insert(0, "the reset succeeds" if lockstep.facts.reset else "the reset fails")
-        rows.append(Row(command, outcome, tree=tuple(said)))
+            lines.insert(0, "the reset succeeds" if lockstep.facts.reset else "the reset fails")
+        rows.append(Row(command, outcome, tree=tuple(lines)))
         if lockstep.violation is None and index in stated and type(stated[index]) is not type(outcome):
             want, got = (type(o).__name__.lower() for o in (stated[index], outcome))
             lockstep.violation = Violation(
@@ -115,30 +115,30 @@ def replay_engine(system: EngineSystem, trace: Trace) -> Run:
     return Run(trace, system.name, tuple(rows), lockstep.violation, tuple(history), lockstep.waived)
 
 
-def _said(before: BlockFacts, now: BlockFacts) -> list[str]:
+def _changes(before: BlockFacts, now: BlockFacts) -> list[str]:
     """What a command did, a sentence each."""
-    said = []
+    lines = []
     for lane in now.lanes:
         end = lane.start + len(lane.tokens)
         drafts = f", {lane.drafts} of them drafts" if lane.drafts else ""
         sampled = f"; samples {len(lane.sampled)}" if lane.sampled else ""
-        said.append(f"{lane.request} computes [{lane.start}, {end}){drafts}{sampled}")
+        lines.append(f"{lane.request} computes [{lane.start}, {end}){drafts}{sampled}")
     for output in now.outputs:
         ends = f" and ends: {output.finished}" if output.finished else ""
         tokens = f"{len(output.tokens)} token{'s' * (len(output.tokens) != 1)}"
-        said.append(f"{output.request} gets {tokens}{ends}")
+        lines.append(f"{output.request} gets {tokens}{ends}")
     for name in {**before.requests, **now.requests}:
         was, fact = before.requests.get(name), now.requests.get(name)
         if fact is None:
-            said.append(f"{name} is gone")
+            lines.append(f"{name} is gone")
         elif was is None or was._replace(tokens=()) != fact._replace(tokens=()):
             tables = "; ".join(" ".join(map(str, table)) or "none" for table in fact.tables)
-            said.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
+            lines.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
     was_named, named = ({p.block for p in facts.published} for facts in (before, now))
     for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
         if blocks:
-            said.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
-    return said + list(_moved(before, now))
+            lines.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
+    return lines + list(_moved(before, now))
 
 
 def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:

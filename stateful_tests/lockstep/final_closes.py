@@ -17,13 +17,13 @@ _CLOSED = "SES-4"
 def violations(lockstep: Lockstep, done: Sequence[Command], origin: str) -> list[tuple[Violation, Trace]]:
     """The violation that a run of these commands has ended with, if it did, and the close that does not
     happen when all is closed then; each with its trace. Nothing may be done afterwards."""
-    (geometry, mode), met = lockstep.state.config, []
+    (geometry, mode), found = lockstep.state.config, []
     if lockstep.violation is not None:
-        met.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
+        found.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
         done = (*done, *_all_closed(lockstep))
         if lockstep.violation is not None:
-            met.append((lockstep.violation, Trace(geometry, mode, done, origin)))
-    return met
+            found.append((lockstep.violation, Trace(geometry, mode, done, origin)))
+    return found
 
 
 def _all_closed(lockstep: Lockstep) -> list[Command]:

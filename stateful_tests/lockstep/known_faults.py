@@ -29,7 +29,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     way: only `+way` has it; only: settings that it takes. unified: `first` and `fixed` of `+unified`, where
         they differ.
     clauses: those that it violates; ends_server: the scheduler process ends.
-    verdict: whether upstream knows it ("not searched": nobody has looked); note: what else is to be said.
+    verdict: whether upstream knows it ("not searched": nobody has looked); note: further remarks.
     reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
     traces: files of fixtures/releases; test: one of its reports folder that upstream could merge.
     elsewhere: from which release on its traces show another clause.

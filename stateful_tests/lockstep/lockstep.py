@@ -274,7 +274,7 @@ def check_fits(
     can = system.capabilities
     if isinstance(geometry, EngineConfig):
         if not can.schedules:
-            raise UnusableImplementation(f"{system.name} is told each batch: the trace is of an engine")
+            raise UnusableImplementation(f"{system.name} is driven batch by batch: the trace is of an engine")
         return
     if can.schedules:
         raise UnusableImplementation(f"{system.name} schedules by itself: the trace tells it each batch")
@@ -333,8 +333,8 @@ def replay(system: AnySystem, trace: Trace) -> Run:
         history.append(lockstep.moment())
         rows.append(row_of(command, outcome, was, lockstep.state))
         if lockstep.violation is None and index in stated and _say(stated[index]) != _say(outcome):
-            told = Failure(f"the trace states {_say(stated[index])}", f"the rules say {_say(outcome)}")
-            lockstep.violation = Violation("TRACE", index, told)
+            mismatch = Failure(f"the trace states {_say(stated[index])}", f"the rules say {_say(outcome)}")
+            lockstep.violation = Violation("TRACE", index, mismatch)
         if lockstep.violation is not None:
             break
     violation = lockstep.violation

@@ -262,7 +262,7 @@ class MachineResult:
 class CheckResult:
     """Everything a check measured.
 
-    refusals, situations: how often each was met. unreached: clauses whose trigger never
+    refusals, situations: how often each was reached. unreached: clauses whose trigger never
     came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
     nothing new had come up for a while after a finding, so the rest of the plan was left. interrupted: by a
     signal. broke_off: why the system could not be driven on after a finding. planned: runs of the plan.
@@ -311,14 +311,14 @@ class CheckResult:
     @property
     def incomplete(self) -> list[str]:
         """What is missing for a verdict, in words."""
-        said = []
+        reasons = []
         if self.timed_out:
-            said.append(f"the time limit came after {self.examples} of {self.planned} runs")
+            reasons.append(f"the time limit came after {self.examples} of {self.planned} runs")
         if self.carried_out < FEW:
-            said.append(f"only {self.carried_out} commands were carried out")
+            reasons.append(f"only {self.carried_out} commands were carried out")
         if self.never_done:
-            said.append(f"never carried out: {', '.join(self.never_done)}")
+            reasons.append(f"never carried out: {', '.join(self.never_done)}")
         missed = len({*self.required} - self.situations.keys())
         if self.system in OWN and missed and not self.stopped:
-            said.append(f"{missed} of {len(self.required)} situations were not met")
-        return said
+            reasons.append(f"{missed} of {len(self.required)} situations were not met")
+        return reasons

@@ -296,10 +296,10 @@ class ServerMachine(RuleBasedStateMachine):
 
         Once a clause is found, only runs that violate it fail: Hypothesis shrinks for that one.
         """
-        met = violations(self.lockstep, self.commands, "generated")
-        new = [(violation, trace) for violation, trace in met if self.target.is_new(trace, violation)]
+        ending = violations(self.lockstep, self.commands, "generated")
+        new = [(violation, trace) for violation, trace in ending if self.target.is_new(trace, violation)]
         if not new:
-            event(f"ends with what the base violates as well: {met[0][0].clause}")
+            event(f"ends with what the base violates as well: {ending[0][0].clause}")
             current_build_context().data.conclude_test(Status.VALID)
         first = next(iter(self.found), new[0][0].clause)
         found = {first if first in violation.clauses else violation.clause: (violation, trace)

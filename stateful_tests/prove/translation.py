@@ -54,12 +54,12 @@ def contracts(source: str) -> dict[str, Contract]:
     found = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef):
-            said = ast.get_docstring(node) or ""
-            lines = _CONTRACT.findall(said)
-            pre, post = (tuple(text for kind, text in lines if kind == asked) for asked in ("pre", "post"))
+            docstring = ast.get_docstring(node) or ""
+            lines = _CONTRACT.findall(docstring)
+            pre, post = (tuple(text for kind, text in lines if kind == wanted) for wanted in ("pre", "post"))
             if post:
                 names = tuple(argument.arg for argument in node.args.args)
-                found[node.name] = Contract(node.name, said.partition("\n")[0], names, pre, post)
+                found[node.name] = Contract(node.name, docstring.partition("\n")[0], names, pre, post)
     return found
 
 

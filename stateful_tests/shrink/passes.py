@@ -86,7 +86,7 @@ def _with(commands: Commands, at: int, *instead: Command) -> Commands:
 
 
 def _name_dropped(commands: Commands) -> Iterator[Commands]:
-    """Everything about one session, request or lock holder at once; batches keep their other lanes."""
+    """Everything about one session, request or lock holder at once; batches keep their other entries."""
     for name in sorted(set().union(*map(names_in, commands))):
         kept = []
         for command in commands:
@@ -107,7 +107,7 @@ def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
 
 
 def _without_lane(commands: Commands) -> Iterator[Commands]:
-    """One lane less in a batch; two chunks of one prefill as one."""
+    """One entry less in a batch; two chunks of one prefill as one."""
     for i, command in enumerate(commands):
         for name in ("lanes", "requests"):
             lanes = getattr(command, name, ())
@@ -177,7 +177,7 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
 
 
 def _round(command: Command) -> Draft | None:
-    """The only lane of a decode round."""
+    """The only entry of a decode round."""
     if isinstance(command, SpecDecode) and len(command.lanes) == 1:
         return command.lanes[0]
     if isinstance(command, Decode) and len(command.requests) == 1:

@@ -18,7 +18,7 @@ def changed(command: Command, **changes: Any) -> Command:
     return made
 
 
-# The attributes in which commands and their lanes name somebody, and what the names are called afterwards.
+# The attributes in which commands and batch entries name somebody, and what the names become.
 _NAMING = {"request": "r", "requests": "r", "lanes": "r", "session": "s", "holder": "h", "stop": "r"}
 
 
@@ -56,7 +56,7 @@ def lives_apart(commands: Commands) -> Commands:
 
 
 def named(value: Any) -> list[str]:
-    """The names in an attribute: one, or those of a batch, or of its lanes."""
+    """The names in an attribute: one, or those of a batch, or of its entries."""
     if isinstance(value, tuple):
         return [str(getattr(lane, "request", lane)) for lane in value]
     return [] if value is None else [value]

@@ -87,7 +87,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
     """The content of a file, or of one that is too large its beginning. Raises TraceError."""
     try:
         path = shipped(path)
-        # Asked before opening: a pipe would block, a device would never end.
+        # Checked before opening: a pipe would block, a device would never end.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise TraceError(path, "", "not a regular file")
         with open(path, "rb") as file:

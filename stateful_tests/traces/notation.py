@@ -76,7 +76,7 @@ def _flag(field: str, words: str) -> NotationPart:
 def _lanes(
     field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]
 ) -> NotationPart:
-    """What a batch holds, between commas. read: a lane from its words, those of the notation left out."""
+    """What a batch holds, between commas. read: an entry from its words, those of the notation left out."""
     return NotationPart(
         f" {usage}, ...", rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",
         lambda command: " " + (", ".join(map(write, getattr(command, field))) or "(no lanes)"),

@@ -87,18 +87,18 @@ class TextJudge:
     def __init__(self) -> None:
         self.history: dict[str, list[int]] = {}
         self.inputs: dict[str, list[int]] = {}
-        self._said: dict[str, list[int]] = {}
+        self._outputs: dict[str, list[int]] = {}
 
     def begins(self, e: Snapshot) -> None:
         """Take the texts of a snapshot over."""
         self.history = {s.session: s.ids for s in e.sessions if s.ids is not None}
         self.inputs = {r.request: r.ids[: r.tokens] for r in e.requests if r.ids is not None}
-        self._said = {r.request: r.ids[r.tokens :] for r in e.requests if r.ids is not None}
+        self._outputs = {r.request: r.ids[r.tokens :] for r in e.requests if r.ids is not None}
 
     def shows(self, e: Snapshot) -> Iterator[Verdict]:
         """The texts of a snapshot are those that are remembered."""
         for r in e.requests:
-            text = [*self.inputs.get(r.request, []), *self._said.get(r.request, [])]
+            text = [*self.inputs.get(r.request, []), *self._outputs.get(r.request, [])]
             if r.ids is not None and r.ids[: len(text)] != text:
                 yield Verdict("SES-1", f"{len(text)} tokens of {r.request}, as they came", "others")
         for s in e.sessions:
@@ -118,18 +118,18 @@ class TextJudge:
 
     def says(self, request: str, ids: list[int]) -> None:
         """Outputs of a result."""
-        self._said.setdefault(request, []).extend(ids)
+        self._outputs.setdefault(request, []).extend(ids)
 
     def ends(self, request: str, ids: list[int] | None, goes_on: bool) -> Iterator[Verdict]:
         """All outputs of a request that gives its row back."""
         if ids is None:
             return
-        said = self._said.get(request, [])
-        if ids[: len(said)] != said:
-            want = f"the first {len(said)} outputs of {request}, the last of them {said[-8:]}"
+        outputs = self._outputs.get(request, [])
+        if ids[: len(outputs)] != outputs:
+            want = f"the first {len(outputs)} outputs of {request}, the last of them {outputs[-8:]}"
             yield Verdict("SES-1", want, f"has {ids[-8:]}")
         if not goes_on:
-            self._said.pop(request, None)
+            self._outputs.pop(request, None)
 
     def keeps(self, request: str, session: str, outputs: list[int] | None, length: int) -> None:
         """A turn has ended, and its session remembers so much of the text."""

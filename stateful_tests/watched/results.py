@@ -38,7 +38,7 @@ class Validated:
     given: sessions and requests that were taken from a snapshot.
     policy: refusals that are the server's to choose.
     reached: decisions of the scheduler, and how often it took them.
-    known: how often each known fault was met; `mismatches` has the first few of each.
+    known: how often each known fault was found; `mismatches` has the first few of each.
     more: mismatches that no known fault explains, beyond those that are kept.
 
     Known faults show elsewhere than in a log, too:

@@ -44,13 +44,13 @@ class SessionSeen:
     """An open session.
 
     times_out: it may close by itself.
-    close_asked: a client closed it.
+    close_requested: a client closed it.
     stays_busy: the known fault by which the server takes it for busy.
     text_unknown: a known fault has left text of another turn in it, which its next turn shows.
     """
 
     times_out: bool = False
-    close_asked: bool = False
+    close_requested: bool = False
     stays_busy: str | None = None
     text_unknown: bool = False
 

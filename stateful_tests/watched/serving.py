@@ -185,8 +185,8 @@ def check(
     keep: is called with the run of a new finding, and with each smaller one. An interrupt ends the check with
     what was found until then.
     """
-    begun = time.monotonic()
-    checking = _Check(runner, before, say, keep, Served(release, seed), begun + (limit_s or math.inf))
+    started = time.monotonic()
+    checking = _Check(runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf))
     result = checking.result
     try:
         for number in range(runs):
@@ -200,7 +200,7 @@ def check(
             checking.tell(f"run {number + 1} of {runs}")
     except KeyboardInterrupt:
         result.interrupted = True
-    result.seconds = time.monotonic() - begun
+    result.seconds = time.monotonic() - started
     return result
 
 

@@ -48,8 +48,8 @@ def _compared(beside: Beside, e: log.Snapshot) -> None:
         if waits != r.queued:
             raise Diverged("OUT-1", f"{r.request} waits: {waits}", str(r.queued))
     for s in e.sessions:
-        if s.closing != (asked := beside.of_session(s.session).close_asked):
-            raise Diverged("SES-2", f"a close of {s.session} was asked for: {asked}", str(s.closing))
+        if s.closing != (requested := beside.of_session(s.session).close_requested):
+            raise Diverged("SES-2", f"a close of {s.session} was requested: {requested}", str(s.closing))
         session = beside.state.session(s.session)
         assert session is not None  # as the states were compared
         turn = beside.state.request(session.turn)

@@ -20,11 +20,11 @@ def opened(beside: Beside, e: log.SessionOpened) -> None:
 
 
 @action(log.CloseAsked, compared="it is closed by the next step, if no turn is in flight")
-def close_asked(beside: Beside, e: log.CloseAsked) -> None:
+def close_requested(beside: Beside, e: log.CloseAsked) -> None:
     session = beside.state.session(e.session)
     if session is None:
         return
-    beside.of_session(e.session).close_asked = True
+    beside.of_session(e.session).close_requested = True
     if session.turn is None:
         beside.step.due[e.session] = None
     beside.result.reach("a close while a turn is in flight", session.turn is not None)
@@ -32,12 +32,12 @@ def close_asked(beside: Beside, e: log.CloseAsked) -> None:
 
 @action(
     log.SessionClosed,
-    guard="no turn is in flight; a client asked for it, or its time is over",
+    guard="no turn is in flight; a client requested it, or its time is over",
     commands="close",
 )
 def closed(beside: Beside, e: log.SessionClosed) -> None:
     session, seen, command = beside.state.session(e.session), beside.of_session(e.session), Close(e.session)
-    if session is not None and not (seen.close_asked or seen.times_out):
+    if session is not None and not (seen.close_requested or seen.times_out):
         want = f"{e.session} stays open: nobody has closed it, and it has no timeout"
         raise Diverged("SES-2", want, "closed it", command)
     if session is not None and session.turn is not None:

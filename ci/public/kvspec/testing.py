@@ -36,7 +36,7 @@ from stateful_tests.traces import files
 # A factory, a system, or what `kvspec check --impl` takes; None: torch. `--kvspec-impl` overrides them all.
 Make = Union[Callable[[], System], System, str, None]
 
-_EXAMPLES = {"smoke": 50, "pr": 500, "nightly": 5000}  # runs of a machine, where a tier is asked for
+_EXAMPLES = {"smoke": 50, "pr": 500, "nightly": 5000}  # runs of a machine, where a tier is given
 
 
 class ClauseViolated(AssertionError):

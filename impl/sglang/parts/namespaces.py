@@ -17,7 +17,7 @@ NAME = "kvspec"
 
 
 def begins_other(tokens: Sequence[int]) -> bool:
-    """A text that begins like this is asked for in the namespace."""
+    """A text that begins like this is looked up in the namespace."""
     serial = tokens[0] >> POSITION_BITS if tokens else 0
     return serial >= SHARED and (serial - SHARED) % 2 == 1
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from impl.lazy import Tensor, torch
 
-UNSET: set[str] = set()  # what was asked of a Bag that had no such value
+UNSET: set[str] = set()  # attributes read of a Bag that had no such value
 
 
 class Bag:
-    """Attributes as given; whatever else is asked for is None."""
+    """Attributes as given; every other is None."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)

@@ -29,7 +29,7 @@ class SGLangSystem(WorkerSystem):
         `noted.late` what is to be done to each request whose results wait, to leave it as the view shows it.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
-    UnusableImplementation when the release cannot be had or is not supported.
+    UnusableImplementation when the release is unavailable or not supported.
     """
 
     root: Path
@@ -44,7 +44,7 @@ class SGLangSystem(WorkerSystem):
         exact_reasons=False,
         lists_holders=False,
         modes=(Mode.FAITHFUL,),
-        # A reserve of pages, and more slots ahead than were asked for, are policy; UNFAITHFUL is what
+        # A reserve of pages, and more slots ahead than were requested, are policy; UNFAITHFUL is what
         # this release's scheduler never does.
         may_refuse=frozenset(
             {Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.ROW_TOO_SHORT, Reason.UNFAITHFUL}

@@ -79,7 +79,7 @@ def python_of(release: str) -> Path:
 
 
 def supported(release: str) -> str:
-    """The release, if a whole server of it can be had."""
+    """The release, if it can be installed as a whole server."""
     if release not in RELEASES:
         raise UnusableImplementation(
             f"sglang=={release:.40}: whole servers are there of {', '.join(RELEASES)}"

@@ -1,4 +1,4 @@
-"""Whether a server that goes on with nothing could: asked when clients have waited for long."""
+"""Whether a server that goes on with nothing could: checked when clients have waited for long."""
 
 from __future__ import annotations
 

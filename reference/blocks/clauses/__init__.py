@@ -1,4 +1,4 @@
-"""The clauses of a block-pool engine, in the order in which they are asked: the first that fails names the
+"""The clauses of a block-pool engine, in the order in which they are checked: the first that fails names the
 violation."""
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def _free(step: BlockStep) -> Failure | None:
         want = int(block > 0 and refs == 0)
         if times[block] != want:
             held = f"block {block} (ref count {refs})"
-            said = f"{held} is {want} times in the free queue"
-            return failure(said, f"{times[block]} times", AtBlock(block))
+            expected = f"{held} is {want} times in the free queue"
+            return failure(expected, f"{times[block]} times", AtBlock(block))
     return None
 
 
@@ -105,9 +105,9 @@ def _named(step: BlockStep) -> Failure | None:
         slots = slots[: len(stamps)]
         if owner != group or slots != stamps:
             wrong = next((i for i, (a, b) in enumerate(zip(slots, stamps)) if a != b), 0)
-            said = "is not written" if owner != group or not slots[wrong] else "holds KV of another token"
+            problem = "is not written" if owner != group or not slots[wrong] else "holds KV of another token"
             want = f"block {block} holds what its hash in group {group} is of"
-            return failure(want, f"its slot {wrong} {said}", AtBlock(block))
+            return failure(want, f"its slot {wrong} {problem}", AtBlock(block))
     return None
 
 

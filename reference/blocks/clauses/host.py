@@ -27,8 +27,8 @@ def _owned(step: BlockStep) -> Failure | None:
     for chunk in range(host.chunks):
         owners = kept[chunk] + free[chunk]
         if owners > 1 or not (owners or chunk in moving):
-            said = f"{kept[chunk]} hashes name it, {free[chunk]} times in the free list"
-            return failure(f"chunk {chunk} has one owner", said, AtChunk(chunk))
+            observed = f"{kept[chunk]} hashes name it, {free[chunk]} times in the free list"
+            return failure(f"chunk {chunk} has one owner", observed, AtChunk(chunk))
     return None
 
 
@@ -57,9 +57,9 @@ def _holds(step: BlockStep) -> Failure | None:
             if (group, slots) != (key.group, want) and not (group < 0 and layers.window is not None):
                 at = next((i for i, pair in enumerate(zip(slots, want)) if pair[0] != pair[1]), 0)
                 got = "KV of another token" if group == key.group and slots[at] else "nothing of this group"
-                said = f"chunk {key.chunk} holds the {len(key.stamps)} tokens of its hash"
+                expected = f"chunk {key.chunk} holds the {len(key.stamps)} tokens of its hash"
                 observed = f"its slot {start + at} holds {got}"
-                return failure(f"{said} in group {key.group}", observed, AtChunk(key.chunk, start + at))
+                return failure(f"{expected} in group {key.group}", observed, AtChunk(key.chunk, start + at))
     return None
 
 

@@ -78,9 +78,9 @@ def _inputs(step: BlockStep) -> Failure | None:
             want = f"{lane.request} computes its text at [{lane.start}, {end})"
             return failure(want, "other tokens, or none", AtCount(lane.request, "inputs"))
         if bool(lane.sampled) != (end == len(note.text)):
-            said = f"{lane.request} has {len(note.text)} tokens, and computes up to {end}"
+            progress = f"{lane.request} has {len(note.text)} tokens, and computes up to {end}"
             due = "a" if end == len(note.text) else "no"
-            want = f"{said}: {due} token is sampled"
+            want = f"{progress}: {due} token is sampled"
             return failure(want, f"{len(lane.sampled)} are", AtCount(lane.request, "samples"))
         if lane.drafts and end != len(note.text):
             want = f"drafts of {lane.request} follow the text of {len(note.text)} tokens"

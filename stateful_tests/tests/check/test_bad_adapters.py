@@ -35,13 +35,13 @@ def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
         monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
     limit = ("--timeout", "0.4") if adapter == "Hangs" else ()
     code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK, *limit)
-    said = " ".join(out.split())
-    assert code == 3 and "the system broke" in said
-    assert says in said, out
+    text = " ".join(out.split())
+    assert code == 3 and "the system broke" in text
+    assert says in text, out
     [trace] = Path("traces").iterdir()
     assert len(files.load(trace).commands) == 1
     again = f"kvspec replay {trace} --impl {bad_adapters.__name__}:{adapter}"
-    assert " ".join([again, *limit, "--memory 200"]) in said
+    assert " ".join([again, *limit, "--memory 200"]) in text
 
 
 @pytest.mark.parametrize("adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "did not show again")])
@@ -55,7 +55,7 @@ def test_what_comes_and_goes_is_found(adapter, says, kvspec):
 
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
-def test_what_an_adapter_says_it_cannot_be_asked_is_no_finding(where, kvspec):
+def test_what_an_adapter_does_not_support_is_no_finding(where, kvspec):
     code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:CannotBeAsked", *QUICK, *where)
     assert code == 2 and "this checkout has no such thing" in err
     assert not Path("traces").exists()
@@ -71,9 +71,9 @@ def test_what_a_failure_leaves_in_the_pages_is_the_headline(where, kvspec):
     assert {*clauses.values()} <= {"BROKEN", "OWN-1"}
     for file in clauses:
         code, out, _ = kvspec("replay", f"traces/{file}", "--impl", spec, *where)
-        said = " ".join(out.split())
-        assert code == 3 and "OWN-1. No page is owned twice" in said, out
-        assert "full page 1 is in the free list" in said and "RuntimeError: double free" in said, out
+        text = " ".join(out.split())
+        assert code == 3 and "OWN-1. No page is owned twice" in text, out
+        assert "full page 1 is in the free list" in text and "RuntimeError: double free" in text, out
 
 
 def test_an_adapter_that_offers_no_command_is_unusable(kvspec):

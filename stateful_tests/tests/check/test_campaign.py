@@ -63,19 +63,19 @@ class Stingy(ReferenceSystem):
 
 
 def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not():
-    asked = plan("smoke", presets=["page1", "page4"], examples=9, machines=["sessions"])
-    assert not run(Stingy(), asked).findings
+    chosen = plan("smoke", presets=["page1", "page4"], examples=9, machines=["sessions"])
+    assert not run(Stingy(), chosen).findings
     stingy = Stingy()
     stingy.capabilities = Capabilities(exact_reasons=False)
-    assert [f.clause for f in run(stingy, asked).findings] == ["OUT-1"]
+    assert [f.clause for f in run(stingy, chosen).findings] == ["OUT-1"]
 
 
 def test_the_same_seed_gives_the_same_check_however_many_processes_run_it():
-    asked = plan("smoke", presets=["page1", "page2"], examples=6, steps=25, seed=4, machines=["sessions"])
-    asked, impl = replace(asked, after_finding=150), "torch+pr22862-tail"
+    chosen = plan("smoke", presets=["page1", "page2"], examples=6, steps=25, seed=4, machines=["sessions"])
+    chosen, impl = replace(chosen, after_finding=150), "torch+pr22862-tail"
     system, processes = resolve(impl), Processes(2)
     try:
-        results = [run(system, asked), run(system, asked, executor=processes, named=Named(impl))]
+        results = [run(system, chosen), run(system, chosen, executor=processes, named=Named(impl))]
     finally:
         processes.close()
     for result in results:
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it():
 FEW = replace(plan("smoke"), examples=dict.fromkeys(plan("smoke").examples, 1))
 
 
-def test_every_situation_is_met_on_any_seed_and_the_model_satisfies_all_clauses():
+def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clauses():
     processes = Processes(2)
     try:
         found = run(ReferenceSystem(), replace(FEW, seed=4242), executor=processes, named=Named("reference"))
@@ -101,15 +101,15 @@ def test_every_situation_is_met_on_any_seed_and_the_model_satisfies_all_clauses(
     assert {*found.required} == {line.situation for line in corpus.load()} and len(found.required) > 430
 
 
-def test_a_situation_that_is_not_met_makes_a_check_of_our_own_incomplete(monkeypatch):
+def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(monkeypatch):
     nobody = corpus.load()[0]._replace(situation="open, as nobody does")
     monkeypatch.setattr(corpus, "load", lambda: (nobody,))
     driving._lines.cache_clear()
-    asked = replace(FEW, machines=("sessions",))
-    result = run(ReferenceSystem(), asked)
+    chosen = replace(FEW, machines=("sessions",))
+    result = run(ReferenceSystem(), chosen)
     driving._lines.cache_clear()
     assert result.exit_code == 4 and "1 of 1 situations were not met" in result.incomplete
-    data = check_data(result, asked, capabilities=ReferenceSystem.capabilities)
+    data = check_data(result, chosen, capabilities=ReferenceSystem.capabilities)
     assert (data["exit_code"], data["situations"]["missing"]) == (4, ["open, as nobody does"])
     result.system = "stranger"  # its policy decides
     assert result.exit_code == 0
@@ -127,11 +127,11 @@ class RefusesAll(ReferenceSystem):
 def test_a_system_that_refuses_everything_conforms_to_nothing():
     result = run(RefusesAll(), replace(FEW, machines=("sessions",), presets=("page1",), corpus=True))
     assert not result.findings and result.exit_code == 4
-    assert any(said.startswith("never carried out: abort, admit") for said in result.incomplete)
+    assert any(reason.startswith("never carried out: abort, admit") for reason in result.incomplete)
     assert "only 0 commands were carried out" in result.incomplete
 
 
-def test_what_a_system_cannot_be_driven_through_is_said():
+def test_what_a_system_cannot_be_driven_through_is_reported():
     system = ReferenceSystem()
     offered = Capabilities().commands - {"Open", "Close"}
     system.capabilities = replace(system.capabilities, commands=offered, swa_tail=False, mixed_batches=False)
@@ -142,7 +142,7 @@ def test_what_a_system_cannot_be_driven_through_is_said():
     assert result.unfit["submit, later turn"] == "does not offer Open"
 
 
-def test_the_first_twentieth_of_a_plan_has_met_each_preset_machine_and_mode():
+def test_the_first_twentieth_of_a_plan_covers_each_preset_machine_and_mode():
     """Then no fault that one of them shows waits for the end of a plan."""
     whole = plan("smoke")
     looked = campaign._Campaign(ReferenceSystem(), whole, None, None)
@@ -160,7 +160,7 @@ class ComesApart(ReferenceSystem):
         raise UnusableImplementation("no such release")
 
 
-def test_what_a_process_cannot_use_is_said_in_this_one():
+def test_what_a_process_cannot_use_is_reported_in_this_one():
     processes = Processes(2)
     try:
         with pytest.raises(UnusableImplementation, match="no such release"):
@@ -170,7 +170,7 @@ def test_what_a_process_cannot_use_is_said_in_this_one():
 
 
 def test_a_plan_that_is_cut_is_incomplete(monkeypatch):
-    """Only where a limit was asked for: by itself a plan is counted in commands."""
+    """Only where a limit was given: by itself a plan is counted in commands."""
     seconds = count(time.monotonic(), 6)
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     result = run(ReferenceSystem(), replace(FEW, machines=("sessions",), time_limit_s=300.0))
@@ -199,13 +199,13 @@ RETRACTED_ABORTED_CLOSED = script(
 
 
 def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens():
-    asked = plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=40)
-    result = run(WaitsForEver(), asked)
+    chosen = plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=40)
+    result = run(WaitsForEver(), chosen)
     closed = next(f.run for f in result.findings if f.clause == "SES-4")
     violation = closed.violation
     assert (violation.clauses, violation.first_violation.clause) == (("SES-4",), "SES-2")
     assert [type(c) for c in closed.trace.commands] == [type(c) for c in RETRACTED_ABORTED_CLOSED]
-    another = run(resolve("torch+abort-keeps-retracted-kv"), asked)
+    another = run(resolve("torch+abort-keeps-retracted-kv"), chosen)
     assert [f.clause for f in another.findings] == ["SES-2"]
 
 
@@ -251,14 +251,14 @@ def test_of_known_traces_one_need_each_is_avoided():
 
 
 def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
-    asked = plan("smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
-    close, abort = run(KeepsOnThreeWays(), asked).findings
+    chosen = plan("smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
+    close, abort = run(KeepsOnThreeWays(), chosen).findings
     assert (close.name, abort.name) == ("SES-2", "SES-2 (2)")
     assert abort.without == ("a close",)
     assert rejected_turns(close.run) and not rejected_turns(abort.run)
     assert [type(c) for c in abort.run.trace.commands][-2:] == [Retract, Abort]
     monkeypatch.setattr(campaign, "MAX_TRACES_PER_CLAUSE", 1)
-    assert [f.name for f in run(KeepsOnThreeWays(), asked).findings] == ["SES-2"]
+    assert [f.name for f in run(KeepsOnThreeWays(), chosen).findings] == ["SES-2"]
 
 
 class RefusesDecode(ReferenceSystem):
@@ -276,18 +276,18 @@ class RefusesDecode(ReferenceSystem):
 
 def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(monkeypatch):
     monkeypatch.setattr(campaign, "_SHORT", 0)  # all traces are shrunk, also after the best is found
-    asked = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL])
+    chosen = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL])
     change, base = RefusesDecode(always=True), RefusesDecode(always=False)
     for before, kinds in ((None, []), (base, [Open])):
-        [finding] = run(change, asked, base=before).findings
+        [finding] = run(change, chosen, base=before).findings
         assert finding.clause == "OUT-1"
         assert [type(c) for c in finding.run.trace.commands if isinstance(c, Open)] == kinds
-    same = run(base, replace(asked, after_finding=0), base=RefusesDecode(always=False))
+    same = run(base, replace(chosen, after_finding=0), base=RefusesDecode(always=False))
     assert len(same.findings) == 1 and not same.stopped
 
 
 @pytest.mark.parametrize(
-    "asked, says",
+    "options, says",
     [
         ({"tier": "huge"}, "tier: unknown 'huge'"),
         ({"tier": "smoke", "presets": ["page3"]}, "preset: unknown 'page3'"),
@@ -295,9 +295,9 @@ def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothi
         ({"tier": "smoke", "examples": 0}, "examples: must be between"),
     ],
 )
-def test_bad_plans_say_what_is_wrong(asked, says):
+def test_bad_plans_say_what_is_wrong(options, says):
     with pytest.raises(ValueError, match=says):
-        plan(**asked)
+        plan(**options)
 
 
 @pytest.mark.parametrize(
@@ -327,8 +327,8 @@ class ForgetsPieces(ReferenceSystem):
 
 
 def test_a_trace_of_the_tree_shrinks_to_pages_of_one_token():
-    asked = plan("smoke", presets=["page16"], modes=[Mode.FREE], examples=6, machines=["tree"])
-    [finding] = run(ForgetsPieces(), asked).findings
+    chosen = plan("smoke", presets=["page16"], modes=[Mode.FREE], examples=6, machines=["tree"])
+    [finding] = run(ForgetsPieces(), chosen).findings
     trace = finding.run.trace
     assert trace.geometry.page_size == 1 and len(trace.commands) == 1
     assert trace.commands[0].prompt == prompt_of("a1a1")

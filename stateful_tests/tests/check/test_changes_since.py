@@ -1,4 +1,4 @@
-"""--since REV: what changed in a checkout is driven first, and what nothing drives is said."""
+"""--since REV: what changed in a checkout is driven first, and what nothing drives is reported."""
 
 import subprocess
 from dataclasses import replace

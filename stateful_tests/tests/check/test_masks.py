@@ -60,8 +60,8 @@ def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
     known = list(masks(THREE))
     lines = [mask.line for mask in known]
     assert lines[0].startswith("known: last-token (LEN-2, READ-1), not there any more on this tree: ")
-    said = "(OUT-1, SES-1, SES-2, SES-4), still there: A retract counts as the end of the turn"
-    assert lines[1] == f"known: retract-ends-turn {said}"
+    summary = "(OUT-1, SES-1, SES-2, SES-4), still there: A retract counts as the end of the turn"
+    assert lines[1] == f"known: retract-ends-turn {summary}"
     result = run(THREE, PLAN, masks=known)
     assert not result.findings and result.exit_code == 0 and not result.stopped
     assert result.masked.keys() == {"retract-ends-turn", "rejection-ends-turn"}
@@ -113,8 +113,8 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
     [finding] = result.findings
     assert (finding.clause, finding.fixed_in_part, finding.old) == ("SES-2", "retract-ends-turn", False)
     assert result.exit_code == 1
-    [told] = report.check_data(result, PLAN, capabilities=half.capabilities, base="before")["findings"]
-    assert told["fixed_in_part"] == "retract-ends-turn" and not told["also_in"]
+    [found] = report.check_data(result, PLAN, capabilities=half.capabilities, base="before")["findings"]
+    assert found["fixed_in_part"] == "retract-ends-turn" and not found["also_in"]
     fixed = by_id(called(TorchKV), before)["retract-ends-turn"]
     assert fixed.state == "not there any more on this tree"
     assert by_id(before, before)["retract-ends-turn"].holds
@@ -174,8 +174,8 @@ def test_a_system_that_is_no_release_has_no_known_faults():
 def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, release):
     system = release(name)
     known = list(masks(system))
-    asked_for = of_system("sglang", system.release, name.split("+")[1:])
-    assert [mask.fault.id for mask in known] == [fault.id for fault in asked_for]
+    requested = of_system("sglang", system.release, name.split("+")[1:])
+    assert [mask.fault.id for mask in known] == [fault.id for fault in requested]
     gone = [mask.fault.id for mask in known if not mask.holds]
     assert gone == ["received-tail-shorter-than-a-window"] * ("overlap" in name)
 
@@ -188,7 +188,7 @@ def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, re
          {"a next turn", "a text longer than the model", "pools that run full"}),
     ],
 )  # fmt: skip
-def test_two_stalls_of_an_engine_are_told_apart(file, needed, vllm):
+def test_two_stalls_of_an_engine_are_distinguished(file, needed, vllm):
     trace = load(FOLDER / f"vllm-{file}.json")
     assert {*needs(vllm("0.33.0"), trace, "RUN-4")} == needed
 

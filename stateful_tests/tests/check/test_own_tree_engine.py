@@ -30,9 +30,9 @@ def test_it_conforms_though_its_tree_is_another():
 
 def test_a_lock_stays_whole_for_the_window_of_what_is_settled():
     insert, a2 = Insert("h", (Piece("a", 3),)), (Piece("a", 2),)
-    begun = Submit("r", None, 0, 0, a2), Admit("r"), Extend((Chunk("r", 2),))
+    prefilled = Submit("r", None, 0, 0, a2), Admit("r"), Extend((Chunk("r", 2),))
     lockstep = Lockstep(make(), Geometry(1, 3, 12, 10, 1, 7, tree=True), Mode.FAITHFUL)
-    for command in (*begun, insert, Launch((Draft("r", 4, 1),)), insert):
+    for command in (*prefilled, insert, Launch((Draft("r", 4, 1),)), insert):
         lockstep.do(command)
     assert lockstep.violation is None
 
@@ -80,7 +80,7 @@ class KeepsItsOwnSlots(OwnTreeEngine):
 
 
 class TrimsAPageTooMuch(OwnTreeEngine):
-    """Of a later turn: what a first one frees is not told apart from what its tree has taken."""
+    """Of a later turn: what a first one frees is not distinguished from what its tree has taken."""
 
     def trim_overshoot(self, request, target):
         later = self.slot_of(request) is not None
@@ -211,6 +211,6 @@ def test_a_lock_that_stays_where_it_is_keeps_what_was_given_back():
 
 
 @pytest.mark.parametrize("rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)])
-def test_a_sweep_is_followed_inside_of_the_prefix_alone(rules, system, want):
+def test_a_window_eviction_is_followed_inside_of_the_prefix_alone(rules, system, want):
     found = followed_with(step_of(*BEGUN), {"swa_evicted_seqlen": rules}, {"swa_evicted_seqlen": system})
     assert (found.cache_protected_len, found.swa_evicted_seqlen) == (4, want)

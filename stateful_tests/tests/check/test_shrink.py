@@ -45,7 +45,7 @@ def test_pairs_go_together():
     assert shrink(NOISE, fails) == (Open("s1"),)
 
 
-def test_lanes_and_numbers_shrink():
+def test_batch_entries_and_numbers_shrink():
     def fails(commands):
         lanes = [n for c in commands if isinstance(c, Extend) for n in c.lanes]
         return commands if any(n.request == "r2" and n.tokens >= 2 for n in lanes) else None

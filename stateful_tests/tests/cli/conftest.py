@@ -29,7 +29,7 @@ def fake(monkeypatch, tmp_path):
 
 @pytest.fixture
 def finds(fake, monkeypatch):
-    """Make `check` find this; gives the plans that it was asked to carry out."""
+    """Make `check` find this; gives the plans that it had to carry out."""
 
     def find(result):
         plans: list[tiers.Plan] = []

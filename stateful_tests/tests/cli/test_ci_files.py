@@ -43,8 +43,8 @@ def test_the_action_gives_its_steps_what_they_read():
     steps = action["runs"]["steps"]
     given = {name for step in steps for name in step.get("env", {})}
     assert given == set(re.findall(r"\bKVSPEC_[A-Z_]+", script))
-    told = set(re.findall(r"inputs\.([a-z-]+)", yaml.safe_dump(steps)))
-    assert told == set(action["inputs"])
+    used = set(re.findall(r"inputs\.([a-z-]+)", yaml.safe_dump(steps)))
+    assert used == set(action["inputs"])
     called = [match[1] for step in steps if (match := re.search(r'run\.sh" (\w+)', step.get("run", "")))]
     assert called == ["key", "install", "check"]
     assert all(f"\n{name}() {{" in script for name in called)
@@ -58,10 +58,10 @@ def workflow() -> dict[str, Any]:
 def test_the_workflow_asks_the_action_for_what_there_is():
     jobs, inputs = workflow(), read(ACTION / "action.yml")["inputs"]
     steps = [step for job in jobs.values() for step in job["steps"]]
-    asked = [step["with"] for step in steps if step.get("uses", "").endswith("actions/kvspec")]
-    assert len(asked) == 3
-    assert all(set(options) <= set(inputs) for options in asked)
-    named = {options["tier"] for options in asked} - {"${{ matrix.tier }}"}
+    given = [step["with"] for step in steps if step.get("uses", "").endswith("actions/kvspec")]
+    assert len(given) == 3
+    assert all(set(options) <= set(inputs) for options in given)
+    named = {options["tier"] for options in given} - {"${{ matrix.tier }}"}
     named |= set(jobs["pull-request"]["strategy"]["matrix"]["tier"])
     assert named == set(tiers.TIERS)
     assert jobs["gpu"]["runs-on"] == ["self-hosted", "gpu"]
@@ -91,13 +91,13 @@ def step(tmp_path):
         env = {"PATH": f"{programs}:{os.environ['PATH']}", **environment}
         script = [ACTION / "run.sh", name]
         done = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
-        told = calls.read_text().splitlines() if calls.exists() else done.stdout.splitlines()
-        told = [call for call in told if "annotations.py" not in call]
-        for call in told:
+        lines = calls.read_text().splitlines() if calls.exists() else done.stdout.splitlines()
+        lines = [call for call in lines if "annotations.py" not in call]
+        for call in lines:
             if call.startswith("kvspec "):  # the real one knows these options
                 command, *options = shlex.split(call)[1:]
                 cli.commands[command].make_context(command, options)
-        return done.returncode, told
+        return done.returncode, lines
 
     return run
 
@@ -148,11 +148,11 @@ def test_what_was_found_is_annotated(tmp_path):
     found["violation"] = {"expected": "C 5", "observed": "C 6\n%"}
     script = [sys.executable, ACTION / "annotations.py", report_file]
     report_file.write_text(json.dumps({"findings": [found], "exit_code": 1, "verdict": "v"}))
-    said = subprocess.run(script, capture_output=True, text=True)
-    assert said.stdout == "::error title=kvspec: LEN-2::expected C 5; observed C 6%0A%25. r\n"
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.stdout == "::error title=kvspec: LEN-2::expected C 5; observed C 6%0A%25. r\n"
     report_file.write_text(json.dumps({"findings": [], "exit_code": 4, "verdict": "half"}))
-    said = subprocess.run(script, capture_output=True, text=True)
-    assert said.stdout == "::warning title=kvspec: incomplete::half\n"
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.stdout == "::warning title=kvspec: incomplete::half\n"
 
 
 # -- JUnit ---------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def written(
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = new_tallies()
     data = report.check_data(result, plan, capabilities=can, masks=masks, base=base)
-    for told in data["findings"]:
-        told["saved"], told["replay"] = "t.json", "kvspec replay t.json"
+    for finding in data["findings"]:
+        finding["saved"], finding["replay"] = "t.json", "kvspec replay t.json"
     junit.write(str(tmp_path / "junit.xml"), data)
     document = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     cases = {case.name: case for suite in document for case in suite}
@@ -192,13 +192,13 @@ def test_a_clause_is_a_test_case_of_its_machine(tmp_path):
     assert "replay kvspec replay t.json" in failed.text
 
 
-def test_what_was_not_asked_is_skipped(tmp_path):
+def test_what_was_not_checked_is_skipped(tmp_path):
     _, cases = written(tmp_path)
-    said = {name.split()[0]: [r.message for r in case.result] for name, case in cases.items()}
-    assert said["LEN-2"] == []
-    assert said["MAP-4"] == ["not checked: harmless"]
-    assert said["TREE-1"] == ["never evaluated"]
-    assert said["verdict"] == []
+    messages = {name.split()[0]: [r.message for r in case.result] for name, case in cases.items()}
+    assert messages["LEN-2"] == []
+    assert messages["MAP-4"] == ["not checked: harmless"]
+    assert messages["TREE-1"] == ["never evaluated"]
+    assert messages["verdict"] == []
     assert all(isinstance(r, Skipped) for case in cases.values() for r in case.result)
 
 
@@ -232,5 +232,5 @@ def test_a_system_that_broke_is_an_error_and_half_a_plan_is_a_failure(tmp_path):
 def test_every_folder_says_what_lives_there():
     for name in ("reference", "impl", "stateful_tests", "ci"):
         for folder in {path.parent for path in (HOME / name).rglob("*.py")}:
-            said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
-            assert said, folder
+            docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+            assert docstring, folder

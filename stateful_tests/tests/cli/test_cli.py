@@ -52,9 +52,9 @@ def test_json_has_every_figure(finds, kvspec):
     assert data["exit_code"] == code == 1 and data["ended"] == "violated"
     assert "violation: LEN-2" in err, "the text goes to stderr"
     assert data["machines"][0]["commands_per_s"] == 800
-    told = {"id": "FREE-2", "title": "SWA pages freed as owed", "sentence": report.sentence("FREE-2")}
-    told |= {"waived": None}
-    assert data["clauses"][1] == {**told, "evaluated": 400, "runs_reached": 0, "reached": False}
+    clause = {"id": "FREE-2", "title": "SWA pages freed as owed", "sentence": report.sentence("FREE-2")}
+    clause |= {"waived": None}
+    assert data["clauses"][1] == {**clause, "evaluated": 400, "runs_reached": 0, "reached": False}
     [found] = data["findings"]
     assert found["saved"] == "traces/len-2-torch-pr22900.json"
     assert found["violation"]["observed"] == BAD.observed
@@ -86,8 +86,8 @@ def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
     assert code == 0
     verdict = "conforms; not checked: LEN-2 (harmless), FREE-2 (known fault: #1, some_trace.json) (400"
     assert verdict in " ".join(lines(out))
-    told = [c["waived"] for c in json.loads(Path("out.json").read_text())["clauses"]]
-    assert told == ["harmless", "known fault: #1, some_trace.json"]
+    waivers = [c["waived"] for c in json.loads(Path("out.json").read_text())["clauses"]]
+    assert waivers == ["harmless", "known fault: #1, some_trace.json"]
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(kvspec, monkeypat
         file = Path("broken/sglang/srt/mem_cache", f"{name}.py").resolve()
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    asked: list[str] = []
+    resolved: list[str] = []
     find = registry.resolve
-    monkeypatch.setattr(registry, "resolve", lambda spec, **more: asked.append(spec) or find(spec, **more))
+    monkeypatch.setattr(registry, "resolve", lambda spec, **more: resolved.append(spec) or find(spec, **more))
     code, _, err = kvspec(*command, "--base", base)
-    assert (code, len(asked), err.count("\n")) == (2, 1, 1)
+    assert (code, len(resolved), err.count("\n")) == (2, 1, 1)
     assert err.startswith(f"kvspec: {says}")
 
 
@@ -137,7 +137,7 @@ def test_other_ends(finds, kvspec, result, code, says):
     assert says in " ".join(out.split())
 
 
-def test_situations_that_were_not_met_are_named(finds, kvspec):
+def test_situations_that_were_not_reached_are_named(finds, kvspec):
     finds(checked(system="torch", required=MISSED))
     brief = " ".join(kvspec("check")[1].split())
     assert brief.count("situation never reached: ") == 10

@@ -1,4 +1,4 @@
-"""What a check has said that it found is on disk, however the check ends."""
+"""What a check has reported as found is on disk, however the check ends."""
 
 import json
 import os
@@ -25,11 +25,11 @@ def test_a_check_that_is_ended(number, tmp_path):
         [*command, "--json", "report.json", "--junit", "report.xml"], cwd=tmp_path, text=True,
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
-        said = _found(process.stderr)
+        reported = _found(process.stderr)
         process.send_signal(number)
         process.send_signal(number)  # as timeout(1) does
         out, _ = process.communicate(timeout=120)
-    assert said == "found BROKEN: traces/broken-example.json\n"
+    assert reported == "found BROKEN: traces/broken-example.json\n"
     assert files.load(tmp_path / "traces/broken-example.json").clause == "BROKEN"
     if number == signal.SIGKILL:
         assert process.returncode == -number and not out
@@ -86,7 +86,7 @@ def test_a_device_and_a_link_stay_what_they_are(tmp_path):
     assert link.is_symlink() and (tmp_path / "file").read_text() == "text"
 
 
-def test_a_report_that_cannot_be_written_is_told(kvspec):
+def test_a_report_that_cannot_be_written_is_an_error(kvspec):
     quick = ("--examples", "1", "--steps", "5", "--mode", "faithful")
     impl = f"{bad_adapters.__name__}:Raises"
     code, out, err = kvspec("check", "--impl", impl, *quick, "--json", "/dev/full")

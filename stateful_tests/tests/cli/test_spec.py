@@ -62,7 +62,7 @@ def test_the_command_prints_writes_and_compares(kvspec, monkeypatch, text, tmp_p
     assert "S.md/no.md" in err
 
 
-def test_a_bug_without_a_fixture_is_said(kvspec, monkeypatch, tmp_path):
+def test_a_bug_without_a_fixture_is_reported(kvspec, monkeypatch, tmp_path):
     shutil.copy(spec.FIXTURES / f"{spec.EXAMPLE}.json", tmp_path)
     monkeypatch.setattr(spec, "FIXTURES", tmp_path)
     assert kvspec("spec") == (2, "", f"kvspec: spec: no fixture shows the bug {min(BUGS)}\n")
@@ -101,29 +101,29 @@ def test_the_page_is_one_file_with_everything(kvspec, full, tmp_path):
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name):
-    said = (ROOT / name).read_text(encoding="utf-8")
-    headings = [spec.anchor(heading) for heading in re.findall(r"^#+ (.*)$", said, re.MULTILINE)]
+    text = (ROOT / name).read_text(encoding="utf-8")
+    headings = [spec.anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
     assert len(set(headings)) == len(headings), "a second heading of one name gets another anchor"
-    for link in re.findall(r"\]\(([^)\s]+)\)", said):
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, part = link.partition("#")
         if path.startswith("https:"):
             continue
         assert not path or (ROOT / name).parent.joinpath(path).exists(), link
         assert path or part in headings, link
-    for command in re.findall(r"`kvspec ([\w-]+)", said):
+    for command in re.findall(r"`kvspec ([\w-]+)", text):
         assert command in cli.cli.commands, command
-    for test in re.findall(r"stateful_tests/test_\w+\.py", said):
+    for test in re.findall(r"stateful_tests/test_\w+\.py", text):
         assert (ROOT / test).is_file(), test
 
 
 def test_the_page_of_commands_has_each_command_and_options_that_exist():
-    said = (ROOT / "ci/COMMANDS.md").read_text(encoding="utf-8")
-    table = said.partition("\n## ")[0]
+    text = (ROOT / "ci/COMMANDS.md").read_text(encoding="utf-8")
+    table = text.partition("\n## ")[0]
     assert {*re.findall(r"`kvspec ([\w-]+)`", table)} == {*cli.cli.commands}
     parameters = [parameter for command in cli.cli.commands.values() for parameter in command.params]
     options = {name for parameter in parameters for name in parameter.opts}
     options |= {"--help", "--kvspec-impl", "--kvspec-tier", "--kvspec-save", "--kvspec-base"}
-    for document in (said, (ROOT / "README.md").read_text(encoding="utf-8")):
+    for document in (text, (ROOT / "README.md").read_text(encoding="utf-8")):
         used = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", document)}
         assert used <= options, used - options
 
@@ -138,7 +138,7 @@ def test_the_readme_is_two_pages():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1500
 
 
-def test_a_clause_is_told_with_its_assumption_and_its_rule(kvspec):
+def test_a_clause_is_shown_with_its_assumption_and_its_rule(kvspec):
     code, out, _ = kvspec("clauses", "FREE-1")
     assert code == 0
     assert CLAUSES["FREE-1"].assumption in out

@@ -61,7 +61,7 @@ def test_a_check_on_a_cluster_is_the_same_check(nodes):
     assert (there.tallies, there.situations) == (here.tallies, here.situations)
 
 
-def test_a_missing_cluster_is_said_in_a_line(kvspec):
+def test_a_missing_cluster_is_reported_in_a_line(kvspec):
     code, out, err = kvspec("explore", "--scope", "tree-tiny", "--ray", "127.0.0.1:1")
     assert code == 2 and not out
     assert err.startswith("kvspec: --ray ") and err.count("\n") == 1
@@ -108,12 +108,12 @@ def test_a_failure_of_one_process_is_what_another_tries_first(redis_url, tmp_pat
         **os.environ, "KVSPEC_REDIS": redis_url, "KVSPEC_HYPOTHESIS_PROFILE": "nightly",
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }  # fmt: skip
-    told = []
+    outputs = []
     for machine in ("one", "another"):
         (folder := tmp_path / machine).mkdir()
         command = [sys.executable, str(tmp_path / "fails.py")]
         done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
         assert done.stdout, done.stderr
-        told.append(done.stdout.split())
-    (tried, smallest), (again, _) = told
+        outputs.append(done.stdout.split())
+    (tried, smallest), (again, _) = outputs
     assert tried != smallest == again == "1000"

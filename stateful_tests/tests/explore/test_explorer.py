@@ -62,9 +62,9 @@ HOLDERS = replace(
 def test_the_table_of_scopes_has_these_counts():
     text = (Path(__file__).parents[3] / "ci" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([a-z0-9-]+) \| ([\d, |]+) \|$", text, re.MULTILINE)
-    said = {name: tuple(int(n.replace(",", "")) for n in counts.split(" | ")) for name, counts in rows}
-    assert len(said) == 5
-    assert said.items() <= COUNTS.items()
+    listed = {name: tuple(int(n.replace(",", "")) for n in counts.split(" | ")) for name, counts in rows}
+    assert len(listed) == 5
+    assert listed.items() <= COUNTS.items()
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -76,7 +76,7 @@ def test_counts(name):
 
 
 @pytest.mark.parametrize("name", ["ordinary", "both-session", "tree-page2-long"])
-def test_clauses_hold_where_they_are_not_asked(name, monkeypatch):
+def test_clauses_hold_where_they_are_not_checked(name, monkeypatch):
     """Of other commands than they are about, without a tree or a window: and no trigger comes up."""
     skipped = set()
 
@@ -108,10 +108,10 @@ def test_states_lead_where_their_representatives_lead(scope):
             real = [relabel(command, states.renaming(state), state) for command in states.commands(stands)]
             leads = list(explorer.moves(stands))
             for number in draw.sample(range(len(leads)), min(12, len(leads))):
-                said, same, alone = leads[number]
+                command, same, alone = leads[number]
                 now, outcome = model.step(state, real[number])
                 assert type(outcome) is type(same) and states.of(now) == states.of(alone), real[number]
-                assert situation(stands, said, same, alone) == situation(
+                assert situation(stands, command, same, alone) == situation(
                     state, real[number], outcome, now
                 )
             done = [at for at, (_, outcome, _) in enumerate(leads) if isinstance(outcome, Done)]
@@ -280,10 +280,10 @@ WITH_FACTS = [SMALL, BOTH, SCOPES["late-two"], SCOPES["tree-parts"], SCOPES["bot
 @pytest.mark.parametrize("scope", WITH_FACTS, ids=lambda s: s.name)
 def test_facts_that_are_remembered_are_those_of_every_step(scope, monkeypatch):
     """The system is put into the state before each step, and carries it out."""
-    system, asked = ReferenceInState(), 0
+    system, checked = ReferenceInState(), 0
 
     def step_of(*args):
-        nonlocal asked
+        nonlocal checked
         step = Step(*args)
         if step.done:
             system.start_in(step.was)
@@ -291,9 +291,9 @@ def test_facts_that_are_remembered_are_those_of_every_step(scope, monkeypatch):
             now, _, effects = model.step_with_effects(step.was, step.command)
             system.carry_out(type(step.command), now, effects)
             assert facts_of(system.view(), scope.geometry) == step.after, step.command
-            asked += 1
+            checked += 1
         return step
 
     monkeypatch.setattr(inductive_check, "Step", step_of)
     search.run(scope, states=100)
-    assert asked > 400
+    assert checked > 400

@@ -35,7 +35,7 @@ def test_every_transition_is_run(impl, scope):
     assert tour.transitions > 50
 
 
-def test_a_fault_is_told_by_its_smallest_trace():
+def test_a_fault_is_reported_by_its_smallest_trace():
     tour = live(resolve("torch+pr22862-tail"), SHORT)
     finding = next(f for f in tour.findings if f.clause == "LEN-3")
     assert finding.run.violation is not None

@@ -105,12 +105,12 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
 
 def they_fail_and_pass(made: Exported, *alike: Path) -> None:
     """On the release, and on the checkout that has fixed it. alike: fail at their end on the release."""
-    (code, said), (fixed, output) = run_test.outcomes(
+    (code, output), (fixed, output) = run_test.outcomes(
         (made.system.root, made.system.release, [*made.files, *alike]),
         (made.fixed.root, made.fixed.version, made.files),
     )
-    assert code == run_test.FAILS, said
-    assert (said.count("FAIL: "), said.count(ALIKE)) == (len(made.files) + len(alike), 2 * len(alike)), said
+    assert code == run_test.FAILS, output
+    assert (output.count("FAIL: "), output.count(ALIKE)) == (len(made.files) + len(alike), 2 * len(alike)), output
     assert fixed == 0, output
 
 
@@ -213,8 +213,8 @@ def test_a_test_fails_at_its_own_assertion_alone(monkeypatch, tmp_path, bodies, 
         head += "class Test(unittest.TestCase):\n    def test(self):\n        "
         files.append(tmp_path / f"{len(files)}.py")
         files[-1].write_text(f"{head}{body}\n")
-    asked = ["impl.sglang.process.testing:hook", str(tmp_path), "0.5.10", *map(str, files)]
-    assert run_test.main(asked) == code
+    arguments = ["impl.sglang.process.testing:hook", str(tmp_path), "0.5.10", *map(str, files)]
+    assert run_test.main(arguments) == code
 
 
 def test_names_and_tokens_in_the_lines():
@@ -228,7 +228,7 @@ def test_names_and_tokens_in_the_lines():
 
 
 def driven(implementation: str) -> SGLangSystem:
-    """A release that notes its calls; skips where it cannot be had."""
+    """A release that notes its calls; skips where it is unavailable."""
     try:
         system = registry.resolve(f"sglang=={implementation}", calls=True)
     except UnusableImplementation as error:
@@ -260,8 +260,8 @@ def test_those_of_releases_between_and_of_other_ways_to_run_one(tmp_path):
         runs.append((system.root, system.release, [*files, *alike]))
         wanted.append((run_test.FAILS, len(alike)))
         system.close()
-    for (code, said), want in zip(run_test.outcomes(*runs), wanted, strict=True):
-        assert (code, said.count(ALIKE) // 2) == want, said
+    for (code, output), want in zip(run_test.outcomes(*runs), wanted, strict=True):
+        assert (code, output.count(ALIKE) // 2) == want, output
 
 
 def test_with_the_core_in_rust(tmp_path):
@@ -273,8 +273,8 @@ def test_with_the_core_in_rust(tmp_path):
     with pytest.raises(NotExportable, match="TREE-6: the tree's core in Rust hands out no nodes"):
         export.unit_test(twice, "x", system)
     system.close()
-    ((code, said),) = run_test.outcomes((system.root, system.release, files))
-    assert (code, said.count(ALIKE) // 2) == (run_test.FAILS, len(files)), said
+    ((code, output),) = run_test.outcomes((system.root, system.release, files))
+    assert (code, output.count(ALIKE) // 2) == (run_test.FAILS, len(files)), output
 
 
 def test_what_stands_in_no_one_file_is_refused():
@@ -291,7 +291,7 @@ def test_what_stands_in_no_one_file_is_refused():
 
 @pytest.fixture
 def made(monkeypatch):
-    """The command without releases: what each is said to come to."""
+    """The command without releases, with given outcomes."""
     ends = {"0.5.10": (run_test.FAILS, ""), "0.5.13": (0, "")}
     monkeypatch.setattr(export, "unit_test", lambda *_: "# the test\n")
     monkeypatch.setattr(export, "shared_module", lambda *_: "# the server\n")
@@ -355,8 +355,8 @@ def test_a_test_that_says_nothing_is_not_written(kvspec, made, version, end, say
 
 def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, tmp_path):
     """By clause and command, where the file's name says nothing; Markdown shows the story as it is."""
-    told = "A <b>story</b> | with *stars*, [links](http://x) and s_evicted.\n# None is a heading."
-    save(replace(load(BUG), story=told), "len-3-torch.json")
+    story = "A <b>story</b> | with *stars*, [links](http://x) and s_evicted.\n# None is a heading."
+    save(replace(load(BUG), story=story), "len-3-torch.json")
     code, out, _ = kvspec("export", "len-3-torch.json", "--as", "story")
     assert (code, out.split("\n")[0]) == (0, "# Restore caps at the prefix in admit (LEN-3)")
     assert r"A \<b>story\</b> \| with \*stars\*, [links\](http://x) and s_evicted. # None is" in out

@@ -41,13 +41,13 @@ def test_prompts_are_well_formed_and_fit(longest):
         assert shortened(on, 4) == prompt_of("a4")
 
 
-def test_a_lock_is_told_when_it_is_taken_and_no_more():
+def test_a_lock_is_shown_when_it_is_taken_and_no_more():
     """A release that shapes its own tree lets the reference pin less, between two commands."""
     insert, match = Insert("h1", prompt_of("a4")), Match("h2", prompt_of("a4"))
     was, now = after(insert), after(insert, match)
-    told = ("h2 locks [0, 4): pins 4 SWA tokens, a window needs 4",)
+    lines = ("h2 locks [0, 4): pins 4 SWA tokens, a window needs 4",)
     less = now._replace(tree=now.tree._replace(locks=tuple(k._replace(swa_from=3) for k in now.tree.locks)))
-    assert (tree_changes(was, now), tree_changes(now, less)) == (told, ())
+    assert (tree_changes(was, now), tree_changes(now, less)) == (lines, ())
     assert tree_changes(was, less) == ("h2 locks [0, 4): pins 1 SWA token, a window needs 4",)
 
 

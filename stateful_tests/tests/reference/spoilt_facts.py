@@ -150,8 +150,8 @@ def reads(step: Step, name: str, **reads: Any) -> Step:
     return changed(step, holders=lambda hs: hs | {name: hs[name]._replace(**reads)})
 
 
-def is_told(clause: str, step: Step, says: str | None) -> None:
-    """The clause holds (says None), or fails and says so."""
+def assert_clause(clause: str, step: Step, says: str | None) -> None:
+    """Assert that the clause holds (says None), or fails with these words."""
     failure = CLAUSES[clause].check(step)
     if says is None:
         assert failure is None

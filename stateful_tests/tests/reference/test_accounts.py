@@ -15,7 +15,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.lockstep import Lockstep, replay
-from stateful_tests.tests.reference.spoilt_facts import PLAIN, TREE, changed, is_told, step_of, text
+from stateful_tests.tests.reference.spoilt_facts import PLAIN, TREE, changed, assert_clause, step_of, text
 from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import load
 
@@ -39,9 +39,9 @@ class Told(TorchKV):
 
 
 def account(pool: str, **terms: int) -> Callable[[Report], Report]:
-    def tell(told: Report) -> Report:
-        changed = (replace(a, **terms) if a.pool == pool else a for a in told.accounts)
-        return replace(told, accounts=tuple(changed))
+    def tell(report: Report) -> Report:
+        changed = (replace(a, **terms) if a.pool == pool else a for a in report.accounts)
+        return replace(report, accounts=tuple(changed))
 
     return tell
 
@@ -57,17 +57,17 @@ def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("tell", "clauses"),
     [
-        (lambda told: replace(told, alarm="leak"), ("CHK-1",)),
+        (lambda report: replace(report, alarm="leak"), ("CHK-1",)),
         (account("rows", available=0), ("CHK-1", "CHK-2")),
         (account("swa", available=0), ("CHK-1", "CHK-2")),
         (account("rows", available=2, evictable=1), ("CHK-2",)),
         (account("swa", available=20, protected=4), ("CHK-2",)),
-        (lambda told: replace(told, accounts=told.accounts[:2]), ("CHK-2",)),
-        (lambda told: replace(told, accounts=(*told.accounts, told.accounts[0])), ("CHK-2",)),
-        (lambda told: replace(told, entries=(Entry("full", "uncached", "r9", 12),)), ("CHK-2",)),
+        (lambda report: replace(report, accounts=report.accounts[:2]), ("CHK-2",)),
+        (lambda report: replace(report, accounts=(*report.accounts, report.accounts[0])), ("CHK-2",)),
+        (lambda report: replace(report, entries=(Entry("full", "uncached", "r9", 12),)), ("CHK-2",)),
         (lambda _: None, ("CHK-2",)),
         (lambda _: Report(({"pool": "full"},)), ("BROKEN",)),
-        (lambda told: replace(told, accounts=told.accounts[::-1]), ()),
+        (lambda report: replace(report, accounts=report.accounts[::-1]), ()),
     ],
 )
 def test_a_wrong_report_is_seen(tell, clauses, check):
@@ -83,7 +83,7 @@ def test_a_check_that_lists_nobody(level, lists):
         def capabilities(self):
             return replace(super().capabilities, lists_holders=lists)
 
-    silent = Silent(lambda told: replace(told, entries=()))
+    silent = Silent(lambda report: replace(report, entries=()))
     assert violated(silent, *TURN, CheckBusy(level)) == (("CHK-2",) if level == 2 and lists else ())
 
 
@@ -112,14 +112,14 @@ def test_a_system_says_what_its_busy_check_does_not_count(uncounted, clauses):
         def capabilities(self):
             return replace(super().capabilities, uncounted=frozenset(uncounted))
 
-    def without_rows(told):
-        return Report(told.accounts[:2], tuple(e for e in told.entries if e.pool != "rows"))
+    def without_rows(report):
+        return Report(report.accounts[:2], tuple(e for e in report.entries if e.pool != "rows"))
 
     assert violated(NoRows(without_rows), *TURN, CheckBusy(2)) == clauses
 
 
 @pytest.mark.parametrize(
-    ("fixture", "bug", "since", "told"),
+    ("fixture", "bug", "since", "expected"),
     [
         (
             "a_lent_slot_counts_once", "pr22213-double-count", 6,
@@ -136,11 +136,11 @@ def test_a_system_says_what_its_busy_check_does_not_count(uncounted, clauses):
         ),
     ],
 )  # fmt: skip
-def test_a_false_alarm_is_explained(fixture, bug, since, told):
+def test_a_false_alarm_is_explained(fixture, bug, since, expected):
     """Which pages, as what and as what, since which command."""
     violation = replay(broken(bug), load(FIXTURES / f"{fixture}.json")).violation
     assert violation.since == since
-    assert told in violation.observed.split("\n")
+    assert expected in violation.observed.split("\n")
 
 
 SEEN = step_of(
@@ -153,7 +153,7 @@ ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
 
 
 @pytest.mark.parametrize(
-    ("entries", "sums", "told"),
+    ("entries", "sums", "expected"),
     [
         ((S1, R2), (6, 4), {}),
         ((S1, R2, replace(R2, amount=0)), (6, 4), {}),
@@ -167,10 +167,10 @@ ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
         ((), (0, 0), NOWHERE),
     ],
 )  # fmt: skip
-def test_who_is_counted_wrongly_is_told(entries, sums, told):
+def test_who_is_counted_wrongly_is_reported(entries, sums, expected):
     account = replace(SEEN.outcome.report.accounts[0], session_held=sums[0], uncached=sums[1])
     lines = [line.split(": ", 1) for line in miscounted(SEEN, Report((account,), entries), account)]
-    assert {where.split(" of ")[1][:2]: line for where, line in lines} == told
+    assert {where.split(" of ")[1][:2]: line for where, line in lines} == expected
     assert all(where.endswith(("of s1 at [0, 6)", "of r2 at [0, 4)")) for where, _ in lines)
 
 
@@ -181,16 +181,16 @@ def test_who_has_nothing_need_not_be_counted():
     assert miscounted(step, report, report.accounts[0]) == []
 
 
-def test_how_much_is_told():
-    for pages, told in ((0, "14 tokens too few"), (15, "1 token too many")):
+def test_the_amount_is_reported():
+    for pages, expected in ((0, "14 tokens too few"), (15, "1 token too many")):
         step = replace(SEEN, outcome=Done(report=account("full", available=pages)(SEEN.outcome.report)))
-        is_told("CHK-1", step, f"of 24: {told}")
-        is_told("CHK-2", step, f"available {pages} ")
+        assert_clause("CHK-1", step, f"of 24: {expected}")
+        assert_clause("CHK-2", step, f"available {pages} ")
 
 
 @pytest.mark.parametrize("clause", ["CHK-1", "CHK-2", "CHK-3"])
 def test_what_is_refused_or_no_check_reports_nothing(clause):
     step, refused, done = changed(SEEN, sessions={}), Refused(Reason.NOT_IDLE), Done()
-    is_told(clause, replace(step, outcome=refused), None)
-    is_told(clause, replace(step, expected=refused), None)
-    is_told(clause, replace(step, command=Open("s9"), outcome=done, expected=done), None)
+    assert_clause(clause, replace(step, outcome=refused), None)
+    assert_clause(clause, replace(step, expected=refused), None)
+    assert_clause(clause, replace(step, command=Open("s9"), outcome=done, expected=done), None)

@@ -12,15 +12,15 @@ from reference.clauses import CLAUSES
 from reference.clauses.tree_locks import usable_length
 from reference.failures import AtNode
 from stateful_tests.tests.reference.rows import Rows, spoilt
-from stateful_tests.tests.reference.spoilt_facts import ONE, changed, is_told, pages, path
+from stateful_tests.tests.reference.spoilt_facts import ONE, changed, assert_clause, pages, path
 
 FILE = Rows(Path(__file__).with_name("clauses.txt"))
 STEPS = FILE.steps
 
 
 @pytest.mark.parametrize("clause, step, says", FILE.of_clauses())
-def test_a_spoilt_fact_is_told(clause, step, says):
-    is_told(clause, step, says)
+def test_a_spoilt_fact_is_reported(clause, step, says):
+    assert_clause(clause, step, says)
 
 
 def test_the_twins_of_a_tree_are_the_nodes_that_begin_alike():
@@ -32,7 +32,7 @@ def test_the_twins_of_a_tree_are_the_nodes_that_begin_alike():
 
 def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():
     queued, prefilled = FILE.step("plain: submit r1 (no session) +5"), STEPS["PREFILLED"].after
-    is_told("SWA-2", changed(queued, requests=prefilled.requests, holders=prefilled.holders), None)
+    assert_clause("SWA-2", changed(queued, requests=prefilled.requests, holders=prefilled.holders), None)
 
 
 @pytest.mark.parametrize(

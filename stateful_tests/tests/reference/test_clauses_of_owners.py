@@ -14,7 +14,7 @@ from reference.state import Cursors, Round
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.rows import Rows, spoilt
 from stateful_tests.tests.reference.spoilt_facts import (
-    TREE, as_refused, changed, freed_less, is_told, node, step_of, without,
+    TREE, as_refused, changed, freed_less, assert_clause, node, step_of, without,
 )  # fmt: skip
 
 FILE = Rows(Path(__file__).with_name("clauses_of_owners.txt"))
@@ -22,8 +22,8 @@ STEPS, FREED, LOCKS = FILE.steps, FILE.tables["freed"], FILE.tables["locks"]
 
 
 @pytest.mark.parametrize("clause, step, says", FILE.of_clauses())
-def test_a_spoilt_fact_is_told(clause, step, says):
-    is_told(clause, step, says)
+def test_a_spoilt_fact_is_reported(clause, step, says):
+    assert_clause(clause, step, says)
 
 
 def _stay(step: Step, pool: str) -> Iterator[Owned]:
@@ -59,31 +59,31 @@ def pages_of(text: str) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("clause, pool", [("FREE-1", "full"), ("FREE-2", "swa")])
 @pytest.mark.parametrize("name", FREED)
-def test_a_page_more_or_less_is_told(name, clause, pool):
+def test_a_page_more_or_less_is_reported(name, clause, pool):
     step, full, swa = FREED[name]
     assert step.owed[pool] == pages_of(full if pool == "full" else swa)
     assert as_refused(step).owed[pool] == {}
     assert not as_refused(step).progress
-    is_told(clause, step, None)
+    assert_clause(clause, step, None)
     wrongs = [found] if (found := leaked(step, pool)) is not None else []
     if any(not holder.startswith("tree ") for holder in step.owed[pool]):
         wrongs.append(freed_less(step, pool))
     if any(_stay(step, pool)):
         wrongs.append(freed_more(step, pool))
     for wrong in wrongs:
-        is_told(clause, wrong, "SWA page" if pool == "swa" else "full page")
-        is_told(clause, as_refused(wrong), None)
+        assert_clause(clause, wrong, "SWA page" if pool == "swa" else "full page")
+        assert_clause(clause, as_refused(wrong), None)
 
 
-def test_what_is_waived_is_not_asked():
+def test_what_is_waived_is_not_checked():
     step = spoilt(STEPS["CUT"], "session s1 kv_committed_len=8")
-    told = {clause.id for clause, _ in broken(step)}
-    assert "LEN-2" in told and "LEN-2" not in {clause.id for clause, _ in broken(step, frozenset({"LEN-2"}))}
+    failed = {clause.id for clause, _ in broken(step)}
+    assert "LEN-2" in failed and "LEN-2" not in {clause.id for clause, _ in broken(step, frozenset({"LEN-2"}))}
     assert "LEN-2" not in {clause.id for clause, _ in broken_off(step)}, "it asks of what is not done"
-    assert CLAUSES["REF-1"].check(step) is not None and "REF-1" not in told, "another clause speaks"
+    assert CLAUSES["REF-1"].check(step) is not None and "REF-1" not in failed, "another clause speaks"
     shared = spoilt(STEPS["RUNS"], "owned full r9 0 12")
-    told, waived = {clause.id for clause, _ in broken_off(shared)}, frozenset({"OWN-1"})
-    assert "OWN-1" in told and {clause.id for clause, _ in broken_off(shared, waived)} == told - waived
+    failed, waived = {clause.id for clause, _ in broken_off(shared)}, frozenset({"OWN-1"})
+    assert "OWN-1" in failed and {clause.id for clause, _ in broken_off(shared, waived)} == failed - waived
 
 
 def test_a_session_that_is_gone_is_about_its_turn():
@@ -102,20 +102,20 @@ def test_who_is_not_shown_is_cut_nowhere_and_hands_nothing_over(shown):
 
 
 def test_a_model_without_a_window_frees_no_swa_page():
-    is_told("FREE-2", FILE.step("bare: TURN; AHEAD; finish r1 keep 2"), None)
+    assert_clause("FREE-2", FILE.step("bare: TURN; AHEAD; finish r1 keep 2"), None)
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_more_or_less_is_told(name):
+def test_a_lock_more_or_less_is_reported(name):
     step, text, _ = LOCKS[name]
     counters = [tuple(map(int, pair.split(","))) for pair in text.split()]
     assert [(n.full_locks, n.swa_locks) for n in step.after.tree.nodes] == counters
-    is_told("TREE-6", step, None)
+    assert_clause("TREE-6", step, None)
     for number, (full, swa) in enumerate(counters):
         for change in (1, -1):
-            is_told("TREE-6", node(step, number, full_locks=full + change), f"{full} ")
+            assert_clause("TREE-6", node(step, number, full_locks=full + change), f"{full} ")
             if step.config.geometry.window is not None:
-                is_told("TREE-6", node(step, number, swa_locks=swa + change), f"{swa} ")
+                assert_clause("TREE-6", node(step, number, swa_locks=swa + change), f"{swa} ")
 
 
 # Rows that no text spells.
@@ -125,20 +125,20 @@ def test_a_round_in_flight_computes_one_token_that_nobody_has_claimed():
     step = FILE.step("plain: TURN; launch r1 +3 accept 1; finish r1 keep 1")
     launched = step.was.requests[0]._replace(cursors=Cursors(5, 8, 0, 0), in_flight=(Round(3, 1, 0),))
     claimed = replace(step, was=step.was.with_request(launched))
-    is_told("LEN-2", claimed, None)
+    assert_clause("LEN-2", claimed, None)
     nothing_flies = replace(step, was=step.was.with_request(launched._replace(in_flight=())))
-    is_told("LEN-2", nothing_flies, "target 6")
+    assert_clause("LEN-2", nothing_flies, "target 6")
     more = "command finish r1 keep 2; session s1 kv_committed_len=7 kv_allocated_len=7"
-    is_told("LEN-2", spoilt(claimed, more), "target 7: kv_committed_len 6")
-    is_told("LEN-2", spoilt(claimed, "session s1 kv_committed_len=4"), "target 6: kv_committed_len 5")
+    assert_clause("LEN-2", spoilt(claimed, more), "target 7: kv_committed_len 6")
+    assert_clause("LEN-2", spoilt(claimed, "session s1 kv_committed_len=4"), "target 6: kv_committed_len 5")
 
 
-def test_a_duplicate_that_stays_is_told_where_nothing_moves():
+def test_a_duplicate_that_stays_is_reported_where_nothing_moves():
     step = freed_less(FILE.step("tree: CHUNK; insert h1 a4; extend r1 +4"), "full")
-    is_told("FREE-1", changed(step, before=True, pools=step.after.pools), "full pages of r1")
+    assert_clause("FREE-1", changed(step, before=True, pools=step.after.pools), "full pages of r1")
 
 
 def test_a_lock_that_is_split_later_holds_with_another_text_there():
     commands = script("insert h1 a8; insert h1 b4; match h1 a6; match h2 a4")
     before = step_of(TREE, *commands[:-1]).locks
-    is_told("TREE-6", replace(step_of(TREE, *commands), locks_before=before), None)
+    assert_clause("TREE-6", replace(step_of(TREE, *commands), locks_before=before), None)

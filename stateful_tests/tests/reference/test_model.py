@@ -68,7 +68,7 @@ PAIRS: list[tuple[Reason, str, str, Geometry]] = [
 
 
 @pytest.mark.parametrize("impl", ["reference", "torch"])
-def test_of_two_reasons_the_first_is_told(impl):
+def test_of_two_reasons_the_first_is_reported(impl):
     for reason, given, command, geometry in PAIRS:
         lockstep = Lockstep(resolve(impl), geometry, Mode.FREE)
         for each in script(given):
@@ -156,7 +156,7 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
         step(state, finish, [Choice("r1", kv_committed_len=21)])
 
 
-def test_a_prefill_may_be_swept_after_its_forward_pass():
+def test_a_prefill_may_be_evicted_after_its_forward_pass():
     state, command = after(TWENTY), "extend r1 +20"
     evicted = does(state, command, Choice("r1", swa_evicted_seqlen=12, after=True))
     assert evicted == Cursors(20, 20, 12, 0)
@@ -166,7 +166,7 @@ def test_a_prefill_may_be_swept_after_its_forward_pass():
             does(state, command, choice)
 
 
-def test_a_cut_may_keep_less_where_its_window_was_swept():
+def test_a_cut_may_keep_less_where_its_window_was_evicted():
     ahead = f"{TWENTY}; extend r1 +20; spec_decode r1 +9 accept 1"
     live, evicted = after(ahead), after(f"{ahead}; evict_swa r1 at length 29")
     [finish] = script("finish r1 keep 1")

@@ -68,19 +68,19 @@ _SAID = (
 
 def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
     listed = {(kind_name(kind), reason.value) for kind, rule in RULES.items() for reason in rule.refused}
-    met = set()
+    seen = set()
     for scope in _REFUSING:
         explorer = Explorer(scope, clauses=False)
         assert explorer.run() == "fixed point"
         for situation in explorer.found.situations:
             kind, refused, reason = situation.partition(", refused: ")
             if refused:
-                met.add((kind, reason.partition(", ")[0]))
+                seen.add((kind, reason.partition(", ")[0]))
     for command in _SAID:
         _, outcome = model.step(model.initial(_ONE.geometry), command)
         assert isinstance(outcome, Refused)
-        met.add((kind_name(type(command)), outcome.reason.value))
-    assert met == listed
+        seen.add((kind_name(type(command)), outcome.reason.value))
+    assert seen == listed
     assert RULES.keys() == set(COMMANDS)
     for rule in RULES.values():
         assert list(rule.refused) == [reason for reason in Reason if reason in rule.refused], "in their order"
@@ -135,19 +135,19 @@ def _lanes(command: Command) -> Iterator[tuple[str, dict[str, int]]]:
     elif isinstance(command, (SpecDecode, Launch)):
         yield from ((n.request, {"allocate": n.allocate, "accept": n.accept}) for n in command.lanes)
     elif hasattr(command, "request"):
-        said = (("finished_len", "finished_len"), ("in_flight", "in_flight"), ("length", "L"))
-        yield command.request, {into: getattr(command, name) for name, into in said if hasattr(command, name)}
+        fields = (("finished_len", "finished_len"), ("in_flight", "in_flight"), ("length", "L"))
+        yield command.request, {into: getattr(command, name) for name, into in fields if hasattr(command, name)}
 
 
 def _names(
-    state: State, request: Request | None, session: Session | None, said: dict[str, int]
+    state: State, request: Request | None, session: Session | None, given: dict[str, int]
 ) -> dict[str, Any]:
     """What a formula may use."""
     window, slot = state.config.geometry.window, session.slot if session is not None else None
     late = request is not None and request.in_flight
     c = request.cursors if request is not None and request.cursors is not None else slot or ZERO
     return {
-        **_sizes(state), **dict(zip("CAER", c)), **said,
+        **_sizes(state), **dict(zip("CAER", c)), **given,
         "live": lambda p: window is None or window_live(lost_below(c), p, window),
         "slot": slot is not None, "session": session is not None,
         "closing": session is not None and session.closing,
@@ -172,11 +172,11 @@ def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
     size, window = was.config.geometry.page_size, was.config.geometry.window
     before, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))
     expected: dict[tuple[str, str], set[int]] = {}
-    about = [(was.request(name), said) for name, said in _lanes(command)]
-    for request, said in about or [(None, {})]:
+    about = [(was.request(name), given) for name, given in _lanes(command)]
+    for request, given in about or [(None, {})]:
         named = command.session if isinstance(command, Close) else request.session if request else None
         session = was.session(named) if named is not None else None
-        names = _names(was, request, session, said)
+        names = _names(was, request, session, given)
         case = _case(rule, names)
         holder = session.name if session is not None else request.name if request is not None else ""
         for pool, span in (("full", case.full), ("swa", case.swa)):

@@ -47,7 +47,7 @@ def explained(name: str) -> Explanation:
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_what_is_said_of_the_past_is_so(name):
+def test_statements_about_the_past_are_true(name):
     run, explanation = violated(name), explained(name)
     for claim in explanation.claims:
         held = [claim.holds(moment) for moment in run.history]
@@ -80,18 +80,18 @@ def test_free_lists_say_the_same(name):
 
 def test_the_sentences_and_the_end_of_the_step_tables(request):
     """Of every fixture, as text: read them. `*` is what the command changed, `!` what differs."""
-    said = []
+    texts = []
     for name, trace in BUGS.items():
         text = re.sub(r" at \w+\.py:\d+ in \w+", "", explained(name).text)
         lines = textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
         table = report.run_data(violated(name))["step_table"]
         rows = [table["columns"], *(row["cells"] for row in table["rows"][-3:])]
         lines += [f"    {' | '.join(row)}".rstrip() for row in rows]
-        said.append("\n".join([f"{name} [{trace.clause}]", *lines, ""]))
+        texts.append("\n".join([f"{name} [{trace.clause}]", *lines, ""]))
     if request.config.getoption("accept"):
-        SENTENCES.write_text("\n".join(said), encoding="utf-8")
+        SENTENCES.write_text("\n".join(texts), encoding="utf-8")
     expected = SENTENCES.read_text(encoding="utf-8")
-    assert "\n".join(said) == expected, f"accept what is true: pytest {Path(__file__).parent} --accept"
+    assert "\n".join(texts) == expected, f"accept what is true: pytest {Path(__file__).parent} --accept"
 
 
 class OwnShape:
@@ -181,7 +181,7 @@ def test_each_clause_names_what_it_is_about():
     assert [name for name in BUGS if "; observed: " in explained(name).text] == []
 
 
-def test_the_ledger_fits_and_marks_what_is_wrong(capsys, monkeypatch):
+def test_the_step_table_fits_and_marks_what_is_wrong(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name in BUGS:
         data = report.replay_data(name, violated(name))

@@ -121,8 +121,8 @@ def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_
     assert "free: full pages ? · SWA pages ? · rows 3" in Reader(shown(run)).text
     wide = step_table(run, states, columns=99)
     free = wide["columns"].index("free")
-    told = [row["cells"][free] for row in wide["rows"][-2:]]
-    assert told == ["full ?* SWA ?* rows 3", "full 29 SWA 17 rows 3"]
+    free_cells = [row["cells"][free] for row in wide["rows"][-2:]]
+    assert free_cells == ["full ?* SWA ?* rows 3", "full 29 SWA 17 rows 3"]
 
 
 PAGES = [
@@ -155,10 +155,10 @@ def test_the_page_is_whole_and_asks_nobody(system, name):
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert traces.loads(trace.encode(), "page") == run.trace
-    said = " ".join(read.text.split())
-    assert report.run_data(run)["rows"][-1]["command"] in said
-    assert ("In torch" in said) == (system != "reference")
-    assert ("Conforms" in said) == (run.violation is None)
+    page_text = " ".join(read.text.split())
+    assert report.run_data(run)["rows"][-1]["command"] in page_text
+    assert ("In torch" in page_text) == (system != "reference")
+    assert ("Conforms" in page_text) == (run.violation is None)
 
 
 def test_what_is_wrong_is_marked_on_both_sides():
@@ -177,16 +177,16 @@ def test_what_is_wrong_is_marked_on_both_sides():
 def test_the_rule_is_on_the_page():
     """A page may lie anywhere: what SPEC.md says of the clause is in it, and what the others expected."""
     run = replayed("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
-    said = " ".join(Reader(shown(run)).text.split())
+    page_text = " ".join(Reader(shown(run)).text.split())
     clause, data = CLAUSES["FREE-1"], report.run_data(run)
     for text in (clause.sentence, clause.why, clause.decision, clause.assumption, clause.source):
-        assert said.count(text) == 1, text
-    assert "pr22862-align freeing starts inside a page" in said
-    assert "kvspec clauses FREE-1" in said
+        assert page_text.count(text) == 1, text
+    assert "pr22862-align freeing starts inside a page" in page_text
+    assert "kvspec clauses FREE-1" in page_text
     for name, (expected, observed) in zip(data["violation"]["also"], data["violation"]["details"]):
-        told = f"Rule{CLAUSES[name].sentence}Expected{expected}Observed{observed}"
-        assert told.replace(" ", "") in said.replace(" ", ""), name
-    assert said.count(data["argument"][1:]) == 1
+        shown = f"Rule{CLAUSES[name].sentence}Expected{expected}Observed{observed}"
+        assert shown.replace(" ", "") in page_text.replace(" ", ""), name
+    assert page_text.count(data["argument"][1:]) == 1
 
 
 def test_each_side_says_where_its_turn_resumes():
@@ -262,15 +262,15 @@ def test_of_a_long_trace_the_end_is_shown(monkeypatch):
 def test_replay_writes_the_page(kvspec):
     trace = fixture("overshoot_is_taken_back_when_the_turn_ends")
     traces.save(trace, Path("a trace.json"))
-    told = ("replay", "a trace.json", "--impl", "torch+pr22897", "--json", "r.json")
-    code, out, err = kvspec(*told, "--html", "p.html")
+    arguments = ("replay", "a trace.json", "--impl", "torch+pr22897", "--json", "r.json")
+    code, out, err = kvspec(*arguments, "--html", "p.html")
     assert (code, err) == (1, "")
     text = Path("p.html").read_text()
     assert "kvspec replay &#39;a trace.json&#39; --impl torch+pr22897" in text
     [data] = json.loads(Path("r.json").read_text())["replays"]
     assert [s["step"] for s in data["states"]] == list(range(len(data["rows"])))
     assert data["argument"] in " ".join(out.split())
-    kvspec(*told)
+    kvspec(*arguments)
     assert "states" not in json.loads(Path("r.json").read_text())["replays"][0]
 
 

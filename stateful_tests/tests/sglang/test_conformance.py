@@ -1,5 +1,5 @@
 """Real releases beside the reference: scenes of sessions, ordinary requests and lock holders, with a radix
-tree and without. What random runs find besides is said by `kvspec check`.
+tree and without. `kvspec check` reports what random runs find besides.
 
 Skips, with the reason, where a release can be neither found nor fetched.
 """
@@ -172,7 +172,7 @@ REFUSED: tuple[tuple[bool, str, str, str], ...] = (
     # No scheduler evicts so far, or between the chunks of a prefill.
     (True, "page1", "", "insert g a12 SWA from 12; insert g a12 SWA from 2 (goes on)"),
     (True, "page1", "submit r (no session) +12; admit r; extend r +8", "evict_swa r at length 8"),
-    # What is locked cannot be had.
+    # What is locked is not evictable.
     (True, "tight", "insert g a8 (goes on); submit r (no session) +7; admit r", "extend r +7; insert h b8"),
 )  # fmt: skip
 
@@ -225,8 +225,8 @@ def test_the_terms_of_a_check_are_the_release_s(real):
 def test_who_inserts_at_an_abort_between_two_chunks(release, version, stays):
     """Who does has used its pages last: what was inserted meanwhile is evicted before them."""
     system = release(version)
-    begun = "submit r (no session) a8 +8; admit r; extend r +8"
-    play(system, "no-swa", f"{begun}; insert g b8; abort r; evict full 8")
+    prefilled = "submit r (no session) a8 +8; admit r; extend r +8"
+    play(system, "no-swa", f"{prefilled}; insert g b8; abort r; evict full 8")
     tree = system.view().tree
     [node] = tree.nodes
     assert list(node.path) == [token_id(shared_serial(stays), position) for position in range(8)]

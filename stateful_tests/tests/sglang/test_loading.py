@@ -21,11 +21,11 @@ from stateful_tests.lockstep.systems import resolve
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache folder, and a pip that must not be asked."""
+    """An empty cache folder, and a pip that must not be called."""
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path / "cache"))
 
     def no_pip(*_, **__):
-        raise AssertionError("pip was asked")
+        raise AssertionError("pip was called")
 
     monkeypatch.setattr("subprocess.run", no_pip)
     return tmp_path / "cache"
@@ -102,20 +102,20 @@ def test_a_download_is_unpacked_once_and_leaves_nothing_else(cache, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("output", "line", "asked"),
+    ("output", "line", "pip_calls"),
     [  # wheels of other hosts hold the same files, so those are asked for
         ("ERROR: No matching distribution found for sglang==9.9.9", "no such release", 4),
         ("WARNING: NewConnectionError: Temporary failure in name resolution", "cannot be reached", 1),
     ],
 )
-def test_why_there_is_no_download_is_said_in_one_line(cache, monkeypatch, output, line, asked):
+def test_why_there_is_no_download_is_reported_in_one_line(cache, monkeypatch, output, line, pip_calls):
     calls = answer(monkeypatch, output)
     assert line in unusable(fetch.release_root, "9.9.9")
-    assert len(calls) == asked
+    assert len(calls) == pip_calls
     assert list(cache.iterdir()) == []
 
 
-def test_a_cache_folder_that_cannot_be_written_is_said(cache, monkeypatch):
+def test_a_cache_folder_that_cannot_be_written_is_reported(cache, monkeypatch):
     cache.write_text("a file")
     assert "cannot be fetched into" in unusable(fetch.release_root, "0.5.10")
 

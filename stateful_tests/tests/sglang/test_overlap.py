@@ -66,11 +66,11 @@ def play(system: SGLangSystem, *commands: Command) -> Cursors:
     return system.view().requests["a"].cursors
 
 
-def test_a_sweep_does_not_see_the_result_that_waits(real, version):
+def test_a_window_eviction_does_not_see_the_result_that_waits(real, version):
     assert play(real, *BEGIN, *decode(2)).swa_evicted_seqlen == RELEASE[version].evicted
 
 
-def test_nothing_is_swept_with_lengths_that_wait(real):
+def test_nothing_is_evicted_with_lengths_that_wait(real):
     play(real, *BEGIN, *verify(1, 3))  # 8 tokens, 3 of them in flight
     assert real.apply(EvictSwa("a", 5)) == Refused(Reason.UNFAITHFUL)
     assert isinstance(real.apply(EvictSwa("a", 4)), Done)

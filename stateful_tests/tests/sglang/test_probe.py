@@ -1,4 +1,4 @@
-"""A checkout that differs from every release: what is missing is said in a line, before anything is driven.
+"""A checkout that differs from every release: what is missing is reported in a line, before anything is driven.
 
 Each mutant is a copy of 0.5.23 with one change.
 """
@@ -24,12 +24,12 @@ TREE, ALLOCATION = "mem_cache/unified_radix_cache.py", "mem_cache/allocation.py"
 
 
 class Mutant(NamedTuple):
-    """One change: `old` becomes `new` in a file, or in all where none is named; and what is said of it."""
+    """One change: `old` becomes `new` in a file, or in all where none is named; and what is reported."""
 
     file: str
     old: str
     new: str
-    said: str
+    reported: str
 
 
 REFUSED = {
@@ -65,7 +65,7 @@ REFUSED = {
 
 @pytest.fixture
 def copy(tmp_path):
-    """A copy of 0.5.23, of links to its files; skips where it cannot be had."""
+    """A copy of 0.5.23, of links to its files; skips where it is unavailable."""
     try:
         root = release_root("0.5.23")
     except UnusableImplementation as error:
@@ -100,7 +100,7 @@ def test_what_is_missing_is_named_with_its_file(name, copy):
     mutant = REFUSED[name]
     change(copy, *mutant[:3])
     line = refusal(SGLangSystem, path=copy)
-    assert f"sglang/srt/{mutant.said}" in line
+    assert f"sglang/srt/{mutant.reported}" in line
     assert "taken for 0.5.23" in line
     assert "'A new release of SGLang'" in line
 
@@ -154,17 +154,17 @@ def test_what_did_not_change_for_the_adapter_is_driven(copy):
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_what_shows_only_while_it_is_driven_is_said_of_the_adapter(name, copy):
-    mutant, said = FAILS[name]
+def test_what_shows_only_while_it_is_driven_is_reported_of_the_adapter(name, copy):
+    mutant, reported = FAILS[name]
     change(copy, *mutant[:3])
     system = SGLangSystem(path=copy)
     line = refusal(begin, system)
-    assert said in line
+    assert reported in line
     assert "is not of the 0.5.23 kind" in line
     system.close()
 
 
-def test_where_files_and_version_disagree_the_user_is_told(copy):
+def test_files_and_version_that_disagree_are_reported(copy):
     file = copy / "sglang/_version.py"
     write(file, "__version__ = version = '0.5.20'\n")
     kind = detect(copy)
@@ -174,7 +174,7 @@ def test_where_files_and_version_disagree_the_user_is_told(copy):
     assert detect(copy) == (TABLE["0.5.22"], "")
 
 
-def test_every_release_has_what_is_asked_of_it_and_is_recognised():
+def test_every_release_has_what_the_adapter_needs_and_is_recognised():
     for version in TABLE:
         try:
             root = release_root(version)

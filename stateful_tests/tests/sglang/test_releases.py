@@ -50,8 +50,8 @@ def test_a_setting_of_the_trace_is_that_of_the_release(version, value, shows, re
     trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
     [name] = (n for n in release(version).capabilities.settings if "FREE_OUT_OF_WINDOW" in n)
     switched = replace(trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x"))))
-    for asked, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
-        assert (found(release(version), asked) is not None) is fault
+    for played, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
+        assert (found(release(version), played) is not None) is fault
 
 
 @pytest.mark.parametrize("name", ["0.5.13+overlap", "0.5.14", "0.5.18", "0.5.23", "0.5.23+overlap"])
@@ -63,7 +63,7 @@ def test_the_last_resort_is_taken_where_the_next_verify_round_does_not_fit(name,
         assert found(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen
 
 
-def test_of_a_page_that_row_and_tree_own_the_cause_is_told(release):
+def test_of_a_page_that_row_and_tree_own_the_cause_is_reported(release):
     trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
     argument = explanation_of(replay(release("0.5.18"), trace))
     assert argument.text == (

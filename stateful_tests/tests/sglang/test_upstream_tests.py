@@ -45,4 +45,4 @@ def test_they_fail_at_their_own_assertion(engine):
             pytest.skip(f"{root} lacks {READS[fault.test]}: it was fetched by an older kvspec; remove it")
         runs.append((root, newest, [REPORTS / fault.test]))
     ends = outcomes(*runs, hook=f"{upstream_tests.__name__}:{engine}")
-    assert [(run[2][0].name, said) for run, (code, said) in zip(runs, ends) if code != FAILS] == []
+    assert [(run[2][0].name, output) for run, (code, output) in zip(runs, ends) if code != FAILS] == []

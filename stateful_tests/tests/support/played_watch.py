@@ -70,18 +70,18 @@ def watched_driver(folder: Path, spec: bool) -> type:
     from impl.sglang.scheduler.driver import Driver
 
     watcher = Watcher()
-    told: dict[str, Callable[..., Any]] = {name: around(watcher, name) for _, name in POINTS}
+    hooks: dict[str, Callable[..., Any]] = {name: around(watcher, name) for _, name in POINTS}
 
     def extended(original: Callable[..., Any], batch: Any) -> Any:
-        result = told["extend"](original, batch)
+        result = hooks["extend"](original, batch)
         watched[-1].ends_step(batch, decodes=False)
         lengths = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
         chunks = [r for r, had, new in lengths if had + new < len(r.origin_input_ids) + len(r.output_ids)]
-        told["result"](_nothing, None, SimpleNamespace(reqs=chunks))  # the driver has no result of these
+        hooks["result"](_nothing, None, SimpleNamespace(reqs=chunks))  # the driver has no result of these
         return result
 
     def opened(original: Callable[..., Any], *args: Any) -> Any:
-        return told["open_session"](lambda *_: (original(*args), Bag(success=True))[1], *args)
+        return hooks["open_session"](lambda *_: (original(*args), Bag(success=True))[1], *args)
 
     own = {"open_session": opened, "extend": extended}
     watched: list[Any] = []  # the driver
@@ -110,7 +110,7 @@ def watched_driver(folder: Path, spec: bool) -> type:
             reading.version = lambda _: release.version  # type: ignore[assignment]
             for target, name in POINTS:
                 if name not in ONLY_IN_A_SERVER:
-                    _hooked(f"sglang.srt.{target}", own.get(name, told[name]))
+                    _hooked(f"sglang.srt.{target}", own.get(name, hooks[name]))
             _after(release, "abort_queued", lambda _, req: self._aborted(req))
             _after(release, "prepare_spec", lambda _, batch, *__: self.ends_step(batch, decodes=True))
             _hooked(_DECODE, self._prepared)
@@ -122,12 +122,12 @@ def watched_driver(folder: Path, spec: bool) -> type:
             self.runs += 1
             watcher.__init__({"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
             self.scheduler = _Scheduler(self, SpecAlgorithm(spec))
-            _after(self.server, "new_request", lambda req, *_: told["queue"](_nothing, None, req))
+            _after(self.server, "new_request", lambda req, *_: hooks["queue"](_nothing, None, req))
             process = self.results.process
 
             def processed(turn: Any, result: Any) -> None:
                 batch = Bag(reqs=[turn.req], spec_algorithm=self.scheduler.spec_algorithm)
-                told["result"](lambda *_: process(turn, result), None, batch)
+                hooks["result"](lambda *_: process(turn, result), None, batch)
 
             self.results.process = processed  # type: ignore[method-assign]
 
@@ -135,8 +135,8 @@ def watched_driver(folder: Path, spec: bool) -> type:
             outcome = super().apply(command)
             if isinstance(command, Retract) and (turn := self.server.turns.get(command.request)):
                 if turn.phase is RequestPhase.QUEUED:
-                    told["queue"](_nothing, None, turn.req, True)
-            told["step"](_nothing, self.scheduler)
+                    hooks["queue"](_nothing, None, turn.req, True)
+            hooks["step"](_nothing, self.scheduler)
             return outcome
 
         def _prepared(self, original: Callable[..., Any], batch: Any) -> Any:
@@ -147,12 +147,12 @@ def watched_driver(folder: Path, spec: bool) -> type:
         def ends_step(self, batch: Any, *, decodes: bool) -> None:
             """A step of a server ends where a round is prepared."""
             self.scheduler.prepared = batch.reqs
-            told["step"](lambda _: _round(batch, decodes=decodes), self.scheduler)
+            hooks["step"](lambda _: _round(batch, decodes=decodes), self.scheduler)
             self.scheduler.prepared = []
 
         def _aborted(self, req: Any) -> None:
-            asked = Bag(rid=req.rid, abort_all=False)
-            told["abort"](_nothing, Bag(waiting_queue=[req]), asked)
+            recv_req = Bag(rid=req.rid, abort_all=False)
+            hooks["abort"](_nothing, Bag(waiting_queue=[req]), recv_req)
 
     return WatchedDriver
 

@@ -122,7 +122,7 @@ def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed():
     assert system.stopped > 5
 
 
-def test_a_keeper_of_less_is_told_where_something_can_be_resumed():
+def test_a_keeper_of_less_is_reported_where_something_can_be_resumed():
     trace = load(REGRESSIONS / "a_turn_whose_window_is_there_is_kept_up_to_target.json")
 
     class Eager(KeepsLess):

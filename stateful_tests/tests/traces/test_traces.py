@@ -1,4 +1,4 @@
-"""The trace format: what is written can be read, and what cannot be read is said in one line."""
+"""The trace format: what is written can be read, and what cannot be read is reported in one line."""
 
 import gzip
 import json

@@ -53,27 +53,27 @@ def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
         return done.returncode, done.stdout, done.stderr
     rest = rest.replace("KVSPEC/", f"{ROOT}/").replace(" impl.", f" {INSIDE}impl.")
     code = cli.run(shlex.split(rest))
-    said = capsys.readouterr()
-    for text in said:
+    captured = capsys.readouterr()
+    for text in captured:
         assert text.replace("\n", "").isprintable(), "control characters in a pipe"
         assert "Traceback" not in text
-    return code, said.out, said.err
+    return code, captured.out, captured.err
 
 
 def played(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The transcript with what its commands print now."""
-    told = []
+    blocks = []
     for block in re.split(r"^(?=\$ )", script, flags=re.MULTILINE):
         if not block.startswith("$ "):
-            told.append(block)
+            blocks.append(block)
             continue
         line = block.partition("\n")[0]
         remarks = re.search(r"\n\n((?:# \S.*\n)+)\Z", block)
         code, out, err = typed(line.removeprefix("$ "), capsys)
         marked = "".join(f"! {text}\n" for text in err.splitlines() if not PROGRESS.match(text))
         ended = f"(exit {code})\n" if code else ""
-        told.append(f"{line}\n{steady(out + marked, folder)}{ended}\n{remarks[1] if remarks else ''}")
-    return "".join(told).rstrip() + "\n"
+        blocks.append(f"{line}\n{steady(out + marked, folder)}{ended}\n{remarks[1] if remarks else ''}")
+    return "".join(blocks).rstrip() + "\n"
 
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""transformers' own scheduler and paged cache, where its files can be had."""
+"""transformers' own scheduler and paged cache, where its files are available."""
 
 import json
 import subprocess

@@ -72,11 +72,11 @@ def clause_rows() -> Iterator[ClauseRow]:
 
 def in_words(places: Iterable[Place]) -> str:
     """Places as a row states them: "table r1 0 2", the fields that it has, in their order."""
-    said = []
+    parts = []
     for place in places:
         kind = type(place).__name__.removeprefix("At").lower()
-        said.append(" ".join([kind, *map(str, place)]).replace(" None", ""))
-    return ", ".join(said)
+        parts.append(" ".join([kind, *map(str, place)]).replace(" None", ""))
+    return ", ".join(parts)
 
 
 @dataclass
@@ -106,9 +106,9 @@ class Scene:
 
     def violation(self, line: str, waived: Container[str] = ()) -> Violation | None:
         """What a command with the facts after it violates of the clauses that are not waived."""
-        said, *stated = (part.strip() for part in line.split(";"))
-        refused = said.startswith("refused ")
-        command = parse(said.removeprefix("refused "), ENGINE_KINDS)
+        text, *stated = (part.strip() for part in line.split(";"))
+        refused = text.startswith("refused ")
+        command = parse(text.removeprefix("refused "), ENGINE_KINDS)
         if not refused:
             self._sent(command)
         self._outputs: list[Output] = []

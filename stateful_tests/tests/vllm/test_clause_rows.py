@@ -92,8 +92,8 @@ def test_a_batch_that_breaks_may_still_write_what_it_has_published():
     assert violation.clauses == ("BROKEN",)
 
 
-@pytest.mark.parametrize(("failed", "said"), [(("r1",), None), ((), "r1 goes on")])
-def test_a_load_that_fails_ends_its_request(failed, said):
+@pytest.mark.parametrize(("failed", "expected"), [(("r1",), None), ((), "r1 goes on")])
+def test_a_load_that_fails_ends_its_request(failed, expected):
     """Where that is the policy: the end comes without a token, and nobody else's does."""
     texts = RequestTexts(replace(SIZES["full"], peer=True, fail_requests=True))
     ended = SimpleNamespace(requests={}, lanes=(), outputs=(Output("r1", (), "error"),), host=None)
@@ -103,4 +103,4 @@ def test_a_load_that_fails_ends_its_request(failed, said):
     lanes, outputs = texts.follow(Schedule(), ended)
     step = SimpleNamespace(lanes=lanes, outputs=outputs, bearers=texts.bearers)
     found = BLOCK_CLAUSES["TXT-2"].check(step)
-    assert (found and found.expected) == said and ("r1" in texts.bearers) == bool(said)
+    assert (found and found.expected) == expected and ("r1" in texts.bearers) == bool(expected)

@@ -73,7 +73,7 @@ def test_waiting_completes_what_is_ahead_too(device):
     assert device.completed == [0, 1] and device.jobs[1].copied and not device.jobs[2].copied
 
 
-def test_finished_jobs_are_told_once(device, monkeypatch):
+def test_finished_jobs_are_reported_once(device, monkeypatch):
     for module, values in {"base": {}, "worker.worker": {"TransferResult": Bag}}.items():
         monkeypatch.setitem(sys.modules, f"vllm.v1.kv_offload.{module}", Bag(**values))
     device.completed = [3]
@@ -164,10 +164,10 @@ def test_what_a_worker_does_around_a_batch(offloads, monkeypatch, sync):
     begins = ("start_load_kv", None)
     first = [("handle_preemptions", "meta"), ("bind_connector_metadata", "meta"), *[begins] * bool(sync)]
     assert did == first
-    told = offloads.after(batch)
+    output = offloads.after(batch)
     assert did[len(first) :] == [*[begins] * (not sync), ("wait_for_save",), ("clear_connector_metadata",)]
-    assert (told.finished_sending, told.finished_recving) == (({"r1"}, None) if sync else (None, {"r1"}))
-    assert told.kv_connector_worker_meta == "told"
+    assert (output.finished_sending, output.finished_recving) == (({"r1"}, None) if sync else (None, {"r1"}))
+    assert output.kv_connector_worker_meta == "told"
 
 
 @pytest.fixture
@@ -199,24 +199,24 @@ def test_a_load_from_the_peer(loads):
     assert shown == HostFacts(0, (), tuple(tuple(c) for c in device.host.values()), (), (job,))
     device.complete(True)
     assert shown_of(loads).transfers == (job._replace(completed=True),)
-    told = loads.after(None)
-    assert (told.finished_recving, told.invalid_block_ids, told.failed_recving) == ({"r1"}, set(), None)
+    output = loads.after(None)
+    assert (output.finished_recving, output.invalid_block_ids, output.failed_recving) == ({"r1"}, set(), None)
     assert loads.after(None).finished_recving is None and not shown_of(loads).transfers
 
 
-@pytest.mark.parametrize("groups, blocks, names, told", [
+@pytest.mark.parametrize("groups, blocks, names, reported", [
     (2, 1, True, (set(), {"r1"})), (2, 3, True, (set(), None)), (2, 1, False, None),
     (1, 1, False, ({2}, None)), (1, 2, False, (set(), None)),
 ])  # fmt: skip
-def test_a_load_that_fails(loads, groups, blocks, names, told):
+def test_a_load_that_fails(loads, groups, blocks, names, reported):
     loads._config = Bag(groups=CONFIG.groups[:groups])
     loads._output = lambda: Bag(failed_recving=None) if names else Bag()
     assert not loads.fail(0), "there is none"
     loads._peer.started_loads = [(REQUEST, ([1, 2], [3]), 0, 5)]  # more than the tables have
     loads.before(None)
-    assert loads.fail(blocks) == (told is not None)
-    if told is not None:
-        said = loads.after(None)
-        assert (said.invalid_block_ids, getattr(said, "failed_recving", None)) == told
-        assert said.finished_recving == {"r1"} and loads.after(None).invalid_block_ids == set()
+    assert loads.fail(blocks) == (reported is not None)
+    if reported is not None:
+        output = loads.after(None)
+        assert (output.invalid_block_ids, getattr(output, "failed_recving", None)) == reported
+        assert output.finished_recving == {"r1"} and loads.after(None).invalid_block_ids == set()
         assert len(loads.transfers.jobs[0].parts) == blocks

@@ -1,4 +1,4 @@
-"""What a violation of an engine is told as: a sentence, a page, a story, a unit test, a fixture."""
+"""How a violation of an engine is reported: a sentence, a page, a story, a unit test, a fixture."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def released(path):
 
 
 @pytest.mark.parametrize("path", [path for path, _ in TRACES], ids=lambda path: path.stem)
-def test_why_is_said_in_a_sentence_that_is_true_and_drawn(vllm, path):
+def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
     run = replay(vllm(released(path)), traces.load(path))
     explained = explanation_of(run)
     assert SAID[path.stem] in explained.text
@@ -147,7 +147,7 @@ NO_OBJECT = "no object of the scheduler shows it"
 
 
 def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_release_conforms(vllm):
-    vllm("0.33.0")  # or it cannot be had
+    vllm("0.33.0")  # or it is unavailable
     command = [sys.executable, "-m", "stateful_tests.tests.vllm.vllm_faults", "--replay"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     seen = json.loads(done.stdout)
@@ -157,12 +157,12 @@ def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_relea
     tested = {name: ends for name, (_, _, ends) in seen.items()}
     # What goes wrong in the worker alone, no object of the scheduler shows.
     worker = [name for name, fault in RELEASE_FAULTS.items() if "/worker/" in fault.file]
-    untold = dict.fromkeys(worker, ["passes"] * 2)
+    not_shown = dict.fromkeys(worker, ["passes"] * 2)
     for name, fault in RELEASE_FAULTS.items():
         clauses = {*seen[name][0][:-1]}
         if clauses <= UNSEEN or name == "session-text-lost-in-the-worker":
-            untold[name] = [f"# {fault.clause}: {NO_OBJECT}"] * 2
-    assert tested == {name: untold.get(name, ["fails", "passes"]) for name in RELEASE_FAULTS}
+            not_shown[name] = [f"# {fault.clause}: {NO_OBJECT}"] * 2
+    assert tested == {name: not_shown.get(name, ["fails", "passes"]) for name in RELEASE_FAULTS}
 
 
 def test_every_clause_is_the_first_to_see_a_fault():

@@ -75,8 +75,8 @@ def test_a_wheel_without_a_runner_is_refused(monkeypatch, tmp_path, cache):
 
 
 def test_an_unknown_release_is_one_line(monkeypatch):
-    said = "ERROR: No matching distribution found for vllm==9.9"
-    monkeypatch.setattr("subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 1, "", said))
+    output = "ERROR: No matching distribution found for vllm==9.9"
+    monkeypatch.setattr("subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 1, "", output))
     assert "no such release" in unusable(fetch.release_root, "9.9")
     assert "not a version number" in unusable(fetch.release_root, "newest")
 
@@ -112,7 +112,7 @@ def changed(vllm, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "said"),
+    ("file", "old", "new", "reported"),
     [
         (QUEUE, "def get_all_free_blocks", "def list_free", f"{QUEUE}: FreeKVCacheBlockQueue has no get_all"),
         (SCHEDULER, "class Scheduler(", "class Planner(", f"{SCHEDULER}: there is no Scheduler"),
@@ -122,13 +122,13 @@ def changed(vllm, monkeypatch, tmp_path):
         (POOL, "cached_block_hashes_by_block", "further_hashes", f"{POOL}: BlockPool has no cached_block_h"),
     ],
 )  # fmt: skip
-def test_a_checkout_of_tomorrow_names_what_it_lacks(changed, file, old, new, said):
+def test_a_checkout_of_tomorrow_names_what_it_lacks(changed, file, old, new, reported):
     line = unusable(resolve, "vllm", checkout=changed(file, old, new))
-    assert said in line and "'A new release of vLLM'" in line
+    assert reported in line and "'A new release of vLLM'" in line
 
 
 @pytest.mark.parametrize(
-    ("new", "said"),
+    ("new", "reported"),
     [
         ("        from vllm.models import tables\n        assert tables.count(self) + 1\n",
          "which uses a module that is not loaded (modules.py)"),
@@ -136,10 +136,10 @@ def test_a_checkout_of_tomorrow_names_what_it_lacks(changed, file, old, new, sai
         ("        assert self.vllm_config.new_config.size > 0\n", "no value for the setting vllm_config.new"),
     ],
 )  # fmt: skip
-def test_what_shows_only_while_it_is_driven_is_said_of_the_adapter(changed, new, said):
+def test_what_shows_only_while_it_is_driven_is_reported_of_the_adapter(changed, new, reported):
     system = resolve("vllm", checkout=changed(SCHEDULER, SESSIONS, SESSIONS + new))
     system.reset(engine_preset("full"))
-    assert said in unusable(system.apply, Schedule())
+    assert reported in unusable(system.apply, Schedule())
     system.close()
 
 

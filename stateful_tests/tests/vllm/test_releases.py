@@ -1,4 +1,4 @@
-"""vLLM's releases themselves, where their files can be had."""
+"""vLLM's releases themselves, where their files are available."""
 
 import os
 
@@ -22,9 +22,9 @@ TRACES = list(known_faults.traces("vllm"))
 
 @pytest.mark.parametrize("way", ["", "+async", "+v2", "+async+v2"])
 def test_turns_drafts_and_a_reset_on_either_model_runner(vllm, way):
-    said = "add r1 a5 +1 for 4 (session); add r2 a4 for 6; schedule; update; schedule accept 2; update"
-    said += "; reset_cache (running); schedule; update; more r1 a3 +1 for 3; schedule accept 1; update"
-    commands = [parse(line, ENGINE_KINDS) for line in said.split("; ") + ["schedule accept 1", "update"] * 9]
+    text = "add r1 a5 +1 for 4 (session); add r2 a4 for 6; schedule; update; schedule accept 2; update"
+    text += "; reset_cache (running); schedule; update; more r1 a3 +1 for 3; schedule accept 1; update"
+    commands = [parse(line, ENGINE_KINDS) for line in text.split("; ") + ["schedule accept 1", "update"] * 9]
     run = replay(vllm("0.33.0" + way), Trace(engine_preset("drafts"), Mode.FAITHFUL, tuple(commands)))
     given = [line for row in run.rows for line in row.tree if " gets " in line or "ends" in line]
     assert run.violation is None

@@ -157,17 +157,17 @@ def main(names: list[str]) -> int:
         fault, began = RELEASE_FAULTS[name], time.monotonic()
         system = _loaded(fault.overlap, fault.v2)
         trace, ran, commands = look_for(system, fault)
-        said, smallest = "survives", trace
+        verdict, smallest = "survives", trace
         if trace is None:
             survivors += 1
         else:
             with system.faulty(fault):
                 first = replay(system, trace).violation
                 assert first is not None
-                said = ", ".join(first.clauses)
+                verdict = ", ".join(first.clauses)
                 smallest = minimise(system, trace, first.clause, budget=300)
         took = time.monotonic() - began
-        print(f"| {name} | {said} | {ran} | {commands} | {took:.1f} |", flush=True)
+        print(f"| {name} | {verdict} | {ran} | {commands} | {took:.1f} |", flush=True)
         if smallest is not None and smallest is not trace:
             shown = "; ".join(map(format_command, smallest.commands))
             print(name, first.clause, smallest.geometry, shown, sep=" | ", file=sys.stderr)

@@ -52,13 +52,13 @@ APART = "the lines are of different requests, and may come in either order"
 @pytest.mark.parametrize("name, begins", LOGS)
 def test_what_is_found(name, begins, request):
     log = ChangedLog(name, begins)
-    told = [*_counts(log.validated(log.lines)), "", *(_found(log, change) for change in log.changes())]
-    text = "\n".join([*told, ""])
+    lines = [*_counts(log.validated(log.lines)), "", *(_found(log, change) for change in log.changes())]
+    text = "\n".join([*lines, ""])
     file = ACCEPTED / f"{name}{'' if begins is None else f'-from_snapshot_{begins}'}.txt"
     if request.config.getoption("accept"):
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
-    holes = [line for line in told if line.endswith(": nothing")]
+    holes = [line for line in lines if line.endswith(": nothing")]
     assert not holes, holes
 
 

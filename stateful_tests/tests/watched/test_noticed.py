@@ -30,7 +30,7 @@ class Row(NamedTuple):
     title: str
     header: dict[str, Any]
     log: Log
-    said: str
+    outcome: str
 
 
 def rows() -> Iterator[Row]:
@@ -44,8 +44,8 @@ def rows() -> Iterator[Row]:
         title, _, changes = head.partition(", on ")
         values = (change.split("=") for change in changes.split())
         log = [event for line in lines[:-1] for event in events(line)]
-        said = lines[-1].removeprefix("-> ")
-        yield Row(title, {name: json.loads(value) for name, value in values}, log, said)
+        outcome = lines[-1].removeprefix("-> ")
+        yield Row(title, {name: json.loads(value) for name, value in values}, log, outcome)
 
 
 def events(line: str) -> Log:
@@ -86,17 +86,17 @@ def validate(tmp_path) -> Callable[..., Validated]:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
 def test_validation_says(row, validate):
     found = validate(row.log, **row.header)
-    said = [
+    parts = [
         f"{m.clause} {m.event}"
         + (f" of {m.expected.partition(':')[0]}" if m.clause == "REF-1" else "")
         + (f" ({m.known})" if m.known else "")
         for m in found.mismatches
     ]
-    said += [f"skipped: {count} {what}" for what, count in found.skipped.items() if what != SKIPPED]
-    said += [f"the server's choice: {count} {what}" for what, count in found.policy.items()]
-    said += [f"never computed: {session} {position}" for session, position in sorted(found.holes)]
-    said = said or [name for name in ("prepared", "parked") if getattr(found, name)]
-    assert ("; ".join(said) or "conforms") == row.said
+    parts += [f"skipped: {count} {what}" for what, count in found.skipped.items() if what != SKIPPED]
+    parts += [f"the server's choice: {count} {what}" for what, count in found.policy.items()]
+    parts += [f"never computed: {session} {position}" for session, position in sorted(found.holes)]
+    parts = parts or [name for name in ("prepared", "parked") if getattr(found, name)]
+    assert ("; ".join(parts) or "conforms") == row.outcome
 
 
 def first(found: Validated) -> tuple[str, str]:

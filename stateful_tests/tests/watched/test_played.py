@@ -62,8 +62,8 @@ def note(lives: Lives, command: Command, name: Any) -> None:
             lives[name(request)].append(("abort",))
 
 
-def told_alike(life: list[tuple[object, ...]], claims: bool) -> list[tuple[object, ...]]:
-    """As a log tells it: who is given up as the last resort is retracted first; where rounds claim a token as
+def comparable(life: list[tuple[object, ...]], claims: bool) -> list[tuple[object, ...]]:
+    """As a log has it: who is given up as the last resort is retracted first; where rounds claim a token as
     they are launched, the result accepts the others."""
     found: list[tuple[object, ...]] = []
     for what, *more in life:
@@ -110,13 +110,13 @@ def test_what_is_played_validates(version, how, tmp_path):
     compared = 0
     for (lives, conforms), folder in zip(played, sorted(tmp_path.iterdir()), strict=False):
         (log,) = logs_of([folder])
-        told = Tells(log.header)
-        found = told.run(log.lines())
+        recorder = Tells(log.header)
+        found = recorder.run(log.lines())
         assert not found.found, (folder.name, found.found[0])
         if how == "overlap" or found.ended:
             continue  # results come later than they are played; or anything may have happened
         for name, life in lives.items():
             compared += 1
-            same, life = (told_alike(each, bool(log.header.claims)) for each in (told.lives[name], life))
+            same, life = (comparable(each, bool(log.header.claims)) for each in (recorder.lives[name], life))
             assert (same if conforms else same[: len(life)]) == life, (folder.name, name)
     assert compared > 10 or how == "overlap"

@@ -201,12 +201,12 @@ def test_idle_sessions_that_keep_all_are_a_known_fault(release, kind, known):
     assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
 
 
-def test_who_waits_for_long_is_told():
-    told = []
-    clients = Clients((Client("a", 0, (Turn(0, 3, 3),)), Client("b", 500, (Turn(0, 3, 3),))), 1, told.append)
+def test_who_waits_for_long_is_reported():
+    stalled = []
+    clients = Clients((Client("a", 0, (Turn(0, 3, 3),)), Client("b", 500, (Turn(0, 3, 3),))), 1, stalled.append)
     for now in range(90):
         clients.round(now, 0)
-    assert told == [["a.1"]]
+    assert stalled == [["a.1"]]
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
     assert one.outcome.answers["a.3"] == "abort" and one.outcome.answers["a.4"] == "length"
 
 
-def test_a_known_fault_is_told_by_name(scheduler):
+def test_a_known_fault_is_reported_by_name(scheduler):
     second = Client("a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30)
     judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
     assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
@@ -272,15 +272,15 @@ PREFIXED = "AssertionError:  at srt/managers/schedule_policy.py:1368"
     ("0.5.22", "Decode out of memory.", "prepared", ""),
 ])  # fmt: skip
 def test_known_faults_explain_what_they_cause_alone(release, error, seen, name):
-    told = Validated(parked=seen == "parked", prepared=seen == "prepared")
-    told.reached[seen] += 1
-    assert explains_end(release, error, Config(mixed=True, tree=False), told) == name
+    validated = Validated(parked=seen == "parked", prepared=seen == "prepared")
+    validated.reached[seen] += 1
+    assert explains_end(release, error, Config(mixed=True, tree=False), validated) == name
 
 
 @pytest.mark.parametrize(
     "window, far", [(3, False), (4, False), (5, True), (6, True), (7, False), (8, False)]
 )
-def test_a_window_that_a_tree_sweeps_too_far(window, far):
+def test_a_window_that_a_tree_evicts_too_far(window, far):
     leak, name = "Full Pool Mem Leak Detected!", "swept-too-far" if far else ""
     assert explains_end("0.5.22", leak, Config(window=window, page_size=4), Validated()) == name
 

@@ -37,8 +37,8 @@ def lines_of(path: Path) -> Lines:
 def written(tmp_path):
     def write(lines):
         path = tmp_path / "log.jsonl"
-        told = [list(line.values()) if "event" in line else line for line in lines]
-        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in told))
+        rows = [list(line.values()) if "event" in line else line for line in lines]
+        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in rows))
         return path
 
     return write
@@ -103,14 +103,14 @@ def test_a_mismatch_in_a_tree_of_unknown_content_has_no_trace():
     assert validator.run(changed.lines).found and validator.trace() is None
 
 
-def test_a_claim_has_to_be_said(written):
+def test_a_claim_has_to_be_stated(written):
     head, *lines = lines_of(FIXTURES / "sglang-0.5.14-rounds_that_claim.jsonl")
     assert head["claims"] == 1
     found = validate(written([{**head, "claims": 0}, *lines])).found
     assert (found[0].event, found[0].clause) == ("step", "LEN-4")
 
 
-def test_a_mixed_batch_is_told_whole(written):
+def test_a_mixed_batch_is_logged_whole(written):
     lines = lines_of(FIXTURES / "sglang-0.5.23-mixed_batches.jsonl")
     assert validate(written(lines)).known["mixed-round-not-counted"]
     later = validate(written([{**lines[0], "release": "0.5.24"}, *lines[1:]])).found
@@ -194,7 +194,7 @@ def test_two_processes_in_one_log_part_ways(written):
     assert found.found and any("come" in what or "missing" in what for what in found.skipped)
 
 
-def test_missing_steps_are_told(written):
+def test_missing_steps_are_reported(written):
     lines = [line for line in lines_of(LOGS[0]) if line.get("number") not in (5, 6)]
     assert "steps 5 to 6 are missing" in validate(written(lines)).skipped
 
@@ -207,7 +207,7 @@ def test_parts_of_one_process_are_one_log(tmp_path):
     assert len(found) == 1 and found[0].bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     assert Validator(found[0].header).run(found[0].lines()).events == len(lines) - 1
     (first,) = logs_of([tmp_path / "kvspec-7-0001.jsonl"])
-    assert Validator(first.header).run(first.lines()).events == 49, "the part that was asked for"
+    assert Validator(first.header).run(first.lines()).events == 49, "the requested part"
 
 
 def test_a_growing_log_is_followed(tmp_path):

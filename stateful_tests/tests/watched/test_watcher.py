@@ -89,8 +89,8 @@ def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path):
     log.close()
     assert log.dropped == 0 and not log.wants_snapshot
     (found,) = logs_of([tmp_path])
-    told = [getattr(line.event, "dropped", "step") for line in found.lines()]
-    assert told == ["step", 3, "step", "step", 0]
+    events = [getattr(line.event, "dropped", "step") for line in found.lines()]
+    assert events == ["step", 3, "step", "step", 0]
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, caplog):
@@ -206,13 +206,13 @@ def test_numbers_of_other_libraries_are_written(tmp_path):
 
 def served(clients: Clients, rounds: int = 200) -> list[str]:
     """What they say to a server that answers at once."""
-    said = []
+    sent = []
     for now in range(rounds):
         for message in clients.round(now, 1):
-            said.append(f"{message.kind} {message.name}")
+            sent.append(f"{message.kind} {message.name}")
             if message.kind == "submit":
                 clients.answered(message.name, now)
-    return said
+    return sent
 
 
 def test_clients_wait_for_answers_and_close():
@@ -261,26 +261,26 @@ def test_an_environment_serves_each_clone_with_its_own_packages(tmp_path):
 
 def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
-    waits, made, said = threading.Event(), [], []
+    waits, made, lines = threading.Event(), [], []
 
     def build(release, folder, say):
         assert waits.wait(20)
-        told = {"python": environment._PYTHON, "torch": version("torch")}
+        info = {"python": environment._PYTHON, "torch": version("torch")}
         (folder / "bin").mkdir(parents=True)
         (folder / "bin" / "python").touch()
-        (folder / "kvspec-server.json").write_text(json.dumps(told))
+        (folder / "kvspec-server.json").write_text(json.dumps(info))
         made.append(release)
         return folder / "bin" / "python"
 
     def say(line):
-        said.append(line)
+        lines.append(line)
         waits.set()
 
     monkeypatch.setattr(environment, "_build", build)
     with ThreadPoolExecutor(2) as pool:
         found = [pool.submit(environment.make, "0.5.23", say) for _ in range(2)]
         assert len({each.result() for each in found}) == 1
-    assert made == ["0.5.23"] and [line.split(": ")[-1] for line in said] == ["waiting"]
+    assert made == ["0.5.23"] and [line.split(": ")[-1] for line in lines] == ["waiting"]
 
 
 def test_an_environment_for_another_torch_is_one_line(tmp_path, monkeypatch):
