@@ -166,7 +166,7 @@ def changed(path: Path, **changes: object) -> Trace:
 def test_what_no_class_of_the_release_shows_is_refused(exported):
     """A node that ends inside a page shares it with the next, yet each slot has one node."""
     trace = replace(PLANTED[0].trace(), clause="OWN-1")
-    with pytest.raises(NotExportable, match="OWN-1 shows in nothing that the release's classes can be asked"):
+    with pytest.raises(NotExportable, match="OWN-1 shows in nothing that the release's classes offer"):
         export.unit_test(trace, "x", exported.system)
 
 

@@ -20,7 +20,7 @@ def test_what_waits_is_nobodys_and_goes_back_once():
     pool.give(taken[1:2])
     with pytest.raises(AssertionError):  # groups are not nested
         pool.hold()
-    with pytest.raises(OutOfPagesError, match="1 pages asked for, 0 free"):
+    with pytest.raises(OutOfPagesError, match="1 pages requested, 0 free"):
         pool.take(1)
     pool.release()
     assert sorted(pool.free_pages().tolist()) == [1, 2]
