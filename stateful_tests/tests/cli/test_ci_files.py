@@ -171,8 +171,8 @@ def written(
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = new_tallies()
     data = report.check_data(result, plan, capabilities=can, masks=masks, base=base)
-    for finding in data["findings"]:
-        finding["saved"], finding["replay"] = "t.json", "kvspec replay t.json"
+    for found in data["findings"]:
+        found["saved"], found["replay"] = "t.json", "kvspec replay t.json"
     junit.write(str(tmp_path / "junit.xml"), data)
     document = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     cases = {case.name: case for suite in document for case in suite}

@@ -140,7 +140,8 @@ MISSING = {
 @pytest.mark.parametrize("missing", MISSING)
 def test_what_is_missing_is_reported_in_one_line(missing, installed):
     expected = MISSING[missing]
-    for (line, says), (code, out) in zip(expected.items(), installed(*expected, without=missing), strict=True):
+    outcomes = installed(*expected, without=missing)
+    for (line, says), (code, out) in zip(expected.items(), outcomes, strict=True):
         assert code == 2 and says in out and len(out.splitlines()) == 1, (line, out)
 
 

@@ -15,7 +15,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.lockstep import Lockstep, replay
-from stateful_tests.tests.reference.spoilt_facts import PLAIN, TREE, changed, assert_clause, step_of, text
+from stateful_tests.tests.reference.spoilt_facts import PLAIN, TREE, assert_clause, changed, step_of, text
 from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import load
 

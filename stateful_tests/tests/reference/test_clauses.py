@@ -12,7 +12,7 @@ from reference.clauses import CLAUSES
 from reference.clauses.tree_locks import usable_length
 from reference.failures import AtNode
 from stateful_tests.tests.reference.rows import Rows, spoilt
-from stateful_tests.tests.reference.spoilt_facts import ONE, changed, assert_clause, pages, path
+from stateful_tests.tests.reference.spoilt_facts import ONE, assert_clause, changed, pages, path
 
 FILE = Rows(Path(__file__).with_name("clauses.txt"))
 STEPS = FILE.steps

@@ -136,7 +136,8 @@ def _lanes(command: Command) -> Iterator[tuple[str, dict[str, int]]]:
         yield from ((n.request, {"allocate": n.allocate, "accept": n.accept}) for n in command.lanes)
     elif hasattr(command, "request"):
         fields = (("finished_len", "finished_len"), ("in_flight", "in_flight"), ("length", "L"))
-        yield command.request, {into: getattr(command, name) for name, into in fields if hasattr(command, name)}
+        present = ((name, into) for name, into in fields if hasattr(command, name))
+        yield command.request, {into: getattr(command, name) for name, into in present}
 
 
 def _names(

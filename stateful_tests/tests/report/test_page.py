@@ -184,8 +184,8 @@ def test_the_rule_is_on_the_page():
     assert "pr22862-align freeing starts inside a page" in page_text
     assert "kvspec clauses FREE-1" in page_text
     for name, (expected, observed) in zip(data["violation"]["also"], data["violation"]["details"]):
-        shown = f"Rule{CLAUSES[name].sentence}Expected{expected}Observed{observed}"
-        assert shown.replace(" ", "") in page_text.replace(" ", ""), name
+        sentences = f"Rule{CLAUSES[name].sentence}Expected{expected}Observed{observed}"
+        assert sentences.replace(" ", "") in page_text.replace(" ", ""), name
     assert page_text.count(data["argument"][1:]) == 1
 
 

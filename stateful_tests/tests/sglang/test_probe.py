@@ -1,4 +1,4 @@
-"""A checkout that differs from every release: what is missing is reported in a line, before anything is driven.
+"""A checkout that differs from every release: one line reports what is missing, before anything is driven.
 
 Each mutant is a copy of 0.5.23 with one change.
 """

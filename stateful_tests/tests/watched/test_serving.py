@@ -203,7 +203,8 @@ def test_idle_sessions_that_keep_all_are_a_known_fault(release, kind, known):
 
 def test_who_waits_for_long_is_reported():
     stalled = []
-    clients = Clients((Client("a", 0, (Turn(0, 3, 3),)), Client("b", 500, (Turn(0, 3, 3),))), 1, stalled.append)
+    waiting = Client("a", 0, (Turn(0, 3, 3),)), Client("b", 500, (Turn(0, 3, 3),))
+    clients = Clients(waiting, 1, stalled.append)
     for now in range(90):
         clients.round(now, 0)
     assert stalled == [["a.1"]]
