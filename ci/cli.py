@@ -128,7 +128,8 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, interrupt)
     code = run()
-    for number in numbers:  # all is said: Python's own end takes no signal, which would be the exit code
+    # The report is out. A signal during Python's own end would become the exit code.
+    for number in numbers:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 

@@ -169,7 +169,7 @@ class View(msgspec.Struct):
 
 
 class System(Protocol):
-    """A system under test. One instance serves many runs, each begun by `reset`."""
+    """A system under test. One instance serves many runs, each started by `reset`."""
 
     @property
     def name(self) -> str:

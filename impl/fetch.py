@@ -1,6 +1,6 @@
 """Where the Python files of an engine's release come from: a cache folder, else the package index.
 
-Whatever goes wrong here is the user's to mend, so it is one line: UnusableImplementation.
+Whatever goes wrong here is for the user to fix, so it is one line: UnusableImplementation.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def hook(trace: Trace) -> str:
 def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if Path(text).is_dir():
-        return ReleaseTarget(f"a checkout{described(text)} that mends it", "", checkout_root(text))
+        return ReleaseTarget(f"a checkout{described(text)} that fixes it", "", checkout_root(text))
     version = text.removeprefix("vllm==")
     return ReleaseTarget(f"vllm=={version}", version, release_root(version))
 

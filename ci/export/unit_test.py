@@ -64,7 +64,7 @@ class ReleaseTarget(NamedTuple):
 def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
-        root, name = checkout_root(text), f"a checkout{described(text)} that mends it"
+        root, name = checkout_root(text), f"a checkout{described(text)} that fixes it"
         return ReleaseTarget(name, releases.detect(root).release.version, root)
     version = releases.supported(text.removeprefix("sglang==")).version
     return ReleaseTarget(f"sglang=={version}", version, release_root(version))

@@ -115,7 +115,7 @@ class _FreesFirstRowAgain(RadixTree):
 
 @bug("insert-refreshes-nothing", "TREE-11", "an insert does not count as use")
 class _InsertRefreshesNothing(RadixTree):
-    """What a request has just computed is evicted before what nobody asked for in an hour. Insert leaves the
+    """What a request has just computed is evicted before what nobody has used for an hour. Insert leaves the
     moments of the nodes that it found as they were. Visible when an old prefix is inserted again and then
     something is evicted. Fix: refresh the path."""
 

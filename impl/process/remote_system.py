@@ -239,7 +239,7 @@ class WorkerSystem:
         self.close()
 
     def _memory_mb(self) -> int:
-        """Resident memory of the worker; 0 where that cannot be told."""
+        """Resident memory of the worker; 0 where that is unknown."""
         assert self._process is not None
         try:
             pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])

@@ -1,4 +1,4 @@
-"""The nodes of the radix tree, the locks on them, and what its operations tell."""
+"""The nodes of the radix tree, the locks on them, and what its operations report."""
 
 from __future__ import annotations
 

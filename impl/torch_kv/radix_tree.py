@@ -395,7 +395,7 @@ class RadixTree:
         self._evictable[SWA] += len(node.key) if live else -len(node.key)
 
     def _queue(self, node: TreeNode) -> None:
-        """Queue a node for each component that may take it. Queued wherever one may have begun to.
+        """Queue a node for each component that may take it. Queued wherever one may have started to.
 
         Entries are not taken out when a node is used, locked or dropped; `_next` passes over them.
         """

@@ -39,8 +39,8 @@ def ragged(start: Tensor, count: Tensor, total: int, step: int = 1) -> Tensor:
 class BatchSpan:
     """Token positions of a batch, end to end: counts[i] from start[i] on in each row, of `width` cells.
 
-    row, start, count: int64 [B]; count None for one each. What torch operators need is worked out when it is
-    asked for: kernels do without.
+    row, start, count: int64 [B]; count None for one each. What torch operators need is worked out on first
+    use: kernels do without.
     """
 
     def __init__(

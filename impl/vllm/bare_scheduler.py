@@ -1,7 +1,7 @@
 """vLLM's scheduler without a server: settings, cache groups and requests of its own classes.
 
-What a server works out from its flags and its model is a bag of values here; what differs between releases is
-told by the parameters of their own functions. Exported tests have this file in them as it stands, so it
+What a server works out from its flags and its model is a bag of values here; the parameters of the releases'
+own functions show what differs between them. Exported tests have this file in them as it stands, so it
 imports nothing of kvspec.
 """
 

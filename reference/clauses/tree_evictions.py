@@ -109,7 +109,7 @@ def _as_requested(step: Step) -> Failure | None:
     "SWA KV of any node that no lock needs, and a leaf goes whole. A match or an insert uses "
     "full KV along its whole path, SWA KV only in its last window. Of equally old nodes the one "
     "nearer to the root goes first. A tombstone without children goes too.",
-    why="What the next request will ask for is what the last ones asked for.",
+    why="The next request most likely needs what the last ones used.",
     rule="radix_tree._used, radix_tree._oldest",
     source="#26615",
     concerns="outcomes, choices and order",

@@ -352,7 +352,7 @@ _BELOW = ("", "target below evicted", "target below evicted, above a prefix of t
 
 _ALL_BACK = ("", "", "", "")  # everything is given back, whatever the target is
 
-# Of these kinds it tells apart whether results are in flight.
+# Of these kinds it distinguishes whether results are in flight.
 IN_FLIGHT = "results in flight"
 MAY_BE_LATE = (EvictSwa, Finish, Retract, Abort, Close)
 

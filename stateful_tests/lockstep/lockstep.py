@@ -277,7 +277,7 @@ def check_fits(
             raise UnusableImplementation(f"{system.name} is driven batch by batch: the trace is of an engine")
         return
     if can.schedules:
-        raise UnusableImplementation(f"{system.name} schedules by itself: the trace tells it each batch")
+        raise UnusableImplementation(f"{system.name} schedules by itself: the trace gives it each batch")
     if geometry.window is None and not can.full_only:
         raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
     if geometry.window is not None and not can.swa:

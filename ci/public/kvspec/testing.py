@@ -196,7 +196,7 @@ def _system(make: Make) -> System:
         spec = chosen.impl or (make if isinstance(make, str) else "torch")
         system = _resolved(spec, chosen.sglang_path)
         if system.capabilities.schedules:
-            raise ValueError(f"{spec}: the machines tell a system each batch; kvspec check drives this one")
+            raise ValueError(f"{spec}: machines drive a system batch by batch; kvspec check drives this one")
         return system
     return make() if callable(make) else make
 

@@ -1,8 +1,8 @@
-"""Two texts of the same tokens, told apart by a namespace alone (extra_key or cache_salt of a request).
+"""Two texts of the same tokens, distinguished by a namespace alone (extra_key or cache_salt of a request).
 
 With the setting `namespaces` the shared texts b, d, f, ... are spelt with the tokens of a, c, e, ..., and
 whoever's text begins with one of them asks for it in a namespace; there the two of a pair are exchanged.
-What the specification tells apart by its tokens a release then has to tell apart by namespaces.
+Texts that differ in the specification by their tokens then differ in a release by namespace alone.
 """
 
 from __future__ import annotations

@@ -31,12 +31,12 @@ _UNUSED = """
     smg_grpc_servicer soundfile timm tml_renderers torchao torchaudio torchvision
 """
 INERT = frozenset(_CUDA.split() + _UNUSED.split())
-# What a server on a CPU has to be told; whoever has set one keeps his own.
+# Settings that a server on a CPU needs; a setting that the environment has stays.
 SETTINGS = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
 class _Enum(type):
-    """The type of inert classes: whatever is asked of one, such as a member of an enumeration, is inert."""
+    """The type of inert classes: each of its attributes, such as a member of an enumeration, is inert."""
 
     def __getattr__(cls, name: str) -> Inert:
         if name.startswith("__"):
@@ -45,7 +45,7 @@ class _Enum(type):
 
 
 class _Module(InertModule):
-    """Names written as classes are classes: they are inherited from, and asked by isinstance."""
+    """Names written as classes are classes: they are inherited from, and used in isinstance."""
 
     def __getattr__(self, name: str) -> Any:
         if not name[0].isupper() or name.isupper():

@@ -404,7 +404,7 @@ def _message(message: Message) -> Any:
 
 
 def _answers() -> list[tuple[str, str]]:
-    """Requests whose end was told since the last call, and why they ended."""
+    """Requests whose end was reported since the last call, and why they ended."""
     found = []
     for output in _SENT:
         if type(output).__name__ == "AbortReq":

@@ -24,7 +24,7 @@ from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.traces.notation import format_command
 
 ALIKE = "ran alike"
-_MENDS = tomllib.loads(Path(__file__).with_name("mends.toml").read_text(encoding="utf-8"))["mend"]
+_FIXES = tomllib.loads(Path(__file__).with_name("fixes.toml").read_text(encoding="utf-8"))["fix"]
 
 
 def root_of(version: str) -> Path:
@@ -34,15 +34,15 @@ def root_of(version: str) -> Path:
         pytest.skip(str(error))
 
 
-def with_mends(version: str, folder: Path) -> Path:
-    """A checkout of a release with its mends."""
+def with_fixes(version: str, folder: Path) -> Path:
+    """A checkout of a release with its fixes."""
     shutil.copytree(root_of(version), folder)
-    for mend in _MENDS:
-        if mend["release"] == version:
-            file = folder / "sglang" / "srt" / mend["file"]
+    for fix in _FIXES:
+        if fix["release"] == version:
+            file = folder / "sglang" / "srt" / fix["file"]
             text = file.read_text(encoding="utf-8")
-            assert text.count(mend["was"]) == 1, mend
-            file.write_text(text.replace(mend["was"], mend["now"]), encoding="utf-8")
+            assert text.count(fix["was"]) == 1, fix
+            file.write_text(text.replace(fix["was"], fix["now"]), encoding="utf-8")
     return folder
 
 

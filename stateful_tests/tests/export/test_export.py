@@ -27,7 +27,7 @@ from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.export.accepted import accepted
 from stateful_tests.tests.support.commands import script
-from stateful_tests.tests.export.exports import ALIKE, asserted_in, root_of, run_alike, with_mends
+from stateful_tests.tests.export.exports import ALIKE, asserted_in, root_of, run_alike, with_fixes
 from stateful_tests.tests.export.planted_faults import PLANTED, plant
 from stateful_tests.traces.files import load, save
 
@@ -36,7 +36,7 @@ OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sgl
 BUG = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
 LAST = FIXTURES / "releases" / "sglang-0.5.15" / "a_slot_keeps_a_token_that_nobody_computed.json"
-# Faults of 0.5.10 that 0.5.14 has fixed, or mends.toml does.
+# Faults of 0.5.10 that 0.5.14 has fixed, or fixes.toml does.
 MENDED = (
     "a_busy_check_knows_one_pool", "a_finished_turn_is_counted_twice",
     "a_key_swept_to_its_end_becomes_a_live_leaf", "a_lent_slot_is_counted_twice",
@@ -48,7 +48,7 @@ MENDED = (
     "one_token_less_than_the_key_overwrites_the_trees_slots", "overshoot_stays_after_a_finish",
     "retract_keeps_what_was_allocated_ahead", "the_busy_check_of_a_tree_with_a_window_raises",
 )  # fmt: skip
-# Faults of 0.5.23 that mends.toml fixes.
+# Faults of 0.5.23 that fixes.toml fixes.
 NEWEST = (
     LAST, NEW / "a_retract_counts_as_a_finish.json", NEW / "a_turn_retracted_twice_loses_its_session.json",
     NEW / "aborting_a_retracted_turn_keeps_its_kv_and_its_text.json",
@@ -83,8 +83,8 @@ class Exported:
 def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Exported]:
     faulty = shutil.copytree(root_of(version), folder / "faulty")
     plant(version, faulty)
-    mends = {"0.5.10": "0.5.14"}.get(version, version)
-    fixed = export.target(str(with_mends(mends, folder / "checkout")))
+    base = {"0.5.10": "0.5.14"}.get(version, version)
+    fixed = export.target(str(with_fixes(base, folder / "checkout")))
     system = registry.resolve("sglang", checkout=str(faulty), calls=True)
     planted = [fault for fault in PLANTED if version in fault.places]
     traces = {**traces, **{fault.name or fault.clause: fault.trace() for fault in planted}}
@@ -105,14 +105,14 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
 
 def they_fail_and_pass(made: Exported, *alike: Path) -> None:
     """On the release, and on the checkout that has fixed it. alike: fail at their end on the release."""
-    (code, output), (fixed, output) = run_test.outcomes(
+    (code, output), (fixed, fixed_output) = run_test.outcomes(
         (made.system.root, made.system.release, [*made.files, *alike]),
         (made.fixed.root, made.fixed.version, made.files),
     )
     assert code == run_test.FAILS, output
     assert output.count("FAIL: ") == len(made.files) + len(alike), output
     assert output.count(ALIKE) == 2 * len(alike), output
-    assert fixed == 0, output
+    assert fixed == 0, fixed_output
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_those_of_releases_between_and_of_other_ways_to_run_one(tmp_path):
         assert any("late=" in file.read_text() for file in alike) is system.overlap
         files = []
         if faults:
-            fixed = export.target(str(with_mends(system.release, folder / "checkout")))
+            fixed = export.target(str(with_fixes(system.release, folder / "checkout")))
             for name, asserted in faults.items():
                 trace = load(FIXTURES / "releases" / f"sglang-{implementation}" / f"{name}.json")
                 text = export.unit_test(trace, f"{name}.json", system, fixed)
