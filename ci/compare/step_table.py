@@ -74,7 +74,7 @@ class _Drawer:
             kinds[column[0]] += 1
             if kinds[column[0]] <= 2 and len(chosen) < most:
                 chosen.append(column)
-        chosen = chosen or list(columns)[:1]  # what can be said of the end alone
+        chosen = chosen or list(columns)[:1]  # what is known of the end only
         shown = set(map(self._holder, _apart(chosen)))
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
         more: list[Column] = [("holders", n) for side in sides for n in side["holders"] if n not in shown]

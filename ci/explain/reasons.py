@@ -51,7 +51,7 @@ def _why(past: History) -> str:
         if min(left.full, left.swa) < 0:
             return ""  # row and tree, each with pages of its own, had more than there are
         pages = some(getattr(left, pool), f"{POOL[pool]} page")
-        return f", for {pages} can be had at once and {evictable // past.page_size} more from the tree"
+        return f", for the pool has {pages} free and {evictable // past.page_size} more evictable"
     condition = f" ({RULES_OF[type(step.command)].refused[reason]})" if ours else ""
     if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name, phase = request.name, request.phase

@@ -18,7 +18,7 @@ from ci.compare.differences import CURSORS, POOL, trouble
 from ci.compare.step_table import letters, step_table
 from ci.compare.snapshot import snapshots
 from ci.report import engine_page, render
-from ci.report.page_row import ROOM, UNIT, drawing
+from ci.report.page_row import DRAWING_WIDTH, UNIT, drawing
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.blocks.config import EngineConfig
@@ -107,7 +107,8 @@ def _content(data: Data, run: Run) -> Data:
         "step_table": rows,
         "owners": owners,
         "two_sided": two_sided,
-        "wide": length * UNIT > ROOM / 2,  # two drawings beside each other would be too small on paper
+        # Two drawings beside each other would be too small on paper.
+        "wide": length * UNIT > DRAWING_WIDTH / 2,
         "sizes": {k: "none" if v is None else v for k, v in data["trace"]["geometry"].items()},
         "cursor_names": CURSORS,
         "window": geometry.window,

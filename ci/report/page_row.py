@@ -8,7 +8,7 @@ from ci.compare.differences import CURSORS, POOL, trouble
 from reference.geometry import Geometry
 
 UNIT = 36.0  # width of a token in a drawing, where there is room
-ROOM = 560.0  # width of a drawing
+DRAWING_WIDTH = 560.0
 CHARACTER = 6.6  # width of one in a mark
 
 
@@ -22,7 +22,7 @@ def drawing(
     size = geometry.page_size
     cursors = holder["cursors"]
     pages = max(1, -(-length // size))
-    unit = min(UNIT, ROOM / (pages * size))
+    unit = min(UNIT, DRAWING_WIDTH / (pages * size))
     keys = [d["key"] for d in state["differences"]]
     foreign = {int(key[3]) for key in keys if key[:3] == ["holders", who, "prefix"]}  # not what the tree has
     lanes = []

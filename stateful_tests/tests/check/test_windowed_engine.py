@@ -12,7 +12,7 @@ TestWindowedEngine.settings = settings(max_examples=20)  # two block tables take
 
 def test_it_conforms_and_evicts_windows():
     result = kvspec.check(make, presets=["page2"], examples=10)
-    assert not result.findings and any("evict_swa" in str(met) for met in result.situations)
+    assert not result.findings and any("evict_swa" in str(situation) for situation in result.situations)
 
 
 class SweepsAPageTooFar(WindowedEngine):

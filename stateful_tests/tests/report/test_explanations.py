@@ -95,7 +95,7 @@ def test_the_sentences_and_the_end_of_the_step_tables(request):
 
 
 class OwnShape:
-    """A system whose tree splits and evicts as it likes: what is freed is asked of session slots alone."""
+    """A system whose tree splits and evicts as it likes: what is freed is checked for session slots alone."""
 
     def __init__(self, system):
         self._system = system

@@ -103,7 +103,7 @@ def test_a_download_is_unpacked_once_and_leaves_nothing_else(cache, monkeypatch)
 
 @pytest.mark.parametrize(
     ("output", "line", "pip_calls"),
-    [  # wheels of other hosts hold the same files, so those are asked for
+    [  # wheels of other hosts hold the same files, so those are requested
         ("ERROR: No matching distribution found for sglang==9.9.9", "no such release", 4),
         ("WARNING: NewConnectionError: Temporary failure in name resolution", "cannot be reached", 1),
     ],

@@ -32,9 +32,9 @@ def seen(runs: int = 12) -> dict[str, str]:
             for example, preset in ((example, preset) for example in range(runs) for preset in plan.presets):
                 config = driving.Configuration(tiers.CLIENTS, preset, Mode.FAITHFUL)
                 batch = driving.RunBatch(config, range(example, example + 1))
-                [(_, met)] = driving.drive(system, plan, batch).runs
-                if met:
-                    found[name] = met[0][0].clause
+                [(_, violations)] = driving.drive(system, plan, batch).runs
+                if violations:
+                    found[name] = violations[0][0].clause
                     break
     return found
 

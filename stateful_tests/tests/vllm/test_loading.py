@@ -54,7 +54,7 @@ def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, c
     root = fetch.release_root("0.33.0")
     kept = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert kept == {RUNNER, pool}
-    monkeypatch.setattr("subprocess.run", None)  # the second time nobody is asked
+    monkeypatch.setattr("subprocess.run", None)  # the second time pip is not called
     assert fetch.release_root("0.33.0") == root == cache / "vllm-0.33.0"
 
 

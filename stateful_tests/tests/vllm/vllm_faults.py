@@ -97,9 +97,9 @@ def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace
             config = driving.Configuration(tiers.CLIENTS, preset, Mode.FAITHFUL)
             with system.faulty(fault):
                 driven = driving.drive(system, plan, driving.RunBatch(config, range(example, example + 1)))
-            [(count, met)] = driven.runs
+            [(count, violations)] = driven.runs
             ran, commands = ran + 1, commands + count
-            for violation, trace in met:
+            for violation, trace in violations:
                 if violated(system, trace, violation.clause) == ():
                     return trace, ran, commands
     return None, ran, commands
