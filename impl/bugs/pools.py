@@ -40,8 +40,8 @@ def _(self: TorchKV, session: KVSession) -> None:
 
 @bug("lanes-share-new-pages", "OWN-1", "all lanes start at the batch's first page", KVStore._take)
 def _(self: KVStore, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:
-    """Two prompts of one prefill batch overwrite each other. Each lane takes its new pages from the start of
-    the batch's pages, as if it were alone. Visible when two lanes of a batch open a page. Fix: each lane
+    """Two prompts of one prefill batch overwrite each other. Each entry takes its new pages from the start of
+    the batch's pages, as if it were alone. Visible when two entries of a batch open a page. Fix: each entry
     starts where the one before ended."""
     own = ragged(torch.zeros_like(start), self.open_index(end) - self.open_index(start), pages)
     return KVStore._take(self, pool, start, end, pages).take(own)
@@ -116,7 +116,7 @@ class _TrimFreesTheFront(TorchKV):
 
 @bug("save-mixes-rows", "OWN-1", "a slot names another row's pages", TorchKV.save)
 def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
-    """Two conversations read each other's KV. Saving copies the row of another lane of the batch over the
+    """Two conversations read each other's KV. Saving copies the row of another entry of the batch over the
     slot's own: the slot names pages of that row, its own are nowhere; every sum is right. Visible when a turn
     is saved while another row is in use. Fix: the slot keeps its own row."""
     TorchKV.save(self, session, request)

@@ -45,7 +45,7 @@ def _(self: TorchKV, requests: Sequence[KVRequest]) -> bool:
 def _(self: TorchKV, command: Extend) -> Played:
     """The scheduler retries a prefill batch and some prompts are in twice. Lanes are prefilled one by one
     until one does not fit, and those before stay. Visible when a batch of two or more runs out of pages or
-    rows and its first lane alone fits. Fix: check the whole batch first."""
+    rows and its first entry alone fits. Fix: check the whole batch first."""
     try:
         return TorchKV.extend(self, command)
     except CommandRefused as refused:

@@ -104,7 +104,7 @@ class CursorTable:
         return RowCursors(*self.lines.index_select(0, row).unbind(1))
 
     def move(self, lanes: Lanes, rule: Rule) -> tuple[RowCursors[Tensor], RowCursors[Tensor]]:
-        """Apply `rule` with the lanes' arguments to both sides; returns device cursors before and after."""
+        """Apply `rule` with the entries' arguments to both sides; returns device cursors before and after."""
         for holder, *values in zip(lanes.holders, *lanes.arguments, strict=True):
             holder.cursors = rule(holder.cursors, *values)
         before = self.read(lanes.row)

@@ -110,10 +110,10 @@ class PrefixRules(SessionRules):
     # Inserting while the request goes on.
 
     def insert_unfinished(self, requests: Sequence[KVRequest]) -> None:
-        """What a batch has just prefilled goes into the tree, lane by lane, where it may.
+        """What a batch has just prefilled goes into the tree, entry by entry, where it may.
 
-        Each lane of which that is so has its lock and R at the end of its whole pages, and its row names
-        the tree's slots up to there; a lane finds what those before it have inserted.
+        Each entry that is inserted has its lock and R at the end of its whole pages, and its row names
+        the tree's slots up to there; an entry finds what those before it have inserted.
         """
         if self.tree is None:
             return

@@ -1,4 +1,4 @@
-"""The scheduler's steps: admit, extend, decode, speculate, evict. All lanes are checked before any moves."""
+"""The scheduler's steps: admit, extend, decode, speculate, evict. A batch is checked before it moves."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Steps(MemoryChecks):
         before, _ = store.cursors.move(lanes, self.decoded)
         span = store.span_of_one(lanes.row, before.kv_committed_len)
         fresh = [i for i, end in enumerate(ends) if end > starts[i]]  # the rest has slots ahead
-        if len(fresh) == len(found):  # so A is C in every lane
+        if len(fresh) == len(found):  # so A is C in every entry
             slots = store.alloc_decode(lanes.row, before.kv_allocated_len, span, store.pages(starts, ends))
         else:
             if fresh:
@@ -147,9 +147,9 @@ class Steps(MemoryChecks):
         return RowCursors(committed + 1, larger(allocated, committed + 1), evicted, protected)
 
     def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:  # noqa: ARG002
-        """Write the token of every lane: a slot there already holds a rejected draft (READ-1).
+        """Write the token of every entry: a slot there already holds a rejected draft (READ-1).
 
-        fresh: the lanes whose slot has just been allocated.
+        fresh: the entries whose slot has just been allocated.
         """
         self.store.write(slots, tokens)
 
@@ -185,7 +185,7 @@ class Steps(MemoryChecks):
     def verify(
         self, drafts: Sequence[c.Draft], taken: list[int], most_late: int = 0
     ) -> list[KVRequest]:
-        """Run a verify round in which each lane commits `taken` tokens; its requests."""
+        """Run a verify round in which each entry commits `taken` tokens; its requests."""
         require(drafts and all(d.allocate >= 1 and d.accept >= 1 for d in drafts), Reason.EMPTY)
         found = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
         require(not self.late(found, most_late), Reason.WRONG_PHASE)
@@ -247,7 +247,7 @@ class Steps(MemoryChecks):
         return found
 
     def window_lost(self, requests: Sequence[KVRequest]) -> bool:
-        """A window eviction ran ahead of the commit of some lane: it may end, not go on (SWA-2)."""
+        """A window eviction ran ahead of the commit of some entry: it may end, not go on (SWA-2)."""
         return not all(self.window_live(self.lost_below(r.cursors), r.settled) for r in requests)
 
     def make_room(

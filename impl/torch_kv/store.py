@@ -1,6 +1,6 @@
 """The physical side: rows of req_to_token, both pools, the mapping between them, cursors of rows.
 
-Every method takes a batch as tensors on the device, one entry per lane, and the few totals that size
+Every method takes a batch as tensors on the device, one element per batch entry, and the few totals that size
 a result as host ints (the mirror of the cursors knows them). So no method waits for the device, and
 all device work is a fixed number of operators per call.
 """
@@ -20,7 +20,7 @@ from reference.geometry import Geometry
 
 
 def each(values: Tensor, count: Tensor, total: int) -> Tensor:
-    """values[i] count[i] times, of every lane, end to end: int64 [total], or [1] of a single lane.
+    """values[i] count[i] times, of every entry, end to end: int64 [total], or [1] of a single entry.
 
     values, count: int64 [B] on one device; total: sum of count, known on the host so that nothing waits
     for the device.
@@ -29,7 +29,7 @@ def each(values: Tensor, count: Tensor, total: int) -> Tensor:
 
 
 def ragged(start: Tensor, count: Tensor, total: int, step: int = 1) -> Tensor:
-    """start[i], start[i] + step, ... of all lanes, count[i] of them, end to end: int64 [total]; see each."""
+    """start[i], start[i] + step, ... of all entries, count[i] each, end to end: int64 [total]; see each."""
     steps = torch.arange(0, total * step, step, dtype=torch.int64, device=start.device)
     if start.numel() > 1:
         start = start - (count.cumsum(0) - count) * step
@@ -50,12 +50,12 @@ class BatchSpan:
 
     @remembered
     def origin(self) -> Tensor:
-        """Where position 0 of each lane stands in req_to_token laid flat: int64 [B]."""
+        """Where position 0 of each entry stands in req_to_token laid flat: int64 [B]."""
         return self._row * self._width
 
     @remembered
     def first(self) -> Tensor:
-        """Where the first position of each lane stands there: int64 [B]."""
+        """Where the first position of each entry stands there: int64 [B]."""
         return self.origin + self._start
 
     @remembered
@@ -64,7 +64,7 @@ class BatchSpan:
         return self.first if self._count is None else ragged(self.first, self._count, sum(self.counts))
 
     def each(self, values: Tensor) -> Tensor:
-        """What holds of a lane, int64 [B], for each of its positions: as `each`."""
+        """What holds of an entry, int64 [B], for each of its positions: as `each`."""
         return values if self._count is None else each(values, self._count, sum(self.counts))
 
 
@@ -124,7 +124,7 @@ class KVStore:
         """Position start[i] of each row."""
         return BatchSpan(row, self.width, start, None, [1] * row.numel())
 
-    # Allocation. Arithmetic on single lanes (ints) and batches (tensors) alike.
+    # Allocation. Arithmetic on single entries (ints) and batches (tensors) alike.
 
     def open_index(self, start: N) -> N:
         """Index of the first page that an allocation from position `start` on takes anew (OWN-5)."""
@@ -150,7 +150,7 @@ class KVStore:
             return filled
         if size == 1:
             return self._enter(span, *(self._take(pool, start, end, pages) for pool in self.pools))
-        # A table of pages in the order of positions: of each lane the one that may be open, then new ones.
+        # A table of pages in the order of positions: of each entry the one that may be open, then new ones.
         lanes, opened = row.numel(), self.open_index(start)
         begin = 1 - opened
         if lanes > 1:
@@ -211,7 +211,7 @@ class KVStore:
         return self._slots_of(pool.take(pages)).take(span.cell + span.each(skip))
 
     def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:  # noqa: ARG002
-        """`pages` new pages of a pool for positions [start[i], end[i]) of every lane, end to end."""
+        """`pages` new pages of a pool for positions [start[i], end[i]) of every entry, end to end."""
         return pool.take(pages)
 
     def _last(self, cell: Tensor) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""TorchKV: the commands behind the adapter. Refusals first, all lanes before any change.
+"""TorchKV: the commands behind the adapter. Refusals first, all entries before any change.
 
 Host side: names, tokens, phases, a mirror of the cursors. Device side: see store.py and cursors.py.
 """

@@ -112,7 +112,7 @@ class _Worker:
 
 
 class Ran(NamedTuple):
-    """A batch that ran: its lanes, and by request what the model sampled."""
+    """A batch that ran: its entries, and by request what the model sampled."""
 
     lanes: tuple[Lane, ...]
     sampled: dict[str, list[int]]
@@ -174,7 +174,7 @@ class ModelRunner:
         return sampled
 
     def write(self, lane: Lane) -> None:
-        """Stamp the slots of a lane; a position without a block goes where zeros in a table lead: block 0."""
+        """Stamp the slots of a batch entry. A position without a block goes where a 0 of a table leads."""
         _, *made = self.stamps(lane.request, lane.start, lane.tokens)
         for group, (sizes, row) in enumerate(zip(self.config.groups, lane.tables)):
             size = sizes.block_size
@@ -245,7 +245,7 @@ class ModelRunnerV1(ModelRunner):
     def _forward(
         self, name: str, start: int, count: int, given: Sequence[int], real: bool, agreed: int
     ) -> tuple[tuple[int, ...], list[int]]:
-        """Inputs of a lane, and what the model samples behind them. real: the drafts are a drafter's."""
+        """Inputs of an entry, and what the model samples behind them. real: the drafts are a drafter's."""
         text, stamps = self.text[name]
         own = max(count - len(given), 0)
         inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own)]

@@ -20,7 +20,7 @@ from reference.commands import Abort
 
 @dataclass(slots=True)
 class Flight:
-    """A lane that ran and whose results the engine does not have. context: the text behind which the model
+    """An entry that ran and whose results the engine does not have. context: the text behind which the model
     sampled, as a stamp. writes: blocks that it writes. stale: its request was preempted, or its turn ended,
     since."""
 
@@ -82,7 +82,7 @@ def extend(text: list[int], stamps: list[int], tokens: Sequence[int]) -> None:
 
 @dataclass(slots=True)
 class LaneNote:
-    """A lane, and what it should be. fresh: its request held nothing before. text, stamps: of its request,
+    """An entry, and what it should be. fresh: its request held nothing before. text, stamps: of its request,
     up to what was sampled last; computed: positions that had KV."""
 
     lane: Lane
@@ -95,7 +95,7 @@ class LaneNote:
 
 @dataclass(slots=True)
 class OutputNote:
-    """What the engine gave out for a lane, beside what was due: tokens up to a stop, and whether that ends
+    """What the engine gave out for an entry, beside what was due: tokens up to a stop, and whether that ends
     the turn.
 
     current: sampled behind the very text that the client has. optional: it may as well be dropped."""
@@ -188,7 +188,7 @@ class RequestTexts:
         return notes
 
     def _written(self, lane: Lane) -> frozenset[int]:
-        """Blocks that a lane writes, the null block left out."""
+        """Blocks that an entry writes, the null block left out."""
         blocks: set[int] = set()
         for group, row in zip(self.config.groups, lane.tables):
             first, last = lane.start // group.block_size, lane.start + len(lane.tokens) - 1

@@ -21,12 +21,12 @@ class Scope:
     about: what is special, in a few words. sessions: so many, each with one turn at most; ordinary:
     so many requests without a session; lock_holders: so many of the radix tree.
     submits: fresh tokens of a Submit. prompts: such as "a2b1", of Submit (None: none of it), Match and
-    Insert. texts: the letters in them. chunks: at most so many tokens in a lane of Extend (None: any
+    Insert. texts: the letters in them. chunks: at most so many tokens in an entry of Extend (None: any
     number). ahead: SpecDecode allocates 1 to so many, 0: never; late: Launch as well, and Settle; decode:
     whether there is Decode.
     window_evictions: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked
     aborts.
-    batches: Extend, Decode and SpecDecode with two lanes as well. evicts: Evict, with every number of
+    batches: Extend, Decode and SpecDecode with two entries as well. evicts: Evict, with every number of
     pages. parts: UnlockSwa, and Match of full KV alone. tails: chunks that take SWA slots for the last
     window alone. checks: CheckBusy at every level and CheckIdle. invalid: commands that are ill-formed,
     or name somebody who is not there or is somebody else, as well.

@@ -1,7 +1,7 @@
 """Commands in words: `format_command` writes "extend r1 +4", `parse` reads it back.
 
 A command's notation is a row of parts in NOTATION; both directions are made from it. A new command needs no
-line here, but for lanes or for better words than the names of its fields.
+line here, but for entries or for better words than the names of its fields.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Release0510:
     uncounted: frozenset[str] = frozenset({"swa", "rows"})
     # Clauses that are not checked on it: see Capabilities.
     waived: ClassVar[dict[str, str]] = {}
-    # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
+    # The paged two-pool allocator declines an extend that leaves no page to spare per entry.
     spare_page_per_lane = True
 
     @classmethod

@@ -338,15 +338,15 @@ class Driver(Ends, TreeCommands):
         turn.unsettled[0].visible = True
 
     def _verify(self, lanes: Sequence[c.Draft], late: int = 0) -> list[Choice]:
-        """A verify round; late: of each lane so many results may be in flight, as this one is then."""
+        """A verify round; late: of each entry so many results may be in flight, as this one is then."""
         server = self.server
         require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
         turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING, late=late)
         require(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
         self._window(turns)
         before = [server.cursors(t) for t in turns]
-        # The release allocates up to 2 * draft_len past the commit of every lane, which lacks the result
-        # that is not processed by then. The smallest draft_len is taken that gives each lane what it asks
+        # The release allocates up to 2 * draft_len past the commit of every entry, which lacks the result
+        # that is not processed by then. The smallest draft_len is taken that gives each entry what it asks
         # for and takes nothing back.
         lags = [server.late(t.pending[-1]) if t.pending and t.pending[-1].visible else 0 for t in turns]
         mosts = [  # past all that rounds in flight may accept

@@ -164,7 +164,7 @@ class Server:
         """Refuse unless the release can lengthen its rows over these spans of positions.
 
         Only what the release's own call needs: pages of each span in both pools, and for releases
-        whose paged two-pool allocator declines an extend without a spare page per lane, that page.
+        whose paged two-pool allocator declines an extend without a spare page per entry, that page.
         Pages that a window eviction inside the call would free do not count, as in the scheduler's budget.
         """
         page = self.geometry.page_size

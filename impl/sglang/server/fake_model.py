@@ -136,8 +136,8 @@ class FakeModel:
         return self.clients.says(name, length - self._inputs[name] + 1)
 
     def extend(self, batch: Any) -> list[int]:
-        """A prefill; the next token of each lane, which counts if its input is complete. In a mixed batch
-        lanes of one token follow, which goes on with the text that is there."""
+        """A prefill; the next token of each entry, which counts if its input is complete. In a mixed batch
+        entries of one token follow, which goes on with the text that is there."""
         ids, slots, done = batch.input_ids.tolist(), batch.out_cache_loc, 0
         lanes = list(zip(batch.reqs, batch.prefix_lens, batch.extend_lens))
         decoded = len(lanes) - len(batch.decoding_reqs or ())
@@ -166,7 +166,7 @@ class FakeModel:
         return [self._says(name, length) for name, _, length in lanes]
 
     def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
-        """A verify round: the tokens that each lane samples, and how many were accepted."""
+        """A verify round: the tokens that each entry samples, and how many were accepted."""
         rows = self.scheduler.req_to_token_pool.req_to_token
         sampled, accepted = [], []
         names = [request.rid for request in batch.reqs]
