@@ -101,7 +101,7 @@ def test_what_works_without_a_checkout(wheel, installed, tmp_path):
     expected = {
         "--version": (0, f"kvspec {version}\n"),
         "prove contract/floor-page": (0, "proved"),
-        "explore --scope session-tiny": (0, "a fixed point"),
+        "explore --scope late-two": (0, "a fixed point"),
         "spec --out SPEC.md": (0, ""),
         "spec --html": (0, "</html>"),
         f"check --impl {ENGINE} --examples 5": (0, "example: conforms"),
