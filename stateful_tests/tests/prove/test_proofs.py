@@ -149,7 +149,7 @@ def test_crosshair_agrees(tmp_path):
 def test_crosshair_refutes_no_contract():
     """Within a bound: "not confirmed" is no failure, a counterexample is."""
     pytest.importorskip("crosshair", reason="crosshair-tool is not installed")
-    assert _crosshair(HOME, 0.2, cursors.__file__) == ""
+    assert _crosshair(HOME, 0.1, cursors.__file__) == ""
 
 
 def _crosshair(folder: Path, seconds: float, *targets: str) -> str:
