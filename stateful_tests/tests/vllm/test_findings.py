@@ -70,6 +70,7 @@ SAID = {
     "a_short_turn_waits_behind_one_that_has_no_room": "3 blocks free, where there is a batch, as somebody",
     "a_block_stands_twice_in_its_store_after_a_reset": "makes the system fail, KeyError: 1 at",
     "a_block_stands_twice_in_its_store_after_a_reset_in_time": "makes the system fail, KeyError: 4 at",
+    "a_next_turns_block_stands_twice_in_its_store_after_a_reset": "makes the system fail, KeyError: 8 at",
     "a_reset_of_host_memory_during_a_store_ends_the_server": "makes the system fail, KeyError: 0 at",
     "a_reset_stores_blocks_that_the_window_gave_back_in_time": "is named by a hash since command",
     "a_reset_stores_a_freed_window_block_while_it_is_written": "stays as it is until transfer 3",
