@@ -19,7 +19,7 @@ from impl.process.remote_system import DoesNotStart
 from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtText
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.ways import Needs, avoided, needs, other_ways
-from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system
+from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
@@ -35,7 +35,8 @@ class Mask:
 
     there: its traces that fail on the tree, each with what it needs; fixed: files of those that conform, and
     fail on the base. breaks: how the tree breaks in them; instead: what it violates in place of the clause.
-    unplayed: why a trace of it could not be replayed; "" where all could.
+    unplayed: why a trace of it could not be replayed; "" where all could. otherwise: no trace of it is of the
+    way to run that the tree is driven in, such as `+overlap`.
     """
 
     fault: KnownFault
@@ -44,6 +45,7 @@ class Mask:
     breaks: frozenset[str] = frozenset()
     instead: tuple[str, ...] = ()
     unplayed: str = ""
+    otherwise: bool = False
 
     @property
     def state(self) -> str:
@@ -54,8 +56,11 @@ class Mask:
             return "still there"
         if self.unplayed:
             return f"could not be replayed on this tree ({self.unplayed})"
-        shown = f"its trace violates {', '.join(self.instead)}" if self.instead else "not there any more"
-        return f"{shown} on this tree"
+        if self.instead:
+            return f"its trace violates {', '.join(self.instead)} on this tree"
+        if self.otherwise:
+            return "not shown by its traces, which are of another way to run"
+        return "not there any more on this tree"
 
     @property
     def holds(self) -> bool:
@@ -112,7 +117,8 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
                 fixed.append(file)
             elif seen is not None:
                 instead.append("nothing: it breaks" if seen.clause == "BROKEN" else seen.clause)
-        yield Mask(fault, tuple(there), tuple(fixed), frozenset(breaks), tuple(instead), unplayed)
+        otherwise = all({*ways_of(file)} != {*ways} for file in fault.traces)
+        yield Mask(fault, tuple(there), tuple(fixed), frozenset(breaks), tuple(instead), unplayed, otherwise)
 
 
 def also_checked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:

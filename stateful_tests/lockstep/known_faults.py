@@ -147,6 +147,11 @@ def label(release: str, fault: str) -> str | None:
     return fault if _VERSION.match(release) and known.is_in(release) else None
 
 
+def ways_of(trace: str) -> list[str]:
+    """How a release is driven in a trace of a known fault: its folder says it."""
+    return trace.partition("/")[0].split("+")[1:]
+
+
 def of_system(engine: Engine, release: str, ways: Iterable[str] = ()) -> Iterator[KnownFault]:
     """The faults that a release, driven in these ways ("unified", "overlap", "async", ...), is known to have
     and that a trace shows; of their traces those that need no other way."""
@@ -155,7 +160,7 @@ def of_system(engine: Engine, release: str, ways: Iterable[str] = ()) -> Iterato
         fault = fault.on("unified" if "unified" in ways else None)
         if fault.engine != engine or not {fault.way} <= {"", *ways} or not fault.is_in(release):
             continue
-        shown = [path for path in fault.traces if {*path.partition("/")[0].split("+")[1:]} <= ways]
+        shown = [path for path in fault.traces if {*ways_of(path)} <= ways]
         if shown:
             yield msgspec.structs.replace(fault, traces=tuple(shown))
 

@@ -120,6 +120,11 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
     assert by_id(before, before)["retract-ends-turn"].holds
 
 
+def test_traces_of_another_way_to_run_do_not_say_that_a_fault_is_gone():
+    state = by_id(called(TorchKV, "0.5.23+overlap"))["received-tail-shorter-than-a-window"].state
+    assert state == "not shown by its traces, which are of another way to run"
+
+
 def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
     known = passed_over("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
     can = replace(called(TorchKV).capabilities, known=known)
