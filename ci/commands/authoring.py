@@ -33,6 +33,7 @@ def shrink(
     from ci.report import data as report
     from ci.report import render
     from stateful_tests.check import fixtures as authoring
+    from stateful_tests.check.masks import known_fault
     from stateful_tests.lockstep import lockstep
 
     selector = selector.of(trace)
@@ -43,11 +44,13 @@ def shrink(
             raise Unusable(f"{file}: conforms on {system.name}: {why}")
         wanted = authoring.violated(before, clause)
         after = authoring.shrunk(system, before, wanted)
+        known = known_fault(system, after)
     save_trace(after.trace, target)
     data = {
         "format": "kvspec-shrink", "version": 1, "clause": wanted, "saved": str(target),
         "replay": f"kvspec replay {target} {selector.options}",
-        "before": report.replay_data(file, before), "after": report.replay_data(str(target), after),
+        "before": report.replay_data(file, before),
+        "after": report.replay_data(str(target), after, known=known),
     }  # fmt: skip
     render.shrunk(out.console, data)
     return out.end(data)

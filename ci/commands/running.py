@@ -226,6 +226,7 @@ def replay(
 
     from ci.report import data as report
     from ci.report import page, render
+    from stateful_tests.check.masks import known_fault
     from stateful_tests.lockstep import lockstep
 
     replays: list[Data] = []
@@ -235,7 +236,8 @@ def replay(
         for path, trace in loaded:
             with unusable(f"{path}: "):
                 run = lockstep.with_calls(system, lockstep.replay(system, trace))
-            replays.append(report.replay_data(path, run, before))
+                known = known_fault(system, run)
+            replays.append(report.replay_data(path, run, before, known))
             replays[-1]["replay"] = replay_command(path, selector.options)
             if html_file is not None:
                 replays[-1]["states"] = page.states(run)

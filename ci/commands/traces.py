@@ -114,14 +114,16 @@ _Names = tuple[str | None, str | None, str | None]
 def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> str:
     from ci.export import bug_report as exporting
     from ci.report import data as report
+    from stateful_tests.check.masks import known_fault
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
 
     with closing(selector.resolve()) as system, unusable(f"{file}: "):
         run = lockstep.replay(system, trace)
+        known = known_fault(system, run)
     if run.violation is None:
         raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
-    data = report.replay_data(file, run) | {"text": traces.dump(trace)}
+    data = report.replay_data(file, run, known=known) | {"text": traces.dump(trace)}
     checkout = "CHECKOUT" if selector.checkout is not None else None  # nobody else has this folder
     return exporting.story(data, file, replace(selector, checkout=checkout).options, exporting.Titles(*names))
 

@@ -89,6 +89,8 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
     lines += [f"> {violation['clause']}: {violation['sentence']}", *([] if engine else [">", f"> {LEGEND}"])]
     lines += ["", "| | expected | observed |", "|---|---|---|"]
     lines += [f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses]
+    if known := data["known"]:
+        lines += ["", f"Known fault `{known['id']}`: {_markdown(known['summary'])}"]
     done, changes = ("outcome", "changes") if engine else ("expected", "changes in the reference")
     lines += ["", "## The commands", "", f"| # | command | {done} | {changes} |", "|---|---|---|---|"]
     for row in data["rows"]:

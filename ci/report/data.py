@@ -20,6 +20,7 @@ from reference.commands import Mode, Refused
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan
+from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.lockstep import rejected_turns
 from stateful_tests.lockstep.results import OWN, CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
@@ -296,8 +297,9 @@ def finding_data(group: list[Finding], base: str | None = None) -> Data:
     } | run_data(group[0].run)
 
 
-def run_data(run: Run) -> Data:
-    """A replayed trace: its header, every step with what it changed, and the violation."""
+def run_data(run: Run, known: KnownFault | None = None) -> Data:
+    """A replayed trace: its header, every step with what it changed, the violation, and the known fault that
+    explains it."""
     violation = run.violation
     last = violation.step if violation is not None else None
     first = violation.first_violation if violation is not None else None
@@ -315,6 +317,7 @@ def run_data(run: Run) -> Data:
             **fields_of(violation, "step expected observed since"),
             "first_violation": first and fields_of(first, "step clauses"),
         },
+        "known": known and fields_of(known, "id summary upstream"),
     }
 
 
@@ -344,10 +347,13 @@ def row_data(index: int, row: Row, marked: bool) -> Data:
     }
 
 
-def replay_data(file: str, run: Run, base: System | None = None) -> Data:
+def replay_data(
+    file: str, run: Run, base: System | None = None, known: KnownFault | None = None
+) -> Data:
     """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself.
 
-    base: what was there before; what it violates as well does not fail the replay.
+    base: what was there before; what it violates as well does not fail the replay. known: the fault that
+    explains the violation.
     """
     trace, violation = run.trace, run.violation
     note, also_in = "", None
@@ -375,7 +381,7 @@ def replay_data(file: str, run: Run, base: System | None = None) -> Data:
             shows = f"violates {', '.join(before)}" if before else "conforms"
             note = f"new: {base.name} {shows if before is not None else 'cannot run the trace'}"
     head = {"file": file, "verdict": verdict, "note": note, "exit_code": code}
-    return head | {"base": base and base.name, "also_in": also_in} | run_data(run)
+    return head | {"base": base and base.name, "also_in": also_in} | run_data(run, known)
 
 
 def _unstated_refusals(run: Run) -> str:

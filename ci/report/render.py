@@ -264,6 +264,8 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
             words["also"] = f"{', '.join(violation['also'])} at the same step"
             for clause, (expected, observed) in zip(violation["also"], violation["details"]):
                 words[clause] = f"expected {expected}\nobserved {observed}"
+        if known := data["known"]:
+            words["known"] = f"{known['id']}: {known['summary']}"
         if violation["why"]:  # a clause of the specification
             words["more"] = f"kvspec clauses {violation['clause']}; SPEC.md under {violation['clause']}"
         labelled(out, words | _called(data))

@@ -61,7 +61,7 @@ def _close_happens(step: Step) -> Failure | None:
     for name in sorted([name for name, session in step.after.sessions.items() if session.closing]):
         if name not in {request.session for request in requests}:
             slot = step.after.sessions[name].slot
-            has = cursors_text(slot) if slot is not None else "no slot"
+            has = "no slot" if slot is None else "a slot"
             return failure(
                 f"{name} is gone: it is closed, and no turn is left",
                 f"it is there, with {has}",

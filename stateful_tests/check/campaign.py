@@ -22,7 +22,7 @@ from reference.commands import Mode, kind_name
 from reference.geometry import GeometryError
 from stateful_tests.check.driving import Configuration, Driven, Named, RunBatch, drive, drive_named, lines_of
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.masks import Mask, explaining, holding, same_on, unexplained
+from stateful_tests.check.masks import Mask, explained, holding, same_on, unexplained
 from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
 from stateful_tests.check.ways import Needs, lacks, needs
 from stateful_tests.check.corpus import FIXTURE
@@ -250,7 +250,7 @@ class _Campaign:
             self.commands += commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)
-                mask = self._mask(violation, trace)
+                mask = explained(self.system, self.masks, trace, violation, self.base)
                 if mask is not None:
                     self.masked[mask.fault.id] += 1
                 elif not self._another_way(violation, trace):
@@ -272,23 +272,6 @@ class _Campaign:
                         trace, trace, seen, {trace.mode}, 1, 0.0, 0, False, fixed_in_part=mask.fault.id
                     )
         self._tell()
-
-    def _mask(self, violation: Violation, trace: Trace) -> Mask | None:
-        """The known fault that explains a violation, if one does.
-
-        Of an engine that schedules by itself the base may run another way, and conform there by chance.
-        """
-        clause = violation.clause
-        of_clause = holding(self.masks, violation)
-        if not of_clause:
-            return None
-        base, known = self.base, [way for mask in of_clause for way in mask.ways(clause)]
-        if base is None or not all(same_on(base, trace, violation, each) for each in violation.clauses):
-            if base is not None and not self.system.capabilities.schedules:
-                return None
-            if unexplained(self.system, trace, clause, known):
-                return None
-        return explaining(self.system, of_clause, trace, clause)
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
         """Count a violation; shrink the first of its kind in each mode."""

@@ -38,8 +38,14 @@ def violated(run: Run, clause: str | None) -> str:
 
 
 def shrunk(system: System, run: Run, clause: str) -> Run:
-    """The smallest trace that violates `clause` on `system`, replayed; what it states is the reference's."""
-    return _stating(system, minimise(system, replace(run.trace, clause=clause), clause), clause)
+    """The smallest trace that violates `clause` on `system`, replayed; what it states is the reference's.
+
+    A story of other commands is not kept.
+    """
+    trace = minimise(system, replace(run.trace, clause=clause), clause)
+    if trace.commands != run.trace.commands:
+        trace = replace(trace, story="")
+    return _stating(system, trace, clause)
 
 
 def _stating(system: System, trace: Trace, clause: str) -> Run:

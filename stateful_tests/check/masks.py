@@ -21,7 +21,7 @@ from stateful_tests.check.driving import check_also
 from stateful_tests.check.ways import Needs, avoided, needs, other_ways
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
 from stateful_tests.lockstep.lockstep import replay
-from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.lockstep.results import Run, Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
 from stateful_tests.traces.files import load
 
@@ -83,10 +83,10 @@ class Mask:
         return of_clause or [needed for _, needed in self.there]
 
 
-def masks(system: Any, base: Any = None) -> Iterator[Mask]:
+def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[Mask]:
     """The known faults of the release that a system is, or was taken for, as its traces show them here.
 
-    Raises DoesNotStart where the system does not load.
+    clause: only those that violate it. Raises DoesNotStart where the system does not load.
     """
     named, *ways = system.name.split("+")
     engine, _, release = named.partition("==")
@@ -95,13 +95,15 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
     if not release:
         return
     for fault in of_system(cast("Engine", engine), release, ways):
+        if clause not in (None, *fault.clauses):
+            continue
         there, fixed, breaks, instead, unplayed = [], [], set(), [], ""
         for file in fault.traces:
             trace = load(FOLDER / file)
-            clause = fault.shown(trace.clause or "", release)
-            if clause is None:
+            shown = fault.shown(trace.clause or "", release)
+            if shown is None:
                 continue
-            trace = replace(trace, clause=clause)
+            trace = replace(trace, clause=shown)
             try:
                 seen = replay(system, trace).violation
             except DoesNotStart:
@@ -109,11 +111,11 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
             except UnusableImplementation as error:
                 unplayed = str(error)
                 continue
-            if seen is not None and clause in seen.clauses:
-                there.append((trace, needs(system, trace, clause)))
-                if clause == "BROKEN":
+            if seen is not None and shown in seen.clauses:
+                there.append((trace, needs(system, trace, shown)))
+                if shown == "BROKEN":
                     breaks.add(how_it_breaks(seen.observed))
-            elif base is not None and _fixed(_violation(base, trace), seen, clause):
+            elif base is not None and _fixed(_violation(base, trace), seen, shown):
                 fixed.append(file)
             elif seen is not None:
                 instead.append("nothing: it breaks" if seen.clause == "BROKEN" else seen.clause)
@@ -154,6 +156,37 @@ def holding(masks: Sequence[Mask], violation: Violation) -> list[Mask]:
     if violation.clause != "BROKEN":
         return held
     return [mask for mask in held if how_it_breaks(violation.observed) in mask.breaks]
+
+
+def explained(
+    system: AnySystem,
+    masks: Sequence[Mask],
+    trace: Trace,
+    violation: Violation,
+    base: AnySystem | None = None,
+) -> Mask | None:
+    """The known fault that explains a violation, if one does.
+
+    Of an engine that schedules by itself the base may run another way, and conform there by chance.
+    """
+    clause, of_clause = violation.clause, holding(masks, violation)
+    if not of_clause:
+        return None
+    if base is None or not all(same_on(base, trace, violation, each) for each in violation.clauses):
+        if base is not None and not system.capabilities.schedules:
+            return None
+        if unexplained(system, trace, clause, [way for mask in of_clause for way in mask.ways(clause)]):
+            return None
+    return explaining(system, of_clause, trace, clause)
+
+
+def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
+    """The known fault of a release that explains what a replayed trace violates, if one does."""
+    if run.violation is None:
+        return None
+    of_clause = [*masks(system, clause=run.violation.clause)]
+    mask = explained(system, of_clause, run.trace, run.violation)
+    return mask.fault if mask is not None else None
 
 
 def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.export import bug_report
 from ci.report import data as report
 from ci.report import render
 from impl.adapter import UnusableImplementation
@@ -20,7 +21,7 @@ from reference.commands import Close, Extend, Mode, Retract
 from reference.failures import Failure
 from stateful_tests.check.campaign import _Campaign, run
 from stateful_tests.check.driving import Named, check_also
-from stateful_tests.check.masks import also_checked, how_it_breaks, masks
+from stateful_tests.check.masks import also_checked, explained, how_it_breaks, known_fault, masks
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.ways import needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
@@ -82,6 +83,7 @@ def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
     assert (finding.name, finding.old) == ("SES-2", False)
     kinds = [type(command) for command in finding.run.trace.commands]
     assert kinds[-1] is Close and Retract not in kinds and not rejected_turns(finding.run)
+    assert known_fault(system, finding.run) is None
     beside = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
     assert [each.name for each in beside] == ["SES-2"] and not beside[0].old
 
@@ -204,11 +206,19 @@ def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     trace = load(FOLDER / "vllm-0.15.0" / "two_waiting_turns_hold_each_others_blocks.json")
     violation = replay(system, trace).violation
     for base in (None, system, vllm("0.14.0")):
-        looked = _Campaign(system, PLAN, None, base, masks=known)
-        mask = looked._mask(violation, trace)
+        mask = explained(system, known, trace, violation, base)
         assert mask is not None and mask.fault.id == "turns-wait-for-each-other"
     short = [replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known]
-    assert _Campaign(system, PLAN, None, vllm("0.14.0"), masks=short)._mask(violation, trace) is None
+    assert explained(system, short, trace, violation, vllm("0.14.0")) is None
+
+
+def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):
+    trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")
+    fault = known_fault(release("0.5.23"), run := replay(release("0.5.23"), trace))
+    data = report.replay_data("t.json", run, known=fault)
+    render.replay(out := render.console(io.StringIO()), data)
+    for text in (out.file.getvalue(), bug_report.story(data | {"text": ""}, "t.json", "")):
+        assert "retract-ends-turn" in text and "#40252" in text
 
 
 @at_night

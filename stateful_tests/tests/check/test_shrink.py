@@ -11,7 +11,9 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import preset
 from stateful_tests.check.campaign import run
+from stateful_tests.check.fixtures import shrunk
 from stateful_tests.check.tiers import plan
+from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import minimise, violated
 from stateful_tests.shrink.passes import shrink
@@ -214,3 +216,12 @@ def test_an_eviction_stands_for_those_who_press():
 
     small = shrink(commands, fails)
     assert [type(c) for c in small] == [Insert, Evict, Insert]
+
+
+def test_the_story_of_other_commands_is_not_kept():
+    name = "retract_then_retry_frees_the_reserved_token"
+    trace = load(Path(__file__).parents[3] / f"fixtures/regressions/{name}.json")
+    system = resolve(f"torch+{trace.bug}")
+    short = shrunk(system, replay(system, trace), "LEN-3").trace
+    assert trace.story and len(short.commands) < len(trace.commands) and not short.story
+    assert shrunk(system, replay(system, replace(short, story="As it is.")), "LEN-3").trace.story
