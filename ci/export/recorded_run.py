@@ -18,6 +18,12 @@ class NotExportable(ValueError):
     """No test can be made of this trace: one line says why."""
 
 
+def not_raising(calls: Sequence[str]) -> list[str]:
+    """Lines of a test that fails where the calls raise, whatever that is."""
+    tried = [f"    {line}" for call in calls for line in call.split("\n")]
+    return ["try:", *tried, "except Exception as error:", '    self.fail(f"it raises {error!r}")']
+
+
 class RecordedRun(NamedTuple):
     """A trace run on a release up to its violation: the calls of each command.
 

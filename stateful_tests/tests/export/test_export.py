@@ -265,6 +265,19 @@ def test_those_of_releases_between_and_of_other_ways_to_run_one(tmp_path):
         assert (code, output.count(ALIKE) // 2) == want, output
 
 
+def test_a_crash_is_a_call_that_must_not_raise(tmp_path):
+    name = "a_shorter_answer_to_the_same_prompt_fails_an_assertion"
+    trace = load(FIXTURES / "releases" / "sglang-0.5.22" / f"{name}.json")
+    system, fixed = driven("0.5.22"), export.target("0.5.23")
+    text = export.unit_test(trace, f"{name}.json", system, fixed)
+    raised = "    hand_in(server, h1)", "except Exception as error:", '    self.fail(f"it raises {error!r}")'
+    assert "\n".join(" " * 8 + line for line in ("try:", *raised)) in text
+    (file := tmp_path / "test_crash.py").write_text(text)
+    runs = [(where.root, version, [file]) for where, version in ((system, "0.5.22"), (fixed, "0.5.23"))]
+    assert [code for code, _ in run_test.outcomes(*runs)] == [run_test.FAILS, 0]
+    system.close()
+
+
 def test_with_the_core_in_rust(tmp_path):
     """What needs its nodes is refused."""
     system = driven("0.5.23+rust")
@@ -338,7 +351,7 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
     ("version", "end", "says"),
     [
         ("0.5.10", (0, ""), "the test passes on sglang==0.5.10"),
-        ("0.5.13", (run_test.FAILS, "AssertionError: 1"), "fails on sglang==0.5.13: AssertionError: 1"),
+        ("0.5.13", (run_test.FAILS, "AssertionError: 1"), "on sglang==0.5.13 as well: AssertionError: 1"),
         ("0.5.13", (1, "ImportError: no"), "the test cannot be run on sglang==0.5.13: ImportError: no"),
         (
             "0.5.10", (run_test.STOPS, "AssertionError: its row"),
