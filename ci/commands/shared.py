@@ -367,8 +367,9 @@ def near(name: str, names: Iterable[str]) -> str:
 
 
 def _mentions(row: Data, word: str) -> bool:
-    """The word stands in a text of the row."""
-    return any(word.lower() in text.lower() for text in row.values() if isinstance(text, str))
+    """The word stands in a text of the row, or in one of a list."""
+    texts = (text for value in row.values() for text in (value if isinstance(value, list) else [value]))
+    return any(word.lower() in text.lower() for text in texts if isinstance(text, str))
 
 
 def list_rows(

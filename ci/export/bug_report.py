@@ -30,11 +30,11 @@ class Titles(NamedTuple):
 
     def words(self, file: str, clause: str, command: str) -> str:
         """The name as words: as given, or the file's if that is a clause of a sentence, such as new-fixture
-        wants it, or else what the clause is about, and in which command."""
+        wants it, or else the command and what the clause is about."""
         stem = Path(file).stem
         with suppress(NotPossible):
             return check_name(stem).replace("_", " ") if self.name is None else self.name
-        return f"{report.title(clause)} in {command}"
+        return f"{command}: {report.title(clause)}"
 
     def heading(self, words: str) -> str:
         return self.title or words[:1].upper() + words[1:].replace("_", " ")

@@ -372,7 +372,7 @@ def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, t
     story = "A <b>story</b> | with *stars*, [links](http://x) and s_evicted.\n# None is a heading."
     save(replace(load(BUG), story=story), "len-3-torch.json")
     code, out, _ = kvspec("export", "len-3-torch.json", "--as", "story")
-    assert (code, out.split("\n")[0]) == (0, "# Restore caps at the prefix in admit (LEN-3)")
+    assert (code, out.split("\n")[0]) == (0, "# Admit: restore caps at the prefix (LEN-3)")
     assert r"A \<b>story\</b> \| with \*stars\*, [links\](http://x) and s_evicted. # None is" in out
     out = kvspec("export", "len-3-torch.json", "--as", "story", "--title", "So it is")[1]
     assert out.startswith("# So it is (LEN-3)\n")
