@@ -70,7 +70,7 @@ base_option = click.option(
 @click.option(
     "--since", metavar="REV",
     help="With a checkout: first drive what calls functions that changed there since this git revision, and"
-    " say which of them no line of the corpus calls.",
+    " say which of them no directed run calls.",
 )  # fmt: skip
 @parallel_options
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
