@@ -119,7 +119,7 @@ def check_data(
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "stopped_early": result.stopped,
-        "findings": [finding_data(group, base) for group in groups(result.findings)],
+        "findings": [finding_data(group, base, changed) for group in groups(result.findings)],
         "base": base and {
             "implementation": base, "violates": sorted({f.clause for f in result.findings if f.old}),
         },
@@ -264,10 +264,11 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
     return at
 
 
-def finding_data(group: list[Finding], base: str | None = None) -> Data:
+def finding_data(group: list[Finding], base: str | None = None, changed: Changes | None = None) -> Data:
     """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
     clause, or of all. fixed_in_part: the known fault of which they are what is left. saved: where the trace
-    is, of the first or of a clause. flaky: no replay shows them again."""
+    is, of the first or of a clause. flaky: no replay shows them again. changed: the functions changed
+    since a revision that the failing command calls."""
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -294,6 +295,7 @@ def finding_data(group: list[Finding], base: str | None = None) -> Data:
         "saved": None,
         "replay": None,
         "page": None,
+        "changed": changed.among(group[0].run.called) if changed else [],
     } | run_data(group[0].run)
 
 

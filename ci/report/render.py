@@ -219,6 +219,8 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
             words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
         if apart:
             words["apart"] = f"other traces of {first['id']} need {apart}; this probably has another cause"
+        if changed := data.get("changed"):
+            words["changed"] = f"{', '.join(changed)} (called by the failing command)"
         labelled(out, words | _called(data))
     out.print()
     run(out, data, detailed=detailed)

@@ -24,7 +24,7 @@ Function = tuple[str, str]  # file, qualified name
 
 class Changes(NamedTuple):
     """first: lines of the corpus that call what changed. called: changed function -> how many of `first` call
-    it; missed: those that no line calls, and files with changes outside of functions."""
+    it; missed: those that none calls, and files with changes outside of functions."""
 
     revision: str
     first: frozenset[CorpusLine]
@@ -34,11 +34,16 @@ class Changes(NamedTuple):
     @property
     def text(self) -> str:
         """In a line."""
-        text = f"since {self.revision}: {len(self.first)} lines of the corpus come first, which call"
+        text = f"since {self.revision}: {len(self.first)} directed runs come first, which call"
         text += f" {len(self.called)} of {len(self.called) + len(self.missed)} changes"
         missed = [f"{file}: {name}" for file, name in self.missed]
         more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
-        return text + (f"; no line calls {', '.join(missed[:5])}{more}" if missed else "")
+        return text + (f"; none calls {', '.join(missed[:5])}{more}" if missed else "")
+
+    def among(self, called: Sequence[str]) -> list[str]:
+        """The changed functions among those that a command calls."""
+        found = (each for each in dict.fromkeys(_functions(called)) if each in self.called)
+        return [f"{file}: {name}" for file, name in found]
 
 
 def changes(system: Any, revision: str, lines: Sequence[CorpusLine]) -> Changes:

@@ -1,6 +1,7 @@
 """--since REV: what changed in a checkout is driven first, and what nothing drives is reported."""
 
 import subprocess
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -74,7 +75,10 @@ def test_lines_that_call_it_come_first(root):
     system.root = root
     found = changes.changes(system, "HEAD", corpus.load())
     assert len(found.first) == changes.ENOUGH and found.missed == (("cache.py", "gone"),)
-    assert "5 lines of the corpus come first, which call 1 of 2 changes; no line" in found.text
+    assert "5 directed runs come first, which call 1 of 2 changes; none calls" in found.text
+    called = "cache.py: Cache.size, Cache.evict", "other.py: gone"
+    changed = found._replace(called=Counter({("cache.py", "Cache.size"): 1})).among(called)
+    assert changed == ["cache.py: Cache.size"]
     plan = replace(tiers.plan("smoke"), first=found.first)
     driven = [line for mode in Mode for line in driving.lines_of(system, plan, mode)[: changes.ENOUGH]]
     assert found.first < {*driven} and {*driving.lines_of(system, tiers.plan("smoke"), Mode.FREE)} == {
