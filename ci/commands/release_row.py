@@ -1,16 +1,20 @@
-"""`kvspec check --impl sglang==all`, or vllm==all: every release in turn, and which shows which clause."""
+"""`--impl sglang==all`, or vllm==all, of check and replay: every release in turn, and what each shows."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ci.commands.shared import ReportOut, Unusable
+from ci.commands.shared import ReportOut, SystemSelector, Unusable, unusable
 
 if TYPE_CHECKING:
     from ci import Data
+    from impl.adapter import System
     from stateful_tests.check.tiers import Plan
+    from stateful_tests.lockstep.results import Trace
 
     # The check of one system: its report, and what saves the traces.
     One = Callable[[str], tuple[Data, Callable[[], None]]]
@@ -31,6 +35,14 @@ def names(impl: str) -> list[str]:
         first = max(RELEASES.index(SINCE.get(way, RELEASES[0])) for way in ("", *ways))
         releases = RELEASES[first:]
     return ["+".join([package.replace("all", version), *ways]) for version in releases]
+
+
+def alone(selector: SystemSelector, **options: str | None) -> None:
+    """Raise Unusable for what goes with one system alone: a checkout, a device, and these options."""
+    device = f"device {selector.device}"
+    given = {"sglang-path": selector.checkout, device: selector.device != "cpu", **options}
+    for option in (name for name, value in given.items() if value):
+        raise Unusable(f"--{option}: goes with one system, not with --impl {selector.impl}")
 
 
 def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed: bool) -> int:
@@ -75,3 +87,58 @@ def _row(impl: str, one: One) -> Data:
     except Unusable as error:
         row |= {"unusable": str(error), "exit_code": max(row["exit_code"], 2)}
     return row
+
+
+def replay(
+    systems: list[str], traces: Sequence[tuple[str, Trace]], selector: SystemSelector, out: ReportOut
+) -> int:
+    """Replay traces on each release; an interrupt ends the row with what there is.
+
+    The exit code is the worst of the replays; 2 where no release could be driven.
+    """
+    from ci.report import render
+
+    rows: list[list[Data]] = [[] for _ in traces]
+    interrupted = False
+    try:
+        for impl in systems:
+            for of_trace, row in zip(rows, _replays(impl, traces, selector), strict=True):
+                of_trace.append(row)
+    except KeyboardInterrupt:
+        interrupted = True
+    driven = [row["exit_code"] for of_trace in rows for row in of_trace if row["replay"] is not None]
+    data: Data = {
+        "format": "kvspec-replay-releases", "version": 1, "systems": systems, "interrupted": interrupted,
+        "exit_code": 130 if interrupted else max(driven, default=2),
+        "traces": [{"file": path, "releases": of_trace} for (path, _), of_trace in zip(traces, rows)],
+    }  # fmt: skip
+    for each in data["traces"]:
+        render.replays(out.console, each)
+    return out.end(data)
+
+
+def _replays(impl: str, traces: Sequence[tuple[str, Trace]], selector: SystemSelector) -> list[Data]:
+    """Each trace on one release: its replay, or why the release cannot be driven through it."""
+    try:
+        with closing(replace(selector, impl=impl).resolve()) as system:
+            return [_replay(impl, system, *trace) for trace in traces]
+    except Unusable as error:  # such as a wheel that cannot be fetched
+        return [_undriven(impl, error) for _ in traces]
+
+
+def _undriven(impl: str, why: Exception) -> Data:
+    return {"implementation": impl, "exit_code": 2, "unusable": str(why), "replay": None}
+
+
+def _replay(impl: str, system: System, path: str, trace: Trace) -> Data:
+    from ci.report import data as report
+    from stateful_tests.check.masks import known_fault
+    from stateful_tests.lockstep import lockstep
+
+    try:
+        with unusable():
+            run = lockstep.replay(system, trace)
+            shown = report.replay_data(path, run, known=known_fault(system, run))
+    except Unusable as error:
+        return _undriven(impl, error)
+    return {"implementation": impl, "exit_code": shown["exit_code"], "unusable": None, "replay": shown}

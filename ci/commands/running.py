@@ -108,10 +108,7 @@ def check(
         return _driven(replace(selector, impl=impl), plan, base, since, where, save_dir, html)
 
     if names := release_row.names(selector.impl):
-        device = f"device {selector.device}"
-        elsewhere = {"sglang-path": selector.checkout, "junit": junit, device: selector.device != "cpu"}
-        for option in (name for name, given in elsewhere.items() if given):
-            raise Unusable(f"--{option}: goes with one system, not with --impl {selector.impl}")
+        release_row.alone(selector, junit=junit)
         return release_row.check(names, one, plan, out, detailed=verbose)
 
     from ci.report import render
@@ -218,11 +215,17 @@ def replay(
     """Run traces step by step on an implementation.
 
     TRACE is a file, or @NAME: a fixture.
+
+    --impl sglang==all, or vllm==all, says for every release what the trace does there; after it may stand
+    +unified, +rust, +overlap (+async, +offload).
     """
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
     loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs
     writable(html_file, "--html")
+    if names := release_row.names(selector.impl):
+        release_row.alone(selector, base=base, html=html_file)
+        return release_row.replay(names, loaded, selector, out)
 
     from ci.report import data as report
     from ci.report import page, render
@@ -245,8 +248,8 @@ def replay(
             render.replay(out.console, replays[-1], brief=len(loaded) > 1)
     if len(replays) > 1:
         bad = [data["file"] for data in replays if data["exit_code"]]
-        names = f": {', '.join(bad)}" if bad else ""
-        summary = f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{names}"
+        which = f": {', '.join(bad)}" if bad else ""
+        summary = f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{which}"
         out.console.print(summary)
     code = max(data["exit_code"] for data in replays)
     return out.end({"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})

@@ -1,17 +1,19 @@
 """Reasons that are no places: why a command is refused, and what an eviction should have taken."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ci.compare.differences import POOL
 from ci.explain.history import History, cursors_of, some
-from reference.clauses.step import evicted_below
-from reference.commands import Evict, Reason, Refused, Submit
-from reference.state import Phase, free
+from reference.clauses.step import Step, evicted_below
+from reference.commands import Abort, Admit, Command, Evict, EvictSwa, Extend, Reason, Refused, Submit
+from reference.failures import Failure
+from reference.state import IN_BATCH, Phase, Request, free
 from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
 from reference.radix_tree import Key, nodes, sizes
 from stateful_tests.lockstep.follow import launched
-from stateful_tests.lockstep.results import Moment
+from stateful_tests.lockstep.results import Moment, Run, Violation
 
 
 def reason(past: History) -> str | None:
@@ -28,13 +30,38 @@ def _outcome(past: History) -> str | None:
     return f"the system {does} {past.here} and {should}{_why(past)}"
 
 
+def refusal(run: Run, index: int) -> str:
+    """Why the rules refuse a command of a replayed trace, in words; "" where they do not, and of an engine
+    that schedules by itself."""
+    row, at = run.rows[index], index - run.first
+    if not isinstance(row.outcome, Refused) or type(row.command) not in RULES_OF:
+        return ""
+    step = run.history[at].step if at > 0 else None
+    if step is None or not isinstance(step.expected, Refused):  # too long ago, or not run by the system
+        return RULES_OF[type(row.command)].refused.get(row.outcome.reason, "")
+    until = replace(run, rows=run.rows[: index + 1], history=run.history[: at + 1])
+    past = History(until, Violation("OUT-1", index, Failure("", "")), step)
+    condition, fact = _condition_and_fact(past)
+    missing = row.outcome.reason is Reason.WRONG_PHASE and _missing_step(step)
+    if fact and (missing or row.outcome.reason is Reason.UNKNOWN_REQUEST):
+        condition = ""  # the fact says it all
+    sentence = past.words("; ".join(filter(None, (condition, fact))))
+    return f"{sentence}: {missing} comes first" if missing else sentence
+
+
 def _why(past: History) -> str:
     """The fact behind a refusal: the reference's, or what the system says."""
+    condition, fact = _condition_and_fact(past)
+    return (f" ({condition})" if condition else "") + (f", for {fact}" if fact else "")
+
+
+def _condition_and_fact(past: History) -> tuple[str, str]:
+    """What the rules say of a refusal, where that says more than the fact, and what is so here; or ""."""
     step, was = past.step, past.before.state
     ours = isinstance(step.expected, Refused)
     refusal = step.expected if ours else step.outcome
     if not isinstance(refusal, Refused):
-        return ""
+        return "", ""
     reason, request = refusal.reason, step.acted
     if reason is Reason.TURN_IN_FLIGHT and isinstance(step.command, Submit):
         session = was.session(step.command.session)
@@ -42,24 +69,75 @@ def _why(past: History) -> str:
             name, turn = session.name, session.turn
             is_so = f"{turn} is the turn of {name}"
             since = past.first_since(is_so, lambda m: getattr(m.state.session(name), "turn", "") == turn)
-            return f", for {turn} is in flight in {name} {since}"
+            return "", f"{turn} is in flight in {name} {since}"
     if reason is Reason.WINDOW_LOST:
-        return _window_lost(past, ours)
+        return "", _window_lost(past, ours)
     if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
         pool, at = ("full", 0) if reason is Reason.OUT_OF_FULL else ("swa", 2)
         left, evictable = free(was), sizes(was.tree)[at] if was.tree is not None else 0
         if min(left.full, left.swa) < 0:
-            return ""  # row and tree, each with pages of its own, had more than there are
+            return "", ""  # row and tree, each with pages of its own, had more than there are
         pages = some(getattr(left, pool), f"{POOL[pool]} page")
-        return f", for the pool has {pages} free and {evictable // past.page_size} more evictable"
-    condition = f" ({RULES_OF[type(step.command)].refused[reason]})" if ours else ""
+        return "", f"the pool has {pages} free and {evictable // past.page_size} more evictable"
+    condition = RULES_OF[type(step.command)].refused.get(reason, "") if ours else ""  # "": the system's own
+    if ours and reason is Reason.UNKNOWN_REQUEST:
+        unknown = [name for name in _named(step.command) if was.request(name) is None]
+        return condition, _gone(past, unknown[0]) if unknown else ""
+    if ours and reason is Reason.BAD_LENGTH:
+        return condition, _lengths(past)
+    request = next(iter(_not_ready(step)), request)
     if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name, phase = request.name, request.phase
         is_so = f"{name} is {phase.value}{' again' * (phase is Phase.QUEUED and request.started)}"
         so = past.first_since(is_so, lambda m: getattr(m.state.request(name), "phase", None) is phase)
-        since = f" {so}" if ours else ""
-        return f"{condition}, for {is_so}{since}"
-    return condition
+        return condition, f"{is_so} {so}" if ours else is_so
+    return condition, ""
+
+
+_READY = {Extend: (Phase.ADMITTED, Phase.EXTENDING), EvictSwa: IN_BATCH, Admit: (Phase.QUEUED,)}
+_STEPS = {Phase.QUEUED: "admit", Phase.ADMITTED: "extend", Phase.EXTENDING: "extend to the end of its input"}
+
+
+def _not_ready(step: Step) -> list[Request]:
+    """The requests of a command that are in a phase which the command does not take."""
+    ready = _READY.get(type(step.command), (Phase.RUNNING,))
+    found = [one for name in _named(step.command) if (one := step.was.request(name)) is not None]
+    return [one for one in found if one.phase not in ready]
+
+
+def _missing_step(step: Step) -> str:
+    """The command that comes before; "" where none is missing."""
+    unready = [] if isinstance(step.command, (Abort, Admit)) else _not_ready(step)
+    return _STEPS.get(unready[0].phase, "") if unready else ""
+
+
+def _named(command: Command) -> Sequence[str]:
+    """The requests of a command."""
+    one = getattr(command, "request", None)
+    return launched(command) if one is None else [one]
+
+
+def _gone(past: History, name: str) -> str:
+    """Why there is no request of that name: its submit was refused, it has ended, or it never came."""
+    for index in reversed(range(past.run.first + 1, len(past.run.rows) - 1)):
+        row = past.run.rows[index]
+        if isinstance(row.command, Submit) and row.command.request == name:
+            if isinstance(row.outcome, Refused):
+                return f"{past.command(index)} was refused"
+            ended = past.first_step(f"{name} has ended", lambda m: m.state.request(name) is None)
+            return f"{name} has ended with {past.command(ended)}"
+    return f"no command submits {name}"
+
+
+def _lengths(past: History) -> str:
+    """The lengths of a request that a command asks too much of; "" of a batch of several."""
+    names = _named(past.step.command)
+    one = past.before.state.request(names[0]) if len(names) == 1 else None
+    if one is None:
+        return ""
+    computed = one.cursors.kv_committed_len if one.cursors is not None else 0
+    so_far = some(one.output, "token")
+    return f"{one.name} has an input of {one.origin} and an output of {so_far}; KV of {computed} is computed"
 
 
 def _window_lost(past: History, ours: bool) -> str:
@@ -70,7 +148,7 @@ def _window_lost(past: History, ours: bool) -> str:
         if was is None or was.cursors is None or window is None:
             continue
         c = was.cursors
-        start, at = max(0, c.kv_committed_len - window), f", for the window of {name} at {c.kv_committed_len}"
+        start, at = max(0, c.kv_committed_len - window), f"the window of {name} at {c.kv_committed_len}"
         if not ours:
             return f"{at} is there: it starts at {start}"
         if evicted_below(c) > start:

@@ -5,24 +5,24 @@ The text is rendered from these dictionaries alone, so that no figure is in one 
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
 from ci import Data
 from ci.compare import snapshot, step_table
 from ci.explain import explanation_of
+from ci.explain.reasons import refusal
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.blocks.config import EngineConfig
-from reference.commands import Mode, Refused
+from reference.commands import Mode
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan
 from stateful_tests.lockstep.known_faults import KnownFault
-from stateful_tests.lockstep.lockstep import rejected_turns
-from stateful_tests.lockstep.results import OWN, CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
+from stateful_tests.lockstep.lockstep import mostly_refused, rejected_turns, unstated_refusals
+from stateful_tests.lockstep.results import OWN, CheckResult, Finding, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
@@ -308,7 +308,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
     return {
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
-        "rows": [row_data(index, row, index == last) for index, row in enumerate(run.rows)],
+        "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
         **_explained(run),
         "called": list(run.called),
         "violation": violation
@@ -335,9 +335,10 @@ def _explained(run: Run) -> Data:
     }
 
 
-def row_data(index: int, row: Row, marked: bool) -> Data:
-    """A replayed command, and what it changed in the reference."""
-    return {
+def row_data(run: Run, index: int, marked: bool) -> Data:
+    """A replayed command, and what it changed in the reference; why: of a refusal, in words."""
+    row, reason = run.rows[index], refusal(run, index)
+    return ({"why": reason} if reason else {}) | {
         "step": index,
         "command": format_command(row.command),
         "outcome": format_outcome(row.outcome),
@@ -365,8 +366,6 @@ def replay_data(
         note = f"there is no clause called {trace.clause}"
     if violation is None:
         verdict, code = "conforms", 0
-        if refused := _unstated_refusals(run):
-            note = note or f"refused, and not stated so: {refused}"
         if trace.bug is not None and run.system.endswith(f"+{trace.bug}"):
             note = f"the trace is there to show {trace.bug}, and does not"
     elif "BROKEN" in violation.clauses:
@@ -383,15 +382,8 @@ def replay_data(
             shows = f"violates {', '.join(before)}" if before else "conforms"
             note = f"new: {base.name} {shows if before is not None else 'cannot run the trace'}"
     head = {"file": file, "verdict": verdict, "note": note, "exit_code": code}
+    head |= {"unstated_refusals": unstated_refusals(run), "mostly_refused": mostly_refused(run)}
     return head | {"base": base and base.name, "also_in": also_in} | run_data(run, known)
-
-
-def _unstated_refusals(run: Run) -> str:
-    """What was refused without the trace saying so: in a trace by hand often a mistake."""
-    stated = dict(run.trace.expected)
-    outcomes = [row.outcome for index, row in enumerate(run.rows) if index not in stated]
-    counts = Counter(o.reason.value for o in outcomes if isinstance(o, Refused))
-    return ", ".join(f"{reason} {count}" for reason, count in counts.items())
 
 
 def shown_by(group: list[Finding]) -> list[Finding]:

@@ -309,7 +309,7 @@ def _steps(out: Console, data: Data) -> None:
     steps = table("#", "command", *(("outcome", "what it did") if engine else expected))
     for row in rows[-MAX_ROWS:]:
         mark = "> " if row["violates"] else "  "
-        lines = changes(row)
+        lines = changes(row) or list(filter(None, [row.get("why")]))
         if row["violates"]:
             violation = data["violation"]
             lines.append(f"violates {', '.join([violation['clause'], *violation['also']])}")
@@ -394,9 +394,24 @@ def changes(row: Data) -> list[str]:
     return [*lines, *row["tree"]]
 
 
+def refusals(out: Console, data: Data) -> None:
+    """What was refused without the trace saying so: in a trace by hand often a mistake."""
+    if not data["unstated_refusals"]:
+        return
+    first = data["rows"][data["unstated_refusals"][0]]
+    many = ": the trace hardly does what it was written for" if data["mostly_refused"] else ""
+    count = f"{len(data['unstated_refusals'])} of {len(data['rows'])} commands refused, and not stated so"
+    reason = ", ".join(filter(None, (first["outcome"].removeprefix("refused: "), first.get("why"))))
+    say(out, f"{count}{many}. The first: command {first['step']} ({first['command']}), {reason}.", "yellow")
+
+
 def replay(out: Console, data: Data, *, brief: bool = False) -> None:
     """One file of `kvspec replay`; brief: a line when it conforms."""
-    note = f" ({data['note']})" if data["note"] else ""
+    refused = len(data["unstated_refusals"])
+    end_of_table = refused and data["violation"] is None  # else it stands above the table
+    stated = f"{refused} of {len(data['rows'])} commands refused, and not stated so" if end_of_table else ""
+    remarks = "; ".join(filter(None, (data["note"], stated)))
+    note = f" ({remarks})" if remarks else ""
     if brief and not data["exit_code"]:
         say(out, f"{data['file']}: {data['verdict']}{note}", whole=True)
         return
@@ -406,11 +421,58 @@ def replay(out: Console, data: Data, *, brief: bool = False) -> None:
         say(out, ", ".join(about))
     if trace["story"]:
         say(out, " ".join(trace["story"].split()))
+    refusals(out, data)
     run(out, data)
     out.print()
     steps = f" after {len(data['rows'])} of {len(trace['steps'])} steps" if trace["steps"] else ""
     verdict(out, f"{data['verdict']}{steps}{note}", data)
     out.print()
+
+
+def replays(out: Console, data: Data) -> None:
+    """One file of `kvspec replay` on every release: a line each, and which conform."""
+    rows = data["releases"]
+    say(out, data["file"], "bold", whole=True)
+    driven = [row["replay"] for row in rows if row["replay"] is not None]
+    if driven:
+        refusals(out, max(driven, key=lambda each: len(each["rows"])))
+    made = table("release", "what the trace does there")
+    made.columns[0].no_wrap = True
+    for row in rows:
+        style = "red" if row["replay"] is not None and row["exit_code"] else ""
+        made.add_row(Text(row["implementation"]), Text(plain(_does(row))), style=style)
+    out.print(made)
+    ends: dict[str, list[str]] = {}
+    for row in rows:
+        end = "cannot be driven" if row["replay"] is None else row["replay"]["verdict"]
+        ends.setdefault(end, []).append(row["implementation"].partition("==")[2])
+    names = [row["implementation"].partition("==")[2] for row in rows]
+    say(out, "; ".join(f"{end}: {_ranges(of_end, names)}" for end, of_end in ends.items()), "bold")
+    out.print()
+
+
+def _does(row: Data) -> str:
+    """What a trace does on a release, in a line."""
+    replayed, why = row["replay"], (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
+    if replayed is None:
+        return f"cannot be driven: {why}"
+    violation, known, note = replayed["violation"], replayed["known"], replayed["note"]
+    where = f" at command {violation['step']}" if violation else ""
+    label = f"known: {known['id']}" if known else "no known fault" if violation else ""
+    remarks = "; ".join(filter(None, (label, note)))
+    return f"{replayed['verdict']}{where}" + (f" ({remarks})" if remarks else "")
+
+
+def _ranges(some: list[str], names: list[str]) -> str:
+    """Those of `names`, in its order, such as "0.5.10 to 0.5.12, 0.5.14"."""
+    runs: list[list[str]] = []
+    for at, name in enumerate(names):
+        if name in some:
+            if at and names[at - 1] in some:
+                runs[-1].append(name)
+            else:
+                runs.append([name])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def shrunk(out: Console, data: Data) -> None:

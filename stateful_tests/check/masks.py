@@ -20,7 +20,7 @@ from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtT
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.ways import Needs, avoided, needs, other_ways
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.lockstep import mostly_refused, replay
 from stateful_tests.lockstep.results import Run, Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
 from stateful_tests.traces.files import load
@@ -181,8 +181,9 @@ def explained(
 
 
 def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
-    """The known fault of a release that explains what a replayed trace violates, if one does."""
-    if run.violation is None:
+    """The known fault of a release that explains what a replayed trace violates, if one does; None where most
+    of the trace was refused."""
+    if run.violation is None or mostly_refused(run):
         return None
     of_clause = [*masks(system, clause=run.violation.clause)]
     mask = explained(system, of_clause, run.trace, run.violation)

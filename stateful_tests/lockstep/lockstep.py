@@ -310,6 +310,22 @@ def rejected_turns(run: Run) -> set[int]:
     }  # fmt: skip
 
 
+def unstated_refusals(run: Run) -> list[int]:
+    """The steps that the rules refuse without the trace saying so: in a trace by hand often a mistake. The
+    violation that the run ends with is none of them."""
+    stated = {index for index, _ in run.trace.expected}
+    if run.violation is not None:
+        stated.add(run.violation.step)
+    return [at for at, row in enumerate(run.rows) if at not in stated and isinstance(row.outcome, Refused)]
+
+
+def mostly_refused(run: Run) -> bool:
+    """So much of the trace is refused that it hardly does what it was written for: a third, and two at
+    least."""
+    refused = len(unstated_refusals(run))
+    return refused >= 2 and 3 * refused >= len(run.rows)
+
+
 _IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 
 

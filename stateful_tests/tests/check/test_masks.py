@@ -17,7 +17,7 @@ from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
 from impl.torch_kv import TorchKV
-from reference.commands import Close, Extend, Mode, Retract
+from reference.commands import Close, Decode, Extend, Mode, Retract
 from reference.failures import Failure
 from stateful_tests.check.campaign import _Campaign, run
 from stateful_tests.check.driving import Named, check_also
@@ -215,6 +215,9 @@ def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
 def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):
     trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")
     fault = known_fault(release("0.5.23"), run := replay(release("0.5.23"), trace))
+    refused = replace(trace, commands=(Decode(("r9",)),) * len(trace.commands) + trace.commands, expected=())
+    odd = replay(release("0.5.23"), refused)
+    assert odd.violation is not None and known_fault(release("0.5.23"), odd) is None
     data = report.replay_data("t.json", run, known=fault)
     render.replay(out := render.console(io.StringIO()), data)
     for text in (out.file.getvalue(), bug_report.story(data | {"text": ""}, "t.json", "")):

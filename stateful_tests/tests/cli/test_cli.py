@@ -11,13 +11,14 @@ from ci.cli import interrupts
 from ci.commands import release_row
 from ci.report import data as report
 from ci.report import progress
-from impl.adapter import Capabilities
+from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
 from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
-from stateful_tests.check import campaign
+from stateful_tests.check import campaign, masks
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
+from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.results import Row, Run, Violation
 from stateful_tests.tests.support.made_up_check import BAD, COMMANDS, ROWS, RUN, TRACE, checked, finding
 from stateful_tests.traces import files as traces
@@ -191,7 +192,8 @@ def test_replay(fake, kvspec, monkeypatch):
     assert seen[:3] == ["t.json on torch+pr22900", "bug pr22900, clause LEN-2", "First this. Then that."]
     assert [line for line in seen if " of 6 steps" in line or "conforms" in line] == [
         "violates LEN-2, FREE-2 after 6 of 6 steps",
-        "t.json: conforms (the trace is there to show pr22900, and does not)",
+        "t.json: conforms (the trace is there to show pr22900, and does not;"
+        " 1 of 6 commands refused, and not stated so)",
         "violates OWN-1, FREE-2 after 6 of 6 steps (the trace names LEN-2)",
         "broke after 6 of 6 steps",
     ]
@@ -255,3 +257,51 @@ def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(kvspec, mon
     assert data["releases"][2]["check"]["implementation"] == "torch"
     monkeypatch.setattr(release_row, "names", lambda impl: ["torch+pr22900", "torch"])
     assert kvspec(*ASKED)[0] == 1
+
+
+# kvspec replay --impl sglang==all: what a trace does in every release.
+
+RELEASES = [f"sglang==0.5.{patch}" for patch in (10, 11, 12, 13)]
+
+
+def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatch):
+    """A line each; what cannot be driven says why, and does not decide the exit code."""
+    traces.save(replace(TRACE, clause="LEN-2"), "t.json")
+    monkeypatch.setattr(release_row, "names", lambda impl: RELEASES)
+    ends = iter([None, BAD, UnusableImplementation("sglang==0.5.12 has no tree of bigrams"), BAD])
+    fault = next(iter(known_faults().values()))
+    labels = iter([None, fault, None])
+
+    def run(system, trace):
+        if isinstance(end := next(ends), Exception):
+            raise end
+        return Run(trace, system.name, ROWS, end)
+
+    monkeypatch.setattr(lockstep, "replay", run)
+    monkeypatch.setattr(masks, "known_fault", lambda system, run: next(labels))
+    code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
+    assert (code, err, fake.closed) == (1, "", 4)
+    said = " ".join(lines(out)[:3])
+    assert said.startswith("t.json 1 of 6 commands refused, and not stated so. The first: command 2 (")
+    assert lines(out)[lines(out).index("release what the trace does there") + 2 :] == [
+        "sglang==0.5.10 conforms",
+        f"sglang==0.5.11 violates LEN-2, FREE-2 at command 5 (known: {fault.id})",
+        "sglang==0.5.12 cannot be driven: has no tree of bigrams",
+        "sglang==0.5.13 violates LEN-2, FREE-2 at command 5 (no known fault)",
+        "conforms: 0.5.10; violates LEN-2, FREE-2: 0.5.11, 0.5.13; cannot be driven: 0.5.12",
+        "",
+    ]
+    data = json.loads(Path("r.json").read_text())
+    assert [row["exit_code"] for row in data["traces"][0]["releases"]] == [0, 1, 2, 1]
+
+
+def test_releases_that_cannot_be_driven_are_no_green(fake, kvspec, monkeypatch):
+    def refuse(system, trace):
+        raise UnusableImplementation("has no tree")
+
+    monkeypatch.setattr(lockstep, "replay", refuse)
+    traces.save(TRACE, "t.json")
+    code, out, _ = kvspec("replay", "t.json", "--impl", "sglang==all")
+    assert (code, lines(out)[-2]) == (2, f"cannot be driven: {next(iter(TABLE))} to {[*TABLE][-1]}")
+    code, _, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--html", "t.html")
+    assert (code, err) == (2, "kvspec: --html: goes with one system, not with --impl sglang==all\n")

@@ -22,6 +22,7 @@ from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.commands import script
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command as describe
 
@@ -163,6 +164,32 @@ class ObeysAll(ReferenceSystem):
 
     def apply(self, command):
         return super().apply(replace(command, marked=False) if isinstance(command, Abort) else command)
+
+
+@pytest.mark.parametrize(
+    ("script_of", "says"),
+    [
+        ("submit r1 (no session) +3; decode r1",
+         "r1 is queued since command 0 (submit r1 (no session) +3): admit comes first"),
+        ("submit r1 (no session) +3; admit r1; extend r1 +2; finish r1 keep 1",
+         "r1 is extending since command 2 (extend r1 +2): extend to the end of its input comes first"),
+        ("submit r1 (no session) +3; admit r1; extend r1 +3; admit r1",
+         "it extends or runs already; r1 is running since command 2 (extend r1 +3)"),
+        ("submit r1 in s1 +3; admit r1", "command 0 (submit r1 in s1 +3) was refused"),
+        ("submit r1 (no session) +3; abort r1; admit r1", "r1 has ended with command 1 (abort r1)"),
+        ("submit r1 (no session) +3; admit r1; extend r1 +3; decode r1, r9", "no command submits r9"),
+        ("submit r1 (no session) +3; admit r1; extend r1 +5",
+         "C + tokens > origin + output: more than there is to compute; r1 has an input of 3 and an output of"
+         " 0 tokens; KV of 0 is computed"),
+        ("open s1; submit r1 in s1 +3; submit r2 in s1 +1",
+         "r1 is in flight in s1 since command 1 (submit r1 in s1 +3)"),
+        ("unlock h1", "no lock owner is called that"),
+        ("open s1; open s1", "a session, request or lock owner is called that"),
+    ],
+)  # fmt: skip
+def test_a_refused_command_says_its_reason(script_of, says):
+    run = lockstep.replay(ReferenceSystem(), Trace(PRESETS["page1"], Mode.FAITHFUL, script(script_of)))
+    assert reasons.refusal(run, len(run.rows) - 1) == says
 
 
 def test_a_refusal_is_explained_by_the_condition_that_failed():
