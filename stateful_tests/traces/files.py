@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -28,6 +28,7 @@ from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.geometry import Geometry, GeometryError
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
+from stateful_tests.traces import hints
 from stateful_tests.traces.schema import (
     CHOICES, COMMAND_OF, CONFIG, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, EngineTraceFile, Expect,
     GeometryBody, TraceFile, TraceStep,
@@ -77,10 +78,20 @@ def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         return path
     found = {p.name.partition(".json")[0]: p for p in FIXTURES.rglob("*.json*") if p.parent != FIXTURES}
     if name not in found:
-        close = " or @".join(get_close_matches(name, found, 2))
-        hint = f"is it @{close}? " if close else ""
-        raise FileNotFoundError(errno.ENOENT, f"no fixture has that name; {hint}They lie in {FIXTURES}")
+        close = " or @".join(_nearest(name, found))
+        hint = f"did you mean @{close}?" if close else "`kvspec bugs WORD` names those of a bug"
+        raise FileNotFoundError(errno.ENOENT, f"no fixture has that name; {hint} They lie in {FIXTURES}")
     return found[name]
+
+
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    """Up to three names that are spelt alike or, where none is, have the most words in common."""
+    if close := get_close_matches(name, names, 2):
+        return close
+    words = {*re.split(r"[^a-z]+", name)} - {"a", "an", "the", "of", "is", ""}
+    shared = {each: len(words & {*each.split("_")}) for each in names}
+    best = max(shared.values(), default=0)
+    return sorted((each for each, count in shared.items() if count == best > 0), key=len)[:3]
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
@@ -108,18 +119,19 @@ def loads(data: bytes, name: str) -> Trace:
         raise TraceError(name, "", "is packed with gzip; a trace is JSON")
     if not data.strip():
         raise TraceError(name, "", "is empty")
-    with _one_line_errors(data, name):
+    with _one_line_errors(data, name, TraceFile):
         header = _HEADER.decode(data)
         _check_header(header, name)
-        decoder: msgspec.json.Decoder[Any] = _FILE if header.engine is None else _ENGINE_FILE
+    decoder: msgspec.json.Decoder[Any] = _FILE if header.engine is None else _ENGINE_FILE
+    with _one_line_errors(data, name, decoder.type):
         file = decoder.decode(data)
         _reject_repeated_keys(data, name)
     return _trace(file, name)
 
 
 @contextmanager
-def _one_line_errors(data: bytes, name: str) -> Iterator[None]:
-    """Whatever is wrong with this JSON comes out as a TraceError."""
+def _one_line_errors(data: bytes, name: str, kind: Any) -> Iterator[None]:
+    """Whatever is wrong with this JSON, which is to be of a `kind`, comes out as a TraceError."""
     try:
         data.decode("utf-8")
         yield
@@ -128,7 +140,7 @@ def _one_line_errors(data: bytes, name: str) -> Iterator[None]:
     except RecursionError:
         raise TraceError(name, "", "is nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise TraceError(name, *_explain(str(error))) from None
+        raise TraceError(name, *_explain(str(error), kind, data)) from None
     except (msgspec.DecodeError, ValueError) as error:
         if isinstance(error, TraceError):
             raise
@@ -137,7 +149,7 @@ def _one_line_errors(data: bytes, name: str) -> Iterator[None]:
 
 def loads_as(kind: Any, data: bytes, name: str) -> Any:
     """One JSON object as a struct of `kind`. Raises TraceError."""
-    with _one_line_errors(data, name):
+    with _one_line_errors(data, name, kind):
         _reject_repeated_keys(data, name)
         return msgspec.json.decode(data, type=kind)
 
@@ -164,19 +176,23 @@ def _reject_repeated_keys(data: bytes, name: str) -> None:
     json.loads(data, object_pairs_hook=pairs)
 
 
-def _explain(message: str) -> tuple[str, str]:
-    """Split a message of msgspec into the path of the field and a reason in plain words."""
+def _explain(message: str, kind: Any, data: bytes) -> tuple[str, str]:
+    """Split a message of msgspec into the path of the field and a reason in plain words that says what would
+    do."""
     message = message.replace(" - at `key` in `$", " - at `$")
     at = message.rfind(" - at `$")
     reason, path = (message[:at], message[at + 7 : -1]) if at >= 0 else (message, "$")
     if field := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
-        return f"{path}.{field[1]}", "unknown field"
+        return f"{path}.{field[1]}", hints.unknown_field(kind, data, path, field[1])
     if field := re.fullmatch(r"Object missing required field `(.*)`", reason, re.DOTALL):
-        return f"{path}.{field[1]}", "is missing"
+        return f"{path}.{field[1]}", hints.missing_field(kind, data, path, field[1])
+    if value := re.fullmatch(r"Invalid (?:enum )?value '(.*)'", reason, re.DOTALL):
+        return path, hints.wrong_value(kind, data, path, value[1])
     if "matching regex" in reason and path.endswith(".prompt"):
         return path, "must be texts (a to z) and their lengths, such as a8b4"
     if "matching regex" in reason:
-        return path, "contains a character that is not allowed here"
+        name = "; a name has A-Z a-z 0-9 _ . - alone" * path.endswith((".session", ".request", ".holder"))
+        return path, f"contains a character that is not allowed here{name}"
     return path, reason[:1].lower() + reason[1:].replace("`", "")
 
 

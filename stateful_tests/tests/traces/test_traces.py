@@ -170,7 +170,9 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (document(version="1"), "$.version: must be a whole number"),
     (document(version=7), "$.version: 7 is newer than this kvspec reads (1)"),
     (document(version=0), "$.version: 0 is not what this kvspec reads (1)"),
-    (document(mode="fast"), "$.mode: invalid enum value 'fast'"),
+    (document(mode="fast"), "$.mode: 'fast' is no value here; one of free, faithful"),
+    (document(mode="faithfull"), "$.mode: 'faithfull' is no value here; did you mean faithful?"),
+    (document(mode=MISSING), "$.mode: is missing: free or faithful"),
     (document(steps=MISSING), "$.steps: is missing"),
     (document(steps=[[]]), "$.steps[0]: expected object, got array"),
     (document(extra=1), "$.extra: unknown field"),
@@ -178,12 +180,22 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (document(bug="../../etc"), "$.bug: "),
     (document(clause="len-2"), "$.clause: "),
     (document(geometry=geometry(page_size=0)), "$.geometry.page_size: "),
-    (document(geometry=geometry(pages=1)), "$.geometry.pages: unknown field"),
+    (document(geometry=geometry(pages=1)), "$.geometry.pages: unknown field; did you mean swa_pages? "),
     (document(geometry=geometry(rows=None)), "$.geometry.rows: "),
     (document(geometry=geometry(settings={"A": "x y"})), "$.geometry.settings"),
     (document(geometry=geometry(settings={"A=B": "1"})), "$.geometry.settings"),
-    (steps({"session": "s"}), f"{STEP}.do: is missing"),
-    (steps({"do": "fly", "session": "s"}), f"{STEP}.do: "),
+    (steps({"session": "s"}), f"{STEP}.do: is missing; the commands: open, "),
+    (steps({"do": "fly", "session": "s"}), f"{STEP}.do: no command is called 'fly'. The commands: open, "),
+    (steps({"do": "admitt", "request": "r"}),
+     f"{STEP}.do: no command is called 'admitt'; did you mean admit?"),
+    (steps({"do": "open", "sesion": "s"}),
+     f"{STEP}.sesion: unknown field; did you mean session? The fields of open: do, session, expect"),
+    (steps({"do": "extend", "lanes": [{"request": "r", "token": 1}]}),
+     f"{STEP}.lanes[0].token: unknown field; did you mean tokens? The fields: request, tokens, tail"),
+    (steps({"do": "admit", "request": "r 1"}),
+     f"{STEP}.request: contains a character that is not allowed here; a name has A-Z a-z 0-9 _ . - alone"),
+    (steps({"do": "close", "session": "s", "expect": {"refused": "wrongphase"}}),
+     f"{STEP}.expect.refused: 'wrongphase' is no value here; did you mean wrong_phase?"),
     (steps({"do": "open"}), f"{STEP}.session: is missing"),
     (steps({"do": "open", "session": "x" * 33}), f"{STEP}.session: "),
     (steps({"do": "open", "session": "s\n"}), f"{STEP}.session: "),
@@ -290,6 +302,21 @@ def test_paths_that_are_no_readable_file(tmp_path, make, says):
     with pytest.raises(TraceError) as caught:
         load(path)
     assert str(caught.value) == f"{tmp_path}/bad?.json: {says}"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("@retract_counts_as_finish", "did you mean @a_retract_counts_as_a_finish or @"),
+        ("@retract", "did you mean @"),
+        ("@the_tail_of_a_trim", "did you mean @a_trim_frees_the_tail"),
+        ("@LEN-2", "`kvspec bugs WORD` names those of a bug"),
+    ],
+)
+def test_a_name_that_no_fixture_has_finds_its_nearest(name, says):
+    with pytest.raises(TraceError) as caught:
+        load(name)
+    assert f"{name}: no fixture has that name; {says}" in str(caught.value)
 
 
 def test_the_published_schema_is_the_generated_one():

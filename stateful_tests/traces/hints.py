@@ -1,0 +1,125 @@
+"""What would do where a file has something else: msgspec names the place and the fault alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from msgspec import inspect as types
+
+_PART = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+
+def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
+    """The fields that the object at `path` may have, the nearest first."""
+    struct = _struct(_at(kind, data, path))
+    if struct is None:
+        return "unknown field"
+    names = [struct.tag_field] * (struct.tag_field is not None) + [each.encode_name for each in struct.fields]
+    of = f" of {struct.tag}" if struct.tag is not None else ""
+    return f"unknown field{_meant(field, names)} The fields{of}: {', '.join(map(str, names))}"
+
+
+def missing_field(kind: Any, data: bytes, path: str, field: str) -> str:
+    """What is expected there."""
+    found = _at(kind, data, path)
+    if commands := _commands(found, field):
+        return f"is missing; the commands: {', '.join(commands)}"
+    struct = _struct(found)
+    known = {each.encode_name: each.type for each in struct.fields} if struct is not None else {}
+    wanted = " or ".join(dict.fromkeys(_words(known[field]))) if field in known else ""
+    return f"is missing: {wanted}" if wanted else "is missing"
+
+
+def wrong_value(kind: Any, data: bytes, path: str, value: str) -> str:
+    """The values that may stand at `path`, the nearest first; of the name of a command the commands."""
+    parent, _, field = path.rpartition(".")
+    if commands := _commands(_place(kind, data, parent)[0], field):
+        near = _meant(value, commands)
+        listed = f" The commands: {', '.join(commands)}" * (near == ".")
+        return f"no command is called {value!r:.40}{near}{listed}"
+    found = _at(kind, data, path)
+    values = [*_words(found)] if found is not None else []
+    near = _meant(value, values)
+    return f"{value!r:.40} is no value here" + (f"; one of {', '.join(values)}" if near == "." else near)
+
+
+def _commands(found: types.Type | None, field: str) -> list[str]:
+    """The commands, where the field is what names one."""
+    structs = [each for each in _members(found) if isinstance(each, types.StructType)]
+    return [str(each.tag) for each in structs if each.tag is not None and each.tag_field == field]
+
+
+def _meant(name: str, names: list[Any]) -> str:
+    close = get_close_matches(name, [str(each) for each in names], 1)
+    return f"; did you mean {close[0]}?" if close else "."
+
+
+def _at(kind: Any, data: bytes, path: str) -> types.Type | None:
+    """The type of what stands at a path; None where that cannot be said. Of several kinds of objects it is
+    the one whose tag the file has."""
+    found, raw = _place(kind, data, path)
+    chosen = [
+        each for each in _members(found) if isinstance(each, types.StructType)
+        and isinstance(raw, dict) and each.tag is not None and raw.get(str(each.tag_field)) == each.tag
+    ]  # fmt: skip
+    return chosen[0] if chosen else found
+
+
+def _place(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:
+    found: types.Type | None = types.type_info(kind)
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError):  # behind the fault that is reported it may be anything
+        raw = None
+    for name, index in _PART.findall(path.removeprefix("$")):
+        struct = [each for each in _members(found) if isinstance(each, types.StructType)]
+        tags = raw if isinstance(raw, dict) else {}
+        struct = [each for each in struct if each.tag is None or each.tag == tags.get(str(each.tag_field))]
+        lists = [each for each in _members(found) if isinstance(each, types.ListType)]
+        if name and struct and isinstance(raw, dict):
+            found = next((each.type for each in struct[0].fields if each.encode_name == name), None)
+            raw = raw.get(name)
+        elif index and lists and isinstance(raw, list):
+            found, raw = lists[0].item_type, raw[int(index)]
+        else:
+            return None, None
+    return found, raw
+
+
+def _struct(found: types.Type | None) -> types.StructType | None:
+    """The one kind of object that something may be."""
+    structs = [each for each in _members(found) if isinstance(each, types.StructType)]
+    return structs[0] if len(structs) == 1 else None
+
+
+def _members(found: types.Type | None) -> Iterator[types.Type]:
+    if isinstance(found, types.Metadata):
+        found = found.type
+    if isinstance(found, types.UnionType):
+        for each in found.types:
+            yield from _members(each)
+    elif found is not None:
+        yield found
+
+
+def _words(found: types.Type) -> Iterator[str]:
+    """What a type takes, such as "free", "faithful"; of objects their fields."""
+    for each in _members(found):
+        if isinstance(each, types.EnumType):
+            yield from (str(member.value) for member in each.cls)
+        elif isinstance(each, types.LiteralType):
+            yield from map(str, each.values)
+        elif isinstance(each, types.StructType):
+            yield f"an object with {' or '.join(field.encode_name for field in each.fields)}"
+        elif name := _PLAIN.get(type(each)):
+            yield name
+
+
+_PLAIN: dict[type[types.Type], str] = {
+    types.IntType: "a whole number", types.StrType: "a text", types.BoolType: "true or false",
+    types.NoneType: "null", types.ListType: "a list", types.DictType: "an object",
+}  # fmt: skip
