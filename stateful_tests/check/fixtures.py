@@ -38,13 +38,9 @@ def violated(run: Run, clause: str | None) -> str:
 
 
 def shrunk(system: System, run: Run, clause: str) -> Run:
-    """The smallest trace that violates `clause` on `system`, replayed; what it states is the reference's.
-
-    A story of other commands is not kept.
-    """
+    """The smallest trace that violates `clause` on `system`, replayed; what it states is the reference's, and
+    its story is that of the run's trace."""
     trace = minimise(system, replace(run.trace, clause=clause), clause)
-    if trace.commands != run.trace.commands:
-        trace = replace(trace, story="")
     return _stating(system, trace, clause)
 
 
