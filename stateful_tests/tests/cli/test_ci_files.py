@@ -72,7 +72,7 @@ def test_the_example_for_a_fork_is_ten_lines_at_most():
     [example] = re.findall(r"```yaml\n(.*?)```", (HOME / "README.md").read_text(), re.DOTALL)
     assert len(example.splitlines()) <= 10
     [_, step] = yaml.safe_load(example)["jobs"]["kvspec"]["steps"]
-    assert step["uses"].endswith("/.github/actions/kvspec@main")
+    assert step["uses"] == "./kvspec/.github/actions/kvspec"  # kvspec: this repository
     assert set(step["with"]) <= set(read(ACTION / "action.yml")["inputs"])
 
 

@@ -11,7 +11,7 @@ from ci import cli
 from ci.documents import spec
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
-from reference.commands import COMMANDS
+from reference.commands import COMMANDS, Mode
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.explore.test_explorer import COUNTS
@@ -132,6 +132,17 @@ def test_the_readme_of_ci_has_the_counts_of_scopes():
     rows = re.findall(r"^\| ([a-z0-9-]+) \| (.*\d) \|$", (ROOT / "ci" / "README.md").read_text("utf-8"), re.M)
     shown = {name: tuple(int(n.replace(",", "")) for n in counts.split(" | ")) for name, counts in rows}
     assert len(shown) >= 5 and shown.items() <= COUNTS.items()
+
+
+def test_lines_of_the_readme_can_be_pasted():
+    """Fixtures that it names are there, its first bug is one that a real scheduler meets, nothing is to be
+    filled in first."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = {*re.findall(r"kvspec \w+ (@\w+)", text)}
+    assert len(names) >= 2 and all(traces.load(name).commands for name in names)
+    [shown] = {*re.findall(r"check --impl torch\+([\w-]+) --mode faithful", text)}
+    assert Mode.FAITHFUL in BUGS[shown].modes and BUGS[shown].source.startswith("sgl-project/sglang#")
+    assert "OWNER" not in text
 
 
 def test_the_readme_is_two_pages():
