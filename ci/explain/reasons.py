@@ -6,7 +6,7 @@ from dataclasses import replace
 from ci.compare.differences import POOL
 from ci.explain.history import History, cursors_of, some
 from reference.clauses.step import Step, evicted_below
-from reference.commands import Abort, Admit, Command, Evict, EvictSwa, Extend, Reason, Refused, Submit
+from reference.commands import Abort, Admit, Chunk, Command, Evict, EvictSwa, Extend, Reason, Refused, Submit
 from reference.failures import Failure
 from reference.state import IN_BATCH, Phase, Request, free
 from reference.prefix_cache import path_text
@@ -14,6 +14,7 @@ from reference.rules import RULES as RULES_OF
 from reference.radix_tree import Key, nodes, sizes
 from stateful_tests.lockstep.follow import launched
 from stateful_tests.lockstep.results import Moment, Run, Violation
+from stateful_tests.traces.notation import format_command as describe
 
 
 def reason(past: History) -> str | None:
@@ -95,7 +96,6 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
 
 
 _READY = {Extend: (Phase.ADMITTED, Phase.EXTENDING), EvictSwa: IN_BATCH, Admit: (Phase.QUEUED,)}
-_STEPS = {Phase.QUEUED: "admit", Phase.ADMITTED: "extend", Phase.EXTENDING: "extend to the end of its input"}
 
 
 def _not_ready(step: Step) -> list[Request]:
@@ -108,7 +108,16 @@ def _not_ready(step: Step) -> list[Request]:
 def _missing_step(step: Step) -> str:
     """The command that comes before; "" where none is missing."""
     unready = [] if isinstance(step.command, (Abort, Admit)) else _not_ready(step)
-    return _STEPS.get(unready[0].phase, "") if unready else ""
+    if not unready or unready[0].phase is Phase.RUNNING:
+        return ""
+    one = unready[0]
+    return describe(Admit(one.name) if one.phase is Phase.QUEUED else Extend((Chunk(one.name, _left(one)),)))
+
+
+def _left(request: Request) -> int:
+    """How many tokens of its text have no KV (tokens)."""
+    computed = request.cursors.kv_committed_len if request.cursors is not None else 0
+    return request.origin + request.output - computed
 
 
 def _named(command: Command) -> Sequence[str]:
@@ -135,9 +144,8 @@ def _lengths(past: History) -> str:
     one = past.before.state.request(names[0]) if len(names) == 1 else None
     if one is None:
         return ""
-    computed = one.cursors.kv_committed_len if one.cursors is not None else 0
-    so_far = some(one.output, "token")
-    return f"{one.name} has an input of {one.origin} and an output of {so_far}; KV of {computed} is computed"
+    text = f"{one.name} has {some(one.origin, 'token')} of input and {one.output} of output"
+    return f"{text}; {_left(one)} of them without KV"
 
 
 def _window_lost(past: History, ours: bool) -> str:

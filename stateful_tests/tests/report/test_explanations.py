@@ -170,17 +170,17 @@ class ObeysAll(ReferenceSystem):
     ("script_of", "says"),
     [
         ("submit r1 (no session) +3; decode r1",
-         "r1 is queued since command 0 (submit r1 (no session) +3): admit comes first"),
+         "r1 is queued since command 0 (submit r1 (no session) +3): admit r1 comes first"),
         ("submit r1 (no session) +3; admit r1; extend r1 +2; finish r1 keep 1",
-         "r1 is extending since command 2 (extend r1 +2): extend to the end of its input comes first"),
+         "r1 is extending since command 2 (extend r1 +2): extend r1 +1 comes first"),
         ("submit r1 (no session) +3; admit r1; extend r1 +3; admit r1",
          "it extends or runs already; r1 is running since command 2 (extend r1 +3)"),
         ("submit r1 in s1 +3; admit r1", "command 0 (submit r1 in s1 +3) was refused"),
         ("submit r1 (no session) +3; abort r1; admit r1", "r1 has ended with command 1 (abort r1)"),
         ("submit r1 (no session) +3; admit r1; extend r1 +3; decode r1, r9", "no command submits r9"),
         ("submit r1 (no session) +3; admit r1; extend r1 +5",
-         "C + tokens > origin + output: more than there is to compute; r1 has an input of 3 and an output of"
-         " 0 tokens; KV of 0 is computed"),
+         "C + tokens > origin + output: more than there is to compute; r1 has 3 tokens of input and 0 of"
+         " output; 3 of them without KV"),
         ("open s1; submit r1 in s1 +3; submit r2 in s1 +1",
          "r1 is in flight in s1 since command 1 (submit r1 in s1 +3)"),
         ("unlock h1", "no lock owner is called that"),
