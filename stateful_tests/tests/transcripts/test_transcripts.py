@@ -31,6 +31,7 @@ VOLATILE = (
     (r"(?m)^((?:sessions|tree|both|all) .*?) +\d+$", "\1 N"),  # commands/s of a row
     (r"(?m)^(machine .*) +(commands/s)$", "\1 \2"),
     (r"(?m)^─+$", "───"),  # as wide as the table
+    (r"\b\d+ of \d+ clauses reached", "N clauses reached"),  # whatever clauses there are
 )
 PROGRESS = re.compile(r"\d+ s: .*; \d+ commands, \d+ clauses violated$")  # a slow machine prints some
 
