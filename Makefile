@@ -45,7 +45,7 @@ imports: setup ## import-linter: which folder may import which
 	  || { cat $(VENV)/imports.log; echo "imports: broken" >&2; exit 1; }
 
 pytest: setup ## the tests alone: make pytest ARGS='-k traces'
-	@$(BIN)/python -m pytest -q -n auto --dist worksteal $(ARGS) && echo "pytest: ok"
+	@$(BIN)/python -m pytest --no-header -n auto --dist worksteal $(ARGS) && echo "pytest: ok"
 
 spec: setup ## write SPEC.md, from the code
 	@$(BIN)/kvspec spec --out SPEC.md && echo "spec: ok"

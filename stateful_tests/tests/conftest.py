@@ -35,6 +35,13 @@ settings.register_profile("nightly", _NIGHTLY)
 settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """xdist interrupts a worker that is slow to end: that is no reason for a traceback below the summary."""
+    if hasattr(session.config, "workerinput"):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forked_workers() -> Iterator[None]:
     """Workers of releases are forked, where no GPU is: a fork cannot use one."""
