@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 
+from impl import wheel_parts
 from impl.adapter import UnusableImplementation
 from impl.vllm import fetch
 from impl.vllm.engine import Stamps
@@ -43,7 +44,7 @@ def answered(monkeypatch, path):
     """Have the index know one wheel, and the server give it by ranges."""
     report = '{"install": [{"download_info": {"url": "https://index/w.whl"}}]}'
     monkeypatch.setattr("subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 0, report, ""))
-    monkeypatch.setattr(fetch, "_Ranges", lambda _: path.open("rb", buffering=0))
+    monkeypatch.setattr(wheel_parts, "_Ranges", lambda _: path.open("rb", buffering=0))
 
 
 def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, cache):

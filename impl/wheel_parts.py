@@ -1,0 +1,79 @@
+"""A few files of a wheel on the package index, without the rest of it.
+
+A wheel of vLLM has half a gigabyte, of which two megabytes are read: by ranges, where the index allows it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from impl import fetch
+from impl.adapter import UnusableImplementation
+
+_TIMEOUT_S = 60
+
+
+def unpack_parts(release: str, target: Path, needed: Callable[[PurePosixPath], bool]) -> None:
+    """Unpack what is needed of the wheel of a release such as "vllm==0.33.0" into the new folder `target`.
+
+    Raises UnusableImplementation: no index, no such release, a wheel that cannot be read.
+    """
+    fetch.unpack(release, io.BufferedReader(_Ranges(_url(release)), 1 << 20), target, needed)
+
+
+class _Ranges(io.RawIOBase):
+    """A file on a server, of which only the requested part is read."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._at = url, 0
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_TIMEOUT_S) as reply:
+            self._size = int(reply.headers["Content-Length"])
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
+        count = min(len(view), self._size - self._at)
+        if count <= 0:
+            return 0
+        wanted = {"Range": f"bytes={self._at}-{self._at + count - 1}"}
+        request = urllib.request.Request(self._url, headers=wanted)
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
+            if reply.status != 206:
+                raise OSError("the server gives no parts of files")
+            got = reply.read()
+        view[: len(got)] = got
+        self._at += len(got)
+        return len(got)
+
+
+def _url(release: str) -> str:
+    """Where the index has the wheel, for this host or else for Linux: the Python files are the same."""
+    output = ""
+    target = ["--platform", "manylinux_2_31_x86_64", "--platform", "manylinux1_x86_64"]
+    for options in ([], [*target, "--python-version", "312", "--target", tempfile.gettempdir()]):
+        arguments = ["install", "--dry-run", "--quiet", "--ignore-installed", *options, "--report", "-"]
+        done = fetch.ask_pip(arguments, release)
+        if done.returncode == 0:
+            [wheel] = json.loads(done.stdout)["install"]
+            return str(wheel["download_info"]["url"])
+        output = done.stderr + done.stdout
+    raise UnusableImplementation(f"{release}: {fetch.pip_trouble(output)}")
