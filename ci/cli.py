@@ -14,7 +14,7 @@ from types import FrameType
 
 import click
 
-from ci.output import lasting_output
+from ci.output import lasting_output, plain
 from ci.commands import adapters, authoring, catalogue, documents, running, searching, servers, traces
 from ci.commands.shared import Unusable
 
@@ -97,8 +97,7 @@ def _run(
 
 
 def _complain(name: str, message: str, code: int) -> int:
-    line = "".join(c if c.isprintable() else " " for c in message)
-    print(f"{name}: {line[:600]}", file=sys.stderr)
+    print(f"{name}: {plain(message)[:600]}", file=sys.stderr)
     return code
 
 

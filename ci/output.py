@@ -9,6 +9,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 
+def plain(text: object) -> str:
+    """Text of a stranger (an exception, a name) without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
 class Lasting:
     """A text stream. What cannot be written is dropped, and `error` says why."""
 

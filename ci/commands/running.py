@@ -13,8 +13,8 @@ import click
 from ci.commands import release_row
 from ci.commands.parallel import parallel_options
 from ci.commands.shared import (
-    ReportOut, Saved, SystemSelector, Unusable, load_trace, replay_command, save_option, save_traces,
-    system_options, unusable, worker_limits, writable, write_file,
+    ReportOut, Saved, SystemSelector, Unusable, load_trace, note, replay_command, save_option, save_traces,
+    system_options, unusable, worker_limits, writable, write_beside,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -114,17 +114,14 @@ def check(
     from ci.report import render
 
     data, save = one(selector.impl)
-    try:
-        save()
-        if junit is not None:
-            from ci.report.junit import write
+    save()
+    if junit is not None:
+        from ci.report.junit import text_of
 
-            write(junit, data)
-        if out.file != "-":
-            out.end(data)
-    finally:  # whatever could not be written: what was found is reported
-        render.check(out.console, data, detailed=verbose)
-    return out.end(data) if out.file == "-" else int(data["exit_code"])
+        write_beside(junit, text_of(data), "--junit", data)
+    code = out.end(data) if out.file != "-" else 0
+    render.check(out.console, data, detailed=verbose)
+    return out.end(data) if out.file == "-" else code
 
 
 def _driven(
@@ -148,7 +145,7 @@ def _driven(
         if since is not None:
             with unusable(f"--since {since:.80}: ", ValueError):
                 changed = changes.changes(system, since, (*corpus.known_faults(), *corpus.load()))
-            click.echo(changed.text, err=True)
+            note(changed.text)
             plan = replace(plan, first=changed.first)
         strange = ":" in selector.impl  # it may hold what there is once
         cuda = selector.device == "cuda"
@@ -200,7 +197,7 @@ def _taken_from(system: Any, selector: SystemSelector) -> System | None:
     try:
         return SystemSelector(f"{engine}=={system.release}{ways}", None, selector.device).resolve()
     except Unusable as error:
-        click.echo(f"kvspec: without a base: {error}", err=True)
+        note(f"without a base: {error}")
         return None
 
 
@@ -244,7 +241,7 @@ def replay(
             replays[-1]["replay"] = replay_command(path, selector.options)
             if html_file is not None:
                 replays[-1]["states"] = page.states(run)
-                write_file(html_file, page.page(replays[-1], run), "--html")
+                write_beside(html_file, page.page(replays[-1], run), "--html", replays[-1])
             render.replay(out.console, replays[-1], brief=len(loaded) > 1)
     if len(replays) > 1:
         bad = [data["file"] for data in replays if data["exit_code"]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.shared import ReportOut, Unusable, json_option, save_option, save_trace, unusable
+from ci.commands.shared import ReportOut, Unusable, json_option, note, save_option, save_trace, unusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ def validate(
                     raise
             except LogError as error:  # other logs are read all the same
                 unreadable = str(error)
-                click.echo(f"kvspec: {unreadable}", err=True)
+                note(unreadable)
             seconds = time.perf_counter() - started
             data = servers.validation(log.name, log.header, read.result, seconds, log.cut)
             if save_dir is not None and (trace := read.trace()) is not None:

@@ -64,7 +64,7 @@ class ReportOut:
             if self.file == "-":
                 sys.stdout.write(text)
             else:
-                write_file(self.file, text, "--json")
+                write_beside(self.file, text, "--json", data)
         return int(data.get("exit_code", 0)) if isinstance(data, dict) else 0
 
 
@@ -103,7 +103,7 @@ class SystemSelector:
         except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
             raise Unusable(f"--impl {self.impl}: {type(error).__name__}: {error}") from error
         if remark := getattr(system, "remark", ""):
-            click.echo(f"kvspec: {remark}", err=True)
+            note(remark)
         if ":" in self.impl:
             with suppress(AttributeError):  # an adapter may have slots
                 system.close = partial(_closed, self.impl, system.close)  # type: ignore[method-assign]
@@ -134,7 +134,10 @@ def _closed(impl: str, close: Callable[[], None]) -> None:
     try:
         close()
     except Exception as error:
-        click.echo(f"kvspec: --impl {impl}: close(): {type(error).__name__}: {error}", err=True)
+        from impl.process.failures import SystemFailed
+
+        kind = "" if isinstance(error, SystemFailed) else f"{type(error).__name__}: "
+        note(f"--impl {impl}: close(): {kind}{error}")
 
 
 def impl_options(command: _Command) -> _Command:
@@ -224,6 +227,13 @@ def save_option(about: str | None = None) -> Callable[[_Command], _Command]:
     )
 
 
+def note(text: str) -> None:
+    """A line beside the report, on stderr."""
+    from ci.output import plain
+
+    click.echo(f"kvspec: {plain(text)[:600]}", err=True)
+
+
 @contextmanager
 def unusable(before: str = "", *kinds: type[Exception]) -> Iterator[None]:
     """UnusableImplementation and errors of these kinds say in one line what cannot be used, `before` it."""
@@ -295,8 +305,8 @@ def save_traces(
         found["replay"] = replay_command(found["saved"], options)
         if html:
             shown = Path(found["saved"]).with_suffix(".html")
-            write_file(str(shown), page.page(found, group[0].run), "--html")
-            found["page"] = str(shown)
+            if write_beside(shown, page.page(found, group[0].run), "--html", {"exit_code": 1}):
+                found["page"] = str(shown)
 
 
 class Saved:
@@ -358,6 +368,19 @@ def write_file(file: str | Path, content: str | bytes, option: str) -> None:
         write_atomically(file, content)
     except OSError as error:
         raise Unusable(f"{option} {file}: {error.strerror}") from error
+
+
+def write_beside(file: str | Path, content: str | bytes, option: str, data: Any) -> bool:
+    """Write a report to a file; whether that succeeds. Where it fails, a verdict in `data` stays, and the
+    failure is said beside it. Raises Unusable for data without a verdict."""
+    try:
+        write_file(file, content, option)
+    except Unusable as error:
+        if not isinstance(data, dict) or "exit_code" not in data:
+            raise
+        note(str(error))
+        return False
+    return True
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -26,9 +26,10 @@ class Explanation(NamedTuple):
 
 
 def explanation_of(run: Run) -> Explanation | None:
-    """Why the end of a violated run is impossible; None if there is nothing to explain."""
+    """Why the end of a violated run is impossible; None if there is nothing to explain, or if this replay
+    does not show what was found."""
     violation = run.violation
-    if violation is None or len(run.history) < 2:
+    if violation is None or len(run.history) < 2 or len(run.rows) != violation.step + 1:
         return None
     step = run.history[-1].step
     if step is None:

@@ -5,12 +5,12 @@ from xml.dom import minidom
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from ci import Data
-from ci.report.render import changes, plain
-from stateful_tests.traces.files import write_atomically
+from ci.output import plain
+from ci.report.render import changes
 
 
-def write(file: str, data: Data) -> None:
-    """Write `report.check_data` there. A violation fails its clause wherever a machine met it, but for one
+def text_of(data: Data) -> bytes:
+    """Of `report.check_data`. A violation fails its clause wherever a machine met it, but for one
     that was there before or that a known fault explains."""
     base = data["base"] or {"implementation": "", "violates": []}
     violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
@@ -46,7 +46,8 @@ def write(file: str, data: Data) -> None:
     for suite, machine in zip(document, data["clauses_by_machine"]):
         suite.time = machine["seconds"]  # of its runs, in which all clauses are checked together
     text = document.tostring()  # type: ignore[no-untyped-call]
-    write_atomically(file, minidom.parseString(text).toprettyxml(encoding="utf-8"))
+    made: bytes = minidom.parseString(text).toprettyxml(encoding="utf-8")
+    return made
 
 
 def _case(machine: Data, name: str) -> TestCase:

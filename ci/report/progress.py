@@ -7,7 +7,8 @@ from typing import Self
 
 from rich.status import Status
 
-from ci.report.render import console
+from ci.output import plain
+from ci.report.render import console, say
 
 EVERY_S = 10.0  # between plain lines
 REFRESH_S = 0.1  # between changes of the live line
@@ -34,7 +35,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self._out.print(text, soft_wrap=True)
+        say(self._out, text, whole=True)
 
     def __call__(self, what: str, commands: int, findings: int) -> None:
         self.line(f"{what}; {commands} commands, {findings} clauses violated")
@@ -45,7 +46,7 @@ class Progress:
         if now - self._reported_at < (EVERY_S if self._live is None else REFRESH_S):
             return
         self._reported_at = now
-        line = f"{now - self._started:.0f} s: {text}"
+        line = f"{now - self._started:.0f} s: {plain(text)}"
         if self._live is not None:
             self._live.update(line)
         else:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ci import Data
+from ci.output import plain as plain
 from reference.accounts import account_text
 from reference.commands import Account
 
@@ -33,11 +34,6 @@ def console(file: IO[str] | None = None) -> Console:
         highlight=False,
         emoji=False,
     )
-
-
-def plain(text: object) -> str:
-    """Text of a stranger (an exception, a name) without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else " " for c in str(text))
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:

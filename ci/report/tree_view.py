@@ -9,7 +9,8 @@ from rich.tree import Tree as Drawing
 
 from ci import Data
 from ci.compare.snapshot import lockers
-from ci.report.render import plain, say, table
+from ci.output import plain
+from ci.report.render import say, table
 from reference import model
 from reference.commands import Outcome
 from reference.cursors import ceil_page

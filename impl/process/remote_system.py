@@ -30,6 +30,7 @@ from reference.commands import Broken, Done, Outcome, Refused
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAID = 1 << 20  # bytes that a worker may print in a run
+_LEAST_START_S = 10.0  # for a factory: a module may load a while, whatever one command may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +143,22 @@ class WorkerSystem:
         return self._view
 
     def close(self) -> None:
-        """End the worker. The system can be used again after another `reset`."""
-        process, self._process = self._process, None
+        """End the worker. The system can be used again after another `reset`. Raises SystemFailed where the
+        worker cannot close its system."""
+        if why := self._end():
+            raise SystemFailed(why)
+
+    def _end(self) -> str:
+        """End the worker; why it could not close its system, or ""."""
+        alive, unclosed, process, self._process = self.alive, "", self._process, None
         if process is not None:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0 if self._broken else 2)  # it closes its system
+                if process.wait(timeout=0 if self._broken else 2) and alive:  # it closes its system
+                    unclosed = self._printed().strip().split("\n")[-1]
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -158,16 +166,17 @@ class WorkerSystem:
         if self._errors is not None:
             self._errors.close()
             self._errors = None
+        return unclosed
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self.close()
+            self._end()
 
     # -- the worker -------------------------------------------------------------------------------
 
     def start(self) -> wire.Ready:
         """Start the worker anew."""
-        self.close()
+        self._end()
         self._mark = uuid.uuid4().hex
         environment = child.environment([HOME, *sys.path], OMP_NUM_THREADS="1", **{child.MARK: self._mark})
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
@@ -179,7 +188,7 @@ class WorkerSystem:
         reply = self._receive(self.limits.start_s, "to start")
         if not isinstance(reply, wire.Ready):
             error = str(reply.error if isinstance(reply, wire.WorkerFailure) else self._broken)
-            self.close()
+            self._end()
             if self._started:
                 raise SystemFailed(error)
             raise DoesNotStart(error if error.startswith(self.name) else f"{self.name}: {error}")
@@ -236,7 +245,7 @@ class WorkerSystem:
 
     def _break_off(self, why: str) -> None:
         self._broken = why
-        self.close()
+        self._end()
 
     def _memory_mb(self) -> int:
         """Resident memory of the worker; 0 where that is unknown."""
@@ -283,6 +292,8 @@ class StrangerSystem(WorkerSystem):
     can do are known afterwards. Raises UnusableImplementation."""
 
     def __init__(self, spec: str, limits: Limits = LIMITS) -> None:
+        if limits.timeout_s != LIMITS.timeout_s:  # what is asked for one command holds for the factory too
+            limits = replace(limits, start_s=max(_LEAST_START_S, limits.timeout_s))
         super().__init__(limits)
         self.spec, self.name = spec, f"--impl {spec}"
         ready = self.start()

@@ -73,7 +73,11 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
             called=tuple(f"{file}: {', '.join(names)}" for file, names in called.items()),
         )
         wire.send(out, msgspec.structs.replace(reply, noted=noted))
-    system.close()
+    try:
+        system.close()
+    except BaseException as error:
+        os.write(2, f"{described(error, root)}\n".encode())
+        os._exit(1)
     os._exit(0)  # at once, whatever else it has running
 
 

@@ -37,7 +37,8 @@ from stateful_tests.shrink.passes import BUDGET
 Progress = Callable[[str, int, int], None]
 Found = Callable[[dict[str, Trace]], None]  # is given the traces of all violated clauses, as they are now
 
-FLAKY = "(did not show again: the system is not deterministic, or keeps something over reset)"
+FLAKY = "(not in every replay: the system is not deterministic, or keeps something over reset)"
+_REPLAYS = 3  # that must all show a violation
 _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
 # Candidates for a clause that another one's trace shows already: it came up at the same step.
@@ -396,26 +397,32 @@ class _Campaign:
 
     def _finding(self, name: str) -> Finding:
         caught, clause = self.caught[name], name.split()[0]
-        try:
-            run = replay(self.system, replace(caught.trace, clause=clause))
-            if run.violation is None:
-                run = replay(self.system, replace(caught.first, clause=clause))
-        except UnusableImplementation:  # it cannot be driven any more
-            run = Run(replace(caught.trace, clause=clause), self.system.name, (), caught.violation)
-        flaky = run.violation is None
+        run, flaky = self._shown(caught, clause)
         seen = run.violation or caught.violation
-        if clause in seen.clauses:
-            seen = seen.headed(clause)
-        if flaky:  # reported all the same: a fault that comes and goes is one, and so is a reset that forgets
-            seen = seen.noted(FLAKY)
-        run = replace(run, violation=seen)
-        run = with_calls(self.system, run)
+        seen = seen.headed(clause) if clause in seen.clauses else seen
+        run = with_calls(self.system, replace(run, violation=seen.noted(FLAKY) if flaky else seen))
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,
             number=caught.number, without=caught.without, old=caught.old,
             fixed_in_part=caught.fixed_in_part, flaky=flaky,
         )  # fmt: skip
+
+    def _shown(self, caught: _Caught, clause: str) -> tuple[Run, bool]:
+        """A replay that shows a violation, and whether not every one does. It is reported all the same, as it
+        was found where none does: a fault that comes and goes is one, and so is a reset that forgets."""
+        times = 1 if clause == "BROKEN" else _REPLAYS  # a crash takes a new worker, a hang its time
+        shown: list[Run] = []
+        try:
+            for trace in (caught.trace, caught.first):
+                runs = [replay(self.system, replace(trace, clause=clause)) for _ in range(times)]
+                shows = [run for run in runs if run.violation is not None and clause in run.violation.clauses]
+                if len(shows) == times:
+                    return shows[0], False
+                shown += shows
+        except UnusableImplementation:  # it cannot be driven any more
+            return Run(replace(caught.trace, clause=clause), self.system.name, (), caught.violation), False
+        return (shown or [replace(runs[0], violation=caught.violation, history=())])[0], True
 
 
 def report_order(name: str) -> tuple[int, int]:

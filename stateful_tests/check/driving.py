@@ -6,6 +6,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from multiprocessing.util import Finalize
@@ -104,9 +105,14 @@ def _system(named: Named) -> Any:
         in_process=named.in_process,
     )  # fmt: skip
     check_also(system, named.also_checked)
-    Finalize(None, system.close, exitpriority=1)
+    Finalize(None, partial(_close, system), exitpriority=1)
     gc.freeze()
     return system
+
+
+def _close(system: Any) -> None:
+    with suppress(Exception):  # whoever started this process closes a system too, and says why it cannot
+        system.close()
 
 
 def check_also(system: Any, clauses: frozenset[str]) -> None:

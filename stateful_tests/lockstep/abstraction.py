@@ -29,6 +29,22 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
     return _Reader(view, geometry).facts()
 
 
+def misfit(view: View, geometry: Geometry) -> str:
+    """What a view shows for other sizes than the system was built with; "" if nothing."""
+    if view.tree is not None and not geometry.tree:
+        return "view().tree: a tree, and there is none in this run (geometry.tree)"
+    if view.tree is None and geometry.tree:
+        return "view().tree: None, and there is a tree in this run (geometry.tree)"
+    full, swa = ((pages + 1) * geometry.page_size for pages in (geometry.full_pages, geometry.swa_pages))
+    sizes = {"full_stamps": full}
+    if geometry.window is not None:
+        sizes |= {"full_to_swa": full, "swa_stamps": swa}
+    for name, least in sizes.items():
+        if len(getattr(view, name)) < least:
+            return f"view().{name}: {len(getattr(view, name))} entries, for {least} slots"
+    return ""
+
+
 # Requests differ first.
 _FIELDS = ["requests", *(name for name in View.__struct_fields__ if name != "requests")]
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation
-from impl.process.failures import described
+from impl.process.failures import SystemFailed, described
 from impl.process.remote_system import WorkerSystem
 from impl.process.wire import checked, copied
 from reference import model
@@ -226,6 +226,8 @@ class Lockstep:
         if not self._can.new_views:
             view = copied(view)
         if not abstraction.same(self._view, view):
+            if wrong := abstraction.misfit(view, self.state.config.geometry):
+                raise SystemFailed(f"TypeError: {wrong}")
             self._facts = abstraction.facts_of(view, self.state.config.geometry)
         self._view = view
 

@@ -113,7 +113,7 @@ class _MachineTest(unittest.TestCase):
         shown = [m for m in Mode if (v := runs[m].violation) is not None and clause in v.clauses]
         run = runs[shown[-1] if shown else trace.mode]  # one that a faithful scheduler can do says more
         if run.violation is None:  # reported all the same: a fault that comes and goes is one
-            run = replace(run, violation=violation.noted(campaign.FLAKY))
+            run = replace(run, violation=violation.noted(campaign.FLAKY), history=())
         return Finding(clause, run, tuple(shown) or (trace.mode,), 1, after, self.machine.driven)
 
     runTest.is_hypothesis_test = True  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import random
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import LockHolderView, TreeView, UnusableImplementation
 from impl.example_engine import ExampleEngine
 from reference.commands import Admit, Decode, Done, Reason, Refused, Submit
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -178,3 +179,53 @@ class WaivesReads(ExampleEngine):
 
 class SaysADictionary(ExampleEngine):
     capabilities = {"commands": ["Submit"]}  # noqa: RUF012
+
+
+class ClosesBadly(ExampleEngine):
+    def close(self):
+        raise RuntimeError("no \x1b[2J end")
+
+
+def never_made():
+    time.sleep(600)
+
+
+class RefusesNowAndThen(ExampleEngine):
+    """Refuses one command in thirty, another one in each run."""
+
+    chance = random.Random(0)
+
+    def apply(self, command):
+        return Refused(Reason.NO_ROW) if self.chance.random() < 1 / 30 else super().apply(command)
+
+
+class LosesAPageNowAndThen(RefusesNowAndThen):
+    """Shows a page less than is free, in one view of thirty."""
+
+    def apply(self, command):
+        return ExampleEngine.apply(self, command)
+
+    def view(self):
+        view = super().view()
+        fewer = view.free_full[:-1] if self.chance.random() < 1 / 30 else view.free_full
+        return structs.replace(view, free_full=fewer)
+
+
+class ShowsATreeThatIsNotThere(ExampleEngine):
+    def view(self):
+        return structs.replace(super().view(), tree=TreeView([], {"h": LockHolderView([1])}))
+
+
+class ShowsNoTree(ReferenceSystem):
+    capabilities = replace(ReferenceSystem.capabilities, no_tree=False)
+
+    def view(self):
+        return structs.replace(super().view(), tree=None)
+
+
+class MapsTooLittle(ReferenceSystem):
+    capabilities = replace(ReferenceSystem.capabilities, full_only=False)
+
+    def view(self):
+        view = super().view()
+        return structs.replace(view, full_to_swa=view.full_to_swa[:3])

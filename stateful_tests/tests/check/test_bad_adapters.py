@@ -1,11 +1,16 @@
 """Whatever an adapter does, `kvspec check` ends with a finding, and its trace is on disk."""
 
-import time
+import io
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from ci.report import data as report
+from ci.report import render
+from reference.commands import Mode
+from stateful_tests.check import campaign, tiers
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise
 from stateful_tests.tests.check import bad_adapters
@@ -44,7 +49,7 @@ def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
     assert " ".join([again, *limit, "--memory 200"]) in text
 
 
-@pytest.mark.parametrize("adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "did not show again")])
+@pytest.mark.parametrize("adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "not in every replay")])
 def test_what_comes_and_goes_is_found(adapter, says, kvspec):
     spec = f"{bad_adapters.__name__}:{adapter}"
     code, out, _ = kvspec("check", "--impl", spec, *QUICK[2:], "-v", "--json", "report.json")
@@ -129,3 +134,32 @@ def test_the_verdict_names_what_was_waived(kvspec):
     adapter = f"{bad_adapters.__name__}:WaivesReads"
     _, out, _ = kvspec("check", "--impl", adapter, "--examples", "8", "-j", "1")
     assert "; not checked: READ-1 (harmless) (" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("adapter", ["RefusesNowAndThen", "LosesAPageNowAndThen"])
+def test_what_comes_by_chance_is_flaky(adapter):
+    """Whatever replays show: a report is made, and nothing is explained that this replay does not show."""
+    system = getattr(bad_adapters, adapter)()
+    plan = tiers.plan("smoke", examples=3, steps=20)
+    result = campaign.run(system, plan)
+    data = report.check_data(result, plan, capabilities=system.capabilities)
+    assert data["exit_code"] == 1 and f"{system.name}: flaky: " in data["verdict"]
+    render.check(render.console(io.StringIO()), data)
+    for found in data["findings"]:
+        assert found["flaky"] and campaign.FLAKY in found["violation"]["observed"]
+        shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["argument"]
+        assert shown or found["argument"] is None
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        ("ShowsATreeThatIsNotThere", "view().tree: a tree, and there is none in this run (geometry.tree)"),
+        ("ShowsNoTree", "view().tree: None, and there is a tree in this run (geometry.tree)"),
+        ("MapsTooLittle", "view().full_to_swa: 3 entries, for "),
+    ],
+)
+def test_a_view_of_other_sizes_is_a_finding(adapter, says):
+    plan = tiers.plan("smoke", examples=1, steps=3, modes=[Mode.FAITHFUL])
+    result = campaign.run(getattr(bad_adapters, adapter)(), plan)
+    assert result.exit_code == 3 and says in result.findings[0].run.violation.observed

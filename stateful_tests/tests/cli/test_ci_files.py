@@ -173,7 +173,7 @@ def written(
     data = report.check_data(result, plan, capabilities=can, masks=masks, base=base)
     for found in data["findings"]:
         found["saved"], found["replay"] = "t.json", "kvspec replay t.json"
-    junit.write(str(tmp_path / "junit.xml"), data)
+    (tmp_path / "junit.xml").write_bytes(junit.text_of(data))
     document = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
     cases = {case.name: case for suite in document for case in suite}
     return document, cases

@@ -11,6 +11,7 @@ from typing import IO
 
 import pytest
 
+from impl.process import remote_system
 from stateful_tests.tests.check import bad_adapters
 from stateful_tests.traces import files
 
@@ -86,9 +87,31 @@ def test_a_device_and_a_link_stay_what_they_are(tmp_path):
     assert link.is_symlink() and (tmp_path / "file").read_text() == "text"
 
 
-def test_a_report_that_cannot_be_written_is_an_error(kvspec):
-    quick = ("--examples", "1", "--steps", "5", "--mode", "faithful")
-    impl = f"{bad_adapters.__name__}:Raises"
-    code, out, err = kvspec("check", "--impl", impl, *quick, "--json", "/dev/full")
-    assert "IndexError: page 99" in out
+QUICK = ("--examples", "1", "--steps", "5", "--mode", "faithful")
+
+
+def test_a_report_that_cannot_be_written_keeps_the_verdict(kvspec):
+    impl, full = f"{bad_adapters.__name__}:Raises", "/dev/full"
+    code, out, err = kvspec("check", "--impl", impl, *QUICK, "--json", full, "--junit", full)
+    assert code == 3 and "IndexError: page 99" in out
+    assert {f"kvspec: {option} /dev/full: No space left on device" for option in ("--json", "--junit")} < {
+        *err.splitlines()
+    }
+
+
+def test_a_listing_that_cannot_be_written_is_an_error(kvspec):
+    code, _, err = kvspec("bugs", "--json", "/dev/full")
     assert code == 2 and "--json /dev/full: No space left on device" in err
+
+
+def test_what_close_raises_is_said(kvspec):
+    impl = f"{bad_adapters.__name__}:ClosesBadly"
+    code, _, err = kvspec("check", "--impl", impl, *QUICK, "-j", "1")
+    said = [line for line in err.splitlines() if line.startswith(f"kvspec: --impl {impl}: close(): ")]
+    assert code == 4 and len(said) == 1 and "RuntimeError: no  [2J end" in said[0], err
+
+
+def test_a_factory_that_hangs_obeys_the_limit(kvspec, monkeypatch):
+    monkeypatch.setattr(remote_system, "_LEAST_START_S", 1.0)
+    code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:never_made", "--timeout", "0.5")
+    assert code == 2 and "never_made: hang: nothing to start in 1 s" in err
