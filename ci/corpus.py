@@ -21,7 +21,8 @@ from stateful_tests.check.driving import Configuration, start_run
 from stateful_tests.check.tiers import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
-from stateful_tests.coverage.scopes import SCOPES, Scope
+from stateful_tests.coverage.scopes import SCOPES
+from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore.search import Explorer
 from stateful_tests.generate.next_command import propose

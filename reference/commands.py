@@ -130,6 +130,16 @@ def prompt_len(prompt: Prompt) -> int:
     return sum(piece.tokens for piece in prompt)
 
 
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as it stands in files and reports, such as "a8b4"."""
+    return "".join(f"{piece.text}{piece.tokens}" for piece in prompt)
+
+
+def prompt_of(text: str) -> Prompt:
+    """The prompt that `text`, such as "a8b4", stands for."""
+    return tuple(Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text))
+
+
 @dataclass(frozen=True, slots=True)
 class Submit:
     """A client sends a turn (`session` None: an ordinary request), and it is queued. Its input is

@@ -16,7 +16,7 @@ from ci.commands.shared import (
 
 if TYPE_CHECKING:
     from ci import Data
-    from stateful_tests.coverage.scopes import Scope
+    from stateful_tests.generate.scope import Scope
 
 _SHORTEST = "Where the shortest trace of each violation is saved."
 

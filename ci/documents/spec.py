@@ -25,7 +25,7 @@ from reference.state import Phase, State, text_len
 from reference.rules import RULES
 from reference.rules.base import NOTHING, Rule, Span
 from reference.rules.sessions import TURNS
-from stateful_tests.coverage.scopes import Scope
+from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
 from stateful_tests.lockstep import lockstep

@@ -11,7 +11,8 @@ from ci import Data
 from ci.report import render
 from ci.report.data import finding_data, groups, rate, fields_of
 from reference.clauses import CLAUSES
-from stateful_tests.coverage.scopes import SCOPES, Scope
+from stateful_tests.coverage.scopes import SCOPES
+from stateful_tests.generate.scope import Scope
 from stateful_tests.explore.search import INTERRUPTED, Exploration
 from stateful_tests.explore.tour import Tour
 from stateful_tests.lockstep.results import Finding

@@ -9,7 +9,9 @@ from __future__ import annotations
 from reference.commands import Command, Outcome, Reason, Refused
 from reference.commands import kind_name as kind_name
 from reference.state import State
-from stateful_tests.coverage.rule_cases import CASES, IN_FLIGHT, MAY_BE_LATE, REFUSED, Labels, late
+from stateful_tests.generate.commands import HARNESSES
+from stateful_tests.generate.commands.base import Labels
+from stateful_tests.generate.commands.cases import LATE
 
 
 def situation(was: State, command: Command, outcome: Outcome, now: State) -> str:
@@ -18,13 +20,16 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
     if isinstance(outcome, Refused):
         text = _PLAIN.get((kind, outcome.reason))
         if text is None:
-            label = REFUSED.get((kind, outcome.reason))
-            text = _refused(kind, outcome.reason, label is not None and label[1](was, command))
-            if label is None:
+            case = HARNESSES[kind].refusals.get(outcome.reason)
+            text = _refused(kind, outcome.reason, case is not None and case.applies(was, command))
+            if case is None:
                 _PLAIN[kind, outcome.reason] = text
         return text
-    labels = CASES[kind](was, command, now) if kind in CASES else ()
-    return _text(kind, (*labels, IN_FLIGHT) if kind in MAY_BE_LATE and late(was, command) else labels)
+    harness = HARNESSES[kind]
+    labels = harness.case(was, command, now)
+    if harness.tells_late and LATE.applies(was, command):
+        labels = (*labels, LATE.label)
+    return _text(kind, labels)
 
 
 _TEXTS: dict[object, str] = {}
@@ -34,7 +39,7 @@ _PLAIN: dict[tuple[type, Reason], str] = {}  # of refusals that are all alike
 def _refused(kind: type, reason: Reason, special: bool = False) -> str:
     key = (kind, reason, special)
     if key not in _TEXTS:
-        label = f", {REFUSED[kind, reason][0]}" if special else ""
+        label = f", {HARNESSES[kind].refusals[reason].label}" if special else ""
         _TEXTS[key] = f"{kind_name(kind)}, refused: {reason.value}{label}"
     return _TEXTS[key]
 

@@ -33,9 +33,9 @@ from reference.commands import POSITION_BITS, SHARED, Chunk, Command, Draft, Mod
 from reference.state import Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
 from reference.radix_tree import Key, Lock, Node, Tree
-from stateful_tests.coverage.scopes import Scope
+from stateful_tests.generate.scope import Scope
 from stateful_tests.explore import enumeration
-from stateful_tests.explore.enumeration import Names
+from stateful_tests.generate.commands.base import Names, Population
 
 # A session with its turn and lock, an ordinary request, or a lock holder, without names. What it has not is
 # (), so that parts can be sorted.
@@ -195,7 +195,7 @@ class Representatives:
             found += _about(scope, self._fresh, ((place, part),))
         for pair in pairs.values():
             found += _about(scope, self._fresh, pair)
-        return found + _of_nobody(scope, self._fresh, *map(len, parts.groups))
+        return found + _of_nobody(scope, self._fresh, Population(*map(len, parts.groups)))
 
 
 @lru_cache(maxsize=KEPT)
@@ -234,8 +234,8 @@ def _about(scope: Scope, fresh: Names, parts: tuple[tuple[int, Part], ...]) -> l
 
 
 @lru_cache(maxsize=64)
-def _of_nobody(scope: Scope, fresh: Names, sessions: int, ordinary: int, holders: int) -> list[Command]:
-    return list(enumeration.of_nobody(scope, sessions, ordinary, holders, fresh))
+def _of_nobody(scope: Scope, fresh: Names, present: Population) -> list[Command]:
+    return list(enumeration.of_nobody(scope, present, fresh))
 
 
 def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:

@@ -22,7 +22,7 @@ from reference.commands import Command, Done, Mode, Outcome
 from reference.state import State
 from stateful_tests.check import corpus
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.coverage.scopes import Scope
+from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore import enumeration
 from stateful_tests.explore.representative import Representatives, relabel

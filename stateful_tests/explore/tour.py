@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from impl.adapter import System
 from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Refused, SpecDecode
 from reference.geometry import Geometry
-from stateful_tests.coverage.scopes import Scope
+from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from reference.state import State
 from stateful_tests.explore.representative import relabel

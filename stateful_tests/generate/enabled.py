@@ -48,6 +48,24 @@ class Enabled:
         return [r for r in self.state.requests if r.phase in phases]
 
     @property
+    def tree_alone(self) -> bool:
+        """The radix tree is driven by itself."""
+        return self.profile.machine == "tree"
+
+    @property
+    def cached(self) -> bool:
+        """The radix tree has something."""
+        return self.state.tree is not None and bool(self.state.tree.children)
+
+    @property
+    def queued(self) -> list[Request]:
+        return self._in(Phase.QUEUED)
+
+    @property
+    def admitted(self) -> list[Request]:
+        return self._in(Phase.ADMITTED)
+
+    @property
     def waiting(self) -> list[Request]:
         return self._in(Phase.QUEUED, Phase.ADMITTED)
 
@@ -116,7 +134,7 @@ class Enabled:
     @property
     def closable(self) -> list[Session]:
         """Sessions whose turn waits, and has not started."""
-        waiting = {r.session for r in self._in(Phase.QUEUED) if not r.started}
+        waiting = {r.session for r in self.queued if not r.started}
         return [s for s in self.state.sessions if s.name in waiting and not s.closing]
 
     @property

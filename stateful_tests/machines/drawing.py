@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from reference.commands import Command, Mode
 from reference.geometry import Geometry
 from stateful_tests.generate.choice_source import once_in, pick
-from stateful_tests.generate.next_command import GENERATORS, next_of
+from stateful_tests.generate.commands import HARNESSES
+from stateful_tests.generate.next_command import next_of
 from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.machines.targets import MachineTarget
 
@@ -54,20 +55,20 @@ def starts(draw: _Draw) -> Start:
 
 
 # How much a kind must be called for to be offered, in percent of the one that is called for most.
-NEEDED = st.integers(0, 99)
+THRESHOLDS = st.integers(0, 99)
 
 
 @st.composite
 def commands(draw: _Draw, kind: type | None) -> Command:
-    """A command of one kind for the state now; OUT_OF_TURN: of any kind, and it ignores what it needs.
+    """A command of one kind for the state now; OUT_OF_TURN: of any kind, and it need not apply.
 
-    Draws `machine.needed` as well, by which the next rules are offered.
+    Draws `machine.threshold` as well, by which the next rules are offered.
     """
     machine = draw(st.runner())
     choices = DrawnChoices(draw)
     if kind is OUT_OF_TURN:
         command = next_of(machine.enabled(choices, invalid=True))
     else:
-        command = GENERATORS[kind](machine.enabled(choices))
-    machine.needed = draw(NEEDED)
+        command = HARNESSES[kind].draw(machine.enabled(choices))
+    machine.threshold = draw(THRESHOLDS)
     return command

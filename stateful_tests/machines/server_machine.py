@@ -2,11 +2,11 @@
 
 A rule runs its command on the system and on the reference (Lockstep). An invariant fails when the
 two have violated a clause of its family. The argument of a rule is drawn from the reference's state,
-by the generators of `kvspec check` (GENERATORS in stateful_tests/generate/next_command.py). Each
-decision in it is a draw of Hypothesis.
+by the harness of its command (stateful_tests/generate/commands), as in `kvspec check`. Each decision in
+it is a draw of Hypothesis.
 
-A rule may run while the state has what its command needs (NEEDS in stateful_tests/generate/weights.py).
-Hypothesis picks among those rules all alike. A command that is called for less is offered less often.
+A rule may run while its command applies to the state. Hypothesis picks among those rules all alike. A
+command that is called for less (stateful_tests/generate/weights.py) is offered less often.
 
 A failing run is shrunk twice. Hypothesis's shrinker runs first, for some seconds: fewer rules, lower
 decisions. Ours finishes (stateful_tests/shrink): fewer commands, then smaller sizes and lengths.
@@ -22,10 +22,7 @@ from hypothesis.control import current_build_context
 from hypothesis.internal.conjecture.data import Status
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Close, Command, Decode, Evict, EvictSwa, Extend, Finish, Insert,
-    Launch, Match, Open, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
-)  # fmt: skip
+from reference.commands import COMMANDS, Command, kind_name
 from stateful_tests.generate.choice_source import Choices, RandomChoices
 from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.next_command import finale
@@ -60,6 +57,16 @@ def operation(kind: type | None) -> Callable[[Any], Any]:
     return as_rule
 
 
+def _rule_of(kind: type) -> Any:
+    """The rule of a command: its name and its docstring are those of the vocabulary."""
+
+    def run(machine: ServerMachine, command: Command) -> None:
+        machine.run(command)
+
+    run.__doc__ = kind.__doc__
+    return operation(kind)(run)
+
+
 class ServerMachine(RuleBasedStateMachine):
     """A server beside the reference. A subclass names its target.
 
@@ -86,120 +93,14 @@ class ServerMachine(RuleBasedStateMachine):
         self.profile = start.profile
         self.lockstep = Lockstep(self.target.system, start.geometry, start.mode)
         self.commands: list[Command] = []
-        self.needed = 0
+        self.threshold = 0
         self._offer()
 
-    # Clients.
-
-    @operation(Open)
-    def open(self, command: Open) -> None:
-        """A client opens a streaming session."""
-        self.run(command)
-
-    @operation(Submit)
-    def submit(self, command: Submit) -> None:
-        """A client sends the next turn of a session, or an ordinary request: it is queued."""
-        self.run(command)
-
-    @operation(Abort)
-    def abort(self, command: Abort) -> None:
-        """A client gives a request up, in any phase: what it holds is freed, the history stays."""
-        self.run(command)
-
-    @operation(Close)
-    def close(self, command: Close) -> None:
-        """A client closes a session; while a turn runs, the session goes when that ends."""
-        self.run(command)
-
-    # The scheduler.
-
-    @operation(Admit)
-    def admit(self, command: Admit) -> None:
-        """A queued request gets a row. A later turn restores its slot, others match the radix tree."""
-        self.run(command)
-
-    @operation(Extend)
-    def extend(self, command: Extend) -> None:
-        """A batch prefills a chunk of each prompt, the last of which samples a token."""
-        self.run(command)
-
-    @operation(Decode)
-    def decode(self, command: Decode) -> None:
-        """A batch computes one token for each request."""
-        self.run(command)
-
-    @operation(SpecDecode)
-    def spec_decode(self, command: SpecDecode) -> None:
-        """A verify round: slots for all drafts, of which some commit. The others overshoot."""
-        self.run(command)
-
-    @operation(Launch)
-    def launch(self, command: Launch) -> None:
-        """A verify round whose result arrives later: its drafts count as committed till then."""
-        self.run(command)
-
-    @operation(Settle)
-    def settle(self, command: Settle) -> None:
-        """The oldest result in flight arrives: the commit goes back to what was accepted."""
-        self.run(command)
-
-    @operation(EvictSwa)
-    def evict_swa(self, command: EvictSwa) -> None:
-        """The window eviction frees SWA pages of a request that no window reaches again."""
-        self.run(command)
-
-    @operation(Finish)
-    def finish(self, command: Finish) -> None:
-        """A turn ends: KV past its last output is freed, the rest goes to the slot or the tree."""
-        self.run(command)
-
-    @operation(Retract)
-    def retract(self, command: Retract) -> None:
-        """Memory pressure: a running request gives up its row and is queued again."""
-        self.run(command)
-
-    @operation(CheckBusy)
-    def check_busy(self, command: CheckBusy) -> None:
-        """The server's memory check between two steps."""
-        self.run(command)
-
-    @operation(CheckIdle)
-    def check_idle(self, command: CheckIdle) -> None:
-        """The server's memory check when no batch holds a request."""
-        self.run(command)
-
-    # The radix tree.
-
-    @operation(Match)
-    def match(self, command: Match) -> None:
-        """A lock holder finds the longest usable prefix of a prompt and locks it."""
-        self.run(command)
-
-    @operation(Unlock)
-    def unlock(self, command: Unlock) -> None:
-        """A lock holder gives its lock back."""
-        self.run(command)
-
-    @operation(UnlockSwa)
-    def unlock_swa(self, command: UnlockSwa) -> None:
-        """Whose window has left its prefix behind gives the SWA part of its lock back first."""
-        self.run(command)
-
-    @operation(Insert)
-    def insert(self, command: Insert) -> None:
-        """A prompt's whole pages go to the tree; those that it has already are freed."""
-        self.run(command)
-
-    @operation(Evict)
-    def evict(self, command: Evict) -> None:
-        """The tree frees leaves, and SWA KV of inner nodes, least recently used first."""
-        self.run(command)
-
-    # Anybody.
+    # What happens: a rule for each command, below the class, and this one.
 
     @operation(OUT_OF_TURN)
     def out_of_turn(self, command: Command) -> None:
-        """A command of any kind that ignores what it needs. Often it is refused: nothing may change."""
+        """A command of any kind that need not apply. Often it is refused: nothing may change."""
         self.run(command)
 
     # What holds after every rule. The clauses are those of SPEC.md.
@@ -264,7 +165,7 @@ class ServerMachine(RuleBasedStateMachine):
     # How a rule runs.
 
     def enabled(self, choices: Choices, *, invalid: bool = False) -> Enabled:
-        """What the state has to offer to a command. invalid: the command ignores what it needs."""
+        """What the state has to offer to a command. invalid: the command need not apply."""
         return Enabled(self.lockstep.state, choices, self.profile, invalid)
 
     def run(self, command: Command) -> None:
@@ -279,10 +180,10 @@ class ServerMachine(RuleBasedStateMachine):
         self.lockstep.do(command)
 
     def _offer(self) -> None:
-        """Which rules may run next: those that are called for at least as much as `needed` says."""
+        """Which rules may run next: those that are called for at least as much as `threshold` says."""
         weights: dict[Any, int] = {**kind_weights(self.enabled(_NOBODY))}
         weights[OUT_OF_TURN] = sum(weights.values()) // self.profile.invalid_rate
-        enough = self.needed * max(weights.values())
+        enough = self.threshold * max(weights.values())
         self.offered = {kind for kind, weight in weights.items() if 100 * weight > enough}
 
     def _conforms(self, *families: str) -> None:
@@ -309,3 +210,7 @@ class ServerMachine(RuleBasedStateMachine):
         self.found[first] = violation, _ = found.pop(first)
         self.found.update(found)
         raise Violated(f"{violation.clause} at step {violation.step}")
+
+
+for _kind in COMMANDS:
+    setattr(ServerMachine, kind_name(_kind), _rule_of(_kind))

@@ -25,6 +25,8 @@ from msgspec import Struct, UnsetType
 
 from reference.blocks.config import EngineConfig
 from reference.commands import Command, Done, Mode, Outcome, Refused
+from reference.commands import prompt_of as prompt_of
+from reference.commands import prompt_text as prompt_text
 from reference.geometry import Geometry, GeometryError
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
@@ -33,8 +35,6 @@ from stateful_tests.traces.schema import (
     CHOICES, COMMAND_OF, CONFIG, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, EngineTraceFile, Expect,
     GeometryBody, TraceFile, TraceStep,
 )  # fmt: skip
-from stateful_tests.traces.schema import prompt_of as prompt_of
-from stateful_tests.traces.schema import prompt_text as prompt_text
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 SCHEMA_PATH = FIXTURES / "trace.schema.json"

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, get_type_hints
 from reference.blocks.commands import ENGINE_COMMANDS, Add, EngineCommand, More, Schedule
 from reference.commands import (
     COMMANDS, Broken, CheckBusy, Choice, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
-    Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
+    Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name, prompt_of,
+    prompt_text,
 )  # fmt: skip
 from stateful_tests.traces.files import TraceError, check_command
-from stateful_tests.traces.schema import prompt_of, prompt_text
 
 _NAME = r"[A-Za-z0-9_.-]+"
 _PROMPT = r"(?:[a-z]-?[0-9]{1,5})+"

@@ -6,7 +6,6 @@ here. `files` reads and writes them; `fixtures/README.md` is the contract, the J
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -18,7 +17,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.blocks.config import EngineConfig
-from reference.commands import COMMANDS, Choice, Mode, Piece, Prompt, Reason, kind_name
+from reference.commands import (
+    COMMANDS, Choice, Mode, Prompt, Reason, kind_name, prompt_of, prompt_text,
+)  # fmt: skip
 from reference.geometry import LIMITS, SETTING
 
 FORMAT = "kvspec-trace"
@@ -40,16 +41,6 @@ SettingName = Annotated[str, Meta(pattern=f"^{SETTING[0]}{_END}")]
 SettingValue = Annotated[str, Meta(pattern=f"^{SETTING[1]}{_END}")]
 # "a8b4": 8 tokens of the shared text a, then the next 4 of b. Lengths below 1 are sayable here too.
 PromptText = Annotated[str, Meta(max_length=64, pattern=r"^([a-z](0|-?[1-9][0-9]{0,3}))*" + _END)]
-
-
-def prompt_text(prompt: Prompt) -> str:
-    """A prompt as it stands in files and reports, such as "a8b4"."""
-    return "".join(f"{piece.text}{piece.tokens}" for piece in prompt)
-
-
-def prompt_of(text: str) -> Prompt:
-    """The prompt that `text`, such as "a8b4", stands for."""
-    return tuple(Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text))
 
 
 class _Struct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -19,7 +19,8 @@ from reference.commands import (
 from reference.geometry import Geometry
 from stateful_tests.check import corpus
 from stateful_tests.check.executors import Processes
-from stateful_tests.coverage.scopes import SCOPES, Scope, spelt_in
+from stateful_tests.coverage.scopes import SCOPES, spelt_in
+from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore import inductive_check, search
 from stateful_tests.explore.representative import Representatives, relabel

@@ -7,7 +7,7 @@ import pytest
 from impl.adapter import Capabilities, UnusableImplementation
 from reference.commands import Abort, Done, Mode, Reason, Refused, Retract, SpecDecode
 from reference.geometry import Geometry
-from stateful_tests.coverage.scopes import Scope
+from stateful_tests.generate.scope import Scope
 from stateful_tests.explore.tour import live
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve

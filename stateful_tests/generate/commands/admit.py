@@ -1,0 +1,50 @@
+"""Admit: a queued request gets its prefix."""
+
+from __future__ import annotations
+
+from reference.commands import Admit
+from reference.cursors import floor_page
+from reference.rules.base import cursors_of
+from reference.state import Phase, Request, State
+from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.cases import request_of, tail
+from stateful_tests.generate.enabled import Enabled
+from stateful_tests.generate.scope import Scope
+
+
+@harness(
+    Admit,
+    applies=lambda c: c.waiting,
+    weight=lambda c: 8 * bool(c.queued) + (8 if c.wiped else 2) * bool(c.admitted),
+    is_in=lambda scope: scope.served,
+)
+class AdmitHarness(Harness[Admit]):
+    def draw(self, c: Enabled) -> Admit:
+        return Admit(c.request(c.waiting))
+
+    def of_request(self, scope: Scope, request: Request) -> Commands:
+        if scope.invalid or request.phase in (Phase.QUEUED, Phase.ADMITTED):
+            yield Admit(request.name)
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        yield Admit(fresh.request)
+
+    def case(self, was: State, command: Admit, now: State) -> Labels:
+        before, after = request_of(was, command.request), request_of(now, command.request)
+        again = "again" if before.phase is Phase.ADMITTED else ""
+        session = was.session(before.session)
+        c, key = cursors_of(after), before.origin + before.output - 1
+        if session is None or session.slot is None:
+            found = "slot wiped" if session is not None and session.history else "no slot"
+            if not c.cache_protected_len:
+                return again, found, ""
+            whole = c.cache_protected_len == floor_page(key, was.config.geometry.page_size)
+            return again, found, f"{'all' if whole else 'part'} of its key from the tree"
+        slot, page_size = session.slot, was.config.geometry.page_size
+        if c.kv_committed_len < min(slot.kv_committed_len, key):
+            found = "from R, its window lost"
+        elif slot.kv_committed_len > key:
+            found = "commit past its key"
+        else:
+            found = "commit at its key" if slot.kv_committed_len == key else "commit below its key"
+        return again, found, tail(slot.kv_allocated_len, c.kv_allocated_len, page_size)

@@ -1,0 +1,74 @@
+"""Arguments that several commands share: those of a scope, and drafts that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+
+from reference.commands import Draft, Prompt, prompt_of
+from reference.rules.base import cursors_of
+from reference.state import Phase, Request
+from stateful_tests.generate.choice_source import once_in, pick
+from stateful_tests.generate.enabled import Enabled, ahead_of, room_of
+from stateful_tests.generate.scope import Scope
+
+PREFILLS = (Phase.ADMITTED, Phase.EXTENDING)
+
+
+def chunk_sizes(scope: Scope, request: Request, over: int = 0) -> range:
+    """Sizes of the next chunk (tokens); `over`: so many too long ones."""
+    left = request.origin + request.output - cursors_of(request).kv_committed_len
+    most = left if scope.chunks is None else min(left, scope.chunks)
+    return range(1, most + 1 + (over if scope.invalid and most == left else 0))
+
+
+def draft_sizes(scope: Scope) -> list[tuple[int, int]]:
+    """What a draft allocates and accepts (tokens)."""
+    return [(ahead, accept) for ahead in range(1, scope.ahead + 1) for accept in range(1, ahead + 1)]
+
+
+def drafts_of(scope: Scope, request: Request) -> list[Draft]:
+    """Drafts of a request: all of them where it runs. A scope with invalid commands has one that accepts too
+    much as well, and one of a request that does not run."""
+    runs = request.phase is Phase.RUNNING
+    if not (runs or scope.invalid):
+        return []
+    drafts = [Draft(request.name, *sizes) for sizes in (draft_sizes(scope) if runs else [(1, 1)])]
+    return drafts + [Draft(request.name, 1, 2)] * (runs and scope.invalid)
+
+
+def drafts_of_two(scope: Scope, one: Request, two: Request) -> Iterator[tuple[Draft, Draft]]:
+    """Drafts of two requests that both run."""
+    if one.phase is two.phase is Phase.RUNNING:
+        for first, second in product(draft_sizes(scope), repeat=2):
+            yield Draft(one.name, *first), Draft(two.name, *second)
+
+
+@lru_cache(maxsize=64)
+def prompts_of(scope: Scope) -> tuple[Prompt, ...]:
+    """The prompts of a scope."""
+    return tuple(map(prompt_of, scope.prompts))
+
+
+def draw_drafts(c: Enabled, fitting: list[Request]) -> tuple[Draft, ...]:
+    """Batch entries of a verify round, of requests that fit."""
+    drafts, geometry = [], c.state.config.geometry
+    for name in c.lanes(fitting):
+        request = c.state.request(name)
+        room = room_of(c.state, request.cursors if request is not None else None)
+        allocate = c.length(room + c.invalid)
+        accept = allocate if once_in(c.source, 4) else 1 + c.source.upto(allocate - 1)
+        if c.profile.allocate_ahead and not once_in(c.source, 3):
+            allocate = max(1, room - c.source.upto(room // 3))
+            begins = request in c.running and cursors_of(request).kv_committed_len < (geometry.window or 0)
+            accept = 1 if begins or once_in(c.source, 2) else 1 + c.source.upto(allocate - 1)
+        elif c.profile.allocate_ahead and request in c.running and ahead_of(request) > 1:
+            allocate = accept = 1  # what is left of the round before stays ahead
+        if c.invalid and once_in(c.source, 4):
+            allocate, accept = pick(c.source, ((allocate, allocate + 1), (0, 0), (1, 0), (-1, 1)))
+        elif request in c.running and once_in(c.source, 16):  # past the row, where what is accepted fits
+            left = geometry.width - cursors_of(request).kv_committed_len
+            allocate, accept = left + 1 + c.source.upto(1), 1 + c.source.upto(max(0, left - 1))
+        drafts.append(Draft(name, allocate, accept))
+    return tuple(drafts)

@@ -1,0 +1,116 @@
+"""Extend: a batch that prefills."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from reference.commands import Chunk, Extend, Reason
+from reference.cursors import floor_page
+from reference.rules.base import cursors_of
+from reference.state import Phase, Request, State, free
+from stateful_tests.generate.choice_source import once_in, pick
+from stateful_tests.generate.commands.arguments import PREFILLS, chunk_sizes
+from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
+from stateful_tests.generate.commands.cases import LATE, grows, request_of
+from stateful_tests.generate.enabled import Enabled, room_of
+from stateful_tests.generate.scope import Scope
+
+
+@harness(
+    Extend,
+    applies=lambda c: c.extending,
+    weight=lambda _: 10,
+    is_in=lambda scope: scope.served,
+    refusals={Reason.WRONG_PHASE: LATE},
+)
+class ExtendHarness(Harness[Extend]):
+    def draw(self, c: Enabled) -> Extend:
+        names = c.lanes(c.extending)
+        running = {r.name for r in c.running}
+        if c.profile.mixed and running and not once_in(c.source, 3):
+            names += [name for name in c.lanes(c.windowless or c.settled) if name not in names]
+        elif not c.profile.mixed and not running.issuperset(names):
+            names = [name for name in names if name not in running]
+        return Extend(tuple(self._chunk(c, name) for name in names))
+
+    def _chunk(self, c: Enabled, name: str) -> Chunk:
+        request = c.state.request(name)
+        done = request.cursors.kv_committed_len if request is not None and request.cursors else 0
+        left = request.origin + request.output - done if request is not None else 1
+        whole, shared = not once_in(c.source, 3), c.profile.machine != "sessions"
+        tokens = left if whole else c.length(left)
+        tail = c.profile.tails and self._may_be_tail(c, request) and not once_in(c.source, 3)
+        if tail and not whole:
+            tokens = max(1, left - 1 - c.source.upto(1))
+        elif request is not None and shared and not tail and not once_in(c.source, 3):
+            tokens = max(1, min(tokens, room_of(c.state, request.cursors)))
+            if tokens == left > 1 and free(c.state).full < 2:  # a chunk for which the tree makes room
+                tokens = c.length(left - 1)
+        if c.invalid and once_in(c.source, 3):
+            tokens = pick(c.source, (left + 1, 0, -1))
+        return Chunk(name, tokens, tail)
+
+    def _may_be_tail(self, c: Enabled, request: Request | None) -> bool:
+        """Nothing of its own has been computed yet, and there is a window; or nobody cares."""
+        windowless = c.state.config.geometry.window is None
+        if c.invalid or windowless or request is None or request.cursors is None:
+            return c.invalid
+        started = request.cursors.kv_allocated_len > request.cursors.cache_protected_len
+        return request not in c.running and not started
+
+    def of_request(self, scope: Scope, request: Request) -> Commands:
+        if request.phase in PREFILLS:
+            for tail in {False, scope.tails}:
+                for tokens in chunk_sizes(scope, request, over=1):
+                    yield Extend((Chunk(request.name, tokens, tail),))
+        elif scope.invalid:
+            yield Extend((Chunk(request.name, 1, scope.tails),))
+
+    def of_two(self, scope: Scope, one: Request, two: Request) -> Commands:
+        names = one.name, two.name
+        prefill = [r for r in (one, two) if r.phase in PREFILLS]
+        if len(prefill) == 2:
+            for sizes in product(*(chunk_sizes(scope, r) for r in prefill)):
+                lanes = tuple(map(Chunk, names, sizes))
+                yield Extend(lanes)
+                if scope.geometry.tree:
+                    yield Extend(lanes[::-1])
+        running = [r for r in (one, two) if r.phase is Phase.RUNNING]
+        if scope.decode and prefill and running:  # a mixed batch
+            for tokens in chunk_sizes(scope, prefill[0]):
+                yield Extend((Chunk(prefill[0].name, tokens), Chunk(running[0].name, 1)))
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        chunk = Chunk(fresh.request, 1)
+        yield from (Extend((chunk,)), Extend(()), Extend((Chunk(fresh.request, 0),)), Extend((chunk, chunk)))
+
+    def case(self, was: State, command: Extend, now: State) -> Labels:
+        names = [lane.request for lane in command.lanes]
+        room = grows(was, now, names)
+        last = [request_of(now, name).phase is Phase.RUNNING for name in names]
+        tails = [
+            (cursors_of(request_of(was, n.request)), cursors_of(request_of(now, n.request)))
+            for n in command.lanes
+            if n.tail
+        ]
+        less = any(c.swa_evicted_seqlen > had.cache_protected_len for had, c in tails)
+        tail = "SWA KV of the last window alone" if less else ""
+        if len(names) > 1:
+            mixed = any(request_of(was, name).phase is Phase.RUNNING for name in names)
+            chunks = "last chunks" if all(last) else "chunks"
+            return "mixed batch" if mixed else "batch", chunks, "", tail, *room
+        before, after = request_of(was, names[0]), request_of(now, names[0])
+        session = was.session(before.session)
+        slotless = session is None or session.slot is None
+        if before.phase is not Phase.ADMITTED:
+            start = "goes on"
+        else:
+            start = "takes a row" if slotless else "resumes a slot"
+        kept = ""
+        if was.tree is not None and slotless:
+            r = cursors_of(after).cache_protected_len
+            if r > cursors_of(before).cache_protected_len:
+                kept = "into the tree"
+            elif floor_page(cursors_of(after).kv_committed_len, was.config.geometry.page_size) > r:
+                kept = "kept out of the tree"
+        return start, "last chunks" if last[0] else "chunks", kept, tail, *room

@@ -1,0 +1,149 @@
+"""Open, Submit, Close: what clients do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from reference.commands import Close, Open, Submit
+from reference.prefix_cache import shares_lock
+from reference.state import Request, Session, State, text_len
+from stateful_tests.generate.choice_source import once_in, pick
+from stateful_tests.generate.commands.arguments import prompts_of
+from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Population, harness
+from stateful_tests.generate.enabled import Enabled
+from stateful_tests.generate.prompts import input_of
+from stateful_tests.generate.scope import Scope
+
+
+@harness(
+    Open,
+    applies=lambda c: len(c.state.sessions) < len(c.profile.sessions),
+    weight=lambda _: 4,
+    is_in=lambda scope: scope.sessions,
+)
+class OpenHarness(Harness[Open]):
+    def draw(self, c: Enabled) -> Open:
+        names = c.profile.sessions
+        unknown = [s for s in names if c.state.session(s) is None]
+        return Open(pick(c.source, names if c.invalid or not unknown else unknown))
+
+    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+        if present.sessions < scope.sessions:
+            yield Open(fresh.session)
+
+    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+        if not isinstance(bearer, Request):
+            yield Open(name)
+
+
+@harness(
+    Submit,
+    applies=lambda c: len(c.state.requests) < len(c.profile.requests),
+    weight=lambda c: 9 if c.resumable else 6 * (bool(c.idle) or len(c.state.requests) < 2),
+    is_in=lambda scope: scope.served,
+)
+class SubmitHarness(Harness[Submit]):
+    def draw(self, c: Enabled) -> Submit:
+        names = c.profile.requests
+        free = [r for r in names if c.state.request(r) is None]
+        name = pick(c.source, names if c.invalid or not free else free)
+        idle = c.idle
+        if c.busy and once_in(c.source, 3):
+            return Submit(name, pick(c.source, c.busy).name, 1)
+        if c.invalid:
+            session = pick(c.source, (*c.profile.sessions, None))
+        else:
+            # What ordinary requests leave in a radix tree is for everybody.
+            often = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
+            ordinary = not idle or once_in(c.source, often)
+            wiped = [s for s in c.wiped if s.turn is None]
+            session = None if ordinary else pick(c.source, wiped or idle).name
+            if wiped and session is not None and not once_in(c.source, 3):
+                return Submit(name, session, 1)
+        width = c.state.config.geometry.width
+        tokens = c.length(width // (2 if c.profile.long_prompts else 4))
+        if c.profile.long_prompts and once_in(c.source, 2):
+            tokens = 1 + c.source.upto(width // 2)
+        if c.invalid and once_in(c.source, 6):
+            tokens = pick(c.source, (0, -1))
+        rewind = pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
+        plain = Submit(name, session, tokens, rewind)
+        return plain if c.profile.machine == "sessions" or once_in(c.source, 6) else self._prompted(c, plain)
+
+    def _prompted(self, c: Enabled, plain: Submit) -> Submit:
+        """The same with a prompt, mostly instead of tokens of its own."""
+        session = c.state.session(plain.session)
+        before = text_len(session.history) if session is not None else 0
+        # Room for some output, and in a session for later turns: their window evictions pass what the tree
+        # has.
+        quarters = (3 if c.profile.long_prompts else 2) - (plain.session is not None)
+        longest = max(1, (c.state.config.geometry.width - before) * quarters // 4)
+        twins = [prompt for r in c.state.requests if (prompt := input_of(r))]
+        if twins and not before and once_in(c.source, 4):
+            prompt = pick(c.source, twins)
+        else:
+            prompt = c.prompt(longest, fresh=before > 0)
+        tokens = 1 + c.source.upto(1) if c.profile.own_tokens or once_in(c.source, 4) else 0
+        return replace(plain, prompt=prompt, tokens=c.source.upto(4) - 1 if c.invalid else tokens)
+
+    def of_session(self, scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Commands:
+        name, may = session.name, turn is None and not session.closing
+        for tokens in scope.submits if may else scope.submits[:1]:
+            yield Submit(fresh.request, name, tokens)
+        for prompt in prompts_of(scope) if may else ():
+            yield from (Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits))
+        if scope.invalid:
+            yield from (Submit(fresh.request, name, 1, rewind) for rewind in (1, -1))
+
+    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+        if present.ordinary < scope.ordinary:
+            yield from (Submit(fresh.request, None, tokens) for tokens in scope.submits)
+            for prompt in prompts_of(scope):
+                yield from (Submit(fresh.request, None, tokens, 0, prompt) for tokens in (0, *scope.submits))
+
+    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+        if not isinstance(bearer, Session):
+            yield Submit(name, None, 1)
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        yield Submit(fresh.request, fresh.session, 1)
+        yield Submit(fresh.request, None, 0)
+        yield Submit(fresh.request, None, scope.geometry.width + 1)
+
+    def case(self, was: State, command: Submit, now: State) -> Labels:
+        session = was.session(command.session)
+        with_prompt = "for the tree, with a prompt" if command.prompt and was.tree is not None else ""
+        if session is None:
+            return "ordinary", with_prompt
+        if session.slot is not None:
+            return "later turn", with_prompt
+        return "turn without a slot" if session.history else "first turn", with_prompt
+
+
+@harness(
+    Close,
+    applies=lambda c: c.state.sessions,
+    weight=lambda c: 1 + 2 * bool(c.closable) + 3 * bool(c.crowded),
+    is_in=lambda scope: scope.sessions,
+    tells_late=True,
+)
+class CloseHarness(Harness[Close]):
+    def draw(self, c: Enabled) -> Close:
+        special = (c.crowded if once_in(c.source, 2) else []) or c.closable
+        known = [s.name for s in special or c.state.sessions]
+        return Close(pick(c.source, known if known and not c.invalid else c.profile.sessions))
+
+    def of_session(self, scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Commands:
+        yield Close(session.name)
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        yield Close(fresh.session)
+
+    def case(self, was: State, command: Close, now: State) -> Labels:
+        session = was.session(command.session)
+        assert session is not None
+        if session.turn is not None:
+            return "deferred", ""
+        if session.slot is None:
+            return "no slot", ""
+        return "slot", "others lock its path in the tree" if shares_lock(was, session.name) else ""

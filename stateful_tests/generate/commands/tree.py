@@ -1,0 +1,277 @@
+"""Match, Unlock, UnlockSwa, Insert, Evict: the radix tree's own commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from reference.commands import (
+    Evict, Insert, Match, Mode, Prompt, Unlock, UnlockSwa, prompt_len, prompt_of,
+)  # fmt: skip
+from reference.cursors import eviction_limit, floor_page
+from reference.geometry import Geometry
+from reference.prefix_cache import key_of, lock_holders
+from reference.radix_tree import Key, Node, Sizes, Tree, nodes, path_of, shared, sizes, usable
+from reference.state import IN_BATCH, Request, Session, State
+from stateful_tests.generate.choice_source import once_in, pick
+from stateful_tests.generate.commands.arguments import prompts_of
+from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Population, harness
+from stateful_tests.generate.commands.cases import evicts, page_ends
+from stateful_tests.generate.enabled import Enabled, pages_left
+from stateful_tests.generate.prompts import draw_evicted, draw_prompt, spelt
+from stateful_tests.generate.scope import Scope
+
+
+def _whole_pages(state: State, prompt: Prompt) -> Key:
+    key = key_of(prompt, state.config.geometry.bigram)
+    return key[: floor_page(len(key), state.config.geometry.page_size)]
+
+
+def _in_tree(tree: Tree, key: Key) -> int:
+    """How much of `key` is there, usable or not."""
+    path = path_of(tree, key)
+    if not path:
+        return 0
+    return path[-1].start + shared(path[-1].node.key, key[path[-1].start :], tree.page_size)
+
+
+def _count(children: tuple[Node, ...]) -> int:
+    return sum(1 + _count(node.children) for node in children)
+
+
+@harness(
+    Match,
+    applies=lambda c: len(lock_holders(c.state)) < len(c.profile.lock_holders),
+    weight=lambda c: (6 if c.tree_alone else 2) * (1 + c.cached),
+    is_in=lambda scope: scope.lock_holders,
+)
+class MatchHarness(Harness[Match]):
+    def draw(self, c: Enabled) -> Match:
+        staying = lock_holders(c.state)
+        name = c.lock_holder([g for g in c.profile.lock_holders if g not in staying])
+        prompt, window = c.prompt(c.state.config.geometry.width), c.state.config.geometry.window
+        parts = window is not None and "UnlockSwa" not in c.profile.disabled
+        return Match(name, prompt, parts and once_in(c.source, 4))
+
+    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+        if present.lock_holders < scope.lock_holders:
+            for prompt in prompts_of(scope):
+                yield from (Match(fresh.lock_holder, prompt, alone) for alone in {False, scope.parts})
+
+    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+        if scope.lock_holders:
+            yield Match(name, prompts_of(scope)[0])
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        yield Match(fresh.lock_holder, ())
+        yield Match(fresh.lock_holder, prompt_of(f"a{scope.geometry.width + 1}"))
+
+    def case(self, was: State, command: Match, now: State) -> Labels:
+        assert was.tree is not None and now.tree is not None
+        key, found = _whole_pages(was, command.prompt), len(lock_holders(now)[command.holder])
+        there = _in_tree(was.tree, key)
+        how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
+        short = ""
+        if found < there:
+            short = "tombstones keep it short"
+        elif command.full_only and found > usable(was.tree, key[:found]):
+            short = "over a tombstone"
+        split = _count(now.tree.children) > _count(was.tree.children)
+        return how, short, "splits a node" if split else "", "full KV alone" if command.full_only else ""
+
+
+@harness(
+    Unlock,
+    applies=lambda c: lock_holders(c.state),
+    weight=lambda c: (4 if c.tree_alone else 2) * min(len(lock_holders(c.state)), 2),
+    is_in=lambda scope: scope.lock_holders,
+)
+class UnlockHarness(Harness[Unlock]):
+    def draw(self, c: Enabled) -> Unlock:
+        return Unlock(c.lock_holder(list(lock_holders(c.state))))
+
+    def of_lock_holder(self, scope: Scope, name: str, locked: Key) -> Commands:
+        yield Unlock(name)
+
+    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+        if scope.lock_holders and bearer is not None:
+            yield Unlock(name)
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        yield Unlock(fresh.lock_holder)
+
+    def case(self, was: State, command: Unlock, now: State) -> Labels:
+        return ("pins some" if lock_holders(was)[command.holder] else "pins nothing",)
+
+
+@harness(
+    UnlockSwa,
+    applies=lambda c: c.swa_unlockable,
+    weight=lambda _: 2,
+    is_in=lambda scope: scope.parts,
+)
+class UnlockSwaHarness(Harness[UnlockSwa]):
+    def draw(self, c: Enabled) -> UnlockSwa:
+        return UnlockSwa(c.lock_holder(c.swa_unlockable))
+
+    def of_request(self, scope: Scope, request: Request) -> Commands:
+        if scope.invalid or request.phase in IN_BATCH:
+            yield UnlockSwa(request.name)
+
+    def of_lock_holder(self, scope: Scope, name: str, locked: Key) -> Commands:
+        yield UnlockSwa(name)
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        if scope.lock_holders:
+            yield UnlockSwa(fresh.lock_holder)
+
+    def case(self, was: State, command: UnlockSwa, now: State) -> Labels:
+        request = was.request(command.holder)
+        who = "lock holder" if request is None else "turn" if request.session is not None else "ordinary"
+        return who, "has none" if was.tree == now.tree else ""
+
+
+@harness(
+    Insert,
+    applies=lambda c: c.tree_alone or c.profile.lock_holders,
+    weight=lambda c: 12 if c.tree_alone else 4,
+    is_in=lambda scope: scope.lock_holders,
+)
+class InsertHarness(Harness[Insert]):
+    def draw(self, c: Enabled) -> Insert:
+        """Half the time somebody new inserts, else a lock owner resumes from a lock that can be spelt."""
+        more = c.state.config.geometry.bigram
+        locks = lock_holders(c.state).items()
+        staying = {n: key for n, key in locks if prompt_len(spelt(key)) == len(key) + (more and bool(key))}
+        new = [g for g in c.profile.lock_holders if g not in lock_holders(c.state)]
+        name = c.lock_holder(new if new and (not staying or once_in(c.source, 2)) else list(staying))
+        locked: Key = staying.get(name, ())
+        geometry = c.state.config.geometry
+        longest = len(locked) + pages_left(c.state) * geometry.page_size
+        longest += c.source.upto(geometry.page_size - 1)
+        longest = max(1, min(geometry.width, longest))
+        if c.invalid:
+            prompt = c.prompt(longest)
+        else:
+            after = spelt(locked) if locked else None
+            prompt = draw_prompt(c.state, c.source, c.profile.texts, longest, after=after)
+        chunked = once_in(c.source, 2)
+        if geometry.window is None or c.state.tree is None:
+            return Insert(name, prompt, int(c.invalid and once_in(c.source, 4)), chunked)
+        limit = prompt_len(prompt) + c.invalid
+        if c.state.config.mode is Mode.FAITHFUL and not c.invalid:
+            reach = eviction_limit(prompt_len(prompt), geometry.window, geometry.page_size)
+            limit = min(limit, max(len(locked), reach))
+        evicted = draw_evicted(c.state, c.source, key_of(prompt, geometry.bigram), len(locked), limit)
+        return Insert(name, prompt, -1 if c.invalid and once_in(c.source, 8) else evicted, chunked)
+
+    def of_lock_holder(self, scope: Scope, name: str, locked: Key) -> Commands:
+        strangers = 0
+        for prompt in prompts_of(scope):
+            if key_of(prompt)[: len(locked)] == locked:
+                yield from self._inserts(scope.geometry, name, prompt)
+            else:
+                strangers += 1
+                if scope.invalid and strangers == 1:
+                    yield Insert(name, prompt)
+
+    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+        if present.lock_holders < scope.lock_holders:
+            for prompt in prompts_of(scope):
+                yield from self._inserts(scope.geometry, fresh.lock_holder, prompt)
+
+    def _inserts(self, geometry: Geometry, name: str, prompt: Prompt) -> Iterator[Insert]:
+        """A prompt inserted, with each number of its pages evicted; one number inside a page."""
+        length, size = prompt_len(prompt), geometry.page_size
+        evicted = [0] if geometry.window is None else [*range(0, floor_page(length, size) + 1, size)]
+        if geometry.window is not None and size > 1 and length > 1:
+            evicted.append(1)
+        return (Insert(name, prompt, *rest) for rest in product(evicted, (False, True)))
+
+    def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
+        if scope.lock_holders and bearer is not None:
+            yield Insert(name, prompts_of(scope)[0])
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        some = prompt_of("a1")
+        yield from (Insert(fresh.lock_holder, ()), Insert(fresh.lock_holder, some, 2))
+        if scope.geometry.window is None:
+            yield Insert(fresh.lock_holder, some, 1)
+
+    def case(self, was: State, command: Insert, now: State) -> Labels:
+        assert was.tree is not None and now.tree is not None
+        key, goes_on = _whole_pages(was, command.prompt), "goes on" if command.chunked else "ends"
+        if len(key) == len(lock_holders(was).get(command.holder, ())):
+            return goes_on, "nothing new", "", "", ""
+        there = _in_tree(was.tree, key)
+        out = command.chunked and len(lock_holders(now).get(command.holder, ())) < len(key)
+        what = "all there" if there == len(key) else "part there" if there else "nothing there"
+        room = "evicts for room" if evicts(was, now) else ""
+        tombstone = self._tombstone(command, was.tree, now.tree, key)
+        return goes_on, what, tombstone, "kept out" if out else "", room
+
+    def _tombstone(self, command: Insert, was: Tree, now: Tree, key: Key) -> str:
+        before, after = page_ends(was), page_ends(now)
+        if any(live and before.get(end) is False for end, live in after.items()):
+            return "revives a tombstone"
+        if all(live or end in before for end, live in after.items()):
+            return ""
+        inside = command.evicted % was.page_size and command.evicted < len(key)
+        return "brings a tombstone, evicted to inside a page" if inside else "brings a tombstone"
+
+
+@harness(
+    Evict,
+    applies=lambda c: c.cached,
+    weight=lambda c: 5 if c.tree_alone else 1,
+    is_in=lambda scope: scope.evicts and scope.geometry.tree,
+)
+class EvictHarness(Harness[Evict]):
+    def draw(self, c: Enabled) -> Evict:
+        """A page, a node, all that is evictable, or more; of one pool or of both."""
+        geometry, tree = c.state.config.geometry, c.state.tree
+        if c.invalid and once_in(c.source, 2):
+            return Evict(*pick(c.source, ((0, 0), (-1, 0), (0, -1), (1, 1))))
+        lengths = [len(placed.node.key) for placed in nodes(tree)] if tree is not None else []
+        can = sizes(tree) if tree is not None else Sizes(0, 0, 0, 0)
+
+        def amount(evictable: int) -> int:
+            node = pick(c.source, lengths or [1])
+            return pick(c.source, (*[geometry.page_size] * 2, node, max(1, evictable), evictable + 1))
+
+        # SWA alone leaves tombstones: as often as the other two together.
+        pools = pick(c.source, ("full", "swa", "swa", "both")) if geometry.window is not None else "full"
+        full = amount(can.full_evictable) if pools != "swa" else 0
+        return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
+
+    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+        geometry = scope.geometry
+        size = geometry.page_size
+        for full, swa in product(range(geometry.full_pages + 1), range(geometry.swa_pages + 1)):
+            if full or swa:
+                yield Evict(full * size, swa * size)
+
+    def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
+        if scope.lock_holders:
+            yield from (Evict(0, 0), Evict(-1))
+            if scope.geometry.window is None:
+                yield Evict(0, 1)
+
+    def case(self, was: State, command: Evict, now: State) -> Labels:
+        assert was.tree is not None and now.tree is not None
+        had, has = page_ends(was.tree), page_ends(now.tree)
+        size = was.config.geometry.page_size
+        full, swa = ((len(had) - len(has)) * size, (sum(had.values()) - sum(has.values())) * size)
+        requested = "full" if command.full else "window's pool"
+        if command.full and command.swa:
+            requested = "both pools"
+        if not full and (not swa or was.tree.window is None):
+            return requested, "nothing evictable", "", "", ""
+        short = full < command.full or swa < command.swa
+        gone = {p.node.live for p in nodes(was.tree) if p.node.children and p.path not in has}
+        parent = "a parent after its child" if True in gone else ""
+        above = "tombstones above go along" if False in gone else ""
+        left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
+        read = any(not node.live and had[path] for path, node in left)
+        stays = "a leaf that is read becomes a tombstone" if read else ""
+        return requested, "less than requested" if short else "the amount requested", parent, above, stays
