@@ -1,14 +1,14 @@
 """What an adapter uses of a checkout, looked up in its files before anything of them is run.
 
-A table of needs has a line for each: since which release, before which one, in which file of the package, and
-how it is used: as Python, with `_` for any value, `;` between two. A call that the files could not take is
-missing as much as a name.
+A table of the API has a line for each: since which release, before which one, in which file of the package,
+and how it is used: as Python, with `_` for any value, `;` between two. A call that the files could not take
+is missing as much as a name.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -18,52 +18,65 @@ from impl.isolation import Bookkeeping
 Names = dict[str, ast.AST]  # of a module, or of a class
 
 
-class Need(NamedTuple):
-    """A line of the table: what releases from `since` on, before `before`, need to have in `file`."""
+class Entry(NamedTuple):
+    """A line of the table: what releases from `since` on, before `before`, have in `file`. by: which part of
+    the adapter uses it."""
 
     since: str
     before: str  # "..." stands for none
     file: str
     uses: tuple[ast.expr, ...]
+    by: str = ""
 
 
 class Missing(NamedTuple):
-    """What is not there, as a clause of a sentence, and the file where it was looked for."""
+    """What is not there, as a clause of a sentence, the file where it was looked for, and which part of the
+    adapter uses it."""
 
     what: str
     file: str
+    by: str = ""
 
 
-def needs(table: str) -> Iterator[Need]:
+def named(missing: Iterable[Missing]) -> str:
+    """All that is missing, in one line, by file."""
+    by_file: dict[str, dict[str, None]] = {}
+    for what, file, _ in missing:
+        by_file.setdefault(file, {})[what] = None
+    return "; ".join(f"{file}: {', '.join(whats)}" for file, whats in by_file.items())
+
+
+def entries(table: str, by: str = "") -> Iterator[Entry]:
     """The lines of a table."""
     for line in table.strip().splitlines():
         where, _, uses = line.partition(" | ")
         since, before, file = where.split()
         parsed = [ast.parse(use.strip(), mode="eval").body for use in uses.split(";")]
-        yield Need(since, before, file, tuple(parsed))
+        yield Entry(since, before, file, tuple(parsed), by)
 
 
 class Checkout:
     """The files of a package under `root`; each is read once, and none of it is run. below: the folder that
-    the needs' files are in; modules: which of it is loaded."""
+    the entries' files are in; modules: which of it is loaded."""
 
-    def __init__(self, root: Path, below: str, modules: Bookkeeping, table: Sequence[Need]) -> None:
-        self._root, self._below, self._modules_of, self._needs = root, below, modules, table
+    def __init__(self, root: Path, below: str, modules: Bookkeeping, table: Sequence[Entry]) -> None:
+        self._root, self._below, self._modules_of, self._table = root, below, modules, table
         self._modules: dict[str, Names | None] = {}
+        self._unreadable: dict[str, str] = {}  # file -> why
         self._known: dict[tuple[str, ast.expr], str | None] = {}
         self._classes: dict[ast.ClassDef, Names] = {}
 
     def missing(self, version: str, order: list[str]) -> list[Missing]:
         """What a release of that version has and these files have not; `order`: all versions."""
         at, found = order.index(version), []
-        for need in self._needs:
-            if order.index(need.since) > at or (need.before != "..." and order.index(need.before) <= at):
+        for entry in self._table:
+            if order.index(entry.since) > at or (entry.before != "..." and order.index(entry.before) <= at):
                 continue
-            for use in need.uses:
-                if (need.file, use) not in self._known:
-                    self._known[need.file, use] = self._lacks(need.file, use)
-                if (why := self._known[need.file, use]) is not None:
-                    found.append(Missing(why, f"{self._below}/{need.file}"))
+            for use in entry.uses:
+                if (entry.file, use) not in self._known:
+                    self._known[entry.file, use] = self._lacks(entry.file, use)
+                if (why := self._known[entry.file, use]) is not None:
+                    found.append(Missing(why, f"{self._below}/{entry.file}", entry.by))
         return found
 
     def module(self, file: str) -> Names | None:
@@ -71,8 +84,11 @@ class Checkout:
             path = self._root / self._below / file
             try:
                 self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
-            except (OSError, SyntaxError, ValueError):
+            except (OSError, SyntaxError, ValueError) as error:
                 self._modules[file] = None
+                at = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
+                why = error.msg if isinstance(error, SyntaxError) else str(error)
+                self._unreadable[file] = f"{at}{type(error).__name__}: {why}"
         return self._modules[file]
 
     def _lacks(self, file: str, use: ast.expr) -> str | None:
@@ -80,7 +96,7 @@ class Checkout:
         module = self.module(file)
         if module is None:
             there = (self._root / self._below / file).exists()
-            return "the file cannot be read" if there else "there is no such file"
+            return self._unreadable[file] if there else "there is no such file"
         call = use if isinstance(use, ast.Call) else None
         name = ast.unparse(use if call is None else call.func)
         first, _, member = name.partition(".")
@@ -148,7 +164,9 @@ def _parsed(text: str) -> Names:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names[node.name] = node
         elif isinstance(node, ast.ImportFrom | ast.Import):
-            names |= {alias.asname or alias.name: node for alias in node.names}
+            for name in (alias.asname or alias.name for alias in node.names):
+                if not isinstance(names.get(name), ast.FunctionDef | ast.ClassDef):  # else for a type checker
+                    names[name] = node
         elif isinstance(node, ast.If | ast.Try):
             waiting += [*node.body, *node.orelse]
         names |= dict.fromkeys(_targets(node), node)

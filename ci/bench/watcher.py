@@ -20,7 +20,7 @@ from ci.report import render
 from impl.sglang.server import environment
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.runs import WholeScheduler
-from impl.sglang.server.whole_scheduler import RunOutcome
+from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.worker import Job
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.validator import Validator

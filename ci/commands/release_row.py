@@ -30,7 +30,7 @@ def names(impl: str) -> list[str]:
 
         releases = VARIANTS.get(ways[0] if ways else "", TABLE)
     elif package == "vllm==all":
-        from impl.vllm.needs import RELEASES, SINCE
+        from impl.vllm.api import RELEASES, SINCE
 
         first = max(RELEASES.index(SINCE.get(way, RELEASES[0])) for way in ("", *ways))
         releases = RELEASES[first:]

@@ -18,6 +18,7 @@ from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases import catalogue as releases
+from impl.sglang.releases.names import in_code
 from reference.commands import CheckBusy, CheckIdle, Extend, Open, Outcome, Refused, kind_name
 from reference.geometry import Geometry
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits
@@ -103,9 +104,10 @@ def unit_test(
         needed = imports(code, system, versions)
     else:
         needed = definitions(code, trace.geometry, system, versions, sessions=sessions)
-    return assembled(
+    text = assembled(
         trace, file, clause, run.last, needed, code, named, named.of(system.name), fixed and fixed.name
     )
+    return in_code(text, system.kind)
 
 
 def assembled(
@@ -134,7 +136,7 @@ def hook(_: Trace) -> str:
 
 def shared_module(system: SGLangSystem, fixed: ReleaseTarget | None = None) -> str:
     """The text of the module that the tests of one folder import. Raises NotExportable."""
-    return shared(system, _versions(system, fixed))
+    return in_code(shared(system, _versions(system, fixed)), system.kind)
 
 
 def started(geometry: Geometry, code: str) -> list[str]:

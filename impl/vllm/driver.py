@@ -22,7 +22,7 @@ from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
-from impl.vllm.needs import WAYS
+from impl.vllm.api import WAYS
 from impl.vllm.offload import host_facts
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import CommandRefused, require, well_formed

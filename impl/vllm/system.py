@@ -9,7 +9,7 @@ from dataclasses import replace
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.needs import WAYS, require, taken_for
+from impl.vllm.api import WAYS, require, taken_for
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
 

@@ -179,7 +179,7 @@ def releases(engine: Engine) -> Sequence[str]:
     """The releases of an engine that are driven, the oldest first."""
     from impl.sglang.releases.catalogue import TABLE
     from impl.transformers_paging.loading import NEWEST
-    from impl.vllm.needs import RELEASES
+    from impl.vllm.api import RELEASES
 
     return {"sglang": tuple(TABLE), "vllm": RELEASES, "transformers": (NEWEST,)}[engine]
 

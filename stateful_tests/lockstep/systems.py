@@ -65,7 +65,7 @@ def resolve(
         system.capabilities = replace(system.capabilities, known=known)
         return system
     if engine == "vllm":
-        from impl.vllm.needs import WAYS
+        from impl.vllm.api import WAYS
         from impl.vllm.system import VLLMSystem
 
         given = {way: word in ways for way, word in WAYS.items()}

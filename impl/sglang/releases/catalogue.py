@@ -10,29 +10,30 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
+from impl import probe
 from impl.adapter import UnusableImplementation
-from impl.sglang.releases.needs import files
-from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0512, Release0513, Release0514
-from impl.sglang.releases.v0_5_15_to_21 import (
-    Release0515, Release0516, Release0517, Release0518, Release0519, Release0520, Release0521,
-)  # fmt: skip
-from impl.sglang.releases.v0_5_22_to_23 import Release0522, Release0523
+from impl.sglang.releases.api import files
+from impl.sglang.releases import v0_5_10_to_14 as v10, v0_5_15_to_21 as v15, v0_5_22_to_23 as v22
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 # Releases from old to new. Those of one group are so alike in their names that one file of Python can call
 # any of them (ci/export/unit_test.py). A version alone: of its release every file that is loaded here is as
 # in the one before it, or differs where nothing is driven.
 _RELEASES: tuple[tuple[type[Release0510] | str, ...], ...] = (
     (
-        Release0510, "0.5.10.post1", Release0511, Release0512, "0.5.12.post1", Release0513, "0.5.13.post1",
-        Release0514,
+        v10.Release0510, "0.5.10.post1",
+        v10.Release0511,
+        v10.Release0512, "0.5.12.post1",
+        v10.Release0513, "0.5.13.post1",
+        v10.Release0514,
     ),
-    (Release0515, "0.5.15.post1"),
-    (Release0516,),
-    (Release0517, Release0518),
-    (Release0519,),
-    (Release0520,),
-    (Release0521,),
-    (Release0522, Release0523),
+    (v15.Release0515, "0.5.15.post1"),
+    (v15.Release0516,),
+    (v15.Release0517, v15.Release0518),
+    (v15.Release0519,),
+    (v15.Release0520,),
+    (v15.Release0521,),
+    (v22.Release0522, v22.Release0523),
 )  # fmt: skip
 ALIKE = tuple(
     tuple(each if isinstance(each, str) else each.version for each in alike) for alike in _RELEASES
@@ -45,6 +46,11 @@ for _each in itertools.chain(*_RELEASES):
     _last = TABLE[_each.version] = _each
 SUPPORTED = ", ".join(TABLE)
 _STRANGE = 20  # a checkout that lacks more than this of every kind is of none
+# What is driven can be driven without these.
+_CANNOT = {
+    "watched": "the watcher cannot follow it", "exported": "exported tests may not run on it",
+    "served": "serve-check cannot run it",
+}  # fmt: skip
 
 
 def supported(version: str) -> type[Release0510]:
@@ -68,7 +74,8 @@ def detect(root: Path) -> Kind:
     """The release whose kind the files under `root` (which holds `sglang/`) are of, by what they have.
 
     What `_version.py` states decides between those that they fit alike, as a checkout between two releases
-    has often none of its own. Raises UnusableImplementation that names the first thing they lack.
+    has often none of its own. The remark names what they lack of the API that is not driven. Raises
+    UnusableImplementation that names all they lack, if that is.
     """
     checkout, order, stated = files(root, TABLE), list(TABLE), stated_version(root)
     missing = {version: checkout.missing(version, order) for version in order}
@@ -78,20 +85,22 @@ def detect(root: Path) -> Kind:
     why = f"taken for {taken}"
     if stated != taken:
         why += f" by its files, which state {stated or 'no version'}"
-    if fewest:
-        (what, file), more = missing[taken][0], f" (and {fewest - 1} more)" if fewest > 1 else ""
-        if fewest > _STRANGE:
-            supports = f"; supported are {order[0]} to {order[-1]}"
-            raise UnusableImplementation(f"sglang checkout {root}: {file}: {what}{more}; {why}{supports}")
+    lacks = sorted(missing[taken], key=lambda each: each.by != "driven")
+    if fewest > _STRANGE:
+        first = f"{probe.named(lacks[:1])} (and {fewest - 1} more)"
+        supports = f"supported are {order[0]} to {order[-1]}"
+        raise UnusableImplementation(f"sglang checkout {root}: {first}; {why}; {supports}")
+    if lacks and lacks[0].by == "driven":
         raise UnusableImplementation(
-            f"sglang checkout {root}: {file}: {what}{more}; {why}. Nothing was driven: CONTRIBUTING.md,"
+            f"sglang checkout {root}: {probe.named(lacks)}; {why}. Nothing was driven: CONTRIBUTING.md,"
             " 'A new release of SGLang', says how to follow it"
         )
-    if stated == taken:
-        return Kind(TABLE[taken])
     if stated is None and len(alike) > 1:
         why += f" (they fit {', '.join(alike)} alike)"
-    return Kind(TABLE[taken], f"{root}: {why}")
+    for by, cannot in _CANNOT.items():
+        if without := [each for each in lacks if each.by == by]:
+            why += f"; {cannot} ({probe.named(without)})"
+    return Kind(TABLE[taken], f"{root}: {why}" if lacks or stated != taken else "")
 
 
 def stated_version(root: Path) -> str | None:

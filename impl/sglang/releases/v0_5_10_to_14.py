@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from impl.adapter import Cursors, UnusableImplementation
+from impl.adapter import Cursors, NodeView, UnusableImplementation
 from impl.isolation import cut
 from impl.lazy import torch
 from impl.sglang.parts import stand_ins, memory_checks, trees
@@ -42,6 +43,9 @@ class Release0510:
     # Processing the results of a prefill batch frees all at its end (process_batch_result_prefill).
     groups_prefill = False
     core = "python"  # what its tree is written in
+    # What it has renamed: "Req.prefix_len" -> "matched_len", or "release_kv_cache" -> "give_back". The left
+    # name is that of api.py and of all other code here.
+    renamed: ClassVar[dict[str, str]] = {}
     # Where a request, or a session's slot, has its row and its cursors.
     places: ClassVar[dict[str, str]] = {name: name for name in ("req_pool_idx", *Cursors._fields)}
     # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": where the
@@ -49,7 +53,7 @@ class Release0510:
     chunk_ends, chunks, looks = "", "is_chunked", "check_finished"
     keeps_slots = True  # a request knows the slots of what it matched, not only how many (prefix_indices)
     # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
-    keeping = ""
+    keeping = "is_insert"
     # The function of mem_cache.common that the scheduler calls after a prefill ("": the cache's own method).
     checkpoints = ""
     # Pools that its busy check does not count: see Capabilities.
@@ -73,11 +77,14 @@ class Release0510:
     def require(cls, root: Path) -> None:
         """Raise UnusableImplementation where the files under `root` are not all that it takes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path | None = None) -> None:
         """Import the release; the process is its own from now on.
 
+        root: None to load nothing, and to read objects of the release that this process has already.
         Raises UnusableImplementation when the files do not load.
         """
+        if root is None:
+            return
         install(root, stand_ins.provided(), stand_ins.on_gpu())
         try:
             self._import(root)
@@ -216,8 +223,12 @@ class Release0510:
 
     def end(self, req: Any, cache: Any) -> None:
         """Give back what a finished request has, or hand it to its session or the tree."""
-        how = {self.keeping: self.prefilled(req)} if self.keeping else {}
-        self.common.release_kv_cache(req, cache, **how)
+        self.common.release_kv_cache(req, cache, **self.keeps(req))
+
+    def keeps(self, req: Any) -> dict[str, bool]:
+        """What release_kv_cache is told of a request that has finished: nothing, it keeps all."""
+        del req
+        return {}
 
     def prefilled(self, req: Any) -> bool:
         """Not aborted between two chunks, when it keeps nothing (process_pending_chunked_abort)."""
@@ -332,14 +343,22 @@ class Release0510:
         del page_size
         return cursors.kv_committed_len + 2 * draft_len
 
+    @cached_property
+    def _row(self) -> Callable[[Any], Any]:
+        return attrgetter(self.places["req_pool_idx"])
+
+    @cached_property
+    def _cursors(self) -> Callable[[Any], tuple[int, int, int, int]]:
+        return attrgetter(*map(self.places.__getitem__, Cursors._fields))
+
     def row(self, holder: Any) -> int | None:
         """Of a request, or of a session's slot."""
-        row: int | None = attrgetter(self.places["req_pool_idx"])(holder)
+        row: int | None = self._row(holder)
         return row
 
     def cursors(self, holder: Any) -> Cursors:
         """Of a request, or of a session's slot: both carry the same four attributes."""
-        return Cursors(*attrgetter(*map(self.places.__getitem__, Cursors._fields))(holder))
+        return Cursors._make(self._cursors(holder))
 
     def commit(self, req: Any, tokens: int) -> None:
         """What processing a verify round's result does to the committed length."""
@@ -351,6 +370,36 @@ class Release0510:
         _resolve_spec_overlap_token_ids asks for neither and commits it.
         """
         self.commit(req, tokens)
+
+    # -- a whole scheduler, as the watcher reads it -------------------------------------------------
+
+    def planned(self, plan: Any) -> Any:
+        """The batch that get_next_batch_to_run has decided on, None for none."""
+        return plan
+
+    def nodes(self, tree: Any, mapping: Any) -> Iterator[NodeView]:
+        """Of the radix tree in a scheduler's cache; mapping: the allocator's, None without a window."""
+        wrapped = type(tree).__name__ == self.session_cache[1]
+        return self.shown_tree(tree.inner if wrapped else tree, mapping).nodes()
+
+    def shown_tree(self, cache: Any, mapping: Any) -> trees.ReleaseTree:
+        """What reads the nodes of a tree of this kind."""
+        kinds: dict[str, type[trees.ReleaseTree]] = {
+            "UnifiedRadixCache": trees.ComponentTree,
+            "SWARadixCache": trees.SWARadixTree,
+            "RadixCache": trees.ReleaseTree,
+        }
+        return kinds[type(cache).__name__](cache, mapping)
+
+    def slots(self, tree: Any) -> dict[str, Any]:
+        """What sessions keep, by their names: of the tree's sessions, or of the wrapper that has them."""
+        kind, sessions = type(tree).__name__, None
+        if kind == self.session_cache[1]:
+            sessions = tree
+        elif kind == "UnifiedRadixCache":
+            sessions = tree.session
+        slots: dict[str, Any] = {} if sessions is None else sessions.slots
+        return slots
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -366,13 +415,16 @@ class Release0510:
 
     def history(self, session: Any) -> list[int]:
         """The tokens that Session.create_req would put in front of the next turn's input."""
-        # From 0.5.14 on a turn appends to the array of the last one; what counts of that is noted apart.
-        length = getattr(session, "committed_origin_len", None)
         for node in session.req_nodes.values():
             last = node.req
             outputs = last.output_ids[: last.sampling_params.max_new_tokens]
-            return [*last.origin_input_ids[:length], *outputs]
+            return [*last.origin_input_ids[: self.committed(session)], *outputs]
         return []
+
+    def committed(self, session: Any) -> int | None:
+        """How much of the last turn's input counts, None for all (tokens)."""
+        del session
+        return None
 
 
 class Release0511(Release0510):
@@ -446,5 +498,12 @@ class Release0514(Release0513):
     """0.5.14. The same modules and rules."""
 
     version = "0.5.14"
-    keeping = "is_insert"
     chunk_ends = "fill_len"
+
+    def keeps(self, req: Any) -> dict[str, bool]:
+        return {self.keeping: self.prefilled(req)}
+
+    def committed(self, session: Any) -> int | None:
+        # A turn appends to the array of the last one; what counts of that is noted apart.
+        length: int = session.committed_origin_len
+        return length

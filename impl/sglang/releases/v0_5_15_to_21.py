@@ -45,6 +45,13 @@ class Unified(Release0511):
         mapping = None if geometry.window is None else allocator.full_to_swa_index_mapping
         return self.tree(cache, mapping)
 
+    def slot(self, cache: Any, session_id: str) -> Any:
+        return super().slot(self._sessions(cache), session_id)
+
+    def _sessions(self, cache: Any) -> Any:
+        """What has the slots: the tree's sessions, or the sessions around a cache."""
+        return cache.session if isinstance(cache, self.unified.UnifiedRadixCache) else cache
+
 
 class Release0515(Release0514):
     """0.5.15. The result of a verify round commits what it accepted; a window is evicted up to max(W, P)."""
@@ -112,6 +119,9 @@ class Release0516(Unified, Release0515):
             req.kv = self.batch.ReqKvInfo(kv_allocated_len=0, swa_evicted_seqlen=0)
         super().computed(req, tokens, row, evicted)
 
+    def planned(self, plan: Any) -> Any:
+        return plan.batch_to_run
+
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
         return -(-super().spec_end(cursors, draft_len, page_size) // page_size) * page_size
 
@@ -119,11 +129,6 @@ class Release0516(Unified, Release0515):
         if holder.kv is None:
             return Cursors(holder.kv_committed_len, 0, 0, holder.cache_protected_len)
         return super().cursors(holder)
-
-    # -- sessions ---------------------------------------------------------------------------------
-
-    def slot(self, cache: Any, session_id: str) -> Any:
-        return super().slot(getattr(cache, "session", cache), session_id)
 
 
 class Release0517(Release0516):
@@ -154,6 +159,11 @@ class Release0519(Release0518):
     def is_unified(cls, geometry: Geometry) -> bool:
         return geometry.tree
 
+    def shown_tree(self, cache: Any, mapping: Any) -> trees.ReleaseTree:
+        if cache._tree_core_backend == "rust":
+            return trees.RustUnifiedTree(cache, mapping)
+        return super().shown_tree(cache, mapping)
+
     def retract(self, batch: Any) -> None:
         batch.release_req(0, 0)
 
@@ -166,7 +176,7 @@ class Release0519(Release0518):
         cache.free_kv_row(req.kv, [(start, end)])
 
     def slot(self, cache: Any, session_id: str) -> Any:
-        slot = getattr(cache, "session", cache).slots.get(session_id)
+        slot = self._sessions(cache).slots.get(session_id)
         return slot if slot is not None and slot.kv.holds_kv else None
 
 

@@ -37,10 +37,6 @@ class _Flagged(Unified):
     def is_unified(cls, geometry: Geometry) -> bool:
         return geometry.tree
 
-    def slot(self, cache: Any, session_id: str) -> Any:
-        sessions = cache.session if isinstance(cache, self.unified.UnifiedRadixCache) else cache
-        return super().slot(sessions, session_id)
-
 
 def _flagged(release: type[Release0510]) -> type[Release0510]:
     return type(f"Flagged{release.__name__}", (_Flagged, release), {"__doc__": release.__doc__})

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams
+from impl.sglang.releases.names import called
 from impl.sglang.scheduler.driver import Driver
 from impl.sglang.scheduler.server import LiveRequest, LockHolder
 from reference.commands import POSITION_BITS, SHARED
@@ -162,7 +163,8 @@ class Calls:
         def line_of(this: Any, *args: Any) -> str:
             return f"{self._name(this)}.{name}({', '.join(map(self._text, args))})"
 
-        self._wrap(owner, name, line_of)
+        kind = type(self._driver.release)
+        self._wrap(owner, called(f"{owner.__name__}.{name}", kind).rpartition(".")[2], line_of)
 
     def _watch(self, owner: type) -> None:
         """Note assignments to attributes of objects that have a name."""
@@ -175,7 +177,9 @@ class Calls:
                 if attribute == "output_ids":  # only ever shortened
                     text = f"{name}.output_ids[:{len(value) - len(this.output_ids)}]"
                 self._lines.append(f"{name}.{attribute} = {text}")
+            self._depth += 1  # an alias assigns what it stands for
             assign(this, attribute, value)
+            self._depth -= 1
 
         owner.__setattr__ = noting  # type: ignore[method-assign, assignment]
 
@@ -202,8 +206,7 @@ class Calls:
 
     def _end(self, req: Any, cache: Any) -> str:
         del cache
-        release = self._driver.release
-        how = f", {release.keeping}={release.prefilled(req)}" if release.keeping else ""
+        how = "".join(f", {name}={value}" for name, value in self._driver.release.keeps(req).items())
         return f"release_kv_cache({self._name(req)}, server.cache{how})"
 
     def _request(

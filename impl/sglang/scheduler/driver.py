@@ -20,6 +20,7 @@ from impl.process import wire
 from impl.process.failures import own_errors
 from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET, Bag, ForwardMode
 from impl.sglang.releases.catalogue import TABLE
+from impl.sglang.releases.names import alias
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.ends import Ends
@@ -47,6 +48,7 @@ class Driver(Ends, TreeCommands):
     name, capabilities = "", Capabilities()  # SGLangSystem says both
 
     def __init__(self, release: Release0510, root: Path, *, overlap: bool = False) -> None:
+        alias(type(release))
         self.release = release
         self.root = root
         self.overlap = overlap

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server.clients import Clients, mixed
+from impl.sglang.server.outcome import Misread
 from impl.sglang.server.progress import Headway, Stall, excess
-from impl.sglang.server.reading import row_of
-from impl.sglang.server.whole_scheduler import Misread
 
 MOST = 500  # wrong reads that are kept of a run
 DECODES_BEFORE_EVICTION = 3  # rounds of decode after which a window has been evicted
@@ -41,7 +41,8 @@ class FakeModel:
     """The forward pass of one scheduler. draft: tokens of a verify round; misread: wrong reads, each position
     of a request once."""
 
-    def __init__(self, scheduler: Any, clients: Clients, draft: int) -> None:
+    def __init__(self, scheduler: Any, release: Release0510, clients: Clients, draft: int) -> None:
+        self.release = release
         self.scheduler, self.clients, self.draft = scheduler, clients, draft
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.window: int | None = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
@@ -93,7 +94,7 @@ class FakeModel:
         hand. The result of who has ended since is nobody's."""
         reads, self._to_read = self._to_read, []
         for request, row, start, text in reads:
-            if row_of(request) == row and not request.finished():
+            if self.release.row(request) == row and not request.finished():
                 self._read(row, start, text if own else text[:start], request.rid)
 
     def _read(self, row: int, start: int, text: list[int], request: str) -> None:
@@ -129,7 +130,8 @@ class FakeModel:
             self._decoded[request.rid] += 1
             if self._decoded[request.rid] > DECODES_BEFORE_EVICTION and self.excess is None:
                 page = self.allocator.page_size
-                self.excess = excess(request, self.window or 0, page, self.draft)
+                cursors = self.release.cursors(request)
+                self.excess = excess(request.rid, cursors, self.window or 0, page, self.draft)
 
     def _says(self, name: str, length: int) -> int:
         """What is sampled after so many tokens of a request's text."""
@@ -150,8 +152,13 @@ class FakeModel:
             self._decoded[name] = 0
             self._write(slots[done : done + tokens], new, start, name)
             done += tokens
-        self._reads((request, _row(request), start, start + tokens) for request, start, tokens in lanes)
+        self._reads((request, self._row(request), start, start + tokens) for request, start, tokens in lanes)
         return [self._says(request.rid, start + tokens) for request, start, tokens in lanes]
+
+    def _row(self, request: Any) -> int:
+        row = self.release.row(request)
+        assert row is not None
+        return int(row)
 
     def decode(self, batch: Any) -> list[int]:
         """A round of one token each."""
@@ -188,12 +195,6 @@ class FakeModel:
         self.begins()
         sampled = self.extend(batch) if batch.forward_mode.is_extend() else self.decode(batch)
         return result_of(torch.tensor(sampled, dtype=torch.int64))
-
-
-def _row(request: Any) -> int:
-    row = row_of(request)
-    assert row is not None
-    return int(row)
 
 
 def result_of(tokens: torch.Tensor, **more: Any) -> Any:

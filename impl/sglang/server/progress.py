@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from impl.sglang.server.reading import Reader, cursors_of, slot_of
+from impl.adapter import Cursors
+from impl.sglang.server.reading import Reader
 
 LIVELOCK = 300  # forward passes in which no request gets further than before
 
@@ -56,8 +57,9 @@ class Headway:
         return Stall("livelock", "", f"{without} forward passes, and no request got further")
 
 
-def stall(scheduler: Any, waited_for: Sequence[str]) -> Stall | None:
+def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
     """Why these requests get no answer; None where the server is full, or nobody waits."""
+    scheduler = reader.scheduler
     waiting = {r.rid: r for r in (*scheduler.waiting_queue, scheduler.chunked_req) if r is not None}
     batches = (scheduler.running_batch, scheduler.last_batch)
     running = {r.rid for batch in batches if batch is not None for r in batch.reqs}
@@ -66,7 +68,6 @@ def stall(scheduler: Any, waited_for: Sequence[str]) -> Stall | None:
             return Stall("lost", name, f"the client of {name} waits, and the server has no such request")
     if not waiting:
         return None
-    reader = Reader(scheduler)
     free, idle = _free(reader), _idle(reader)
     both = Room(*map(sum, zip(free, idle, strict=True)))
     for request in waiting.values():
@@ -79,14 +80,14 @@ def stall(scheduler: Any, waited_for: Sequence[str]) -> Stall | None:
     return Stall("room", request.rid, says)
 
 
-def excess(request: Any, window: int, page: int, draft: int) -> Stall | None:
+def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> Stall | None:
     """SWA KV that a request keeps of its own after some rounds of decode, beyond what window eviction leaves
     in each round: a window of whole pages and one more, and what two rounds in flight take in advance."""
-    _, allocated, evicted, protected = cursors_of(request)
+    _, allocated, evicted, protected = cursors
     most = -(-max(window, page) // page) * page + 2 * page + 2 * max(1, draft) + 2
     if (kept := allocated - max(evicted, protected)) <= most:
         return None
-    return Stall("swa", request.rid, f"{request.rid} keeps {kept} tokens of SWA KV, and {most} are the most")
+    return Stall("swa", name, f"{name} keeps {kept} tokens of SWA KV, and {most} are the most")
 
 
 def _free(reader: Reader) -> Room:
@@ -101,9 +102,9 @@ def _idle(reader: Reader) -> Room:
     full = swa = rows = 0
     for name, session in reader.scheduler.session_controller.sessions.items():
         turns = [node.req for node in session.req_nodes.values()]
-        slot = slot_of(reader.tree, name)
+        slot = reader.slot(name)
         if slot is not None and all(turn.finished() for turn in turns):
-            _, allocated, evicted, protected = cursors_of(slot)
+            _, allocated, evicted, protected = reader.release.cursors(slot)
             full, rows = full + allocated - protected, rows + 1
             swa += allocated - max(evicted, protected)
     return Room(full, swa if reader.swa else 0, rows)

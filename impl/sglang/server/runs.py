@@ -14,7 +14,7 @@ from impl.adapter import UnusableImplementation
 from impl.process import child
 from impl.sglang.server import environment
 from impl.sglang.server.worker import Job
-from impl.sglang.server.whole_scheduler import RunOutcome
+from impl.sglang.server.outcome import RunOutcome
 
 HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `reference` are imported from
 

@@ -19,19 +19,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
-import pkgutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+from impl.adapter import UnusableImplementation
+from impl.sglang.releases import names
 from impl.sglang.releases.catalogue import TABLE
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server.events import (
-    FIELDS, FORMAT, VERSION, Admitted, Checkpointed, CloseAsked, Event, Extended, HookFailed, Lane,
+    FIELDS, FORMAT, VERSION, Admitted, Cells, Checkpointed, CloseAsked, Event, Extended, HookFailed, Lane,
     QueueAborted, Released, Requeued, Resulted, SessionClosed, SessionOpened, Submitted, Swept,
 )  # fmt: skip
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.reading import Reader, cursors_of, holds, session_of, slot_of
+from impl.sglang.server.reading import Reader, installed, session_of, slot_of
 
 SHARE, MAX_ENTRIES = 20, 1024  # of a snapshot: one entry for so many lines; entries, which take 3 us each
 # What a hook does before the function, and after it with its result. A plain method is given the result.
@@ -39,9 +42,11 @@ Steps = Generator[None, Any, None]
 
 
 class Watcher:
-    """The hooks of one process. log: None until a scheduler does something: other processes have none."""
+    """The hooks of one process. kind: whose names they read by; log: None until a scheduler does something:
+    other processes have none."""
 
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
+    def __init__(self, release: Release0510, settings: dict[str, str] | None = None) -> None:
+        self.kind, self._cursors = release, release.cursors
         self.pages = False
         self.log: EventLog | None = None
         self.reader: Reader | None = None
@@ -84,7 +89,7 @@ class Watcher:
             self.put(HookFailed(where, f"{type(error).__name__}: {error}"[:300]))
 
     def _begin(self, scheduler: Any) -> EventLog:
-        reader = self.reader = Reader(scheduler)
+        reader = self.reader = Reader(scheduler, self.kind)
         if self.pages or reader.speculates:  # else a round shows its result
             self.tell_results()
         log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
@@ -101,9 +106,8 @@ class Watcher:
     # -- hooks, in the order of a request's life ----------------------------------------------------
 
     def open_session(self, outcome: Any, _: Any, ask: Any) -> None:
-        if getattr(ask, "streaming", False):
-            times_out = getattr(ask, "timeout", None) is not None
-            self.put(SessionOpened(ask.session_id, bool(outcome.success), times_out))
+        if ask.streaming:
+            self.put(SessionOpened(ask.session_id, bool(outcome.success), ask.timeout is not None))
         elif outcome.success:
             self._branching.add(ask.session_id)
 
@@ -134,16 +138,14 @@ class Watcher:
             new = self._sent_tokens.pop(request.rid, length)
             self.put(Submitted(
                 request.rid, session_of(request), tokens=length, new=new,
-                rejected=ends is not None, why=str(getattr(ends, "message", ""))[:120] if ends else "",
+                rejected=ends is not None, why=str(vars(ends).get("message", ""))[:120] if ends else "",
                 ids=list(request.origin_input_ids) if self.pages else None,
             ))  # fmt: skip
         yield
 
     def admit(self, _: Any, request: Any, *__: Any, **___: Any) -> None:
-        name, cursors = request.rid, cursors_of(request)
-        prefix = getattr(request, "prefix_len", None)
-        prefix = len(request.prefix_indices) if prefix is None else prefix
-        event = Admitted(name, session_of(request), prefix, cursors)
+        name, cursors = request.rid, self._cursors(request)
+        event = Admitted(name, session_of(request), self.kind.prefix(request), cursors)
         if self._looked_at.get(name) != event:  # it waits for room, and is looked at in every round
             self._looked_at[name] = event
             self._evicted[name] = cursors[2]
@@ -153,44 +155,45 @@ class Watcher:
         for request in batch.reqs:
             self._looked_at.pop(request.rid, None)
         lanes = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
-        self.put(Extended([(r.rid, int(p), int(n), cursors_of(r)) for r, p, n in lanes]))
+        self.put(Extended([(r.rid, int(p), int(n), self._cursors(r)) for r, p, n in lanes]))
 
     def result(self, _: Any, batch: Any, *__: Any) -> Steps:
         requests = [(r, len(r.output_ids)) for r in batch.reqs]
         yield
-        lanes = [
-            (r.rid, len(r.output_ids), cursors_of(r), list(r.output_ids[had:]) if self.pages else [])
+        lanes: list[tuple[str, int, Cells, list[int]]] = [
+            (r.rid, len(r.output_ids), self._cursors(r), list(r.output_ids[had:]) if self.pages else [])
             for r, had in requests
-            if holds(r)
+            if self.kind.row(r) is not None
         ]
         if lanes:
             self.put(Resulted(lanes))
 
     def evict_window(self, _: Any, __: Any, request: Any, length: int, *___: Any, **____: Any) -> None:
-        cursors = cursors_of(request)
+        cursors = self._cursors(request)
         if self._evicted.get(request.rid, 0) != cursors[2]:
             self._evicted[request.rid] = cursors[2]
             self.put(Swept(request.rid, int(length), cursors))
 
     def insert(self, request: Any, *_: Any, **__: Any) -> Steps:
-        before = cursors_of(request)
+        before = self._cursors(request)
         yield
-        after = cursors_of(request)
+        after = self._cursors(request)
         if after != before:
             self.put(Checkpointed(request.rid, after))
 
     def release(self, request: Any, tree: Any, *_: Any, **how: Any) -> Steps:
-        name, session, before = request.rid, session_of(request), cursors_of(request)
+        name, session, before = request.rid, session_of(request), self._cursors(request)
         reason = type(request.finished_reason).__name__ if request.finished_reason is not None else None
         outputs, counted = len(request.output_ids), request.finished_len
         ids = list(request.output_ids) if self.pages else None
         yield
         self._looked_at.pop(name, None)
         self._evicted.pop(name, None)
-        slot = slot_of(tree, session)
+        slot = slot_of(self.kind, tree, session)
         self.put(Released(
-            name, session, reason, inserts=bool(how.get("checkpoint", how.get("is_insert", True))),
-            outputs=outputs, counted=counted, before=before, after=None if slot is None else cursors_of(slot),
+            name, session, reason, inserts=bool(how.get(self.kind.keeping, True)),
+            outputs=outputs, counted=counted, before=before,
+            after=None if slot is None else self._cursors(slot),
             limit=request.sampling_params.max_new_tokens, ids=ids,
         ))  # fmt: skip
 
@@ -207,7 +210,7 @@ class Watcher:
         """Every forward pass has this one, so it touches as little as can be."""
         log, size = self.log, 0
         lanes: list[Lane] = []
-        batch = getattr(plan, "batch_to_run", plan)
+        batch = self.kind.planned(plan)
         if log is None:
             if batch is None and not self._first:
                 return
@@ -216,9 +219,9 @@ class Watcher:
             requests = batch.reqs
             size = len(requests)
             if batch.forward_mode.is_decode():
-                lanes = [(r.rid, *cursors_of(r)) for r in requests]
-            elif decoded := getattr(batch, "decoding_reqs", None):  # a mixed batch
-                lanes = [(r.rid, *cursors_of(r)) for r in decoded]
+                lanes = [(r.rid, *self._cursors(r)) for r in requests]
+            elif batch.decoding_reqs:  # a mixed batch
+                lanes = [(r.rid, *self._cursors(r)) for r in batch.decoding_reqs]
         elif log.events == self._written:
             return  # idle: nothing is noted
         self._steps += 1
@@ -254,21 +257,21 @@ class Watcher:
 
 
 CHECKPOINTS = sorted({release.checkpoints for release in TABLE.values()} - {""})
-# Where each hook goes, under sglang.srt. Of those that releases know by different names some are not there.
-POINTS: tuple[tuple[str, str], ...] = (
-    ("session.session_controller.SessionController.open", "open_session"),
-    ("session.session_controller.SessionController.close", "close_session"),
-    ("session.session_controller.SessionController._close", "session_gone"),
-    ("session.session_controller.Session.create_req", "create_request"),
-    ("managers.scheduler.Scheduler._add_request_to_queue", "queue"),
-    ("managers.schedule_batch.Req.init_next_round_input", "admit"),
-    ("managers.schedule_batch.ScheduleBatch.prepare_for_extend", "extend"),
-    ("managers.schedule_batch.ScheduleBatch._evict_swa", "evict_window"),
-    ("mem_cache.common.release_kv_cache", "release"),
-    ("managers.scheduler.Scheduler.abort_request", "abort"),
-    ("managers.scheduler.Scheduler.get_next_batch_to_run", "step"),
-    *((f"mem_cache.common.{name}", "insert") for name in CHECKPOINTS),
-    ("managers.scheduler.Scheduler.process_batch_result", "result"),  # late: where results are written
+# Where each hook goes, under sglang.srt, as module and name. A release has one of the CHECKPOINTS.
+POINTS: tuple[tuple[str, str, str], ...] = (
+    ("session.session_controller", "SessionController.open", "open_session"),
+    ("session.session_controller", "SessionController.close", "close_session"),
+    ("session.session_controller", "SessionController._close", "session_gone"),
+    ("session.session_controller", "Session.create_req", "create_request"),
+    ("managers.scheduler", "Scheduler._add_request_to_queue", "queue"),
+    ("managers.schedule_batch", "Req.init_next_round_input", "admit"),
+    ("managers.schedule_batch", "ScheduleBatch.prepare_for_extend", "extend"),
+    ("managers.schedule_batch", "ScheduleBatch._evict_swa", "evict_window"),
+    ("mem_cache.common", "release_kv_cache", "release"),
+    ("managers.scheduler", "Scheduler.abort_request", "abort"),
+    ("managers.scheduler", "Scheduler.get_next_batch_to_run", "step"),
+    *(("mem_cache.common", name, "insert") for name in CHECKPOINTS),
+    ("managers.scheduler", "Scheduler.process_batch_result", "result"),  # late: where results are written
 )
 
 
@@ -312,12 +315,13 @@ def hook(watcher: Watcher) -> None:
     """Put the watcher's hooks into SGLang's registry; that of results once it is known to be needed."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    there = [(target, name) for target, name in POINTS if _is_there(f"sglang.srt.{target}")]
+    names.alias(type(watcher.kind))
+    there = list(targets(watcher.kind))
 
     def register(late: bool) -> None:
         for target, name in there:
             if late is (name == "result"):
-                HookRegistry.register(f"sglang.srt.{target}", around(watcher, name), HookType.AROUND)
+                HookRegistry.register(target, around(watcher, name), HookType.AROUND)
 
     def tell_results() -> None:
         register(late=True)
@@ -325,18 +329,25 @@ def hook(watcher: Watcher) -> None:
 
     register(late=False)
     watcher.tell_results = tell_results
-    for name in {name for _, name in POINTS} - {name for _, name in there}:
-        watcher.failed(name, LookupError("this release has none of the functions that it belongs to"))
 
 
-def _is_there(target: str) -> bool:
-    try:
-        return callable(pkgutil.resolve_name(target))
-    except (ImportError, AttributeError):
-        return False
+def targets(release: Release0510) -> Iterator[tuple[str, str]]:
+    """Where the hooks go in a release, and their names."""
+    for module, target, name in POINTS:
+        if name != "insert" or target == release.checkpoints:
+            yield f"sglang.srt.{module}.{names.called(target, type(release))}", name
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes: hook the scheduler, if the environment asks for it."""
-    if os.environ.get("KVSPEC_WATCH"):
-        hook(Watcher(dict(os.environ)))
+    """Called by SGLang in each of its processes: hook the scheduler, if the environment asks for it.
+
+    A release whose names are not known is not watched: one line on the log says what it lacks.
+    """
+    if not os.environ.get("KVSPEC_WATCH"):
+        return
+    try:
+        release = installed()
+    except UnusableImplementation as error:
+        logging.getLogger("kvspec").error("KVSPEC_WATCH: this server is not watched: %s", error)
+        return
+    hook(Watcher(release, dict(os.environ)))

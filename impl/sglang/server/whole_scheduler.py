@@ -21,13 +21,13 @@ import traceback
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from impl.sglang.server import boot
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Message
-from impl.sglang.server.progress import Stall, stall
+from impl.sglang.server.outcome import RunOutcome
+from impl.sglang.server.progress import stall
+from impl.sglang.server.reading import Reader, installed
 from impl.sglang.server.watch import Watcher, hook
 
 ROUNDS = 20_000  # of the event loop, at most
@@ -49,36 +49,6 @@ _MODEL = {
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "float32",
     "bos_token_id": 1, "tie_word_embeddings": True, "rope_theta": 10000.0,
 }  # fmt: skip
-
-
-class Misread(NamedTuple):
-    """Attention would have read something else: at `position` of a request, in a pool, for the first time in
-    this forward pass. writer: the request that wrote what is there."""
-
-    forward: int
-    request: str
-    pool: str
-    position: int
-    want: tuple[int, int]
-    got: tuple[int, int] | None
-    writer: str = ""
-
-
-class RunOutcome(msgspec.Struct, frozen=True):
-    """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
-    stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
-    one; blocks_s: of each block of rounds."""
-
-    forwards: int
-    rounds: int
-    misread: list[Misread]
-    answers: dict[str, str]
-    error: str = ""
-    trace: str = ""
-    stuck: bool = False
-    stalls: list[Stall] = []
-    cpu_s: float = 0.0
-    blocks_s: list[float] = []
 
 
 def model_folder(folder: Path, window: int, eos: int = EOS) -> Path:
@@ -113,7 +83,8 @@ def prepare() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     _stand_ins()
-    hook(_WATCHER)
+    _WATCHERS.append(Watcher(installed()))
+    hook(_WATCHERS[0])
     HookRegistry.apply_hooks()
     gc.collect()
     gc.freeze()  # what is loaded stays; a scheduler collects several times when it starts
@@ -121,7 +92,7 @@ def prepare() -> None:
 
 _SENT: list[Any] = []  # by the server
 _SINK = SimpleNamespace(send_output=lambda output, *_: _SENT.append(output))
-_WATCHER = Watcher()
+_WATCHERS: list[Watcher] = []  # the one of this process
 _FEED: list[Any] = []
 
 
@@ -259,8 +230,8 @@ class _Blocks:
         """A round of the event loop begins."""
         if now % self.rounds:
             return
-        if self.watched and _WATCHER.log is not None:
-            _WATCHER.log.flush()
+        if self.watched and (log := _WATCHERS[0].log) is not None:
+            log.flush()
         self.spent.append(time.process_time() - self._started_at)
         self.watched = not self.watched
         self._switch()
@@ -279,19 +250,20 @@ def run(
     Once in a process."""
     from impl.sglang.server.fake_model import FakeModel
 
+    [watcher] = _WATCHERS
     if watch:
-        _WATCHER.start(watch)
+        watcher.start(watch)
     now, answers, stalls = [0], {}, []
 
     def stalled(waited_for: list[str]) -> None:
-        if found := stall(scheduler, waited_for):
+        if found := stall(Reader(scheduler, watcher.kind), waited_for):
             stalls.append(found)
 
     script = Clients(clients, seed, stalled)
     with tempfile.TemporaryDirectory() as folder:
         scheduler = _scheduler(config, model_folder(Path(folder), config.window))
     logging.disable(logging.WARNING)
-    model = FakeModel(scheduler, script, config.draft)
+    model = FakeModel(scheduler, watcher.kind, script, config.draft)
     if config.draft:
         scheduler.draft_worker.model = model
     else:
@@ -326,8 +298,8 @@ def run(
         scheduler.run_event_loop()
     except Exception as raised:
         error, trace = _one_line(raised), traceback.format_exc()
-    if _WATCHER.log is not None:
-        _WATCHER.log.close()
+    if watcher.log is not None:
+        watcher.log.close()
     cpu_s = time.process_time() - started
     misread = list(model.misread.values())
     stalls += [model.excess] if model.excess else []

@@ -16,7 +16,7 @@ from typing import IO
 import msgspec
 
 from impl.sglang.server.clients import Client, Config
-from impl.sglang.server.whole_scheduler import RunOutcome
+from impl.sglang.server.outcome import RunOutcome
 
 
 class Job(msgspec.Struct, frozen=True):

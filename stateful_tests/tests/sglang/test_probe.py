@@ -3,6 +3,7 @@
 Each mutant is a copy of 0.5.23 with one change.
 """
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -60,7 +61,7 @@ REFUSED = {
         "from sglang.srt.layers.paging import alloc_token_slots\n\n\ndef old_alloc_token_slots(",
         f"{ALLOCATION}: there is no alloc_token_slots"),
     "a file that is no Python": Mutant("mem_cache/memory_pool.py",
-        "class ReqToTokenPool", "klass ReqToTokenPool", "mem_cache/memory_pool.py: the file cannot be read"),
+        "class ReqToTokenPool", "klass ReqToTokenPool", "mem_cache/memory_pool.py: line "),
 }  # fmt: skip
 
 
@@ -121,6 +122,27 @@ DRIVEN = {
         "    def prepare_for_extend(self):\n        get_exec().new_setting and 1 / 0\n", ""),
     "a private function renamed": Mutant(SLOTS, "_free_tail", "_cut", ""),
 }  # fmt: skip
+# What parts of kvspec use besides: a check names what is missing, and drives all the same.
+WITHOUT = {
+    "the watcher cannot follow it": (
+        Mutant("managers/scheduler.py", "_add_request_to_queue", "_enqueue",
+               "managers/scheduler.py: Scheduler has no _add_request_to_queue"),
+        Mutant(BATCH, "decoding_reqs", "decoders", f"{BATCH}: ScheduleBatch has no decoding_reqs"),
+    ),
+    "exported tests may not run on it": (
+        Mutant("managers/scheduler.py", "_release_aborted_request", "_drop",
+               "managers/scheduler.py: Scheduler has no _release_aborted_request"),
+        Mutant(ALLOCATION, "assign_req_to_token_pool_func", "assign_rows",
+               f"{ALLOCATION}: there is no assign_req_to_token_pool_func"),
+    ),
+    "serve-check cannot run it": (
+        Mutant("managers/utils.py", "class GenerationBatchResult", "class Result",
+               "managers/utils.py: there is no GenerationBatchResult"),
+        Mutant("managers/scheduler_components/request_receiver.py", "_pull_raw_reqs", "_pull",
+               "managers/scheduler_components/request_receiver.py: SchedulerRequestReceiver has no"
+               " _pull_raw_reqs"),
+    ),
+}  # fmt: skip
 FAILS = {
     "a setting that is a number": (
         Mutant(BATCH, "    def prepare_for_extend(self):\n",
@@ -152,6 +174,18 @@ def test_what_did_not_change_for_the_adapter_is_driven(copy):
     assert not isinstance(begin(system), Broken)
     assert system.remark == ""
     system.close()
+
+
+def test_what_no_check_drives_is_named_before_it_runs(copy):
+    for mutant in itertools.chain(*WITHOUT.values()):
+        change(copy, *mutant[:3])
+    kind = detect(copy)
+    assert kind.release is TABLE["0.5.23"]
+    said = [
+        f"{cannot} ({'; '.join(f'sglang/srt/{mutant.reported}' for mutant in mutants)})"
+        for cannot, mutants in WITHOUT.items()
+    ]
+    assert kind.remark == f"{copy}: " + "; ".join(["taken for 0.5.23", *said])
 
 
 @pytest.mark.parametrize("name", FAILS)

@@ -16,8 +16,9 @@ from typing import Any
 
 from impl.sglang.process import worker
 from impl.sglang.process.system import SGLangSystem
+from impl.sglang.releases.catalogue import supported
 from impl.sglang.server import reading
-from impl.sglang.server.watch import POINTS, Watcher, around
+from impl.sglang.server.watch import POINTS, Watcher, around, targets
 from impl.vocabulary import RequestPhase
 from reference.commands import Command, Outcome, Retract
 from reference.geometry import Geometry
@@ -46,7 +47,8 @@ class WatchedRelease(SGLangSystem):
 class _Scheduler:
     """What the watcher reads of a Scheduler, of the server that a driver plays."""
 
-    running_batch = last_batch = chunked_req = None
+    running_batch = SimpleNamespace(reqs=[])
+    last_batch = chunked_req = None
     is_mixed_chunk = False
 
     def __init__(self, driver: Any, spec_algorithm: Any) -> None:
@@ -64,13 +66,14 @@ class _Scheduler:
         return [req for req in found if all(req is not each for each in self.prepared)]
 
 
-def watched_driver(folder: Path, spec: bool) -> type:
+def watched_driver(version: str, folder: Path, spec: bool) -> type:
     """The driver's class, with the watcher's hooks in the release that it plays."""
     from impl.sglang.parts.stand_ins import Bag, SpecAlgorithm
     from impl.sglang.scheduler.driver import Driver
 
-    watcher = Watcher()
-    hooks: dict[str, Callable[..., Any]] = {name: around(watcher, name) for _, name in POINTS}
+    names = supported(version)()
+    watcher = Watcher(names)
+    hooks: dict[str, Callable[..., Any]] = {name: around(watcher, name) for *_, name in POINTS}
 
     def extended(original: Callable[..., Any], batch: Any) -> Any:
         result = hooks["extend"](original, batch)
@@ -90,13 +93,13 @@ def watched_driver(folder: Path, spec: bool) -> type:
     def counts(reader: Any) -> tuple[int, ...]:
         """No server waits with a lock, as a driver does between an admission and its prefill."""
         *others, locked = count(reader)
-        server, tree = reader.scheduler.server, reader.tree
-        owners = {name: reading.slot_of(tree, name) for name in server.controller.sessions}
+        server = reader.scheduler.server
+        owners = {name: reader.slot(name) for name in server.controller.sessions}
         for turn in server.turns.values():
-            if reading.holds(turn.req):
+            if reader.holds(turn.req):
                 name = reading.session_of(turn.req) or turn.req.rid
                 owners[name] = None if turn.locked else turn.req
-        protected = sum(reading.cursors_of(owner)[3] for owner in owners.values() if owner is not None)
+        protected = sum(names.cursors(owner)[3] for owner in owners.values() if owner is not None)
         return (*others, min(locked, protected))
 
     reading.Reader.counts = counts  # type: ignore[assignment, method-assign]
@@ -108,9 +111,9 @@ def watched_driver(folder: Path, spec: bool) -> type:
             super().__init__(release, *where, **how)
             watched.append(self)
             reading.version = lambda _: release.version  # type: ignore[assignment]
-            for target, name in POINTS:
+            for target, name in targets(names):
                 if name not in ONLY_IN_A_SERVER:
-                    _hooked(f"sglang.srt.{target}", own.get(name, hooks[name]))
+                    _hooked(target, own.get(name, hooks[name]))
             _after(release, "abort_queued", lambda _, req: self._aborted(req))
             _after(release, "prepare_spec", lambda _, batch, *__: self.ends_step(batch, decodes=True))
             _hooked(_DECODE, self._prepared)
@@ -120,7 +123,7 @@ def watched_driver(folder: Path, spec: bool) -> type:
                 watcher.log.close()
             super().reset(geometry)
             self.runs += 1
-            watcher.__init__({"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
+            watcher.__init__(names, {"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
             self.scheduler = _Scheduler(self, SpecAlgorithm(spec))
             _after(self.server, "new_request", lambda req, *_: hooks["queue"](_nothing, None, req))
             process = self.results.process
@@ -136,7 +139,7 @@ def watched_driver(folder: Path, spec: bool) -> type:
             if isinstance(command, Retract) and (turn := self.server.turns.get(command.request)):
                 if turn.phase is RequestPhase.QUEUED:
                     hooks["queue"](_nothing, None, turn.req, True)
-            hooks["step"](_nothing, self.scheduler)
+            hooks["step"](lambda _: self.plan(None), self.scheduler)
             return outcome
 
         def _prepared(self, original: Callable[..., Any], batch: Any) -> Any:
@@ -147,8 +150,13 @@ def watched_driver(folder: Path, spec: bool) -> type:
         def ends_step(self, batch: Any, *, decodes: bool) -> None:
             """A step of a server ends where a round is prepared."""
             self.scheduler.prepared = batch.reqs
-            hooks["step"](lambda _: _round(batch, decodes=decodes), self.scheduler)
+            hooks["step"](lambda _: self.plan(_round(batch, decodes=decodes)), self.scheduler)
             self.scheduler.prepared = []
+
+        def plan(self, batch: Any) -> Any:
+            """A batch, or none, as this release's scheduler says that it has decided on it."""
+            plan = SimpleNamespace(batch_to_run=batch)
+            return plan if names.planned(plan) is batch else batch
 
         def _aborted(self, req: Any) -> None:
             recv_req = Bag(rid=req.rid, abort_all=False)
@@ -159,7 +167,8 @@ def watched_driver(folder: Path, spec: bool) -> type:
 
 def _round(batch: Any, *, decodes: bool) -> SimpleNamespace:
     """What the scheduler has decided on, as the watcher reads it."""
-    return SimpleNamespace(reqs=batch.reqs, forward_mode=SimpleNamespace(is_decode=lambda: decodes))
+    mode = SimpleNamespace(is_decode=lambda: decodes)
+    return SimpleNamespace(reqs=batch.reqs, forward_mode=mode, decoding_reqs=batch.decoding_reqs)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -197,5 +206,5 @@ def _hooked(target: str, hook: Callable[..., Any]) -> None:
 
 if __name__ == "__main__":
     drivers = importlib.import_module("impl.sglang.scheduler.driver")
-    drivers.Driver = watched_driver(Path(sys.argv[1]), sys.argv[2] == "1")  # type: ignore[attr-defined]
+    drivers.Driver = watched_driver(sys.argv[4], Path(sys.argv[1]), sys.argv[2] == "1")  # type: ignore[attr-defined]
     sys.exit(worker.main(sys.argv[3:]))

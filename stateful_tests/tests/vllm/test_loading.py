@@ -11,7 +11,7 @@ from impl import wheel_parts
 from impl.adapter import UnusableImplementation
 from impl.vllm import fetch
 from impl.vllm.engine import Stamps
-from impl.vllm.needs import taken_for
+from impl.vllm.api import taken_for
 from impl.vllm.modules import RUNNER, RUNNER_V2
 from impl.vllm.runner import greedy
 from reference.blocks.commands import ResetConnector, Schedule

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from impl.adapter import UnusableImplementation
-from impl.vllm.needs import RELEASES
+from impl.vllm.api import RELEASES
 from reference.blocks.commands import Add, ResetCache, ResetConnector, Schedule, Update
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused

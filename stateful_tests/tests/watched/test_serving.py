@@ -16,9 +16,9 @@ from ci.report import servers
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment, progress
 from impl.sglang.server.clients import Client, Clients, Config, Turn
+from impl.sglang.server.outcome import Misread, RunOutcome
 from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
-from impl.sglang.server.whole_scheduler import Misread, RunOutcome
 from impl.sglang.server.worker import Job
 from stateful_tests.watched import population, serving
 from stateful_tests.watched.deviations import explains_end
@@ -167,12 +167,12 @@ SMALL, ROOM = Room(4, 4, 1), Room(9, 9, 1)
     (("b.1",), ROOM, SMALL, "lost"),
 ])  # fmt: skip
 def test_why_a_client_waits(queue, free, idle, kind, monkeypatch):
-    for name, found in {"_free": free, "_idle": idle, "Reader": None}.items():
+    for name, found in {"_free": free, "_idle": idle}.items():
         monkeypatch.setattr(progress, name, lambda *_, found=found: found)
     monkeypatch.setattr(progress, "_needed", lambda *_: ROOM)
     waiting = [Bag(rid=name) for name in queue]
     server = Bag(waiting_queue=waiting, chunked_req=None, running_batch=Bag(reqs=[]), last_batch=None)
-    found = progress.stall(server, ["a.1"])
+    found = progress.stall(Bag(scheduler=server), ["a.1"])
     assert (found and found.kind) == kind
 
 

@@ -16,15 +16,17 @@ import torch
 
 from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
-from impl.sglang.server import environment, reading
+from impl.sglang.releases.catalogue import TABLE
+from impl.sglang.server import environment
 from impl.sglang.server.clients import EOS, Client, Clients, Turn
 from impl.sglang.server.events import HookFailed, Snapshot, Stepped
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.watch import POINTS, Watcher, around
-from impl.sglang.server.whole_scheduler import RunOutcome
+from impl.sglang.server.outcome import RunOutcome
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 
+RELEASE = TABLE["0.5.23"]()  # its names; nothing is loaded
 HEADER = header(
     release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8
 )
@@ -76,16 +78,16 @@ def test_a_full_queue_drops_and_asks_for_a_snapshot(tmp_path, monkeypatch):
 
 
 def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path):
-    watcher, log = Watcher(), log_in(tmp_path)
+    watcher, log = Watcher(RELEASE), log_in(tmp_path)
     watcher.every, watcher.log, watcher._counts = 512, log, lambda: (8, 0, 2, 0, 0, 0)
     watcher.reader = Bag(snapshot=lambda _, __, dropped: Snapshot(dropped, [], []), entries=lambda: 0)
-    batch = Bag(reqs=[Bag()], forward_mode=Bag(is_decode=lambda: False))
+    batch = Bag(reqs=[Bag()], forward_mode=Bag(is_decode=lambda: False), decoding_reqs=None)
     scheduler = Bag(waiting_queue=[], session_controller=Bag(sessions={}))
     for dropped in (0, 3, 0):
         log.dropped = dropped
-        watcher.step(batch, scheduler)
+        watcher.step(Bag(batch_to_run=batch), scheduler)
     log.wants_snapshot = True  # a file is full
-    watcher.step(batch, scheduler)
+    watcher.step(Bag(batch_to_run=batch), scheduler)
     log.close()
     assert log.dropped == 0 and not log.wants_snapshot
     (found,) = logs_of([tmp_path])
@@ -128,7 +130,7 @@ def test_a_full_disk_is_one_warning_and_what_is_written_is_read(tmp_path):
 
 
 def watching() -> tuple[Watcher, list[Any]]:
-    watcher, noted = Watcher(), []
+    watcher, noted = Watcher(RELEASE), []
     watcher.on, watcher.put = True, noted.append
     return watcher, noted
 
@@ -153,7 +155,7 @@ def test_what_the_server_raises_comes_through():
 
 def test_idle_steps_are_not_written():
     watcher, noted = watching()
-    around(watcher, "step")(lambda *_: None, Bag())
+    around(watcher, "step")(lambda *_: Bag(batch_to_run=None), Bag())
     assert not noted
 
 
@@ -169,14 +171,14 @@ def test_a_request_that_waits_for_room_is_written_once():
     assert [n.cursors for n in noted] == [(4, 4, 0, 0), (4, 5, 0, 0)]
 
 
-@pytest.mark.parametrize("name", sorted({name for _, name in POINTS}))
+@pytest.mark.parametrize("name", sorted({name for *_, name in POINTS}))
 def test_every_point_has_its_hook(name):
-    assert callable(getattr(Watcher(), name))
+    assert callable(getattr(Watcher(RELEASE), name))
 
 
 def test_level_is_checked():
     with pytest.raises(ValueError, match="neither lengths nor pages"):
-        Watcher({"KVSPEC_WATCH": "x", "KVSPEC_WATCH_LEVEL": "all"})
+        Watcher(RELEASE, {"KVSPEC_WATCH": "x", "KVSPEC_WATCH_LEVEL": "all"})
 
 
 def test_what_a_process_is_slower_by_is_not_the_watchers():
@@ -306,4 +308,4 @@ def test_plain_requirements_keep_the_releases_pins(tmp_path):
 
 def test_a_free_list_has_two_parts_up_to_0_5_19():
     pool = Bag(free_pages=torch.tensor([3, 1]), release_pages=torch.tensor([2]))
-    assert reading._free(pool) == [3, 1, 2]
+    assert TABLE["0.5.19"]().free_pages(pool) == [3, 1, 2]

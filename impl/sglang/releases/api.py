@@ -1,10 +1,13 @@
 """What the adapter uses of a checkout of SGLang; see `impl.probe`. Add a line where a release or the adapter
-starts to use something else. A name in braces is what the class of each release says."""
+starts to use something else. A name in braces is what the class of each release says; any other name is
+replaced by what the class has for it in `renamed`."""
 
 from __future__ import annotations
 
+import ast
 import itertools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from impl import probe
@@ -12,7 +15,7 @@ from impl.sglang.parts.modules import SGLANG
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 # ruff: noqa: E501
-NEEDS = """
+DRIVEN = """
 0.5.10 ...    managers/schedule_batch.py | Req(rid=_, origin_input_text=_, origin_input_ids=_, sampling_params=_, vocab_size=_)
 0.5.10 ...    managers/schedule_batch.py | Req.finished(); Req.init_next_round_input(_); Req.set_finish_with_abort(_)
 0.5.10 ...    managers/schedule_batch.py | Req.to_finish; Req.output_ids; Req.origin_input_ids; Req.last_node
@@ -42,6 +45,7 @@ NEEDS = """
 0.5.10 ...    {controller} | SessionController.maybe_reap(_); SessionController._last_reap_time
 0.5.10 ...    {controller} | Session.create_req(_, _, _); Session.req_nodes
 0.5.11 ...    {controller} | Session.close_on_finish
+0.5.14 ...    {controller} | Session.committed_origin_len
 0.5.21 ...    {controller} | Session.abort_req()
 0.5.10 ...    {sessions} | {SessionCache}(_); {SessionCache}.slots
 0.5.10 0.5.19 {sessions} | SessionSlot.is_holding_kv
@@ -97,27 +101,95 @@ NEEDS = """
 0.5.13 ...    {checker} | {Checker}._check_tree_cache(); {Checker}._check_pool_invariant(_, _, _, _, _, _, _)
 0.5.13 ...    {observer} | {Observer}.get_pool_stats(); {Observer}.session_held_req_count()
 """
+# What the hooks of the watcher read, in a server (server/watch.py, reading.py).
+WATCHED = """
+0.5.14 ...    managers/scheduler.py | Scheduler._add_request_to_queue(_, is_retracted=_); Scheduler.abort_request(_); Scheduler.process_batch_result(_, _)
+0.5.14 0.5.16 managers/scheduler.py | Scheduler.get_next_batch_to_run()
+0.5.16 ...    managers/scheduler.py | Scheduler.get_next_batch_to_run(_, _)
+0.5.14 ...    managers/scheduler.py | Scheduler.tree_cache; Scheduler.req_to_token_pool; Scheduler.token_to_kv_pool_allocator; Scheduler.session_controller
+0.5.14 ...    managers/scheduler.py | Scheduler.is_hybrid_swa; Scheduler.spec_algorithm; Scheduler.enable_overlap; Scheduler.page_size; Scheduler.sliding_window_size
+0.5.14 ...    managers/scheduler.py | Scheduler.waiting_queue; Scheduler.running_batch; Scheduler.last_batch; Scheduler.chunked_req; Scheduler.result_queue; Scheduler.server_args
+0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.prefix_lens; ScheduleBatch.extend_lens; ScheduleBatch.decoding_reqs; ScheduleBatch.forward_mode
+0.5.14 ...    managers/schedule_batch.py | Req.rid; Req.session; Req.sampling_params; Req.finished_reason; Req.finished_len; Req.is_retracted
+0.5.14 ...    {controller} | SessionController._close(_); Session.streaming; Session.timeout; Session.session_id
+0.5.14 ...    managers/io_struct.py | OpenSessionReqInput.session_id; OpenSessionReqInput.streaming; OpenSessionReqInput.timeout; CloseSessionReqInput.session_id; AbortReq.abort_all
+0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_available_size(); SWATokenToKVPoolAllocator.swa_available_size()
+0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.size_full; SWATokenToKVPoolAllocator.size_swa
+0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.disable; UnifiedRadixCache.evictable_size(); UnifiedRadixCache.protected_size()
+0.5.19 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache._tree_core_backend
+0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.full_protected_size(); UnifiedRadixCache.swa_protected_size()
+"""
+# What exported tests call besides (ci/templates).
+EXPORTED = """
+0.5.10 ...    managers/scheduler.py | Scheduler.abort_request(_)
+0.5.20 ...    managers/scheduler.py | Scheduler._release_aborted_request(_)
+0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.path_device_indices(_); UnifiedRadixCache.tree_core
+0.5.22 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeCore.match_full_device_prefix(_); UnifiedTreeCore.all_values_flatten()
+0.5.16 ...    mem_cache/allocation.py | assign_req_to_token_pool_func
+0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.root_node
+"""
+# What a whole scheduler is built from, and the stand-ins of its sockets, device and clients
+# (server/whole_scheduler.py, fake_model.py).
+SERVED = """
+0.5.14 ...    managers/scheduler.py | Scheduler.run_event_loop(); Scheduler.gracefully_exit; Scheduler.tp_worker; Scheduler.draft_worker
+0.5.14 ...    managers/io_struct.py | OpenSessionReqInput(capacity_of_str_len=_, session_id=_, streaming=_, timeout=_); CloseSessionReqInput(session_id=_)
+0.5.14 ...    managers/io_struct.py | AbortReq(rid=_); TokenizedGenerateReqInput
+0.5.14 ...    managers/utils.py | GenerationBatchResult(logits_output=_, next_token_ids=_, can_run_cuda_graph=_)
+0.5.14 ...    managers/scheduler_components/ipc_channels.py | SchedulerIpcChannels.create
+0.5.14 ...    managers/scheduler_components/request_receiver.py | SchedulerRequestReceiver._pull_raw_reqs
+0.5.14 ...    speculative/spec_info.py | SpeculativeAlgorithm.create_worker
+0.5.14 ...    speculative/base_spec_worker.py | BaseSpecWorker
+0.5.14 ...    speculative/eagle_info.py | EagleDraftInput
+0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.input_ids; ScheduleBatch.out_cache_loc; ScheduleBatch.seq_lens; ScheduleBatch.req_pool_indices; ScheduleBatch.spec_info
+0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.translate_loc_from_full_to_swa(_)
+"""
+BY = {"driven": DRIVEN, "watched": WATCHED, "exported": EXPORTED, "served": SERVED}
 
 
 def files(root: Path, releases: Mapping[str, type[Release0510]]) -> probe.Checkout:
     """The files under `root`, which holds `sglang/`. releases: all, by version, from old to new."""
-    return probe.Checkout(root, "sglang/srt", SGLANG, tuple(_needs(releases)))
+    return probe.Checkout(root, "sglang/srt", SGLANG, tuple(_entries(releases)))
 
 
-def _needs(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.Need]:
-    """The table, with what each release calls the things in braces."""
+def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.Entry]:
+    """The tables, with what each release calls the things in braces, and those that it has renamed."""
     order = [*releases, "..."]
-    for line in NEEDS.strip().splitlines():
-        if "{" not in line:
-            yield from probe.needs(line)
-            continue
-        since, before, uses = line.split(maxsplit=2)
+    words = {version: _names(kind) for version, kind in releases.items()}
+    for by, since, before, uses in lines():
         reached = order[order.index(since) : order.index(before)]
-        named = {version: uses.format_map(_names(releases[version])) for version in reached}
-        for text, alike in itertools.groupby(reached, key=named.__getitem__):
+        said = {v: renamed(uses.format_map(words[v]), releases[v].renamed) for v in reached}
+        for text, alike in itertools.groupby(reached, key=said.__getitem__):
             versions = list(alike)
             end = order[order.index(versions[-1]) + 1]
-            yield from probe.needs(f"{versions[0]} {end} {text}")
+            yield from probe.entries(f"{versions[0]} {end} {text}", by)
+
+
+def lines() -> Iterator[tuple[str, str, str, str]]:
+    """Of all tables: by whom it is used, since which release, before which, and "file | uses"."""
+    for by, table in BY.items():
+        for line in table.strip().splitlines():
+            since, before, uses = line.split(maxsplit=2)
+            yield by, since, before, uses
+
+
+def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str, ast.expr]]:
+    """File and use, by the names that the code here has; order: all versions."""
+    at, words = order.index(release.version), _names(release)
+    for _, since, before, text in lines():
+        if order.index(since) <= at and (before == "..." or at < order.index(before)):
+            file, _, named = text.format_map(words).partition(" | ")
+            for use in named.split(";"):
+                yield file, ast.parse(use.strip(), mode="eval").body
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """Uses as a release has them: "Class.member" or "name" -> what it calls that."""
+    members_first = sorted(names.items(), key=lambda each: "." not in each[0])
+    for name, now in members_first:
+        kind, _, member = name.rpartition(".")
+        found = rf"\b{kind}\.{member}\b" if kind else rf"(?<![.\w]){name}\b"
+        text = re.sub(found, f"{kind}.{now}" if kind else now, text)
+    return text
 
 
 def _names(release: type[Release0510]) -> dict[str, str]:

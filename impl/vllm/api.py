@@ -13,7 +13,7 @@ from impl.vllm.modules import VLLM
 WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}  # how an engine runs -> its name in `--impl`
 RELEASES = tuple(f"0.{minor}.0" for minor in range(11, 34))
 # ruff: noqa: E501
-NEEDS = """
+API = """
 0.11.0 ... v1/core/sched/scheduler.py | Scheduler.add_request(_); Scheduler.schedule(); Scheduler.update_from_output(_, _); Scheduler.finish_requests(_, _)
 0.11.0 ... v1/core/sched/scheduler.py | Scheduler.has_requests(); Scheduler.reset_prefix_cache(); Scheduler.requests; Scheduler.kv_cache_manager
 0.11.0 ... v1/core/sched/async_scheduler.py | AsyncScheduler
@@ -32,7 +32,7 @@ NEEDS = """
 0.24.0 ... v1/core/sched/scheduler.py | Scheduler.deferred_frees
 0.29.0 ... v1/core/sched/output.py | SchedulerOutput.has_sync_kv_loads
 """
-NEEDS_V2 = """
+API_V2 = """
 0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.finish_requests(_); GPUModelRunner.free_states(_); GPUModelRunner.add_requests(_)
 0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.update_requests(_); GPUModelRunner.gather_batch_req_state(_, _)
 0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.prepare_inputs(_, _, _, _); GPUModelRunner.prepare_attn(_); GPUModelRunner.postprocess_sampled(_, _, _, _, _)
@@ -40,7 +40,7 @@ NEEDS_V2 = """
 0.31.0 ... v1/worker/gpu/block_table.py | BlockTables
 0.31.0 ... v1/worker/gpu/input_batch.py | InputBuffers; get_num_sampled_and_rejected(_, _, _, _, _)
 """
-NEEDS_OFFLOAD = """
+API_OFFLOAD = """
 0.21.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector
 0.21.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.lookup(_, _); CPUOffloadingManager.prepare_load(_, _)
 0.22.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.reset_cache()
@@ -59,10 +59,11 @@ def taken_for(root: Path) -> str:
     stated = re.search(r"version = '(\d+\.\d+\.\d+)", text)
     if stated and stated[1] in RELEASES:
         return stated[1]
-    order, table = list(RELEASES), tuple(probe.needs(NEEDS))
+    order, table = list(RELEASES), tuple(probe.entries(API))
     checkout = probe.Checkout(root, "vllm", VLLM, table)
     for release in reversed(RELEASES):
-        later = [use for need in table if order.index(need.since) > order.index(release) for use in need.uses]
+        newer = [entry for entry in table if order.index(entry.since) > order.index(release)]
+        later = [use for entry in newer for use in entry.uses]
         if not checkout.missing(release, order) and len(checkout.missing(order[-1], order)) == len(later):
             return release
     return order[-1]
@@ -71,14 +72,13 @@ def taken_for(root: Path) -> str:
 def require(root: Path, name: str, release: str, v2: bool = False, offloads: bool = False) -> None:
     """Raise UnusableImplementation that names the first thing that the files under `root` lack of what that
     release has. v2: for model runner V2; offloads: for its OffloadingConnector."""
-    more = NEEDS_V2.lstrip() * v2 + NEEDS_OFFLOAD.lstrip() * offloads
+    more = API_V2.lstrip() * v2 + API_OFFLOAD.lstrip() * offloads
     since = [SINCE[way] for way, wanted in (("v2", v2), ("offload", offloads)) if wanted]
     at_least = max([release if release in RELEASES else RELEASES[-1], *since], key=RELEASES.index)
-    needs = tuple(probe.needs(NEEDS + more))
-    missing = probe.Checkout(root, "vllm", VLLM, needs).missing(at_least, list(RELEASES))
+    entries = tuple(probe.entries(API + more))
+    missing = probe.Checkout(root, "vllm", VLLM, entries).missing(at_least, list(RELEASES))
     if missing:
-        (what, file), more = missing[0], f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UnusableImplementation(
-            f"{name} {root}: {file}: {what}{more}. Nothing was driven: CONTRIBUTING.md, 'A new release of vLLM',"
-            " says how to follow it"
+            f"{name} {root}: {probe.named(missing)}. Nothing was driven: CONTRIBUTING.md,"
+            " 'A new release of vLLM', says how to follow it"
         )

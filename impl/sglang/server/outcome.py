@@ -1,0 +1,39 @@
+"""What came of a run of a whole scheduler, as its process answers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from impl.sglang.server.progress import Stall
+
+
+class Misread(NamedTuple):
+    """Attention would have read something else: at `position` of a request, in a pool, for the first time in
+    this forward pass. writer: the request that wrote what is there."""
+
+    forward: int
+    request: str
+    pool: str
+    position: int
+    want: tuple[int, int]
+    got: tuple[int, int] | None
+    writer: str = ""
+
+
+class RunOutcome(msgspec.Struct, frozen=True):
+    """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
+    stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
+    one; blocks_s: of each block of rounds."""
+
+    forwards: int
+    rounds: int
+    misread: list[Misread]
+    answers: dict[str, str]
+    error: str = ""
+    trace: str = ""
+    stuck: bool = False
+    stalls: list[Stall] = []
+    cpu_s: float = 0.0
+    blocks_s: list[float] = []
