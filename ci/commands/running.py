@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -174,18 +175,20 @@ def _driven(
 
 
 def _base(named: str, selector: SystemSelector) -> System:
-    """The base of a check of `selector`: by its name, or a checkout, which is loaded here."""
+    """The base of a check of `selector`, driven in the same ways: by its name, or a checkout, which is loaded
+    here."""
     from stateful_tests.check.tiers import CLIENTS, sizes_for
+    from stateful_tests.lockstep import systems
 
-    folder, vllm = named if Path(named).is_dir() else None, selector.impl.startswith("vllm")
+    folder, engine = named if Path(named).is_dir() else None, re.split("[=+]", selector.impl)[0]
+    of_folder = engine if engine in systems.ENGINES else "sglang"
     with unusable(f"--base {named:.80}: ", Unusable):
-        package, _, ways = selector.impl.partition("+") if vllm else ("sglang", "", "")
-        of_folder = "+".join(filter(None, (package.partition("==")[0], ways)))
-        system = SystemSelector(of_folder if folder else named, folder, selector.device).resolve()
+        spec = systems.as_base(named if folder is None else of_folder, selector.impl)
+        system = SystemSelector(spec, folder, selector.device).resolve()
         if folder is not None:
-            sizes = sizes_for(CLIENTS, "full") if vllm else sizes_for("sessions", "page1")
+            schedules = system.capabilities.schedules
             with unusable("it does not load: "):
-                system.reset(sizes)
+                system.reset(sizes_for(CLIENTS, "full") if schedules else sizes_for("sessions", "page1"))
     return system
 
 

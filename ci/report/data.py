@@ -134,11 +134,14 @@ def check_data(
 
 
 def _known(mask: Mask, result: CheckResult) -> Data:
-    """A known fault of the tree: whether it is still there, and how many violations it explains."""
+    """A known fault of the tree: whether it is still there, and how many violations it explains; among: other
+    known faults, which may explain some of them as well."""
     fault = mask.fault
+    counted = {ids: times for ids, times in result.masked.items() if fault.id in ids}
     return {
         "id": fault.id, "clauses": list(fault.clauses), "state": mask.state, "masked": mask.holds,
-        "times": result.masked.get(fault.id, 0), "traces": list(fault.traces),
+        "times": sum(counted.values()), "traces": list(fault.traces),
+        "among": sorted({each for ids in counted for each in ids} - {fault.id}),
         "says": fault.says, "upstream": fault.upstream,
     }  # fmt: skip
 

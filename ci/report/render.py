@@ -90,7 +90,8 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if data["known"]:
         out.print()
     for fault in data["known"]:
-        times = f", met {fault['times']} times" if fault["times"] else ""
+        among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
+        times = f", met {fault['times']} times{among}" if fault["times"] else ""
         head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
         say(out, f"{head}: {fault['says']} ({fault['upstream']})")
     out.print()

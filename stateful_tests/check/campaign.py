@@ -22,7 +22,7 @@ from reference.commands import Mode, kind_name
 from reference.geometry import GeometryError
 from stateful_tests.check.driving import Configuration, Driven, Named, RunBatch, drive, drive_named, lines_of
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.masks import Mask, explained, holding, same_on, unexplained
+from stateful_tests.check.masks import Mask, Standing, beside, counted_under, holding, unexplained
 from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
 from stateful_tests.check.ways import Needs, lacks, needs
 from stateful_tests.check.corpus import FIXTURE
@@ -105,7 +105,7 @@ class _Caught:
     times: int
     after_s: float
     after_commands: int
-    old: bool  # the base violates it in this trace as well
+    stands: Standing = Standing.NEW  # what the base says of this trace
     retries: int = 0
     number: int = 1  # of the traces of its clause
     without: Needs = ()
@@ -121,7 +121,7 @@ class _Campaign:
     base: AnySystem | None
     found: Found | None = None
     masks: Sequence[Mask] = ()
-    masked: Counter[str] = field(default_factory=Counter)  # violations, by the known fault that explains them
+    masked: Counter[tuple[str, ...]] = field(default_factory=Counter)  # violations, by the known faults
     shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `caught` yet
     started: float = field(default_factory=time.monotonic)
     caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
@@ -235,7 +235,7 @@ class _Campaign:
         """The time limit was reached, or nothing new came up for long enough after a finding."""
         limit = self.plan.time_limit_s
         result.timed_out = limit is not None and time.monotonic() - self.started > limit
-        new = any(not known.old for known in self.caught.values())
+        new = any(known.stands is not Standing.KNOWN for known in self.caught.values())
         result.stopped = new and self.commands - self.last_new > self.plan.after_finding
         return result.timed_out or result.stopped
 
@@ -251,9 +251,9 @@ class _Campaign:
             self.commands += commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)
-                mask = explained(self.system, self.masks, trace, violation, self.base)
-                if mask is not None:
-                    self.masked[mask.fault.id] += 1
+                masks = counted_under(self.system, self.base, self.masks, trace, violation)
+                if masks:
+                    self.masked[tuple(mask.fault.id for mask in masks)] += 1
                 elif not self._another_way(violation, trace):
                     self._catch(violation, trace)
         self.situations += driven.situations
@@ -270,7 +270,7 @@ class _Campaign:
                 clause, seen = trace.clause or "", replay(self.system, trace).violation
                 if seen is not None and clause not in self.caught:
                     self.caught[clause] = _Caught(
-                        trace, trace, seen, {trace.mode}, 1, 0.0, 0, False, fixed_in_part=mask.fault.id
+                        trace, trace, seen, {trace.mode}, 1, 0.0, 0, fixed_in_part=mask.fault.id
                     )
         self._tell()
 
@@ -281,19 +281,19 @@ class _Campaign:
         after = time.monotonic() - self.started
         for clause in violation.clauses:
             if clause not in self.caught:
-                caught = _Caught(trace, trace, violation, {trace.mode}, 1, after, self.commands, False)
+                caught = _Caught(trace, trace, violation, {trace.mode}, 1, after, self.commands)
                 self.shrinking[clause] = caught
         self._tell()
         for clause in violation.clauses:
             known = self.caught.get(clause)
-            old = self.base is not None and same_on(self.base, trace, violation, clause)
-            if old and any(mask.holds and clause in mask.fault.clauses for mask in self.masks):
+            stands, under = beside(self.base, self.masks, trace, violation, clause)
+            if stands is Standing.KNOWN and under:
                 self.shrinking.pop(clause, None)  # known, and comes beside what is new
                 continue
-            allowed = self._still_new(violation, clause, old)
+            allowed = self._as_new(violation, clause, stands)
             if known is not None:
                 known.times += 1
-                another = known.old and not old  # than the one that was there before
+                another = known.stands < stands  # than the one that was there before
                 if not another and trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
                     continue
             if smallest is None or clause not in shown or not self._shows(smallest, clause, allowed):
@@ -308,12 +308,12 @@ class _Campaign:
             if free and failing_prefix(self.system, clause, faithful, None, allowed) == smallest.commands:
                 modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
                 smallest, shown = faithful, violated(self.system, faithful, clause) or ()
-            if known is None or (known.old and not old):
-                known = _Caught(smallest, trace, violation, set(), 1, after, self.commands, old)
+            if known is None or known.stands < stands:
+                known = _Caught(smallest, trace, violation, set(), 1, after, self.commands, stands)
                 self.caught[clause] = known
                 self.last_new = self.commands
                 self.shrinking.pop(clause, None)
-            if old and not known.old:
+            if stands < known.stands:
                 continue
             known.modes |= modes
             # A trace that a faithful scheduler can produce says more than a shorter free one.
@@ -325,21 +325,16 @@ class _Campaign:
     def _shows(self, trace: Trace, clause: str, allowed: Allowed | None) -> bool:
         return allowed is None or failing_prefix(self.system, clause, trace, None, allowed) is not None
 
-    def _still_new(self, was: Violation, clause: str, old: bool) -> Allowed | None:
-        """Smaller traces that show the finding: neither what the base shows nor the clause of a known fault
-        in its place."""
-        base, masking = self.base, [mask.fault.clauses for mask in self.masks if mask.holds]
-        known = {each for clauses in masking for each in clauses}.difference(was.clauses)
-
-        if not known and (old or base is None):
-            return None
-
-        def allowed(trace: Trace, violation: Violation) -> bool:
-            if violation.clause in known:
-                return False
-            return old or base is None or not same_on(base, trace, violation, clause)
-
-        return allowed
+    def _as_new(self, was: Violation, clause: str, stands: Standing) -> Allowed | None:
+        """Smaller traces that stand as the finding does; where no base is asked, those that do not show the
+        clause of a known fault in its place."""
+        base, masks = self.base, self.masks
+        if base is not None:
+            return None if stands is Standing.KNOWN else lambda trace, violation: (
+                beside(base, masks, trace, violation, clause).stands >= stands
+            )
+        known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(was.clauses)
+        return (lambda _, violation: violation.clause not in known) if known else None
 
     def _ways(self, clause: str) -> list[_Caught]:
         return [caught for name, caught in self.caught.items() if name.split()[0] == clause]
@@ -349,7 +344,7 @@ class _Campaign:
         such trace is another finding."""
         clause = violation.clause
         known = self._ways(clause)
-        masks = holding(self.masks, violation)
+        masks = holding(self.masks, violation, clause)
         if not (known or masks) or self.base is not None or len(known) == MAX_TRACES_PER_CLAUSE:
             return False
         if known and self.looks[clause] == MAX_ALTERNATIVE_SEARCHES:
@@ -363,7 +358,7 @@ class _Campaign:
         if found is None:
             return False
         without, candidate = found
-        still_new = self._still_new(violation, clause, old=True)
+        still_new = self._as_new(violation, clause, Standing.NEW)
 
         def allowed(smaller: Trace, seen: Violation) -> bool:
             return (still_new is None or still_new(smaller, seen)) and lacks(system, without, smaller)
@@ -371,7 +366,7 @@ class _Campaign:
         smallest = minimise(system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed)
         number = 1 + len(known)
         self.caught[finding_name(clause, number)] = _Caught(
-            smallest, candidate, violation, {trace.mode}, 1, looked, self.commands, False,
+            smallest, candidate, violation, {trace.mode}, 1, looked, self.commands,
             number=number, without=without,
         )  # fmt: skip
         self.last_new = self.commands
@@ -404,7 +399,7 @@ class _Campaign:
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,
-            number=caught.number, without=caught.without, old=caught.old,
+            number=caught.number, without=caught.without, old=caught.stands is Standing.KNOWN,
             fixed_in_part=caught.fixed_in_part, flaky=flaky,
         )  # fmt: skip
 

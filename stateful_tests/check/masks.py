@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import DoesNotStart
-from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtText
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.ways import Needs, avoided, needs, other_ways
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
@@ -24,10 +24,6 @@ from stateful_tests.lockstep.lockstep import mostly_refused, replay
 from stateful_tests.lockstep.results import Run, Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
 from stateful_tests.traces.files import load
-
-# Failures about these alone say the same where they are the same; page numbers are the run's own.
-_STABLE_PLACES = AtCursor, AtText, AtCounter, AtNamed, AtLock, AtNode
-
 
 @dataclass(frozen=True, slots=True)
 class Mask:
@@ -150,34 +146,90 @@ def how_it_breaks(observed: str) -> str:
     return re.sub(r"\d+", "N", observed.partition(" at ")[0])
 
 
-def holding(masks: Sequence[Mask], violation: Violation) -> list[Mask]:
-    """The known faults that may explain a violation."""
-    held = [mask for mask in masks if mask.holds and violation.clause in mask.fault.clauses]
-    if violation.clause != "BROKEN":
+def holding(masks: Sequence[Mask], violation: Violation, clause: str) -> list[Mask]:
+    """The known faults that may explain that a clause is violated."""
+    held = [mask for mask in masks if mask.holds and clause in mask.fault.clauses]
+    if clause != "BROKEN":
         return held
-    return [mask for mask in held if how_it_breaks(violation.observed) in mask.breaks]
+    how = how_it_breaks(violation.failure_of(clause).observed)
+    return [mask for mask in held if how in mask.breaks]
 
 
-def explained(
-    system: AnySystem,
-    masks: Sequence[Mask],
-    trace: Trace,
-    violation: Violation,
-    base: AnySystem | None = None,
-) -> Mask | None:
-    """The known fault that explains a violation, if one does.
+class Standing(IntEnum):
+    """What a base says of a violation that a tree shows.
 
-    Of an engine that schedules by itself the base may run another way, and conform there by chance.
+    NEW: it has a witness, a trace in which the tree violates the clause and the base, run to that step,
+        violates nothing. UNTOLD: it has none, and nothing known explains it: the base violates the same
+        without this clause, or cannot be driven. KNOWN: the base violates the clause, or what has no witness
+        comes where a known fault shows.
     """
-    clause, of_clause = violation.clause, holding(masks, violation)
-    if not of_clause:
+
+    KNOWN = 0
+    UNTOLD = 1
+    NEW = 2
+
+
+class Beside(NamedTuple):
+    """A violation of one clause beside a base. under: the known faults one of which it is counted under."""
+
+    stands: Standing
+    under: Sequence[Mask] = ()
+
+
+def beside(
+    base: AnySystem | None, masks: Sequence[Mask], trace: Trace, violation: Violation, clause: str
+) -> Beside:
+    """How a violation of a clause stands beside a base: NEW where there is none to ask."""
+    if base is None:
+        return Beside(Standing.NEW)
+    under = holding(masks, violation, clause)
+    unseen = Beside(Standing.KNOWN if under else Standing.UNTOLD, under)
+    commands = trace.commands[: violation.step + 1]
+    try:
+        seen = replay(base, replace(trace, commands=commands, clause=clause)).violation
+    except UnusableImplementation:
+        return unseen
+    if seen is None:
+        return Beside(Standing.NEW)
+    if clause in seen.clauses and _alike(seen, violation, clause):
+        return Beside(Standing.KNOWN, under)
+    first = violation.first_violation or violation
+    if under or (seen.step == first.step and {*seen.clauses} <= {*first.clauses}):
+        return unseen
+    # The tree gets past what the base violates: from there on they cannot be compared.
+    mended = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
+    return Beside(Standing.KNOWN if mended else Standing.UNTOLD, mended)
+
+
+def _alike(one: Violation, two: Violation, clause: str) -> bool:
+    """BROKEN is one clause for all that can break."""
+    first, second = (how_it_breaks(each.failure_of(clause).observed) for each in (one, two))
+    return clause != "BROKEN" or first == second
+
+
+def counted_under(
+    system: AnySystem, base: AnySystem | None, masks: Sequence[Mask], trace: Trace, violation: Violation
+) -> Sequence[Mask]:
+    """The known faults, one of which a violation shows: several where a base does not tell them apart. None
+    where something of it is new, or the headline is no known fault's.
+
+    An engine that schedules by itself may come to a known fault in a trace in which its base does not.
+    """
+    headline, *others = (beside(base, masks, trace, violation, clause) for clause in violation.clauses)
+    if all(each.stands is Standing.KNOWN for each in (headline, *others)):
+        return headline.under
+    if base is not None and not system.capabilities.schedules:
+        return []
+    mask = explained(system, holding(masks, violation, violation.clause), trace, violation.clause)
+    return [] if mask is None else [mask]
+
+
+def explained(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask | None:
+    """The known fault that explains a violation where no base is asked: the run violates the clause no more
+    without one of the things that the fault's own trace needs."""
+    if not masks or unexplained(system, trace, clause, [way for mask in masks for way in mask.ways(clause)]):
         return None
-    if base is None or not all(same_on(base, trace, violation, each) for each in violation.clauses):
-        if base is not None and not system.capabilities.schedules:
-            return None
-        if unexplained(system, trace, clause, [way for mask in of_clause for way in mask.ways(clause)]):
-            return None
-    return explaining(system, of_clause, trace, clause)
+    return explaining(system, masks, trace, clause)
 
 
 def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
@@ -185,8 +237,9 @@ def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
     of the trace was refused."""
     if run.violation is None or mostly_refused(run):
         return None
-    of_clause = [*masks(system, clause=run.violation.clause)]
-    mask = explained(system, of_clause, run.trace, run.violation)
+    clause = run.violation.clause
+    of_clause = holding([*masks(system, clause=clause)], run.violation, clause)
+    mask = explained(system, of_clause, run.trace, clause)
     return mask.fault if mask is not None else None
 
 
@@ -209,17 +262,3 @@ def unexplained(
         if found is not None:
             return without, replace(candidate, commands=found)
     return None
-
-
-def same_on(base: AnySystem, trace: Trace, violation: Violation, clause: str) -> bool:
-    """Whether the base shows the same failure of a clause at the same step."""
-    seen = _violation(base, replace(trace, clause=clause))
-    if seen is None or clause not in seen.clauses:
-        return False
-    if base.capabilities.schedules:  # it picks what it does: another step may be the same failure
-        return True
-    one, two = seen.failure_of(clause), violation.failure_of(clause)
-    if clause == "BROKEN":
-        return how_it_breaks(one.observed) == how_it_breaks(two.observed)
-    observed_alike = all(isinstance(place, _STABLE_PLACES) for place in (*one.at, *two.at))
-    return seen.step == violation.step and (one.observed == two.observed or not observed_alike)

@@ -90,6 +90,19 @@ def resolve(
     )
 
 
+def as_base(base: str, spec: str) -> str:
+    """The base of a system that `spec` names, driven in the same ways: beside `vllm+async` the base
+    `vllm==0.33.0` is `vllm==0.33.0+async`. Raises UnusableImplementation where it names another way."""
+    (release, _, given), (package, _, ways) = (each.partition("+") for each in (base, spec))
+    engine = package.partition("==")[0]
+    if engine not in ENGINES or release.partition("==")[0] != engine:
+        return base
+    if given not in ("", ways):
+        advice = "without it the base runs as --impl"
+        raise UnusableImplementation(f"--impl {spec} does not run as +{given}; {advice}")
+    return f"{release}+{ways}" if ways else release
+
+
 def _torch(bug: str | None, device: str) -> System:
     import torch
 

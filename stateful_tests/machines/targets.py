@@ -10,7 +10,7 @@ from typing import NamedTuple
 from impl.adapter import AnySystem, System, UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import Geometry
-from stateful_tests.check.masks import same_on
+from stateful_tests.check.masks import Standing, beside
 from stateful_tests.check.tiers import check_machine
 from stateful_tests.lockstep.results import Trace, Violation
 
@@ -55,8 +55,8 @@ class MachineTarget:
 
     def is_new(self, trace: Trace, violation: Violation) -> bool:
         """Whether the base does not show this violation at the end of this trace."""
-        base = self.base
-        return base is None or not all(same_on(base, trace, violation, each) for each in violation.clauses)
+        asked = (beside(self.base, (), trace, violation, each) for each in violation.clauses)
+        return any(each.stands is not Standing.KNOWN for each in asked)
 
     @cached_property
     def configurations(self) -> list[MachineConfiguration]:

@@ -26,7 +26,7 @@ from stateful_tests.check import campaign, tiers
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace, Violation
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.systems import as_base, resolve
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.shrinking import bounded
 from stateful_tests.machines.targets import MachineTarget
@@ -201,8 +201,9 @@ def _system(make: Make) -> System:
     return make() if callable(make) else make
 
 
-def _resolved(spec: str, checkout: str | None = None) -> System:
+def _resolved(spec: str, checkout: str | None = None, *, base_of: str | None = None) -> System:
     try:
+        spec = spec if base_of is None else as_base(spec, base_of)
         system: System = resolve(spec, device=plugin.chosen.device, checkout=checkout)
     except UnusableImplementation as error:  # a name that names nothing is an error, never a skipped test
         raise ValueError(str(error)) from None
@@ -211,7 +212,8 @@ def _resolved(spec: str, checkout: str | None = None) -> System:
 
 def _base() -> System | None:
     """What was there before, where the command line names it."""
-    return None if plugin.chosen.base is None else _resolved(plugin.chosen.base)
+    chosen = plugin.chosen
+    return None if chosen.base is None else _resolved(chosen.base, base_of=chosen.impl)
 
 
 def _spelled(make: Make) -> str | None:

@@ -7,6 +7,7 @@ import tomllib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,9 +20,12 @@ from impl.process.remote_system import DoesNotStart
 from impl.torch_kv import TorchKV
 from reference.commands import Close, Decode, Extend, Mode, Retract
 from reference.failures import Failure
+from stateful_tests.check import masks as masking
 from stateful_tests.check.campaign import _Campaign, run
 from stateful_tests.check.driving import Named, check_also
-from stateful_tests.check.masks import also_checked, explained, how_it_breaks, known_fault, masks
+from stateful_tests.check.masks import (
+    Standing, also_checked, beside, counted_under, how_it_breaks, known_fault, masks,
+)  # fmt: skip
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.ways import needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
@@ -53,6 +57,9 @@ at_night = pytest.mark.skipif(
 THREE = called(KeepsOnThreeWays)
 
 
+KEEPS, KNOWN = ["retract-ends-turn", "rejection-ends-turn"], [m for m in masks(THREE) if m.holds]
+
+
 def by_id(system, base=None):
     return {mask.fault.id: mask for mask in masks(system, base)}
 
@@ -65,7 +72,7 @@ def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
     assert lines[1] == f"known: retract-ends-turn {summary}"
     result = run(THREE, PLAN, masks=known)
     assert not result.findings and result.exit_code == 0 and not result.stopped
-    assert result.masked.keys() == {"retract-ends-turn", "rejection-ends-turn"}
+    assert result.masked.keys() == {("retract-ends-turn",), ("rejection-ends-turn",)}
     data = report.check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
     holding = "retract-ends-turn, rejection-ends-turn"
     assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
@@ -84,8 +91,9 @@ def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
     kinds = [type(command) for command in finding.run.trace.commands]
     assert kinds[-1] is Close and Retract not in kinds and not rejected_turns(finding.run)
     assert known_fault(system, finding.run) is None
-    beside = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
-    assert [each.name for each in beside] == ["SES-2"] and not beside[0].old
+    found = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
+    assert [each.name for each in found] == ["SES-2"] and not found[0].old
+    assert replay(THREE, found[0].run.trace).violation is None  # a smaller trace keeps the witness
 
 
 def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
@@ -93,17 +101,68 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
     read = Violation("READ-1", 1, Failure("x", "y"))
     known = replace(read, clause="SES-2", also=("READ-1",), others=(read.failure,))
     trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")
-    assert looked._still_new(read, "READ-1", old=False)(trace, read)
-    assert not looked._still_new(read, "READ-1", old=False)(trace, known)
-    assert looked._still_new(known, "READ-1", old=False)(trace, known)
+    assert looked._as_new(read, "READ-1", Standing.NEW)(trace, read)
+    assert not looked._as_new(read, "READ-1", Standing.NEW)(trace, known)
+    assert looked._as_new(known, "READ-1", Standing.NEW)(trace, known)
 
 
 def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line():
     again = called(KeepsOnThreeWays)
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
-    assert not same.findings and sum(same.masked.values())
+    assert not same.findings
+    data = report.check_data(same, PLAN, capabilities=again.capabilities, base="b", masks=list(KNOWN))
+    for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
+        [known] = [fault for fault in data["known"] if fault["id"] == one]
+        assert known["times"] == sum(same.masked.values()) and known["among"] == [two]
+    render.check(out := render.console(io.StringIO()), data)
+    assert "times (some of them may be rejection-ends-turn)" in " ".join(out.file.getvalue().split())
     [finding] = run(again, PLAN, base=THREE).findings
     assert finding.old
+
+
+def failed(clause, step, *also, observed="y"):
+    failure = Failure("x", observed)
+    return Violation(clause, step, failure, also, (failure,) * len(also))
+
+
+@pytest.mark.parametrize(
+    ("shown", "seen", "stands", "under"),
+    [
+        (failed("SES-2", 4), None, Standing.NEW, []),
+        (failed("SES-2", 4), failed("SES-2", 4), Standing.KNOWN, KEEPS),
+        (failed("SES-2", 4), failed("SES-2", 2, "LEN-4", observed="12"), Standing.KNOWN, KEEPS),
+        (failed("SES-2", 4), failed("LEN-4", 2), Standing.KNOWN, KEEPS),
+        (failed("SES-2", 4), UnusableImplementation(), Standing.KNOWN, KEEPS),
+        # No known fault violates the clause.
+        (failed("END-1", 4), None, Standing.NEW, []),
+        (failed("END-1", 4), failed("END-1", 3), Standing.KNOWN, []),
+        (failed("END-1", 4), UnusableImplementation(), Standing.UNTOLD, []),
+        (failed("SES-2", 4, "END-1"), failed("SES-2", 4), Standing.UNTOLD, []),
+        (failed("END-1", 4), failed("SES-2", 4), Standing.KNOWN, KEEPS),  # the tree gets past it
+        (failed("END-1", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
+        (failed("END-1", 4), failed("MAP-1", 3), Standing.UNTOLD, []),  # of no known fault
+        # Another crash is no known one.
+        (failed("BROKEN", 4), failed("BROKEN", 4), Standing.KNOWN, []),
+        (failed("BROKEN", 4), failed("BROKEN", 4, observed="z"), Standing.UNTOLD, []),
+        (failed("BROKEN", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
+    ],
+)  # fmt: skip
+def test_what_is_new_has_a_witness(shown, seen, stands, under, monkeypatch):
+    """Else it is counted where a known fault violates the clause, or shows in the trace."""
+    asked = []
+
+    def replayed(base, trace):
+        asked.append(trace)
+        if isinstance(seen, Exception):
+            raise seen
+        return SimpleNamespace(violation=seen)
+
+    monkeypatch.setattr(masking, "replay", replayed)
+    trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
+    found = beside(THREE, list(KNOWN), trace, shown, shown.clauses[-1])
+    assert (found.stands, [mask.fault.id for mask in found.under]) == (stands, under)
+    [part] = asked
+    assert (len(part.commands), part.clause) == (5, shown.clauses[-1])
 
 
 def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
@@ -205,11 +264,12 @@ def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     system, known = vllm("0.33.0"), list(masks(vllm("0.33.0")))
     trace = load(FOLDER / "vllm-0.15.0" / "two_waiting_turns_hold_each_others_blocks.json")
     violation = replay(system, trace).violation
-    for base in (None, system, vllm("0.14.0")):
-        mask = explained(system, known, trace, violation, base)
-        assert mask is not None and mask.fault.id == "turns-wait-for-each-other"
+    fault = "turns-wait-for-each-other"
+    for base in (None, vllm("0.14.0")):
+        assert [each.fault.id for each in counted_under(system, base, known, trace, violation)] == [fault]
+    assert fault in {each.fault.id for each in counted_under(system, system, known, trace, violation)}
     short = [replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known]
-    assert explained(system, short, trace, violation, vllm("0.14.0")) is None
+    assert not counted_under(system, vllm("0.14.0"), short, trace, violation)
 
 
 def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):

@@ -113,6 +113,30 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(kvspec, monkeypat
     assert err.startswith(f"kvspec: {says}")
 
 
+@pytest.mark.parametrize(
+    ("base", "impl", "runs"),
+    [
+        ("vllm==0.33.0", "vllm+async", "vllm==0.33.0+async"),
+        ("vllm==0.33.0+async", "vllm+async", "vllm==0.33.0+async"),
+        ("sglang==0.5.22", "sglang==0.5.23+rust+overlap", "sglang==0.5.22+rust+overlap"),
+        ("sglang", "sglang+overlap", "sglang+overlap"), ("sglang==0.5.22", "sglang", "sglang==0.5.22"),
+        ("torch", "sglang+overlap", "torch"), ("torch+pr22900", "torch+pr22862-tail", "torch+pr22900"),
+    ],
+)  # fmt: skip
+def test_a_base_runs_as_the_tree_does(base, impl, runs):
+    assert registry.as_base(base, impl) == runs
+
+
+@pytest.mark.parametrize(
+    ("base", "impl"),
+    [("vllm==0.33.0+async", "vllm==0.32.0"), ("vllm==0.33.0+async", "vllm==0.32.0+async+offload")],
+)
+def test_a_base_that_names_another_way_is_refused(kvspec, base, impl):
+    code, _, err = kvspec("check", "--impl", impl, "--base", base)
+    says = f"--impl {impl} does not run as +async; without it the base runs as --impl"
+    assert (code, err) == (2, f"kvspec: --base {base}: {says}\n")
+
+
 BROKE = replace(RUN, violation=Violation("BROKEN", 5, Failure("done", "\x1b[2JIndexError")))
 MISSED = tuple(f"open, case {number}" for number in range(10, 22))
 
