@@ -169,7 +169,7 @@ class Standing(IntEnum):
     NEW = 2
 
 
-class Beside(NamedTuple):
+class Compared(NamedTuple):
     """A violation of one clause beside a base. under: the known faults one of which it is counted under."""
 
     stands: Standing
@@ -178,27 +178,27 @@ class Beside(NamedTuple):
 
 def beside(
     base: AnySystem | None, masks: Sequence[Mask], trace: Trace, violation: Violation, clause: str
-) -> Beside:
+) -> Compared:
     """How a violation of a clause stands beside a base: NEW where there is none to ask."""
     if base is None:
-        return Beside(Standing.NEW)
+        return Compared(Standing.NEW)
     under = holding(masks, violation, clause)
-    unseen = Beside(Standing.KNOWN if under else Standing.UNTOLD, under)
+    unseen = Compared(Standing.KNOWN if under else Standing.UNTOLD, under)
     commands = trace.commands[: violation.step + 1]
     try:
         seen = replay(base, replace(trace, commands=commands, clause=clause)).violation
     except UnusableImplementation:
         return unseen
     if seen is None:
-        return Beside(Standing.NEW)
+        return Compared(Standing.NEW)
     if clause in seen.clauses and _alike(seen, violation, clause):
-        return Beside(Standing.KNOWN, under)
+        return Compared(Standing.KNOWN, under)
     first = violation.first_violation or violation
     if under or (seen.step == first.step and {*seen.clauses} <= {*first.clauses}):
         return unseen
     # The tree gets past what the base violates: from there on they cannot be compared.
     mended = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
-    return Beside(Standing.KNOWN if mended else Standing.UNTOLD, mended)
+    return Compared(Standing.KNOWN if mended else Standing.UNTOLD, mended)
 
 
 def _alike(one: Violation, two: Violation, clause: str) -> bool:
