@@ -2,17 +2,31 @@
 torch a dozen operators, each of which costs a GPU more than its work."""
 
 # No `from __future__ import annotations`: triton reads the annotations of a kernel, and knows its own alone.
+from typing import Protocol
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.torch_kv.store import KVStore
+from impl.torch_kv.pool import PagePool
 
 BLOCK = 128
 # Numbers and addresses of every kind, for which one compilation does.
 _ANY = ["row", "start", "start_by", "end", "end_by", "more", "new_full", "new_swa", "first", "first_by",
         "swa_first", "swa_first_by", "free_full", "free_swa", "width"]  # fmt: skip
+
+
+class Store(Protocol):
+    """What of a KVStore the kernels read and write."""
+
+    page_size: int
+    width: int
+    device: torch.device
+    full: PagePool
+    swa: PagePool | None
+    req_to_token: Tensor
+    full_to_swa: Tensor
 
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
@@ -46,7 +60,7 @@ def _fill(  # type: ignore[no-untyped-def]
 
 
 def fill(
-    store: KVStore, row: Tensor, start: Tensor, end: Tensor, more: int, counts: list[int], pages: int
+    store: Store, row: Tensor, start: Tensor, end: Tensor, more: int, counts: list[int], pages: int
 ) -> Tensor:
     """Enter slots of `pages` new pages of each pool for positions [start[i], end[i] + more) of each row in
     req_to_token, full_to_swa and, end to end, in what is returned: int64 [T].
@@ -96,7 +110,7 @@ def _give(  # type: ignore[no-untyped-def]
 
 
 def give(
-    store: KVStore, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
+    store: Store, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
 ) -> None:
     """Enter full pages [first[i], end[i]) and SWA pages [swa_first[i], end[i]) of each row, so many in all,
     in the free lists, and clear the mapping of all of these.

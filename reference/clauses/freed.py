@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reference.clauses.base import clause
+from reference.clauses.owed import pages_freed, pages_owed
 from reference.clauses.step import PagesByHolder, Step, span
 from reference.clauses.contents import POOL
 from reference.failures import AtPage, AtRow, Failure, failure
@@ -14,7 +15,7 @@ _NOBODY = "leaves no owner, so every page and row must be free"
 def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]:
     """What FREE compares: what the rules owe and what the system freed. Where a tree chooses itself what it
     takes and gives back: of session slots alone, less what the tree has taken."""
-    owed, freed = step.owed[pool], step.freed[pool]
+    owed, freed = pages_owed(step)[pool], pages_freed(step)[pool]
     if step.tree_policy_is_free and step.after.tree is not None:
         slots = {s.name for s in step.was.sessions if s.slot is not None}
         trees = {o.page for o in step.after.pools[pool].owned if o.holder.startswith("tree ")}
@@ -78,7 +79,7 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     source="#22862, #22862 review",
     scope="Which pages, not how often: a page freed twice in one command is OWN-2. A cut that may keep less"
     " (LEN-2) counts from where it stopped.",
-    trigger=lambda s: s.done and bool(s.owed["full"]),
+    trigger=lambda s: s.done and bool(pages_owed(s)["full"]),
 )
 def _freed_full(step: Step) -> Failure | None:
     return _check_freed(step, "full")
@@ -95,7 +96,7 @@ def _freed_full(step: Step) -> Failure | None:
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
     needs=("window",),
-    trigger=lambda s: s.done and "swa" in s.after.pools and bool(s.owed["swa"]),
+    trigger=lambda s: s.done and "swa" in s.after.pools and bool(pages_owed(s)["swa"]),
 )
 def _freed_swa(step: Step) -> Failure | None:
     return _check_freed(step, "swa")

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
-    Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Launch, Outcome, Retract,
-    SpecDecode, UnlockSwa, tree_key,
+    Abort, Admit, Close, Command, Decode, Done, Extend, Finish, Launch, Outcome, Retract,
+    SpecDecode,
 )  # fmt: skip
 from reference.remembered import remembered
-from reference.state import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
-from reference.prefix_cache import page_name
+from reference.state import Cursors, Holder, Request, RunConfig, State, holders
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
 _ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed`
@@ -202,113 +201,6 @@ class Step:
             self.locked_before, self.before, self.after, command, again, self.config.geometry,
             self.tree_policy_is_free,
         )  # fmt: skip
-
-    # What goes back.
-
-    @remembered
-    def freed(self) -> dict[str, PagesByHolder]:
-        """By pool: pages that somebody had before and the system gave back."""
-        return {pool: self._freed_of(pool) for pool in self.after.pools}
-
-    @remembered
-    def owed(self) -> dict[str, PagesByHolder]:
-        """By pool: pages that must go back."""
-        goes = None
-        if isinstance(self.command, _ENDINGS):
-            goes = self.cut_at if self.ended is None else (*self.ended, 0)
-        some = self.done and (goes is not None or self.after.tree is not None or self._evicted)
-        return {pool: self._owed_of(pool, goes) if some else {} for pool in self.after.pools}
-
-    def _freed_of(self, pool: str) -> PagesByHolder:
-        before, after = self.before.pools[pool], self.after.pools[pool]
-        freed: PagesByHolder = {}
-        free, others = after.free_pages, after.owner_of
-        once = len(before.owner_of) == len(before.owned)
-        if once and before.owner_of.items() <= others.items() and free.isdisjoint(others):
-            return freed
-        kept = after.owned_once
-        for owned in before.owned:
-            holder, at, page = owned
-            gone = owned not in kept and page in others
-            if page in free or (gone and others[page].holder != self._name_in_tree(holder, at)):
-                freed.setdefault(holder, []).append(at)
-        return freed
-
-    def _name_in_tree(self, holder: str, at: int) -> str | None:
-        """What a page of a row is called once the tree has taken it over."""
-        if holder not in self._paths:
-            return None
-        return page_name(self._paths[holder][: (at + 1) * self.config.geometry.page_size])
-
-    @remembered
-    def _paths(self) -> dict[str, tuple[int, ...]]:
-        """What the tree knows the text of each holder by."""
-        bigram = self.config.geometry.bigram
-        return {h.name: tree_key(text_tokens(h.text), bigram) for h in (*self.held, *self.held_before)}
-
-    @remembered
-    def _evicted(self) -> list[tuple[str, Cursors, int]]:
-        """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
-        evicted = []
-        for request in self.was.requests:
-            c, now = request.cursors, self.after.requests.get(request.name)
-            if c is not None and now is not None and now.cursors is not None:
-                if now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen:
-                    evicted.append((request.holder, c, now.cursors.swa_evicted_seqlen))
-        return evicted
-
-    def _owed_of(self, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
-        size, swa = self.config.geometry.page_size, pool == "swa"
-        owed: dict[str, set[int]] = {}
-        if goes is not None:  # from target on, as far as it has pages of its own
-            holder, c, target = goes
-            start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
-            owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
-        for holder, c, frontier in self._evicted if swa else ():
-            start, end = max(c.cache_protected_len, c.swa_evicted_seqlen), min(frontier, c.kv_allocated_len)
-            owed[holder] = {p // size for p in range(start, end, size)}
-        if self.after.tree is not None:
-            self._hand_over(pool, owed)
-        return {holder: sorted(pages) for holder, pages in owed.items() if pages} if owed else {}
-
-    def _hand_over(self, pool: str, owed: dict[str, set[int]]) -> None:
-        """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
-        over, each from the first of a batch who has it. What the tree gives up is owed."""
-        before, after = self.before.pools[pool], self.after.pools[pool]
-        size, own = self.config.geometry.page_size, before.places
-        had, has = before.owned_once, after.owned_once
-        taken = {o.holder for o in has - had} if self._handed else set()
-        for holder, start, end, frontier in self._handed:
-            for at in range(start // size, -(-end // size)):
-                name = self._name_in_tree(holder, at)
-                if pool == "swa" and at * size < frontier:
-                    continue
-                if name in taken:
-                    taken.remove(name)
-                    owed.get(holder, set()).discard(at)
-                elif (holder, at) in own:
-                    owed.setdefault(holder, set()).add(at)
-        if isinstance(
-            self.command, (Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, Insert, Evict)
-        ):
-            for gone in had - has:
-                if gone.holder.startswith("tree "):
-                    owed.setdefault(gone.holder, set()).add(gone.at)
-
-    @remembered
-    def _handed(self) -> list[tuple[str, int, int, int]]:
-        """(holder, start, end, its swa_evicted_seqlen) of what rows hand to the tree, in order."""
-        if isinstance(self.command, Finish) and self.ended is not None:
-            holder, c = self.ended
-            return [(holder, c.cache_protected_len, c.kv_allocated_len, c.swa_evicted_seqlen)]
-        handed = []
-        for name in self.progress if isinstance(self.command, Extend) else ():
-            was, now = self.was.request(name), self.after.requests.get(name)
-            assert was is not None and was.cursors is not None
-            if now is not None and now.cursors is not None:
-                end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
-                handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
-        return handed
 
 
 def span(pages: list[int], page_size: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from reference.clauses.base import clause
 from reference.clauses.contents import stamp_text
 from reference.clauses.facts import NodeFacts, TreeFacts
+from reference.clauses.owed import pages_freed
 from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page, page_ends
@@ -29,7 +30,7 @@ def where(node: NodeFacts) -> str:
 
 def shrank(step: Step) -> bool:
     """The tree has given pages back."""
-    return any(holder.startswith("tree ") for freed in step.freed.values() for holder in freed)
+    return any(holder.startswith("tree ") for pages in pages_freed(step).values() for holder in pages)
 
 
 @clause(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from reference.clauses.base import clause
 from reference.clauses.facts import TreeFacts
+from reference.clauses.owed import pages_freed
 from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, lost, shrank, tree_of
 from reference.clauses.tree_locks import locked
@@ -87,7 +88,7 @@ def _as_requested(step: Step) -> Failure | None:
     outcome_freed = getattr(step.outcome, "freed", None)
     for pool in step.after.pools:
         could = walked(step.before.tree)[0 if pool == "full" else 2]
-        freed = sum(len(p) for h, p in step.freed[pool].items() if h.startswith("tree ")) * size
+        freed = sum(len(p) for h, p in pages_freed(step)[pool].items() if h.startswith("tree ")) * size
         want, kind = min(requested[pool], could), "SWA" if pool == "swa" else pool
         if freed < want:
             expected = f"{want} {kind} tokens freed, of {could} that are not locked"

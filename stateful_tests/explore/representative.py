@@ -37,11 +37,22 @@ from stateful_tests.generate.scope import Scope
 from stateful_tests.explore import enumeration
 from stateful_tests.generate.commands.base import Names, Population
 
-# A session with its turn and lock, an ordinary request, or a lock holder, without names. What it has not is
-# (), so that parts can be sorted.
-Part = tuple[Any, ...]
 Nameless = tuple[Any, ...]  # sessions, ordinary requests, lock holders, and the tree's nodes
 KEPT = 50_000  # parts that are remembered, and representatives
+
+
+class Part(NamedTuple):
+    """A session with its turn and lock, an ordinary request, or a lock holder, without names.
+
+    lock: key and swa_from. history, slot, closing: of a session. What there is not is (), so that parts of a
+    kind can be sorted.
+    """
+
+    lock: tuple[Any, ...]
+    turn: Any = ()
+    history: Text = ()
+    slot: Any = ()
+    closing: bool = False
 
 
 class Parts(NamedTuple):
@@ -130,7 +141,7 @@ class Representatives:
                 (self._part(None, request, locks.get(request.name, ())), request.name)
                 for request in state.requests if request.session is None
             ],
-            [((locks[name],), name) for name in lock_holders(state)],
+            [(Part(locks[name]), name) for name in lock_holders(state)],
         )  # fmt: skip
         return Parts(groups, () if state.tree is None else with_ages(state.tree))
 
@@ -145,11 +156,11 @@ class Representatives:
             if not self.scope.geometry.tree:
                 turn = turn._replace(serial=0, history=())
         if session is None:
-            return lock, turn
+            return Part(lock, turn)
         history = session.history
         if history and not self.scope.geometry.tree:
             history = ((0, text_len(history)),)
-        return lock, turn, history, session.slot or (), session.closing
+        return Part(lock, turn, history, session.slot or (), session.closing)
 
     # From parts to the representative.
 
@@ -184,7 +195,7 @@ class Representatives:
         running: list[tuple[int, Part]] = []
         for place, part in self._places(parts.nameless):
             alone.setdefault(((place >= scope.sessions) + (place >= served), part), place)
-            if scope.batches and place < served and part[1] and part[1].cursors is not None:
+            if scope.batches and place < served and part.turn and part.turn.cursors is not None:
                 running.append((place, part))
         pairs: dict[tuple[Part, Part, int], tuple[tuple[int, Part], ...]] = {}
         for one, two in combinations(running, 2):
@@ -204,17 +215,17 @@ def _named(scope: Scope, place: int, part: Part) -> tuple[Session | None, Reques
     served, holder = scope.sessions + scope.ordinary, f"r{place + 1}"
     session = request = None
     if place >= served:
-        return None, None, Lock(f"h{place - served + 1}", *part[0])
-    locked, turn = part[:2]
+        return None, None, Lock(f"h{place - served + 1}", *part.lock)
+    turn = part.turn
     if place < scope.sessions:
-        holder, (history, slot, closing) = f"s{place + 1}", part[2:]
+        holder, history = f"s{place + 1}", part.history
         if history and not scope.geometry.tree:
             history = ((place + 1, history[-1][1]),)
-        session = Session(holder, history, slot or None, f"r{place + 1}" if turn else None, closing)
+        session = Session(holder, history, part.slot or None, f"r{place + 1}" if turn else None, part.closing)
     if turn:
         owner = holder if session is not None else None
         request = turn._replace(name=f"r{place + 1}", session=owner, serial=turn.serial or place + 1)
-    return session, request, Lock(holder, *locked) if locked else None
+    return session, request, Lock(holder, *part.lock) if part.lock else None
 
 
 @lru_cache(maxsize=KEPT)
@@ -240,14 +251,12 @@ def _of_nobody(scope: Scope, fresh: Names, present: Population) -> list[Command]
 
 def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
     """The part with other letters in its texts."""
-    made = list(part)
-    if lock := part[0]:
-        made[0] = _key(lock[0], serials), lock[1]
-    if len(part) > 1 and (turn := part[1]):
-        made[1] = turn._replace(history=_text(turn.history, serials))
-    if len(part) > 2:
-        made[2] = _text(part[2], serials)
-    return tuple(made)
+    lock, turn = part.lock, part.turn
+    return part._replace(
+        lock=(_key(lock[0], serials), lock[1]) if lock else (),
+        turn=turn._replace(history=_text(turn.history, serials)) if turn else (),
+        history=_text(part.history, serials),
+    )
 
 
 def with_ages(tree: Tree) -> tuple[Node, ...]:
@@ -311,9 +320,7 @@ def _text(text: Text, serials: Mapping[int, int]) -> Text:
 
 def _key(key: Key, serials: Mapping[int, int]) -> Key:
     low = (1 << POSITION_BITS) - 1
-    return tuple(
-        serials.get(t >> POSITION_BITS, t >> POSITION_BITS) << POSITION_BITS | t & low for t in key
-    )
+    return tuple(serials.get(t >> POSITION_BITS, t >> POSITION_BITS) << POSITION_BITS | t & low for t in key)
 
 
 def _nodes(children: tuple[Node, ...], serials: Mapping[int, int]) -> tuple[Node, ...]:

@@ -95,7 +95,6 @@ def propose_engine_command(
 ) -> EngineCommand:
     """The next command."""
     there = [texts.bearers[name] for name in profile.names if name in texts.bearers]
-    absent = [name for name in profile.names if name not in texts.bearers]
     client = once_in(source, 3 if profile.busy else 6) or not there
     if profile.abort and there and once_in(source, profile.abort):
         return Abort(pick(source, there).name)
@@ -105,17 +104,25 @@ def propose_engine_command(
         return Update(pick(source, DRAFTS))
     if profile.reset and once_in(source, profile.reset):
         return ResetCache(once_in(source, 2))
+    if (sent := _sent(texts, there, client, source, profile)) is not None:
+        return sent
+    if facts.results_due:
+        return Update(pick(source, DRAFTS))
+    return _schedule(texts, there, source, profile)
+
+
+def _sent(
+    texts: RequestTexts, there: list[Bearer], client: bool, source: Choices, profile: EngineProfile
+) -> EngineCommand | None:
+    """What a client sends now, if it is a client's turn or nobody else can go on."""
     idle = [bearer for bearer in there if bearer.idle]
     sessions = [b for b in there if b.resumable and None not in b.turns and len(b.turns) < 2]
     if idle and (client or len(idle) == len(there)):
         return _go_on(texts, pick(source, idle), source, profile)
     if client and sessions and once_in(source, 4):
         return _go_on(texts, pick(source, sessions), source, profile)
-    if client and absent:
-        return _add(texts, pick(source, absent), source, profile)
-    if facts.results_due:
-        return Update(pick(source, DRAFTS))
-    return _schedule(texts, there, source, profile)
+    absent = [name for name in profile.names if name not in texts.bearers]
+    return _add(texts, pick(source, absent), source, profile) if client and absent else None
 
 
 def _transfer(facts: BlockFacts, source: Choices, profile: EngineProfile) -> EngineCommand | None:

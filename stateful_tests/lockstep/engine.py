@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from contextlib import suppress
+from collections import Counter
 from collections.abc import Iterator
 
-from impl.adapter import EngineSystem, UnusableImplementation
-from impl.process.failures import described
+from impl.adapter import EngineSystem
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
 from reference.blocks.commands import EngineCommand, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts
-from reference.commands import Broken, Done, Outcome, Refused
+from reference.commands import Broken, Done, Outcome
 from reference.failures import Failure
-from stateful_tests.lockstep.results import (
-    KEPT, EngineMoment, Row, Run, Tally, Trace, Violation, tally_up, violation_of,
-)  # fmt: skip
+from stateful_tests.lockstep.base import AnyLockstep
+from stateful_tests.lockstep.results import EngineMoment, Row, Tally
 
 
-class EngineLockstep:
-    """texts: what clients sent and the model sampled. facts: the engine's, now. violation: the first
-    command that left the specification; nothing may be done after it. tallies (shared between runs) count
-    evaluations and situations."""
+class EngineLockstep(AnyLockstep):
+    """One run of an engine. texts: what clients sent and the model sampled."""
+
+    facts: BlockFacts
+    step: BlockStep | None
+    judge = "the engine says"
 
     def __init__(
         self,
@@ -34,85 +33,48 @@ class EngineLockstep:
         refusals: Counter[str] | None = None,
         clause: str | None = None,
     ) -> None:
-        self.system, self.texts = system, RequestTexts(config)
-        self.violation: Violation | None = None
-        self.steps = 0
-        self._tallies, self._refusals = tallies, refusals
-        self._reached: set[str] = set()  # clauses whose trigger has come up
-        can = system.capabilities
-        self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
+        super().__init__(system, tallies, refusals, clause)
+        self.texts = RequestTexts(config)
         system.reset(config)
-        self.facts: BlockFacts = system.view()
-        self.step: BlockStep | None = None  # the last one, unless the engine broke in it
+        self._look()
 
     def do(self, command: EngineCommand) -> Outcome:
         """Run one command; sets `violation` if it leaves the specification."""
-        assert self.violation is None, "the run has ended with a violation"
-        index, before = self.steps, self.facts
-        self.steps, self.step = index + 1, None
-        try:
-            outcome = self.system.apply(command)
-            if not isinstance(outcome, Broken):
-                self.facts = self.system.view()
-        except UnusableImplementation:
-            raise
-        except Exception as error:
-            outcome = Broken(described(error))
+        self._begin()
+        texts, before = self.texts, self.facts
+        outcome = self._carried_out(command)
         if isinstance(outcome, Broken):
-            self.violation = self._broken(command, outcome, index)
+            self.violation = self._break(
+                Failure("the engine carries it out", outcome.error),
+                lambda: BlockStep(texts.config, command, False, before, self.facts, [], [], texts.bearers),
+                broken_off,
+            )
             return outcome
         done = isinstance(outcome, Done)
-        if isinstance(outcome, Refused) and self._refusals is not None:
-            self._refusals[outcome.reason.value] += 1
-        lanes, outputs = self.texts.follow(command, self.facts) if done else ([], [])
+        lanes, outputs = texts.follow(command, self.facts) if done else ([], [])
         step = self.step = BlockStep(
-            self.texts.config, command, not done, before, self.facts, lanes, outputs, self.texts.bearers,
-            self.texts.writing,
-        )  # fmt: skip
-        failures = broken(step, self.waived)
-        if self._tallies is not None:
-            tally_up(self._tallies, BLOCK_CLAUSES.values(), step, self._reached)
-        if failures:
-            self.violation = violation_of(failures, index)
-        return outcome
-
-    def _broken(self, command: EngineCommand, outcome: Broken, index: int) -> Violation:
-        """The engine has failed. What it has left in its blocks, if it still shows them, says more."""
-        failure, before = Failure("the engine carries it out", outcome.error), self.facts
-        with suppress(Exception, SystemExit):
-            self.facts = self.system.view()
-        step = BlockStep(
-            self.texts.config, command, False, before, self.facts, [], [], self.texts.bearers
+            texts.config, command, not done, before, self.facts, lanes, outputs, texts.bearers, texts.writing
         )
-        found = broken_off(step, self.waived) if self.facts != before else []
-        if not found:
-            self.facts = before
-            return Violation("BROKEN", index, failure)
-        self.step = step
-        return violation_of(found, index).with_break(failure)
+        self._judge(step, broken(step, self.waived), BLOCK_CLAUSES.values())
+        return self._count(outcome)
 
+    def _look(self) -> None:
+        self.facts = self.system.view()
 
-def replay_engine(system: EngineSystem, trace: Trace) -> Run:
-    """Run a trace and record what each command did, up to the first violation."""
-    lockstep = EngineLockstep(system, trace.geometry, clause=trace.clause)
-    stated, rows = dict(trace.expected), []
-    history = deque([EngineMoment(lockstep.facts, None)], maxlen=KEPT)
-    for index, command in enumerate(trace.commands):
-        before = lockstep.facts
-        outcome = lockstep.do(command)
-        history.append(EngineMoment(lockstep.facts, lockstep.step))
-        lines = _changes(before, lockstep.facts)
+    def moment(self) -> EngineMoment:
+        """The engine as it is now."""
+        return EngineMoment(self.facts, self.step)
+
+    def row(self, command: EngineCommand, outcome: Outcome, before: EngineMoment) -> Row:
+        """What a command did."""
+        lines = _changes(before.facts, self.facts)
         if isinstance(command, ResetCache) and isinstance(outcome, Done):
-            lines.insert(0, "the reset succeeds" if lockstep.facts.reset else "the reset fails")
-        rows.append(Row(command, outcome, tree=tuple(lines)))
-        if lockstep.violation is None and index in stated and type(stated[index]) is not type(outcome):
-            want, got = (type(o).__name__.lower() for o in (stated[index], outcome))
-            lockstep.violation = Violation(
-                "TRACE", index, Failure(f"the trace states {want}", got)
-            )
-        if lockstep.violation is not None:
-            break
-    return Run(trace, system.name, tuple(rows), lockstep.violation, tuple(history), lockstep.waived)
+            lines.insert(0, "the reset succeeds" if self.facts.reset else "the reset fails")
+        return Row(command, outcome, tree=tuple(lines))  # type: ignore[arg-type]
+
+    def in_words(self, outcome: Outcome) -> str:
+        """Whether it was done: engines refuse for reasons of their own."""
+        return type(outcome).__name__.lower()
 
 
 def _changes(before: BlockFacts, now: BlockFacts) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference import radix_tree as radix
-from reference.clauses.facts import Facts
+from reference.clauses.facts import Facts, TreeFacts
 from reference.commands import Command, Decode, Extend, Insert, Launch, SpecDecode, tree_key
 from reference.state import State, text_tokens
 from reference.prefix_cache import key_of, lock_holders
@@ -26,42 +26,63 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     after it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
     """
     assert state.tree is not None and facts.tree is not None
-    bigram = state.config.geometry.bigram
     tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
+    state = state._replace(tree=tree)
     for name in launched(command):
-        before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
-        assert before is not None and request is not None
-        session = state.session(request.session)
-        outside = session is not None and session.slot is not None
-        if seen is None or seen.cursors is None or outside:
-            continue
-        assert before.cursors is not None and request.cursors is not None
-        cursors, length = request.cursors, seen.cursors.cache_protected_len
-        computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
-        whole, taken = length % tree.page_size == 0, before.cursors.cache_protected_len <= length <= computed
-        if whole and taken:
-            key = tree_key(text_tokens(request.text), bigram)[:length]
-            tree = _relocked(tree, was, request.holder, key)
-            cursors = cursors._replace(cache_protected_len=length)
-        evicted = seen.cursors.swa_evicted_seqlen
-        if max(evicted, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
-            cursors = cursors._replace(swa_evicted_seqlen=evicted)
-        if cursors != request.cursors:
-            state = state.with_request(request._replace(cursors=cursors))
+        state = _handed_over(was, state, command, name, facts)
     if isinstance(command, Insert) and command.chunked:
-        locked = lock_holders(was).get(command.holder, ())
-        length = len(facts.tree.lock_holders.get(command.holder, ()))
-        if len(locked) <= length and length % tree.page_size == 0:
-            key = key_of(command.prompt, bigram)[:length]
-            tree = _relocked(tree, was, command.holder, key)
-    if tree.window is not None:  # what a holder's window has left behind may be given back
-        past = {r.holder: r.settled_len - tree.window for r in state.requests if r.cursors}
-        pins = {n.path: n.swa_locks for n in facts.tree.nodes}
-        for k in tree.locks:
-            end = len(k.key)
-            needed = sum(o.swa_from < end and o.key[:end] == k.key for o in tree.locks)
-            if k.holder in past and past[k.holder] >= end and needed > pins.get(k.key, needed):
-                tree = radix.unlock_swa(tree, k.holder)
+        state = _inserted(was, state, command, facts.tree)
+    return _swa_unlocked(state, facts.tree)
+
+
+def _handed_over(was: State, state: State, command: Command, name: str, facts: Facts) -> State:
+    """With as much of a request's text in the tree as the system's has taken of it."""
+    before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
+    assert state.tree is not None and before is not None and request is not None
+    session = state.session(request.session)
+    outside = session is not None and session.slot is not None
+    if seen is None or seen.cursors is None or outside:
+        return state
+    assert before.cursors is not None and request.cursors is not None
+    tree, cursors, length = state.tree, request.cursors, seen.cursors.cache_protected_len
+    computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
+    whole, taken = length % tree.page_size == 0, before.cursors.cache_protected_len <= length <= computed
+    if whole and taken:
+        key = tree_key(text_tokens(request.text), state.config.geometry.bigram)[:length]
+        state = state._replace(tree=_relocked(tree, was, request.holder, key))
+        cursors = cursors._replace(cache_protected_len=length)
+    evicted = seen.cursors.swa_evicted_seqlen
+    if max(evicted, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
+        cursors = cursors._replace(swa_evicted_seqlen=evicted)
+    if cursors != request.cursors:
+        state = state.with_request(request._replace(cursors=cursors))
+    return state
+
+
+def _inserted(was: State, state: State, command: Insert, shown: TreeFacts) -> State:
+    """With the lock of a holder that goes on as far as the system's tree has it."""
+    assert state.tree is not None
+    locked = lock_holders(was).get(command.holder, ())
+    length = len(shown.lock_holders.get(command.holder, ()))
+    if len(locked) > length or length % state.tree.page_size:
+        return state
+    key = key_of(command.prompt, state.config.geometry.bigram)[:length]
+    return state._replace(tree=_relocked(state.tree, was, command.holder, key))
+
+
+def _swa_unlocked(state: State, shown: TreeFacts) -> State:
+    """Without the SWA part of locks that the system has given back, where the holder's window is past it."""
+    tree = state.tree
+    assert tree is not None
+    if tree.window is None:
+        return state
+    past = {r.holder: r.settled_len - tree.window for r in state.requests if r.cursors}
+    pins = {n.path: n.swa_locks for n in shown.nodes}
+    for lock in tree.locks:
+        end = len(lock.key)
+        pinning = sum(o.swa_from < end and o.key[:end] == lock.key for o in tree.locks)
+        if lock.holder in past and past[lock.holder] >= end and pinning > pins.get(lock.key, pinning):
+            tree = radix.unlock_swa(tree, lock.holder)
     return state._replace(tree=tree)
 
 

@@ -7,33 +7,32 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 from __future__ import annotations
 
 from collections import Counter, deque
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation
+from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.process.failures import SystemFailed, described
 from impl.process.remote_system import WorkerSystem
-from impl.process.wire import checked, copied
+from impl.process.wire import copied
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.config import EngineConfig
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
+from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    SHARED, Broken, CheckBusy, Command, Done, Extend, Mode, Outcome, Reason, Refused, Report, Submit,
+    SHARED, Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.failures import Failure
 from reference.geometry import Geometry
 from reference.state import Phase, State, full_pages, holders, swa_pages
 from stateful_tests.lockstep import abstraction
-from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
-from stateful_tests.lockstep.follow import followed
-from stateful_tests.lockstep.results import (
-    KEPT, Moment, Row, Run, Tally, Trace, Violation, tally_up, violation_of,
-)  # fmt: skip
+from stateful_tests.lockstep.base import AnyLockstep
+from stateful_tests.lockstep.engine import EngineLockstep
+from stateful_tests.lockstep.policy import Answers, Policy
+from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation, violation_of
 from stateful_tests.lockstep.tree_diff import tree_changes
 
 
@@ -53,24 +52,16 @@ def check_serial(state: State) -> None:
         raise UnusableImplementation(f"one run has more than {SHARED - 1} submits: token ids would clash")
 
 
-class _Answers(NamedTuple):
-    """What a command led to. now, expected: of the reference; outcome: of the system; overreach: a choice of
-    the system that the reference could not follow, in words."""
+class Lockstep(AnyLockstep):
+    """One run of a system beside the reference.
 
-    now: State
-    expected: Outcome
-    outcome: Outcome
-    overreach: str = ""
-
-
-class Lockstep:
-    """One run of a system beside the reference, from the empty state.
-
-    state: the reference's. violation: the first step that left the specification; nothing may be
-    done after it. tallies (shared between runs) count evaluations and situations. clause: checked
-    even if the system is known to violate it; one that can be checked alone is checked even after another
-    has failed, which is kept in `first_violation`.
+    state: the reference's. clause: one that can be checked alone is checked even after another has failed,
+    which is kept in `first_violation`.
     """
+
+    facts: Facts
+    step: Step | None
+    judge = "the rules say"
 
     def __init__(
         self,
@@ -82,22 +73,13 @@ class Lockstep:
         refusals: Counter[str] | None = None,
         clause: str | None = None,
     ) -> None:
-        self.system = system
+        super().__init__(system, tallies, refusals, clause)
         self.state: State = model.initial(geometry, mode)
-        self.violation: Violation | None = None
-        self.first_violation: Violation | None = None
-        self.steps = 0
+        self._policy = Policy(self._can)
         self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
-        self._tallies = tallies
-        self._reached: set[str] = set()  # clauses whose trigger has come up
-        self._refusals = refusals
-        can = self._can = system.capabilities
-        self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
-        self._step: Step | None = None
         self._locks: Locks = {}
-        self._unstarted: Broken | None = None  # why there is no empty system, as the first command meets it
         self._view = abstraction.NOTHING
-        self._facts = abstraction.facts_of(self._view, geometry)
+        self.facts = abstraction.facts_of(self._view, geometry)
         try:
             system.reset(geometry)
             self._look()
@@ -108,108 +90,44 @@ class Lockstep:
 
     def do(self, command: Command) -> Outcome:
         """Run one command on both. Returns the reference's outcome; sets `violation` if they part."""
-        assert self.violation is None, "the run has ended with a violation"
-        was, before, index = self.state, self._facts, self.steps
-        self.steps += 1
-        self._step = None
+        self._begin()
+        was, before = self.state, self.facts
         now, expected = model.step(was, command)
         check_serial(now)
         check_offered(self.system, was, command)
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
             return self._count(expected)  # no scheduler would do it: the system does not run it
         outcome = self._carried_out(command)
+
+        def step_to(now: State, expected: Outcome, outcome: Outcome, overreach: str = "") -> Step:
+            return Step(
+                was.config, command, expected, outcome, was, now, before, self.facts, self.facts is before,
+                overreach, self._can.tree_policy_is_free, self._locks,
+            )  # fmt: skip
+
         if isinstance(outcome, Broken):
-            self.violation = self.first_violation or self._broken(command, expected, outcome, index)
+            failure = Failure(self.in_words(expected), outcome.error)
+            broke = self._break(failure, lambda: step_to(was, expected, outcome), broken_off)
+            self.violation = self.first_violation or broke
             return expected
-        agreed = self._agreed(command, _Answers(now, expected, outcome))
-        step = self._step = Step(
-            was.config, command, agreed.expected, agreed.outcome, was, agreed.now, before, self._facts,
-            self._facts is before, agreed.overreach, self._can.tree_policy_is_free, self._locks,
-        )  # fmt: skip
+        follow = self.facts if self.first_violation is None else None
+        agreed = self._policy.agreed(was, command, Answers(now, expected, outcome), follow)
+        step = self.step = step_to(*agreed)
         self.state = agreed.now
         if self.first_violation is None:
-            self._check(step, index)
-        if self._alone is not None:
-            self._ask_alone(self._alone, step, index)
-        return self._count(agreed.expected)
-
-    def _carried_out(self, command: Command) -> Outcome:
-        """The system's outcome, and its facts after it; Broken where it fails or cannot be looked at."""
-        try:
-            outcome = self._unstarted or checked(self.system.apply(command))
-            if not isinstance(outcome, Broken):
-                self._look()
-        except UnusableImplementation:  # the adapter's own fault, or nothing that the system offers
-            raise
-        except (Exception, SystemExit) as error:
-            outcome = Broken(described(error))
-        return outcome
-
-    def _broken(self, command: Command, expected: Outcome, outcome: Broken, index: int) -> Violation:
-        """The system has failed. What it has left in its pages, if it still shows them, says more."""
-        failure, before = Failure(_say(expected), outcome.error), self._facts
-        if self._unstarted is None:
-            with suppress(Exception, SystemExit):
-                self._look()
-        step = Step(
-            self.state.config, command, expected, outcome, self.state, self.state, before, self._facts,
-            self._facts is before,
-        )  # fmt: skip
-        found = [] if step.unchanged else broken_off(step, self.waived)
-        if not found:
-            return Violation("BROKEN", index, failure)
-        self._step = step
-        return violation_of(found, index).with_break(failure)
-
-    def _agreed(self, command: Command, answers: _Answers) -> _Answers:
-        """What is left to compare once the reference has followed what the system may choose."""
-        answers = self._after_choices(command, answers)
-        answers = self._after_refusal(answers)
-        now, expected, outcome, _ = answers
-        done = isinstance(outcome, Done) and isinstance(expected, Done)
-        if self._can.tree_policy_is_free and now.tree is not None and self._facts.tree is not None:
-            # A rejected request may have run all the same.
-            if self.first_violation is None and (done or isinstance(command, Submit)):
-                now = followed(self.state, now, command, self._facts)
-        if isinstance(command, CheckBusy) and (self._can.uncounted or not self._can.lists_holders):
-            expected = _without(self._can, expected)
-        return answers._replace(now=now, expected=expected)
-
-    def _after_choices(self, command: Command, answers: _Answers) -> _Answers:
-        outcome = answers.outcome
-        if self.first_violation is not None or not isinstance(outcome, Done) or not outcome.choices:
-            return answers
-        try:
-            now, expected = model.step(self.state, command, outcome.choices)
-        except model.ChoiceNotAllowed as error:
-            return answers._replace(overreach=str(error))
-        return answers._replace(now=now, expected=expected)
-
-    def _after_refusal(self, answers: _Answers) -> _Answers:
-        expected, outcome = answers.expected, answers.outcome
-        if isinstance(outcome, Refused):
-            if isinstance(expected, Done) and outcome.reason in self._can.may_refuse:
-                return answers._replace(now=self.state, expected=outcome)  # its policy
-            if isinstance(expected, Refused) and not self._can.exact_reasons:
-                return answers._replace(outcome=expected)
-        return answers
-
-    def _check(self, step: Step, index: int) -> None:
-        """Ask the clauses about a step."""
-        if step.after.tree is not None:
-            self._locks = step.locks
-        failures = broken(step, waived=self.waived)
-        if self._tallies is not None:
+            if step.after.tree is not None:
+                self._locks = step.locks
             comparable = type(step.expected) is type(step.outcome)
-            tally_up(self._tallies, about(step), step, self._reached if comparable else None)
-        if failures:
-            self.violation = violation_of(failures, index)
+            self._judge(step, broken(step, self.waived), about(step), comparable=comparable)
+        if self._alone is not None:
+            self._ask_alone(self._alone, step)
+        return self._count(agreed.expected)
 
     def go_on(self, clause: str) -> None:
         """The run has ended with a violation: from here on `clause` alone is checked."""
         self.first_violation, self.violation, self._alone = self.violation, None, CLAUSES[clause]
 
-    def _ask_alone(self, clause: Clause, step: Step, index: int) -> None:
+    def _ask_alone(self, clause: Clause, step: Step) -> None:
         if self.violation is not None and clause.id in self.violation.clauses:
             return
         if self.first_violation is None:
@@ -217,7 +135,7 @@ class Lockstep:
         self.violation = None
         failure = clause.check(step) if self.first_violation is not None else None
         if failure is not None:
-            found = violation_of([(clause, failure)], index)
+            found = violation_of([(clause, failure)], self.steps - 1)
             self.violation = replace(found, first_violation=self.first_violation)
 
     def _look(self) -> None:
@@ -228,17 +146,20 @@ class Lockstep:
         if not abstraction.same(self._view, view):
             if wrong := abstraction.misfit(view, self.state.config.geometry):
                 raise SystemFailed(f"TypeError: {wrong}")
-            self._facts = abstraction.facts_of(view, self.state.config.geometry)
+            self.facts = abstraction.facts_of(view, self.state.config.geometry)
         self._view = view
 
     def moment(self) -> Moment:
         """Both sides as they are now."""
-        return Moment(self.state, self._view, self._facts, self._step, self._locks)
+        return Moment(self.state, self._view, self.facts, self.step, self._locks)
 
-    def _count(self, expected: Outcome) -> Outcome:
-        if self._refusals is not None and isinstance(expected, Refused):
-            self._refusals[expected.reason.value] += 1
-        return expected
+    def row(self, command: Command, outcome: Outcome, before: Moment) -> Row:
+        """What a command changed, on the reference's side."""
+        return row_of(command, outcome, before.state, self.state)
+
+    def in_words(self, outcome: Outcome) -> str:
+        """The outcome, with the reason of a refusal."""
+        return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
 
 
 def new_tallies(engine: bool = False) -> dict[str, Tally]:
@@ -248,25 +169,12 @@ def new_tallies(engine: bool = False) -> dict[str, Tally]:
 
 def lockstep_on(
     system: AnySystem, geometry: Geometry | EngineConfig, mode: Mode, clause: str | None = None
-) -> Lockstep | EngineLockstep:
+) -> AnyLockstep:
     """A run of any system. clause: as of Lockstep."""
     on: Any = system
     if isinstance(geometry, EngineConfig):
         return EngineLockstep(on, geometry, clause=clause)
     return Lockstep(on, geometry, mode, clause=clause)
-
-
-def _without(can: Capabilities, expected: Outcome) -> Outcome:
-    """What a busy check finds that has no account of some pools, or no entries."""
-    if not isinstance(expected, Done) or expected.report is None:
-        return expected
-    accounts = tuple(a for a in expected.report.accounts if a.pool not in can.uncounted)
-    entries = (e for e in expected.report.entries if e.pool not in can.uncounted)
-    return replace(expected, report=Report(accounts, tuple(entries) if can.lists_holders else ()))
-
-
-def _say(outcome: Outcome) -> str:
-    return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
 
 
 def check_fits(
@@ -338,28 +246,25 @@ def replay(system: AnySystem, trace: Trace) -> Run:
     Raises UnusableImplementation when the system cannot be driven through it.
     """
     check_fits(system, trace.geometry, trace.commands)
-    on: Any = system
-    if isinstance(trace.geometry, EngineConfig):
-        return replay_engine(on, trace)
-    lockstep = Lockstep(on, trace.geometry, trace.mode, clause=trace.clause)
-    stated = dict(trace.expected)
-    rows = []
+    lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
+    stated, rows = dict(trace.expected), []
     history = deque([lockstep.moment()], maxlen=KEPT)
     for index, command in enumerate(trace.commands):
-        was = lockstep.state
         outcome = lockstep.do(command)
+        rows.append(lockstep.row(command, outcome, history[-1]))
         history.append(lockstep.moment())
-        rows.append(row_of(command, outcome, was, lockstep.state))
-        if lockstep.violation is None and index in stated and _say(stated[index]) != _say(outcome):
-            mismatch = Failure(f"the trace states {_say(stated[index])}", f"the rules say {_say(outcome)}")
-            lockstep.violation = Violation("TRACE", index, mismatch)
+        if lockstep.violation is None and index in stated:
+            want, got = lockstep.in_words(stated[index]), lockstep.in_words(outcome)
+            if want != got:
+                mismatch = Failure(f"the trace states {want}", f"{lockstep.judge} {got}")
+                lockstep.violation = Violation("TRACE", index, mismatch)
         if lockstep.violation is not None:
             break
     violation = lockstep.violation
     if lockstep.first_violation is not None and violation in (None, lockstep.first_violation):
         return replace(replay(system, replace(trace, clause=None)), trace=trace)
     if violation is not None and violation.clause == "CHK-1":
-        violation = replace(violation, since=_since(on, trace, violation))
+        violation = replace(violation, since=_since(system, trace, violation))
     return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
 
 
@@ -372,11 +277,11 @@ def with_calls(system: AnySystem, run: Run) -> Run:
     return replace(run, called=system.called(run.trace.geometry, commands))
 
 
-def _since(system: System, trace: Trace, violation: Violation) -> int | None:
+def _since(system: AnySystem, trace: Trace, violation: Violation) -> int | None:
     """The first step after which the check that failed in the end, had it run there, fails as well."""
     check = trace.commands[violation.step]
     for last in range(violation.step - 1):
-        lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
+        lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
         for command in (*trace.commands[: last + 1], check):
             if lockstep.violation is None:
                 lockstep.do(command)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from impl.adapter import System, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, StrangerSystem
@@ -13,7 +14,17 @@ from impl.process.worker import made
 from reference.blocks.clauses import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import passed_over
 
-ENGINES = ("sglang", "vllm", "transformers")  # whose releases and checkouts are driven
+
+class Spec(NamedTuple):
+    """What `--impl` and the options beside it say. ways: to run, behind + signs, in order."""
+
+    text: str
+    version: str | None
+    ways: list[str]
+    device: str
+    checkout: str | None
+    calls: bool
+    limits: Limits
 
 
 def resolve(
@@ -31,13 +42,13 @@ def resolve(
     system in one. Raises UnusableImplementation with a one-line reason.
     """
     package, *ways = spec.split("+")
+    engine, _, version = package.partition("==")
     if checkout is not None and package not in ENGINES:
         raise UnusableImplementation(f"--sglang-path goes with --impl sglang, and so on, not {spec!r}")
     if spec == "reference":
         from stateful_tests.lockstep.reference_system import ReferenceSystem
 
         return ReferenceSystem()
-    engine, _, version = package.partition("==")
     if engine in ("torch", *ENGINES) and importlib.util.find_spec("torch") is None:
         raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
     if spec == "torch":
@@ -49,45 +60,62 @@ def resolve(
             raise UnusableImplementation(f"--device: releases of {engine} are not driven on {device}")
         if not version and checkout is None:
             raise UnusableImplementation(f"--impl {engine} needs --{engine}-path DIR or {engine}==VERSION")
-    if engine == "sglang":
-        from impl.sglang.process.system import SGLangSystem
-        from impl.sglang.releases.variants import VARIANTS
-
-        tree = ways.pop(0) if ways and ways[0] in VARIANTS else None
-        if ways not in ([], ["overlap"]):
-            trees = " or ".join(f"+{name}" for name in VARIANTS)
-            raise UnusableImplementation(f"--impl {spec!r}: after a release goes {trees}, then +overlap")
-        system = SGLangSystem(
-            version=version or None, path=checkout, tree=tree, gpu=device == "cuda", overlap=bool(ways),
-            calls=calls, limits=limits,
-        )  # fmt: skip
-        known = passed_over("sglang", system.release, tree)
-        system.capabilities = replace(system.capabilities, known=known)
-        return system
-    if engine == "vllm":
-        from impl.vllm.api import WAYS
-        from impl.vllm.system import VLLMSystem
-
-        given = {way: word in ways for way, word in WAYS.items()}
-        if ways != [WAYS[way] for way in WAYS if given[way]]:
-            order = ", then +".join(WAYS.values())
-            raise UnusableImplementation(f"--impl {spec!r}: after a release goes +{order}")
-        return VLLMSystem(version=version or None, path=checkout, **given, limits=limits)
-    if engine == "transformers":
-        from impl.transformers_paging.loading import TransformersSystem
-
-        if ways:
-            raise UnusableImplementation(f"--impl {spec!r}: nothing goes after a release of transformers")
-        return TransformersSystem(version or None, checkout, limits)
+        return ENGINES[engine](Spec(spec, version or None, ways, device, checkout, calls, limits))
     if ":" in spec:
-        stranger: Any = made(spec) if in_process else StrangerSystem(spec, limits)
-        if unknown := sorted({*stranger.capabilities.waived} - EVERY_CLAUSE.keys()):
-            raise UnusableImplementation(f"--impl {spec}: waives {', '.join(unknown)}, which is no clause")
-        return stranger
+        return _stranger(spec, limits, in_process)
     raise UnusableImplementation(
         f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
         " vllm==VERSION, vllm, transformers==VERSION, module:factory"
     )
+
+
+def _stranger(spec: str, limits: Limits, in_process: bool) -> Any:
+    stranger: Any = made(spec) if in_process else StrangerSystem(spec, limits)
+    if unknown := sorted({*stranger.capabilities.waived} - EVERY_CLAUSE.keys()):
+        raise UnusableImplementation(f"--impl {spec}: waives {', '.join(unknown)}, which is no clause")
+    return stranger
+
+
+def _sglang(spec: Spec) -> Any:
+    from impl.sglang.process.system import SGLangSystem
+    from impl.sglang.releases.variants import VARIANTS
+
+    ways = spec.ways
+    tree = ways[0] if ways and ways[0] in VARIANTS else None
+    overlap = ways[tree is not None :]
+    if overlap not in ([], ["overlap"]):
+        trees = " or ".join(f"+{name}" for name in VARIANTS)
+        raise UnusableImplementation(f"--impl {spec.text!r}: after a release goes {trees}, then +overlap")
+    system = SGLangSystem(
+        version=spec.version, path=spec.checkout, tree=tree, gpu=spec.device == "cuda", overlap=bool(overlap),
+        calls=spec.calls, limits=spec.limits,
+    )  # fmt: skip
+    known = passed_over("sglang", system.release, tree)
+    system.capabilities = replace(system.capabilities, known=known)
+    return system
+
+
+def _vllm(spec: Spec) -> Any:
+    from impl.vllm.api import WAYS
+    from impl.vllm.system import VLLMSystem
+
+    given = {way: word in spec.ways for way, word in WAYS.items()}
+    if spec.ways != [WAYS[way] for way in WAYS if given[way]]:
+        order = ", then +".join(WAYS.values())
+        raise UnusableImplementation(f"--impl {spec.text!r}: after a release goes +{order}")
+    return VLLMSystem(version=spec.version, path=spec.checkout, **given, limits=spec.limits)
+
+
+def _transformers(spec: Spec) -> Any:
+    from impl.transformers_paging.loading import TransformersSystem
+
+    if spec.ways:
+        raise UnusableImplementation(f"--impl {spec.text!r}: nothing goes after a release of transformers")
+    return TransformersSystem(spec.version, spec.checkout, spec.limits)
+
+
+# Whose releases and checkouts are driven.
+ENGINES: dict[str, Callable[[Spec], Any]] = {"sglang": _sglang, "vllm": _vllm, "transformers": _transformers}
 
 
 def as_base(base: str, spec: str) -> str:

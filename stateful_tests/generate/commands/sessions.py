@@ -47,28 +47,31 @@ class SubmitHarness(Harness[Submit]):
         names = c.profile.requests
         free = [r for r in names if c.state.request(r) is None]
         name = pick(c.source, names if c.invalid or not free else free)
-        idle = c.idle
         if c.busy and once_in(c.source, 3):
             return Submit(name, pick(c.source, c.busy).name, 1)
-        if c.invalid:
-            session = pick(c.source, (*c.profile.sessions, None))
-        else:
-            # What ordinary requests leave in a radix tree is for everybody.
-            often = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
-            ordinary = not idle or once_in(c.source, often)
-            wiped = [s for s in c.wiped if s.turn is None]
-            session = None if ordinary else pick(c.source, wiped or idle).name
-            if wiped and session is not None and not once_in(c.source, 3):
-                return Submit(name, session, 1)
+        wiped = [s for s in c.wiped if s.turn is None]
+        session = pick(c.source, (*c.profile.sessions, None)) if c.invalid else self._session(c, wiped)
+        if wiped and session is not None and not c.invalid and not once_in(c.source, 3):
+            return Submit(name, session, 1)
+        plain = Submit(name, session, *self._lengths(c))
+        return plain if c.profile.machine == "sessions" or once_in(c.source, 6) else self._prompted(c, plain)
+
+    def _session(self, c: Enabled, wiped: list[Session]) -> str | None:
+        """Whose turn it is: one that was wiped, if there is one; None for an ordinary request."""
+        # What ordinary requests leave in a radix tree is for everybody.
+        often = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
+        ordinary = not c.idle or once_in(c.source, often)
+        return None if ordinary else pick(c.source, wiped or c.idle).name
+
+    def _lengths(self, c: Enabled) -> tuple[int, int]:
+        """Tokens of its own, and how many it takes back."""
         width = c.state.config.geometry.width
         tokens = c.length(width // (2 if c.profile.long_prompts else 4))
         if c.profile.long_prompts and once_in(c.source, 2):
             tokens = 1 + c.source.upto(width // 2)
         if c.invalid and once_in(c.source, 6):
             tokens = pick(c.source, (0, -1))
-        rewind = pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
-        plain = Submit(name, session, tokens, rewind)
-        return plain if c.profile.machine == "sessions" or once_in(c.source, 6) else self._prompted(c, plain)
+        return tokens, pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
 
     def _prompted(self, c: Enabled, plain: Submit) -> Submit:
         """The same with a prompt, mostly instead of tokens of its own."""

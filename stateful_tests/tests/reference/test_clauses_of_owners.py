@@ -8,6 +8,7 @@ import pytest
 
 from reference.clauses import CLAUSES, broken, broken_off
 from reference.clauses.facts import Owned
+from reference.clauses.owed import pages_owed
 from reference.clauses.step import Step
 from reference.failures import AtNamed
 from reference.state import Cursors, Round
@@ -61,12 +62,12 @@ def pages_of(text: str) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", FREED)
 def test_a_page_more_or_less_is_reported(name, clause, pool):
     step, full, swa = FREED[name]
-    assert step.owed[pool] == pages_of(full if pool == "full" else swa)
-    assert as_refused(step).owed[pool] == {}
+    assert pages_owed(step)[pool] == pages_of(full if pool == "full" else swa)
+    assert pages_owed(as_refused(step))[pool] == {}
     assert not as_refused(step).progress
     assert_clause(clause, step, None)
     wrongs = [found] if (found := leaked(step, pool)) is not None else []
-    if any(not holder.startswith("tree ") for holder in step.owed[pool]):
+    if any(not holder.startswith("tree ") for holder in pages_owed(step)[pool]):
         wrongs.append(freed_less(step, pool))
     if any(_stay(step, pool)):
         wrongs.append(freed_more(step, pool))
@@ -99,7 +100,7 @@ def test_who_is_not_shown_is_cut_nowhere_and_hands_nothing_over(shown):
     for step in (STEPS["RETRIED"], FILE.step("tree: CHUNK; extend r1 +4")):
         seen = step.after.requests
         hidden = changed(step, requests={name: seen[name]._replace(cursors=at) for name, at in shown.items()})
-        assert hidden.cut_at is None and hidden.owed["full"] == {}
+        assert hidden.cut_at is None and pages_owed(hidden)["full"] == {}
 
 
 def test_a_model_without_a_window_frees_no_swa_page():

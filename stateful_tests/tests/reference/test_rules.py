@@ -17,7 +17,7 @@ from reference.commands import (
 from reference.cursors import ceil_page, floor_page, lost_below, window_live
 from reference.geometry import Geometry
 from reference.state import (
-    ZERO, Phase, Request, Session, State, full_pages, holders, swa_pages,
+    Cursors, ZERO, Phase, Request, Session, State, full_pages, holders, swa_pages,
 )  # fmt: skip
 from reference.rules import RULES
 from reference.rules.base import Case, Rule
@@ -170,8 +170,6 @@ def _case(rule: Rule, names: dict[str, Any]) -> Case:
 
 def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
     """What a transition does that the rule does not say, in a few words."""
-    size, window = was.config.geometry.page_size, was.config.geometry.window
-    before, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))
     expected: dict[tuple[str, str], set[int]] = {}
     about = [(was.request(name), given) for name, given in _lanes(command)]
     for request, given in about or [(None, {})]:
@@ -182,18 +180,31 @@ def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
         holder = session.name if session is not None else request.name if request is not None else ""
         for pool, span in (("full", case.full), ("swa", case.swa)):
             start, end = (_value(formula, names) for formula in span)
+            size = was.config.geometry.page_size
             expected[holder, pool] = set(range(start // size, end // size))
         if case.after is None:
-            if holder in after:
+            if any(h.name == holder for h in holders(now)):
                 return "its row is still there"
             continue
         want = [_value(case.after.get(name, name), names) for name in "CAER"]
-        then, slot = now.request(request.name) if request else None, now.session(holder)
-        shown = [then.cursors] if then is not None and then.cursors is not None else []
-        if slot is not None and slot.slot is not None and (not shown or then.phase is Phase.ADMITTED):
-            shown.append(slot.slot)
-        if any(list(cursors) != want for cursors in shown):
+        if any(list(cursors) != want for cursors in _shown(now, request, holder)):
             return f"cursors {want}"
+    return _wrong_pages(was, now, expected)
+
+
+def _shown(now: State, request: Request | None, holder: str) -> list[Cursors]:
+    """The cursors of a request, and those of its session's slot where both show."""
+    then, slot = now.request(request.name) if request else None, now.session(holder)
+    shown = [then.cursors] if then is not None and then.cursors is not None else []
+    if slot is not None and slot.slot is not None and (not shown or then.phase is Phase.ADMITTED):
+        shown.append(slot.slot)
+    return shown
+
+
+def _wrong_pages(was: State, now: State, expected: dict[tuple[str, str], set[int]]) -> str:
+    """A pool in which other pages went back than expected."""
+    size, window = was.config.geometry.page_size, was.config.geometry.window
+    before, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))
     for holder, cursors in before.items():
         for pool, pages in (("full", full_pages), ("swa", swa_pages)):
             kept = set(pages(after[holder], size)) if holder in after else set()

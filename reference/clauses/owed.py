@@ -1,0 +1,132 @@
+"""What a command must give back, and what the system gave back: pages by holder, pool by pool.
+
+A command owes the pages behind the place at which a turn is cut, those that a window eviction passes, what a
+row hands to the tree and the tree has already, and what the tree evicts. Freed is what was owned before the
+step and is in a free list after it, or belongs to somebody else. FREE-1 and FREE-2 compare the two.
+"""
+
+from __future__ import annotations
+
+from reference.clauses.step import PagesByHolder, Step
+from reference.commands import (
+    Abort, Admit, Close, Decode, Evict, Extend, Finish, Insert, Launch, Retract, SpecDecode, UnlockSwa,
+    tree_key,
+)  # fmt: skip
+from reference.prefix_cache import page_name
+from reference.remembered import remembered
+from reference.state import Cursors, text_tokens
+
+_ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed`
+_TREE_GIVES_UP = Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, Insert, Evict
+
+
+@remembered
+def pages_freed(step: Step) -> dict[str, PagesByHolder]:
+    """By pool: pages that somebody had before and the system gave back."""
+    return {pool: _freed_of(step, pool) for pool in step.after.pools}
+
+
+@remembered
+def pages_owed(step: Step) -> dict[str, PagesByHolder]:
+    """By pool: pages that must go back."""
+    goes = None
+    if isinstance(step.command, _ENDINGS):
+        goes = step.cut_at if step.ended is None else (*step.ended, 0)
+    some = step.done and (goes is not None or step.after.tree is not None or _evicted(step))
+    return {pool: _owed_of(step, pool, goes) if some else {} for pool in step.after.pools}
+
+
+def _freed_of(step: Step, pool: str) -> PagesByHolder:
+    before, after = step.before.pools[pool], step.after.pools[pool]
+    freed: PagesByHolder = {}
+    free, others = after.free_pages, after.owner_of
+    once = len(before.owner_of) == len(before.owned)
+    if once and before.owner_of.items() <= others.items() and free.isdisjoint(others):
+        return freed
+    kept = after.owned_once
+    for owned in before.owned:
+        holder, at, page = owned
+        gone = owned not in kept and page in others
+        if page in free or (gone and others[page].holder != _name_in_tree(step, holder, at)):
+            freed.setdefault(holder, []).append(at)
+    return freed
+
+
+def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
+    """What a page of a row is called once the tree has taken it over."""
+    if holder not in _paths(step):
+        return None
+    return page_name(_paths(step)[holder][: (at + 1) * step.config.geometry.page_size])
+
+
+@remembered
+def _paths(step: Step) -> dict[str, tuple[int, ...]]:
+    """What the tree knows the text of each holder by."""
+    bigram = step.config.geometry.bigram
+    return {h.name: tree_key(text_tokens(h.text), bigram) for h in (*step.held, *step.held_before)}
+
+
+@remembered
+def _evicted(step: Step) -> list[tuple[str, Cursors, int]]:
+    """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
+    evicted = []
+    for request in step.was.requests:
+        c, now = request.cursors, step.after.requests.get(request.name)
+        if c is not None and now is not None and now.cursors is not None:
+            if now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen:
+                evicted.append((request.holder, c, now.cursors.swa_evicted_seqlen))
+    return evicted
+
+
+def _owed_of(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
+    size, swa = step.config.geometry.page_size, pool == "swa"
+    owed: dict[str, set[int]] = {}
+    if goes is not None:  # from target on, as far as it has pages of its own
+        holder, c, target = goes
+        start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
+        owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
+    for holder, c, frontier in _evicted(step) if swa else ():
+        start, end = max(c.cache_protected_len, c.swa_evicted_seqlen), min(frontier, c.kv_allocated_len)
+        owed[holder] = {p // size for p in range(start, end, size)}
+    if step.after.tree is not None:
+        _hand_over(step, pool, owed)
+    return {holder: sorted(pages) for holder, pages in owed.items() if pages} if owed else {}
+
+
+def _hand_over(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
+    """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
+    over, each from the first of a batch who has it. What the tree gives up is owed."""
+    before, after = step.before.pools[pool], step.after.pools[pool]
+    size, own = step.config.geometry.page_size, before.places
+    had, has = before.owned_once, after.owned_once
+    taken = {o.holder for o in has - had} if _handed(step) else set()
+    for holder, start, end, frontier in _handed(step):
+        for at in range(start // size, -(-end // size)):
+            name = _name_in_tree(step, holder, at)
+            if pool == "swa" and at * size < frontier:
+                continue
+            if name in taken:
+                taken.remove(name)
+                owed.get(holder, set()).discard(at)
+            elif (holder, at) in own:
+                owed.setdefault(holder, set()).add(at)
+    if isinstance(step.command, _TREE_GIVES_UP):
+        for gone in had - has:
+            if gone.holder.startswith("tree "):
+                owed.setdefault(gone.holder, set()).add(gone.at)
+
+
+@remembered
+def _handed(step: Step) -> list[tuple[str, int, int, int]]:
+    """(holder, start, end, its swa_evicted_seqlen) of what rows hand to the tree, in order."""
+    if isinstance(step.command, Finish) and step.ended is not None:
+        holder, c = step.ended
+        return [(holder, c.cache_protected_len, c.kv_allocated_len, c.swa_evicted_seqlen)]
+    handed = []
+    for name in step.progress if isinstance(step.command, Extend) else ():
+        was, now = step.was.request(name), step.after.requests.get(name)
+        assert was is not None and was.cursors is not None
+        if now is not None and now.cursors is not None:
+            end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
+            handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
+    return handed

@@ -1,0 +1,121 @@
+"""What every run of a system has in common, whoever picks its batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from impl.adapter import AnySystem, UnusableImplementation
+from impl.process.failures import described
+from impl.process.wire import checked
+from reference.clauses import Clause
+from reference.commands import Broken, Outcome, Refused
+from reference.failures import Failure
+from stateful_tests.lockstep.results import Row, Tally, Violation, tally_up, violation_of
+
+Failures = list[tuple[Clause, Failure]]
+
+
+class AnyLockstep(ABC):
+    """One run of a system, from the empty state.
+
+    facts: the system's, now. step: the last command with what clauses check of it; None at the start, where
+    the system did not run the command, and where it broke. violation: the first step that left the
+    specification; nothing may be done after it. first_violation: the one before, where one clause alone is
+    checked past it. tallies (shared between runs) count evaluations and situations. clause: checked even if
+    the system is known to violate it.
+    """
+
+    facts: Any
+    step: Any
+    judge: ClassVar[str]  # who says what the outcome of a command is
+
+    def __init__(
+        self,
+        system: AnySystem,
+        tallies: dict[str, Tally] | None,
+        refusals: Counter[str] | None,
+        clause: str | None,
+    ) -> None:
+        self.system: Any = system
+        self.steps, self.step = 0, None
+        self.violation: Violation | None = None
+        self.first_violation: Violation | None = None
+        self._tallies, self._refusals = tallies, refusals
+        self._reached: set[str] = set()  # clauses whose trigger has come up
+        can = self._can = system.capabilities
+        self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
+        self._unstarted: Broken | None = None  # why there is no empty system, as the first command meets it
+
+    @abstractmethod
+    def do(self, command: Any) -> Outcome:
+        """Run one command; sets `violation` if it leaves the specification."""
+
+    @abstractmethod
+    def moment(self) -> Any:
+        """The run as it is now, for a report."""
+
+    @abstractmethod
+    def row(self, command: Any, outcome: Outcome, before: Any) -> Row:
+        """What a command changed since the moment before it."""
+
+    @abstractmethod
+    def in_words(self, outcome: Outcome) -> str:
+        """An outcome, as far as a trace can state it."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Take the system's facts."""
+
+    def _begin(self) -> None:
+        """Another command."""
+        assert self.violation is None, "the run has ended with a violation"
+        self.steps, self.step = self.steps + 1, None
+
+    def _carried_out(self, command: Any) -> Outcome:
+        """The system's outcome, and its facts after it; Broken where it fails or cannot be looked at."""
+        try:
+            outcome = self._unstarted or checked(self.system.apply(command))
+            if not isinstance(outcome, Broken):
+                self._look()
+        except UnusableImplementation:  # the adapter's own fault, or nothing that the system offers
+            raise
+        except (Exception, SystemExit) as error:
+            outcome = Broken(described(error))
+        return outcome
+
+    def _break(
+        self,
+        failure: Failure,
+        step_after: Callable[[], Any],
+        broken_off: Callable[[Any, frozenset[str]], Failures],
+    ) -> Violation:
+        """The system has failed. What it has left in its pages, if it still shows them, says more."""
+        before = self.facts
+        if self._unstarted is None:
+            with suppress(Exception, SystemExit):
+                self._look()
+        step = step_after()
+        found = broken_off(step, self.waived) if self.facts != before else []
+        if not found:
+            return Violation("BROKEN", self.steps - 1, failure)
+        self.step = step
+        return violation_of(found, self.steps - 1).with_break(failure)
+
+    def _judge(
+        self, step: Any, failures: Failures, clauses: Iterable[Clause], *, comparable: bool = True
+    ) -> None:
+        """Take over which clauses a step violates, and count those that could have been. comparable: its
+        outcome is of the kind that was expected; else no situation counts as reached."""
+        if self._tallies is not None:
+            tally_up(self._tallies, clauses, step, self._reached if comparable else None)
+        if failures:
+            self.violation = violation_of(failures, self.steps - 1)
+
+    def _count(self, outcome: Outcome) -> Outcome:
+        if self._refusals is not None and isinstance(outcome, Refused):
+            self._refusals[outcome.reason.value] += 1
+        return outcome
