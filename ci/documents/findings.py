@@ -26,8 +26,8 @@ _HEAD = """\
 
 Made from [known.toml](known.toml) by `kvspec spec --findings`. The faults of the newest releases come first.
 A name leads to its trace, which `kvspec replay TRACE --impl sglang==VERSION` shows. "No report found" was
-looked up in upstream's issues and pull requests in September 2026, with one to four queries a row; what is
-only "fixed" was not looked up.
+looked up in upstream's issues and pull requests, with one to four queries a row; the newest thread is of
+2026-09-22. What is only "fixed" was not looked up.
 """
 _COLUMNS = """\
 | fault | releases | seen as | what happens | upstream |

@@ -18,7 +18,7 @@ PATH = FOLDER / "known.toml"
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?")
 
 Engine = Literal["sglang", "vllm", "transformers"]
-Verdict = Literal["known", "cause known", "none found", "not searched", "fixed"]
+Verdict = Literal["known", "cause known", "none found", "threads end before it", "not searched", "fixed"]
 
 
 class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,7 +29,8 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     way: only `+way` has it; only: settings that it takes. unified: `first` and `fixed` of `+unified`, where
         they differ.
     clauses: those that it violates; ends_server: the scheduler process ends.
-    verdict: whether upstream knows it ("not searched": nobody has looked); note: further remarks.
+    verdict: whether upstream knows it ("threads end before it": what was searched is older than the first
+        release; "not searched": nobody has looked); note: further remarks.
     reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
     traces: files of fixtures/releases; test: one of its reports folder that upstream could merge.
     elsewhere: from which release on its traces show another clause.
@@ -97,6 +98,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             "known": f"known: {numbers}",
             "cause known": f"cause known: {numbers}; of this symptom no report found",
             "none found": "no report found",
+            "threads end before it": "the threads that were searched end before it",
             "not searched": "reports not searched",
             "fixed": "",
         }[self.verdict]

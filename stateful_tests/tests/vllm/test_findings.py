@@ -9,6 +9,7 @@ import pytest
 
 from ci.explain import explanation_of
 from ci.export import engine_test
+from ci.export.recorded_run import NotExportable
 from ci.report import data as report
 from ci.report import page
 from impl.process.run_test import FAILS, outcomes
@@ -25,7 +26,7 @@ SAID = {
         "it has one in group 0, where block 0, the null block, has no hash",
     "a_null_block_that_is_published_twice_ends_the_server": "AssertionError: assert blk.block_hash is None",
     "a_preempted_request_resumes_without_its_token_in_flight":
-        "other tokens, or none, where r2 computes its text at [0, 3)",
+        "other tokens, or none, where r2 computes its text at [4, 6)",
     "a_reset_drops_a_token_behind_a_round_of_drafts": "it gets [], where r1 gets [686538]",
     "a_reset_drops_the_next_token_of_a_request": "(update drafts 0): it gets [], where r1 gets [980670]",
     "a_reset_has_rejected_drafts_taken_back_from_a_new_start":
@@ -52,7 +53,7 @@ SAID = {
         "r1 at [0, 1) of group 0 has no block since command 6",
     "an_unwritten_slot_is_stored_with_its_block": "store 0 has moved block 1 into it by command",
     "an_abort_before_the_first_batch_ends_the_server": "assert len(offload_keys) == len(offload_block_ids)",
-    "a_reset_preempts_a_request_that_was_loaded": "assert self._jobs[any_jid].is_store",
+    "a_preempted_request_is_loaded_in_the_next_step": "assert self._jobs[any_jid].is_store",
     "a_second_reset_of_host_memory_ends_the_server": "assert not self._current_batch_jobs_to_flush",
     "a_chunk_with_a_hole_is_stored_too_far_to_the_left": "store 0 has moved block 1 and 3 into it by",
     "a_chunk_with_a_hole_is_stored_too_far_to_the_left_in_time": "store 0 has moved block 4 and 6 into it by",
@@ -79,7 +80,15 @@ SAID = {
     "a_turn_longer_than_the_model_is_written_past_its_row": "illegal memory access in _apply_write_kernel",
     "window_blocks_are_stored_after_others_have_them": "store 0 has moved block 1 and 2 and 3 into it by",
     "a_next_turn_is_stored_from_the_first_turns_block": "store 1 has moved block 1 into it by command",
-    "an_aborted_session_has_one_block_twice_in_a_store": "KeyError: 1",
+    "a_store_counts_a_block_that_the_window_left_out": "assert sum(group_sizes) == len(block_ids)",
+    "a_next_turn_keeps_the_first_turns_max_tokens_in_time": "it ends: length, where r1 goes on",
+    "a_token_of_a_step_in_flight_becomes_text_of_the_next_turn": "3 tokens, another one at position 1",
+    "a_turn_that_ends_inside_a_round_gets_a_token_of_the_step_in_flight": "was sampled behind another",
+    "a_next_turn_is_stored_from_the_first_turns_block_in_time": "store 1 has moved block 1 into it by",
+    "a_session_that_ends_has_one_block_twice_in_a_store": "KeyError: 1",
+    "a_session_that_ends_has_one_block_twice_in_a_store_in_time": "KeyError: 1",
+    "a_last_token_opens_a_block_that_was_never_allocated": "assert len(offload_keys) == len",
+    "a_reset_of_host_memory_keeps_the_record_of_a_finished_request": "no record of what is gone",
 }  # fmt: skip
 
 
@@ -110,6 +119,10 @@ def test_unit_tests_fail_where_the_fault_is_and_pass_where_it_is_fixed(vllm, rel
     system, runs, wanted = vllm(release), [], []
     for path, fault in (each for each in TRACES if released(each[0]) == release):
         fixed = engine_test.target(fault.fixed) if fault.fixed else None
+        if path.stem in SHOWN_BY_NO_OBJECT:
+            with pytest.raises(NotExportable, match=NO_OBJECT):
+                engine_test.unit_test(traces.load(path), path.name, system, fixed)
+            continue
         text = engine_test.unit_test(trace := traces.load(path), path.name, system, fixed)
         assert not re.search(r"^ *(from|import) (kvspec|impl|reference|ci)\b", text, re.MULTILINE)
         (file := tmp_path / f"{path.stem}.py").write_text(text)
@@ -146,6 +159,10 @@ def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
 
 UNSEEN = {"HOST-1", "HOST-3", "XFER-1", "XFER-2", "XFER-3"}  # they compare host memory with what is in flight
 NO_OBJECT = "no object of the scheduler shows it"
+SHOWN_BY_NO_OBJECT = {
+    "a_turn_that_ends_inside_a_round_gets_a_token_of_the_step_in_flight",
+    "a_reset_of_host_memory_keeps_the_record_of_a_finished_request",
+}
 
 
 def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_release_conforms(vllm):
