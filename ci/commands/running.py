@@ -21,6 +21,7 @@ from ci.commands.shared import (
 if TYPE_CHECKING:
     from ci import Data
     from impl.adapter import System
+    from stateful_tests.check.corpus import CorpusLine
     from stateful_tests.check.tiers import Plan
 
 
@@ -144,8 +145,17 @@ def _driven(
                 opened.enter_context(closing(before))
         plan, changed = tiers.for_system(plan, system), None
         if since is not None:
+            told: set[str] = set()
+
+            def tell(line: CorpusLine) -> None:
+                run = changes.new_fault(system, before, line)
+                if run is not None and run.violation is not None and run.violation.clause not in told:
+                    told.update(run.violation.clauses)
+                    note(report.first_word(run, "" if before is None else before.name))
+
             with unusable(f"--since {since:.80}: ", ValueError):
-                changed = changes.changes(system, since, (*corpus.known_faults(), *corpus.load()))
+                lines = (*corpus.known_faults(), *corpus.load())
+                changed = changes.changes(system, since, lines, tell)
             note(changed.text)
             plan = replace(plan, first=changed.first)
         strange = ":" in selector.impl  # it may hold what there is once

@@ -270,8 +270,8 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
 def finding_data(group: list[Finding], base: str | None = None, changed: Changes | None = None) -> Data:
     """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
     clause, or of all. fixed_in_part: the known fault of which they are what is left. saved: where the trace
-    is, of the first or of a clause. flaky: no replay shows them again. changed: the functions changed
-    since a revision that the failing command calls."""
+    is, of the first or of a clause. flaky: not every replay shows them. changed: functions changed since a
+    revision that the trace calls, and the commands that call them."""
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -298,8 +298,23 @@ def finding_data(group: list[Finding], base: str | None = None, changed: Changes
         "saved": None,
         "replay": None,
         "page": None,
-        "changed": changed.among(group[0].run.called) if changed else [],
+        "changed": _changed(group[0].run, changed) if changed else [],
     } | run_data(group[0].run)
+
+
+def _changed(run: Run, changed: Changes) -> list[Data]:
+    """The last call first: what ran long before a fault is less likely its cause."""
+    called = sorted(changed.among(run.called).items(), key=lambda each: -each[1][-1])
+    return [{"function": f"{file}: {name}", "steps": steps} for (file, name), steps in called]
+
+
+def first_word(run: Run, base: str) -> str:
+    """Of a violation that was just found, in a line: the check goes on, and shrinks it."""
+    violation, argued = run.violation, explanation_of(run)
+    assert violation is not None
+    where = f"NEW against {base}" if base else "violation"
+    sides = f"expected {violation.expected}; observed {violation.observed}"
+    return f"{where}: {', '.join(violation.clauses)}: {argued.text if argued is not None else sides}"
 
 
 def run_data(run: Run, known: KnownFault | None = None) -> Data:
@@ -313,7 +328,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
         "trace": json.loads(traces.dump(run.trace)),
         "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
         **_explained(run),
-        "called": list(run.called),
+        "called": list(run.called[last]) if last is not None and last < len(run.called) else [],
         "violation": violation
         and {
             **fields_of(violation, "clause also details"),

@@ -216,9 +216,9 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
             words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
         if apart:
             words["apart"] = f"other traces of {first['id']} need {apart}; this probably has another cause"
-        if changed := data.get("changed"):
-            words["changed"] = f"{', '.join(changed)} (called by the failing command)"
-        labelled(out, words | _called(data))
+        if data.get("changed"):
+            words["changed"] = "\n".join(_changed(data))
+        labelled(out, words if data.get("changed") else words | _called(data))
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:
@@ -268,6 +268,18 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
         if violation["why"]:  # a clause of the specification
             words["more"] = f"kvspec clauses {violation['clause']}; SPEC.md under {violation['clause']}"
         labelled(out, words | _called(data))
+
+
+def _changed(data: Data) -> list[str]:
+    """The changed functions that a trace calls, and in which commands."""
+    lines = []
+    for each in data["changed"]:
+        first, *more = each["steps"]
+        again = [f"again in {', '.join(map(str, more[:4]))}{' ...' * (len(more) > 4)}"] if more else []
+        ran = [f"command {first} ({data['rows'][first]['command']})", *again]
+        lines.append(f"{each['function']} ran in {', '.join(ran)}")
+    left = len(lines) - _MOST_FILES
+    return [*lines[:_MOST_FILES], f"and {left} more (--json has all)"] if left > 0 else lines
 
 
 def _called(data: Data) -> dict[str, str]:

@@ -122,19 +122,17 @@ class WorkerSystem:
         """Its worker has started and not ended."""
         return self._process is not None and self._process.poll() is None
 
-    def called(self, geometry: Any, commands: Sequence[Any], *, each: bool = False) -> tuple[str, ...]:
-        """What the last of the commands, or each, calls in files of the system, as in wire.Noted. Empty where
-        it ends the worker."""
-        found: tuple[str, ...] = ()
+    def called(self, geometry: Any, commands: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+        """What each of the commands calls in files of the system, as in wire.Noted, up to one that fails; of
+        one that ends the worker nothing."""
+        found: list[tuple[str, ...]] = []
         with contextlib.suppress(SystemFailed, UnusableImplementation):
             self.reset(geometry)
-            for at, command in enumerate(commands, 1):
-                asks = each or at == len(commands)
-                self._ask(msgspec.structs.replace(wire.pack_command(command), called=asks))
-                if self._broken is not None and at < len(commands):
-                    return found
-                found += self.noted.called if self.alive else ()
-        return found
+            for command in commands:
+                if self._broken is None:
+                    self._ask(msgspec.structs.replace(wire.pack_command(command), called=True))
+                    found.append(self.noted.called if self.alive else ())
+        return tuple(found)
 
     def view(self) -> Any:
         """The facts after the last command that came to an end; costs nothing."""

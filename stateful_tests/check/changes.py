@@ -9,15 +9,18 @@ import ast
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl.adapter import UnusableImplementation
-from stateful_tests.check.corpus import CorpusLine
-from stateful_tests.lockstep.lockstep import check_fits
+from stateful_tests.check.corpus import FIXTURE, CorpusLine
+from stateful_tests.lockstep.lockstep import check_fits, replay, with_calls
+from stateful_tests.lockstep.results import Run, Trace
 
-ENOUGH = 5  # lines that call a function, before others are looked for
+ENOUGH = 60  # lines that call a function, before others are looked for
 
 Function = tuple[str, str]  # file, qualified name
 
@@ -40,36 +43,72 @@ class Changes(NamedTuple):
         more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
         return text + (f"; none calls {', '.join(missed[:5])}{more}" if missed else "")
 
-    def among(self, called: Sequence[str]) -> list[str]:
-        """The changed functions among those that a command calls."""
-        found = (each for each in dict.fromkeys(_functions(called)) if each in self.called)
-        return [f"{file}: {name}" for file, name in found]
+    def among(self, called: Sequence[Sequence[str]]) -> dict[Function, list[int]]:
+        """The changed functions among those that commands call, and the numbers of the commands."""
+        wanted, found = {*self.called, *self.missed}, dict[Function, list[int]]()
+        for at, of_command in enumerate(called):
+            for function in dict.fromkeys(_functions(of_command)):
+                if function in wanted:
+                    found.setdefault(function, []).append(at)
+        return found
 
 
-def changes(system: Any, revision: str, lines: Sequence[CorpusLine]) -> Changes:
+def changes(
+    system: Any, revision: str, lines: Sequence[CorpusLine], found: Callable[[CorpusLine], None] | None = None
+) -> Changes:
     """Look for lines that call what changed in the checkout of `system`, the shortest first.
 
-    Raises ValueError where git cannot tell.
+    found: is given each of them as soon as it is found. Raises ValueError where git cannot tell.
     """
     wanted = {*changed_functions(system.root, revision)}
     called: Counter[Function] = Counter()
     first = set()
-    for line in sorted(lines, key=lambda line: len(line.commands)):
+    for line in _in_turns(lines):
         open_ = {function for function in wanted if called[function] < ENOUGH}
         if not open_:
             break
         try:
             check_fits(system, line.geometry, line.commands)
-            found = open_ & {*_functions(system.called(line.geometry, line.commands, each=True))}
+            calls = open_ & {*_functions(chain(*system.called(line.geometry, line.commands)))}
         except UnusableImplementation:
             continue
-        called.update(found)
-        first |= {line} if found else set()
+        called.update(calls)
+        if calls:
+            first.add(line)
+            if found is not None:
+                found(line)
     missed = tuple(sorted(wanted - called.keys()))
     return Changes(revision, frozenset(first), dict(called), missed)
 
 
-def _functions(called: Sequence[str]) -> Iterator[Function]:
+def _in_turns(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
+    """The shortest of each kind first: by machine, traces of faults and ways to situations."""
+    turns: Counter[tuple[str, bool]] = Counter()
+    placed = []
+    for line in sorted(lines, key=lambda line: len(line.commands)):
+        kind = line.machine, line.origin == FIXTURE
+        turns[kind] += 1
+        placed.append((turns[kind], line))
+    return [line for _, line in sorted(placed, key=lambda each: each[0])]
+
+
+def new_fault(system: Any, base: Any, line: CorpusLine) -> Run | None:
+    """A line of the corpus on `system`, where it violates a clause and `base` conforms up to that command.
+
+    Without a base, traces of known faults show nothing new.
+    """
+    run = replay(system, Trace(line.geometry, line.mode, line.commands))
+    if run.violation is None or (base is None and line.origin == FIXTURE):
+        return None
+    ends = replace(run.trace, commands=run.trace.commands[: run.violation.step + 1])
+    try:
+        known = base is not None and replay(base, ends).violation is not None
+    except UnusableImplementation:  # no witness
+        known = True
+    return None if known else with_calls(system, replace(run, trace=ends))
+
+
+def _functions(called: Iterable[str]) -> Iterator[Function]:
     for text in called:
         file, _, names = text.partition(": ")
         yield from ((file, name) for name in names.split(", "))

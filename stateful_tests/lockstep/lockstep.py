@@ -269,7 +269,7 @@ def replay(system: AnySystem, trace: Trace) -> Run:
 
 
 def with_calls(system: AnySystem, run: Run) -> Run:
-    """The run with what its failing command calls, where the system is in a worker that has not ended."""
+    """The run with what its commands call, where the system is in a worker that has not ended."""
     violation = run.violation
     if violation is None or not isinstance(system, WorkerSystem) or not system.alive:
         return run

@@ -158,8 +158,8 @@ class Run:
     """A trace replayed on a system: its rows, up to and including the violation if there is one.
 
     history: the start, then the moment after each row; of long runs the end alone. Moments, or
-    EngineMoments. waived: clauses that were not checked. called: what the command at fault calls in the
-    system's own files, "FILE: FUNCTION, ..." each.
+    EngineMoments. waived: clauses that were not checked. called: what each command calls in files of the
+    system, "FILE: FUNCTION, ..." each.
     """
 
     trace: Trace
@@ -168,7 +168,7 @@ class Run:
     violation: Violation | None
     history: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     waived: frozenset[str] = frozenset()
-    called: tuple[str, ...] = field(default=(), compare=False)
+    called: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
 
     @property
     def first(self) -> int:

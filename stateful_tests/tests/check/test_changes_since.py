@@ -1,14 +1,15 @@
 """--since REV: what changed in a checkout is driven first, and what nothing drives is reported."""
 
 import subprocess
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from ci.report import data as report
 from reference.commands import Finish, Mode
 from stateful_tests.check import changes, corpus, driving, tiers
 from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.systems import resolve
 
 BEFORE = """
 LIMIT = 1
@@ -64,26 +65,46 @@ def test_all_of_a_new_file_has_changed(root):
 class Checkout(ReferenceSystem):
     """Says that a finish calls Cache.free."""
 
-    def called(self, geometry, commands, *, each):
-        assert each
-        return ("cache.py: Cache.free, Cache.size",) * any(isinstance(c, Finish) for c in commands)
+    def called(self, geometry, commands):
+        return [("cache.py: Cache.free, Cache.size",) * isinstance(c, Finish) for c in commands]
 
 
 def test_lines_that_call_it_come_first(root):
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4").replace("return 3", "return 5"))
     system = Checkout()
     system.root = root
-    found = changes.changes(system, "HEAD", corpus.load())
-    assert len(found.first) == changes.ENOUGH and found.missed == (("cache.py", "gone"),)
-    assert "5 directed runs come first, which call 1 of 2 changes; none calls" in found.text
-    called = "cache.py: Cache.size, Cache.evict", "other.py: gone"
-    changed = found._replace(called=Counter({("cache.py", "Cache.size"): 1})).among(called)
-    assert changed == ["cache.py: Cache.size"]
+    told = []
+    found = changes.changes(system, "HEAD", corpus.load(), told.append)
+    assert {*told} == found.first and len(told) == changes.ENOUGH and found.missed == (("cache.py", "gone"),)
+    assert {line.machine for line in told[:10]} >= {"sessions", "both"}, "in turns"
+    assert f"{changes.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls" in found.text
+    called = [(), ("cache.py: Cache.free, gone", "other.py: gone"), ("cache.py: Cache.size, Cache.free",)]
+    assert found.among(called) == {("cache.py", "Cache.free"): [1, 2], ("cache.py", "gone"): [1]}
     plan = replace(tiers.plan("smoke"), first=found.first)
     driven = [line for mode in Mode for line in driving.lines_of(system, plan, mode)[: changes.ENOUGH]]
     assert found.first < {*driven} and {*driving.lines_of(system, tiers.plan("smoke"), Mode.FREE)} == {
         *driving.lines_of(system, plan, Mode.FREE)
     }
+
+
+FAULTY = "torch+free-repeats-a-page"
+
+
+@pytest.mark.parametrize("base, new", [("reference", True), (None, True), (FAULTY, False)])
+def test_a_fault_in_what_changed_is_told_at_once(base, new):
+    """What the base shows too is not new, nor is a known fault without a base."""
+    before = base and resolve(base)
+    [line] = (n for n in corpus.known_faults() if n.situation == "a_capped_frontier_counts_whole_pages")
+    line = line._replace(origin="hand" if base is None else line.origin)
+    run = changes.new_fault(resolve(FAULTY), before, line)
+    assert (run is not None) is new
+    assert changes.new_fault(resolve("torch"), before, line) is None
+    if run is not None:
+        assert len(run.trace.commands) == run.violation.step + 1
+        word = report.first_word(run, base or "")
+        assert word.startswith(f"NEW against {base}: FREE-1" if base else "violation: FREE-1"), word
+    else:
+        assert changes.new_fault(resolve(FAULTY), None, line) is None
 
 
 def test_what_git_cannot_tell_is_a_line(root, kvspec):

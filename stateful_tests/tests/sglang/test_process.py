@@ -16,7 +16,7 @@ from impl.sglang.process import system as sglang
 from impl.sglang.releases.catalogue import TABLE, Kind
 from impl import vocabulary
 from impl.sglang.scheduler import driver
-from reference.commands import Broken, Done, Open, Piece, Reason, Submit, shared_serial, token_id
+from reference.commands import Admit, Broken, Done, Open, Piece, Reason, Submit, shared_serial, token_id
 from reference.geometry import preset
 from stateful_tests.tests.support.commands import commands
 
@@ -68,13 +68,15 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, monke
     system.close()
 
 
-def test_what_the_last_command_calls_is_noted():
+def test_what_each_command_calls_is_noted():
     system = StrangerSystem("impl.example_engine:make")
     try:
-        called = system.called(preset("page1"), [Submit("a", None, 1)])
+        called = system.called(preset("page1"), [Submit("a", None, 1), Admit("a")])
     finally:
         system.close()
-    [functions] = (line for line in called if line.startswith("example_engine.py: "))
+    submit, admit = called
+    assert any("ExampleEngine._admit" in line for line in admit)
+    [functions] = (line for line in submit if line.startswith("example_engine.py: "))
     assert "ExampleEngine._submit" in functions and "ExampleEngine.view" not in functions
 
 
