@@ -1,74 +1,187 @@
-"""What an exported test asserts: the fact that the violated clause is about, in the release's own terms."""
+"""What an exported test asserts: what must be so of the places of a failure, in the release's own terms.
 
-from collections.abc import Iterator
-from typing import NamedTuple
+A function for each kind of place. What a failure without such places is about, the reference's state shows.
+"""
 
-from ci.export import pool_assertions, tree_assertions
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun
+from ci.export.tree_places import counter, node, tree_page
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
-from reference.commands import CheckBusy, CheckIdle, Done, Submit
-from reference.failures import AtCounter, AtCursor
-from reference.state import Cursors, Phase, free, text_tokens
-from stateful_tests.lockstep.results import Trace
+from reference.clauses.window import evicted_too_far
+from reference.commands import CheckBusy, CheckIdle, Done, Evict, Extend, Submit
+from reference.failures import (
+    AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
+)  # fmt: skip
+from reference.prefix_cache import lock_holders
+from reference.state import Phase, free, text_tokens
+from stateful_tests.lockstep.results import Moment
 
-_CURSORS = ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen")
+_TREE = "the tree"
 
 
-class Equality(NamedTuple):
-    """An expression over the release's objects, what it must be, and what it is."""
+def asserted(run: RecordedRun) -> Asserts:
+    """What shows the clause that is violated. Raises NotExportable where nothing of the release does."""
+    check = ""
+    if isinstance(run.last, (CheckBusy, CheckIdle)):
+        busy = isinstance(run.last, CheckBusy)
+        check = "checks.self_check_during_busy" if busy else "lambda: idle_check(checks)"
+        if run.clause in ("CHK-1", "BROKEN"):
+            return Asserts([f"self.assertIsNone(alarm({check}))"])
+        if run.clause == "CHK-2":
+            return Asserts(_terms(run, check))
+    for found in _ways(run):
+        if found is not None:
+            return found._replace(assertions=[f"alarm({check})", *found.assertions]) if check else found
+    raise NotExportable(f"{run.clause} shows in nothing that the release's classes offer")
 
+
+def _ways(run: RecordedRun) -> Iterator[Asserts | None]:
+    """What may show it, best first."""
+    for place in run.at:
+        yield _OF[type(place)](run, place)
+    yield _other_state(run)
+    yield _freed_tokens(run)
+    yield _odd_page(run)
+    yield _renamed(run)
+
+
+# -- cursors, sessions, requests ---------------------------------------------------------------------
+
+
+def _cursor(run: RecordedRun, place: AtCursor) -> Asserts | None:
+    """Cursors that must have a value, or keep to a bound: another cursor, the row, whole pages, a window."""
+    lines, held = run.bound_cursors(place.owner)
+    code = run.cursor(held, place.field)
+    if place.must is not None:
+        off = [p for p in run.at if isinstance(p, AtCursor) and p.must is not None]
+        codes = [(run.cursor(run.of_cursors(p.owner), p.field), p.must) for p in off]
+        return Asserts([f"self.assertEqual({code}, {must})" for code, must in codes])
+    others = [p.field for p in run.at if isinstance(p, AtCursor) and p.owner == place.owner and p != place]
+    if others:
+        return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(held, others[0])})"])
+    if place.field == "swa_evicted_seqlen":
+        return _evicted(run)
+    if place.field == "cache_protected_len":
+        return Asserts([*lines, f"self.assertEqual({code} % {run.page_size}, 0)"])
+    width = run.after.state.config.geometry.width
+    return Asserts([*lines, f"self.assertIn({code}, range({width + 1}))"])
+
+
+def _evicted(run: RecordedRun) -> Asserts | None:
+    """How far a window eviction went."""
+    found = evicted_too_far(run.step)
+    if found is None:
+        return None
+    was, _, low, high, got = found
+    code = run.cursor(run.whose(was.name, run.after), "swa_evicted_seqlen")
+    if low <= got <= high:
+        return Asserts([f"self.assertEqual({code} % {run.page_size}, 0)"])
+    bound = f"LessEqual({code}, {high})" if got > high else f"GreaterEqual({code}, {low})"
+    return Asserts([f"self.assert{bound}"])
+
+
+class _Fact(NamedTuple):
+    """An expression over the release's objects, what it must be, and what it is. of: its kind and owner."""
+
+    of: tuple[str, str]
     code: str
-    want: str
-    got: str
+    want: object
+    got: object
 
     @property
     def assertion(self) -> str:
-        if self.want in ("True", "False"):
+        if isinstance(self.want, bool):
             return f"self.assert{self.want}({self.code})"
-        return f"self.assertEqual({self.code}, {self.want})"
+        want = ids_text(self.want) if isinstance(self.want, tuple) else self.want
+        return f"self.assertEqual({self.code}, {want})"
 
 
-def asserted(trace: Trace, run: RecordedRun) -> Asserts:
-    """What shows the clause that is violated. Raises NotExportable where nothing of the release does."""
-    clause, last, check = run.clause, run.last, ""
-    if isinstance(last, (CheckBusy, CheckIdle)):
-        busy = isinstance(last, CheckBusy)
-        check = "checks.self_check_during_busy" if busy else "lambda: idle_check(checks)"
-        if clause in ("CHK-1", "BROKEN"):
-            return Asserts([f"self.assertIsNone(alarm({check}))"])
-        if clause == "CHK-2":
-            return Asserts(_terms(run, check))
-    where = tree_assertions if clause.startswith("TREE-") else pool_assertions
-    asserts = _order(trace, run) if clause == "LEN-1" else where.asserted(run)
-    differing = [(kind, fact) for kind, fact in _facts(trace, run) if fact.want != fact.got]
-    shown = [fact for kind, fact in differing if clause.startswith(kind)]
-    if asserts is None and not shown and clause.startswith(("OWN", "READ", "TREE")):
-        asserts = pool_assertions.ownership(run)
-    if asserts is None and differing:
-        # How far a window eviction goes is policy, and another release may have another: that comes last.
-        first = min(differing, key=lambda found: found[0] == "SWA")[0]
-        shown = shown or [fact for kind, fact in differing if kind == first]
-        asserts = Asserts([fact.assertion for fact in shown])
-    asserts = asserts or pool_assertions.ownership(run) or pool_assertions.renamed(run)
-    if asserts is None:
-        raise NotExportable(f"{clause} shows in nothing that the release's classes offer")
-    return asserts._replace(assertions=[f"alarm({check})", *asserts.assertions]) if check else asserts
+def _named(run: RecordedRun, place: AtNamed | AtText) -> Asserts | None:
+    """A session, a slot, a request or a text that is not as the reference has it."""
+    kind = place.kind if isinstance(place, AtNamed) else "text"
+    name = place.name if isinstance(place, AtNamed) else place.owner
+    off = [fact.assertion for fact in _state(run) if fact.of == (kind, name) and fact.want != fact.got]
+    return Asserts(off) if off else None
 
 
-# -- the memory checks ---------------------------------------------------------------------------------
+def _other_state(run: RecordedRun) -> Asserts | None:
+    """What of the release's objects is not as in the reference's state, of the first owner where that shows.
+
+    How far a window eviction goes is policy, and another release may have another: that comes last.
+    """
+    off = [fact for fact in _state(run) if fact.want != fact.got]
+    off.sort(key=lambda fact: fact.of[0] == "swa")
+    return Asserts([fact.assertion for fact in off if fact.of == off[0].of]) if off else None
+
+
+def _state(run: RecordedRun) -> Iterator[_Fact]:
+    """What the release's objects show at the end."""
+    state, view, page, last = run.after.state, run.after.view, run.page_size, run.last
+    if isinstance(last, Submit):
+        sent = variable(last.request)  # rejected, it may have run: then its mark has moved on
+        done = [isinstance(outcome, Done) for outcome in (run.step.expected, run.step.outcome)]
+        yield _Fact(("outcome", ""), f"({sent}.to_finish or {sent}.finished_reason) is None", *done)
+    for name in sorted({s.name for s in state.sessions} | set(view.sessions)):
+        there = state.session(name) is not None, name in view.sessions
+        yield _Fact(("session", name), f"{quoted(name)} in server.sessions", *there)
+    for session in state.sessions:
+        seen, turn, name = view.sessions.get(session.name), state.request(session.turn), session.name
+        if seen is None:
+            continue
+        found = f"server.sessions.get({quoted(name)})"
+        code = f'getattr({found}, "close_on_finish", False)'
+        yield _Fact(("session", name), code, session.closing, seen.closing)
+        if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
+            keeps = session.slot is not None, seen.cursors is not None
+            yield _Fact(("slot", name), f"holds_kv(server, {quoted(name)})", *keeps)
+            yield from _cursors(run, f"slot of {name}", session.slot, seen.cursors)
+        if turn is None:
+            texts = text_tokens(session.history), tuple(seen.history)
+            yield _Fact(("text", name), f"history({found})", *texts)
+    for request in state.requests:
+        ours = view.requests.get(request.name)
+        if ours is None:
+            continue
+        slot = (own := state.session(request.session)) is not None and own.slot is not None
+        if request.phase is not Phase.ADMITTED or slot:  # else it has no row, or a lock alone
+            row = run.cursor(run.of_cursors(request.name), "req_pool_idx")
+            has = request.cursors is not None, ours.row is not None
+            yield _Fact(("request", request.name), f"{row} is not None", *has)
+        if ours.row is not None:  # its prefix is the tree's
+            yield from _cursors(run, request.name, request.cursors, ours.cursors, "cache_protected_len")
+    full, swa, rows = free(state)
+    two = "full_" if run.window is not None else ""
+    sizes = full * page, len(view.free_full) * page
+    yield _Fact(("full", ""), f"server.allocator.{two}available_size()", *sizes)
+    if two:
+        sizes = swa * page, len(view.free_swa) * page
+        yield _Fact(("swa", ""), "server.allocator.swa_available_size()", *sizes)
+    yield _Fact(("rows", ""), "len(server.rows.free_slots)", rows, len(view.free_rows))
+
+
+def _cursors(run: RecordedRun, owner: str, want: Any, got: Any, without: str = "") -> Iterator[_Fact]:
+    if want is None or got is None:
+        return
+    for field, must, has in zip(want._fields, want, got, strict=True):
+        if field != without:
+            kind = "swa" if field == "swa_evicted_seqlen" else "cursors"
+            yield _Fact((kind, owner), run.cursor(run.of_cursors(owner), field), must, has)
+
+
+# -- memory checks and evictions -----------------------------------------------------------------------
 
 
 def _terms(run: RecordedRun, check: str) -> list[str]:
     """The terms that a check counts other than it should."""
-    step = run.step
-    assert isinstance(step.expected, Done) and isinstance(step.outcome, Done)
-    want, got = step.expected.report, step.outcome.report
-    if want is None or got is None:
+    expected, outcome = run.step.expected, run.step.outcome
+    assert isinstance(expected, Done) and isinstance(outcome, Done)
+    if expected.report is None or outcome.report is None:
         raise NotExportable("CHK-2: whether a check is switched on is for the server's settings to say")
-    counted = {account.pool for account in got.accounts}
-    missing = next((account.pool for account in want.accounts if account.pool not in counted), None)
-    if missing is not None:
-        return [f"self.assertIn({quoted(missing)}, terms(checks, {check}))"]
+    counted = {account.pool for account in outcome.report.accounts}
+    if missing := [a.pool for a in expected.report.accounts if a.pool not in counted]:
+        return [f"self.assertIn({quoted(missing[0])}, terms(checks, {check}))"]
     lines = [f"counted = terms(checks, {check})"]
     for term in run.at:
         if isinstance(term, AtCounter) and term.name != "total":
@@ -78,80 +191,191 @@ def _terms(run: RecordedRun, check: str) -> list[str]:
     return lines
 
 
-# -- cursors, sessions and sizes -------------------------------------------------------------------------
-
-
-def _order(trace: Trace, run: RecordedRun) -> Asserts | None:
-    """A cursor that is past another, past the row or inside a page."""
-    cursors = [place for place in run.at if isinstance(place, AtCursor)]
-    if not cursors:
+def _freed_tokens(run: RecordedRun) -> Asserts | None:
+    """What an eviction frees, against what it was to free and what it reports."""
+    if not isinstance(run.last, Evict) or run.before.view.tree is None:
         return None
-    (owner, field, _), *bounds = cursors
-    session = owner.removeprefix("slot of ")
-    lines, held = [], f"{variable(owner)}{run.holder}"
-    if session != owner:
-        lines, held = [f"slot = {run.slot(session)}"], "slot"
-    code = run.cursor(held, field)
-    if bounds:
-        return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(held, bounds[0].field)})"])
-    if field == "cache_protected_len":
-        return Asserts([*lines, f"self.assertEqual({code} % {trace.geometry.page_size}, 0)"])
-    return Asserts([*lines, f"self.assertIn({code}, range({trace.geometry.width + 1}))"])
+    before, after, reported = run.before.view, run.after.view, getattr(run.step.outcome, "freed", None)
+    two, tree = run.window is not None, run.before.view.tree
+    held = {"full": [(n.slots, n.full_locks) for n in tree.nodes], "swa": []}
+    pools = [("full", before.free_full, after.free_full, "num_tokens_evicted")]
+    if two:
+        held["swa"] = [(n.swa_slots, n.swa_locks) for n in tree.nodes]
+        pools.append(("swa", before.free_swa, after.free_swa, "swa_num_tokens_evicted"))
+    for pool, had, has, field in pools:
+        freed = (len(has) - len(had)) * run.page_size
+        want = min(getattr(run.last, pool), sum(len(slots) for slots, locks in held[pool] if not locks))
+        size = f"server.allocator.{f'{pool}_' if two else ''}available_size()"
+        if freed < want:
+            return Asserts([f"self.assertGreaterEqual({size} - before, {want})"], [f"before = {size}"])
+        if reported is not None and getattr(reported, pool) != freed:
+            return Asserts([f"self.assertEqual(evicted.{field}, {size} - before)"], [f"before = {size}"])
+    return None
 
 
-def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
-    """What the release's objects show at the end, each with the kind of fact that it is."""
-    state, view, page, last = run.after.state, run.after.view, trace.geometry.page_size, run.last
-    if isinstance(last, Submit) and run.clause == "OUT-1":
-        wanted = isinstance(run.steps[-1][1], Done)
-        sent = variable(last.request)  # rejected, it may have run: then its mark has moved on
-        fact = f"({sent}.to_finish or {sent}.finished_reason) is None"
-        yield "OUT", Equality(fact, str(wanted), str(not wanted))
-    for name in sorted({s.name for s in state.sessions} | set(view.sessions)):
-        want, got = state.session(name) is not None, name in view.sessions
-        yield "SES", Equality(f"{quoted(name)} in server.sessions", str(want), str(got))
-    for session in state.sessions:
-        seen = view.sessions.get(session.name)
-        if seen is not None:
-            code = f"getattr(server.sessions.get({quoted(session.name)}), \"close_on_finish\", False)"
-            yield "SES", Equality(code, str(session.closing), str(seen.closing))
-        turn = state.request(session.turn)
-        if seen is None:
+# -- pages, rows, positions ----------------------------------------------------------------------------
+
+
+def _page(run: RecordedRun, place: AtPage) -> Asserts | None:
+    """A page that is free and should not be, or is owned twice, or by nobody."""
+    pool, page = place
+    facts, size = run.after.facts.pools[pool], run.page_size
+    free_list, times = f"free_pages({_allocator(run, pool)})", list(facts.free).count(page)
+    if times > 1:
+        return Asserts([f"free = {free_list}", "self.assertEqual(len(free), len(set(free)))"])
+    if not 1 <= page <= facts.size:
+        return Asserts([f"self.assertEqual({{*{free_list}}} - {{*range(1, {facts.size + 1})}}, set())"])
+    owners = [_who(owned.holder) for owned in facts.owned if owned.page == page]
+    if owners and times:
+        lines = [f"owned = pages_of(server, {_slots(run, owners[0], pool)})"]
+        return Asserts([*lines, f"self.assertEqual(owned.intersection({free_list}), set())"])
+    if len(set(owners)) > 1:
+        one, other = (_slots(run, who, pool) for who in [*dict.fromkeys(owners)][:2])
+        lines = [f"owned = pages_of(server, {one})"]
+        return Asserts([*lines, f"self.assertEqual(owned & pages_of(server, {other}), set())"])
+    if len(owners) > 1:
+        if owners[0] == _TREE and not _twice_in_tree(run, pool):
+            return None
+        lines = [f"slots = {_slots(run, owners[0], pool)}.tolist()"]
+        return Asserts([*lines, "self.assertEqual(len(slots), len(set(slots)))"])
+    if not owners and not times:
+        holders = dict.fromkeys(_who(owned.holder) for owned in run.after.facts.pools["full"].owned)
+        lines = [f"lost = {{*range(1, {facts.size + 1})}} - {{*{free_list}}}"]
+        lines += [f"lost -= pages_of(server, {_slots(run, holder, pool)})" for holder in holders]
+        return Asserts([*lines, "self.assertEqual(lost, set())"])
+    had = [o for o in run.before.facts.pools[pool].owned if o.page == page and _who(o.holder) != _TREE]
+    if not had:
+        return None
+    notes, held = run.bound(had[0].holder, run.before)
+    slot = run.slot_at(held, had[0].at * size)
+    slot = f"swa_slots(server, {slot})" if pool == "swa" else slot
+    notes = [*notes, f"page = {slot}.item()" + (f" // {size}" if size > 1 else "")]
+    return Asserts([f"self.assert{'Not' if times else ''}In(page, {free_list})"], notes)
+
+
+def _odd_page(run: RecordedRun) -> Asserts | None:
+    """The first page that does not have one owner or is not free once."""
+    for pool, facts in run.after.facts.pools.items():
+        seen = [*facts.free, *(owned.page for owned in facts.owned)]
+        odd = dict.fromkeys(page for page in seen if seen.count(page) > 1)
+        odd |= dict.fromkeys(sorted({*range(1, facts.size + 1)} - {*seen}))
+        for found in (_page(run, AtPage(pool, page)) for page in odd):
+            if found is not None:
+                return found
+    return None
+
+
+def _who(holder: str) -> str:
+    return _TREE if holder.startswith("tree ") else holder
+
+
+def _allocator(run: RecordedRun, pool: str) -> str:
+    return "server.allocator" if run.window is None else f"server.allocator.{pool}_attn_allocator"
+
+
+def _slots(run: RecordedRun, holder: str, pool: str) -> str:
+    """The slots that somebody owns in a pool."""
+    if holder == _TREE:
+        return "slots_in_tree(server.cache)" if pool == "full" else "swa_slots_in_tree(server)"
+    return f"own_{'' if pool == 'full' else 'swa_'}slots(server, {run.whose(holder, run.after)})"
+
+
+def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
+    """A slot is in two nodes; a page may also be as a node ends inside of it (TREE-1)."""
+    tree = run.after.facts.tree
+    found = [n.slots if pool == "full" else n.swa_slots for n in (tree.nodes if tree is not None else ())]
+    return sum(map(len, found)) > len(set().union(*found))
+
+
+def _row(run: RecordedRun, place: AtRow) -> Asserts | None:
+    """A row that is held and free, or free twice."""
+    facts, rows = run.after.facts, "server.rows.free_slots"
+    if list(facts.free_rows).count(place.row) > 1:
+        return Asserts([f"self.assertEqual(len({rows}), len(set({rows})))"])
+    held = [name for name, seen in facts.holders.items() if seen.row == place.row]
+    if not held or place.row not in facts.free_rows:
+        return None
+    row = run.cursor(run.whose(held[0], run.after), "req_pool_idx")
+    return Asserts([f"self.assertNotIn({row}, {rows})"])
+
+
+def _position(run: RecordedRun, place: AtPosition) -> Asserts | None:
+    """A position whose slot is not the right one: out of order in its page, not the tree's, or unmapped."""
+    owner, pool, position, _ = place
+    facts, seen = run.after.facts, run.after.facts.holders.get(owner)
+    if seen is None:
+        if owner not in lock_holders(run.after.state):
+            return None
+        name, key = variable(owner), ids_text(lock_holders(run.after.state)[owner])
+        locked = f"{name}.prefix_indices"
+        if not run.kind.keeps_slots:
+            locked = f"server.cache.path_device_indices({name}.last_node)"
+        return Asserts([f"self.assertEqual({locked}.tolist(), tree_slots(server.cache, {key}))"])
+    lines, held = run.bound(owner, run.after)
+    torn = [t for t in (facts.torn if pool == "full" else facts.torn_swa) if t.holder == owner and not t.path]
+    if any(t.start == position for t in torn):
+        lines.append(f"row = {run.row(held, str(position), str(position + len(torn[0].slots)))}")
+        slots = "swa_slots(server, row)" if pool == "swa" else "row"
+        return Asserts([*lines, *run.in_order(f"{slots}.tolist()")])
+    if any(isinstance(each, AtLock) for each in run.at):  # of what the tree holds for it
+        tokens = f"history(server.sessions.get({quoted(owner)}))"
+        if held != "slot":
+            request = held.removesuffix(run.holder)
+            tokens = f"[*{request}.origin_input_ids, *{request}.output_ids]"
+        lines.append(f"row = {run.row(held, end=run.cursor(held, 'cache_protected_len'))}.tolist()")
+        lines.append(f"tokens = {tokens}[: len(row)]")
+        return Asserts([*lines, "self.assertEqual(row, tree_slots(server.cache, tokens))"])
+    if pool == "swa" and position < len(seen.swa_read) and seen.swa_read[position] is None:
+        lines.append(f"slot = {run.slot_at(held, position)}")
+        return Asserts([*lines, "self.assertNotEqual(swa_slots(server, slot), 0)"])
+    return _odd_page(run) or _renamed(run)
+
+
+def _renamed(run: RecordedRun) -> Asserts | None:
+    """A row that names other slots, before its end, than those in which its tokens were computed."""
+    handed = r"checkpoint\(" if isinstance(run.last, Extend) else ""
+    for holder in run.after.step.held if run.after.step is not None else ():
+        length = holder.cursors.kv_committed_len
+        seen = run.after.facts.holders.get(holder.name)
+        if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
             continue
-        if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
-            code = f"holds_kv(server, {quoted(session.name)})"
-            yield "SES", Equality(code, str(session.slot is not None), str(seen.cursors is not None))
-            yield from _cursors(run, run.slot(session.name), session.slot, seen.cursors, "LEN")
-        if turn is None:
-            code = f"history(server.sessions.get({quoted(session.name)}))"
-            yield "SES-1", Equality(code, ids_text(text_tokens(session.history)), ids_text(seen.history))
-    for request in state.requests:
-        ours = view.requests.get(request.name)
-        if ours is None:
-            continue
-        name = variable(request.name)
-        slot = (own := state.session(request.session)) is not None and own.slot is not None
-        if request.phase is not Phase.ADMITTED or slot:  # else it has no row, or a lock alone
-            want, got = request.cursors is not None, ours.row is not None
-            row = run.cursor(f"{name}{run.holder}", "req_pool_idx")
-            yield "REQ", Equality(f"{row} is not None", str(want), str(got))
-        if ours.row is not None:
-            yield from _cursors(run, f"{name}{run.holder}", request.cursors, ours.cursors, "REQ")
-    full, swa, rows = free(state)
-    pool = "available_size" if trace.geometry.window is None else "full_available_size"
-    yield "OWN", Equality(f"server.allocator.{pool}()", str(full * page), str(len(view.free_full) * page))
-    if trace.geometry.window is not None:
-        left = len(view.free_swa) * page
-        yield "SWA", Equality("server.allocator.swa_available_size()", str(swa * page), str(left))
-    yield "OWN", Equality("len(server.rows.free_slots)", str(rows), str(len(view.free_rows)))
+        if not handed:  # what it has allocated since is not in the row before
+            was = run.before.facts.holders.get(holder.name)
+            if was is None:
+                continue
+            length = min(length, was.cursors.kv_allocated_len)
+        had, has = (run.row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after))
+        notes = [f"row = {has if handed else had}.tolist()"]
+        return Asserts([f"self.assertEqual({has}.tolist(), row)"], notes, handed)
+    return None
 
 
-def _cursors(
-    run: RecordedRun, held: str, want: Cursors | None, got: Cursors | None, kind: str
-) -> Iterator[tuple[str, Equality]]:
-    """The cursors of a slot, or of a running request (which has its prefix from the tree)."""
-    for cursor in (*_CURSORS, "cache_protected_len") if kind == "LEN" else _CURSORS:
-        if want is not None and got is not None:
-            which = "SWA" if cursor == "swa_evicted_seqlen" else kind
-            code = run.cursor(held, cursor)
-            yield which, Equality(code, str(getattr(want, cursor)), str(getattr(got, cursor)))
+def _entry(run: RecordedRun, place: AtEntry) -> Asserts | None:
+    """A mapping entry of a slot that must lead nowhere, or that leads where another does."""
+    if any(slot == place.slot for slot, _ in run.after.facts.shared):
+        return _odd_page(run)
+    for moment in (run.after, run.before):  # who has the slot, or had it
+        named = _slot(run, moment, place.slot)
+        if named:
+            asserts = ["self.assertEqual(swa_slots(server, slot), 0)"]
+            return Asserts(asserts, named) if moment is run.before else Asserts([*named, *asserts])
+    return None
+
+
+def _slot(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
+    """Lines that call it `slot`, by the position of a row or of the tree that it is at."""
+    for name, seen in moment.facts.holders.items():
+        if slot in (cells := list(moment.view.rows.get(seen.row, ()))):
+            lines, held = run.bound(name, moment)
+            return [*lines, f"slot = {run.slot_at(held, cells.index(slot))}.item()"]
+    for found in moment.view.tree.nodes if moment.view.tree is not None else ():
+        if slot in found.slots:
+            at = len(found.path) - len(found.slots) + list(found.slots).index(slot)
+            return [f"slot = tree_slots(server.cache, {ids_text(found.path)})[{at}]"]
+    return []
+
+
+_OF: dict[type, Callable[[RecordedRun, Any], Asserts | None]] = {
+    AtCounter: counter, AtCursor: _cursor, AtEntry: _entry, AtLock: lambda *_: None, AtNamed: _named,
+    AtNode: node, AtPage: _page, AtPosition: _position, AtRow: _row, AtText: _named, AtTreePage: tree_page,
+}  # fmt: skip

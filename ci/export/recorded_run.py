@@ -11,9 +11,6 @@ from reference.commands import Command, Outcome
 from reference.failures import Place
 from stateful_tests.lockstep.results import Moment, Violation
 
-MAPPING = "server.allocator.full_to_swa_index_mapping"
-
-
 class NotExportable(ValueError):
     """No test can be made of this trace: one line says why."""
 
@@ -83,6 +80,20 @@ class RecordedRun(NamedTuple):
                 return f"{variable(name)}{self.holder}"
         return self.slot(holder)
 
+    def of_cursors(self, owner: str) -> str:
+        """Where the cursors of an AtCursor's owner are."""
+        session = owner.removeprefix("slot of ")
+        return self.slot(session) if session != owner else f"{variable(owner)}{self.holder}"
+
+    def bound_cursors(self, owner: str) -> tuple[list[str], str]:
+        """The same with the lines that it needs, so as to be short."""
+        held = self.of_cursors(owner)
+        return ([f"slot = {held}"], "slot") if owner.startswith("slot of ") else ([], held)
+
+    def slot_at(self, held: str, position: int) -> str:
+        """The slot of a position of a row."""
+        return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {position}]"
+
     def bound(self, holder: str, moment: Moment) -> tuple[list[str], str]:
         """The same with the lines that it needs, so as to be short."""
         held = self.whose(holder, moment)
@@ -94,17 +105,11 @@ class RecordedRun(NamedTuple):
             return f"{node}.component_data[ComponentType.{pool.upper()}].{what}"
         return f"{node}.{what if what == 'value' or self.window is None else f'{pool}_{what}'}"
 
-    def live(self, node: str, *, dead: bool = False) -> str:
-        """Whether a node has SWA KV, or has not."""
-        if self.unified:
-            return f"{self.of_node(node, 'swa', 'value')} is {'' if dead else 'not '}None"
-        return f"{'' if dead else 'not '}{node}.swa_tombstone"
-
-    def is_live(self, node: str, named: str) -> str:
-        """The assertion of that."""
-        if self.unified:
-            return f"self.assertIsNotNone({self.of_node(node, 'swa', 'value')}, {named})"
-        return f"self.assertFalse({node}.swa_tombstone, {named})"
+    def in_order(self, slots: str) -> list[str]:
+        """Lines that ask whether the slots of a page are in order."""
+        page = f"page = slots[0] // {self.page_size} * {self.page_size}"
+        whole = "self.assertEqual(slots, [*range(page, page + len(slots))])"
+        return [f"slots = {slots}", page, whole]
 
 
 class Asserts(NamedTuple):

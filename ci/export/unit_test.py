@@ -89,7 +89,7 @@ def unit_test(
         wanted, observed = violation.details[violation.also.index(clause)]
     command, outcome, calls = run.steps[-1]
     raised = clause == "BROKEN" and not isinstance(run.last, (CheckBusy, CheckIdle))
-    asserts = Asserts(not_raising(calls[-1:])) if raised else asserted(trace, run)
+    asserts = Asserts(not_raising(calls[-1:])) if raised else asserted(run)
     text = "\n".join(asserts.assertions)
     if system.kind.core == "rust" and re.search(r"\b(nodes|node_at|swa_slots_in_tree)\(", text):
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes to inspect")
