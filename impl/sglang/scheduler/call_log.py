@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +18,11 @@ from impl.sglang.scheduler.driver import Driver
 from impl.sglang.scheduler.server import LiveRequest, LockHolder
 from reference.commands import POSITION_BITS, SHARED
 
+# Methods of a release's class that are noted: each has a method here that gives its line.
+_OF_RELEASE = (
+    "hold", "set_chunk", "in_chunks", "check_finished", "checkpoint", "end", "hand_in", "drop", "retract",
+    "retract_decode", "abort_queued", "prepare_spec", "put", "commit",
+)  # fmt: skip
 LOCK_HOLDER = "lock holder "  # what the ids of lock holders' requests begin with (tree_commands.py)
 
 
@@ -58,33 +62,9 @@ class Calls:
         self._newcomers: set[int] = set()  # lock holders that have locked nothing
         self._chunk = -1  # how long one may be, as it was last set
         release, batch = driver.release, driver.release.batch
-        flat = release.places["kv_allocated_len"] == "kv_allocated_len"
-        ahead = release.spec_file.endswith("eagle_info_v2.py")  # the newer one commits nothing ahead
-        claimed, less = ("claimed = ", " - claimed") if ahead else ("", "")
-        committed = self._committed = release.places["kv_committed_len"] + " += {}" + less
-        args = "" if committed.startswith("kv.") else ", get_context().server_args"
-        args = ", server.args" if flat else args
-        calls: dict[str, Callable[..., str]] = {
-            "hold": lambda _, req: f"lock({self._name(req)}, server.cache)",
-            "set_chunk": lambda req, _, end: f"chunk({self._name(req)}, end={end})",
-            "in_chunks": lambda req, more: f"middle_chunks({self._name(req)}, {more:+})",
-            "check_finished": lambda req, *_: f"check_finished({self._name(req)})",
-            "checkpoint": self._checkpoint,
-            "end": self._end,
-            "hand_in": lambda req, *_: f"hand_in(server, {self._name(req)})",
-            "drop": lambda req, _, start, end: f"drop(server, {self._name(req)}, {start}, {end})",
-            "retract": lambda _: f"batch.release_req(0, 0{args})",
-            "retract_decode": lambda batch: (
-                "batch.filter_batch = lambda **_: None  # no server goes on with it\n" * (len(batch.reqs) > 1)
-                + f"batch.retract_decode({args.removeprefix(', ')})"
-            ),
-            "abort_queued": lambda req: f"abort_queued(server, {self._name(req)})",
-            "prepare_spec": lambda _, n: f"{claimed}prepare_verify(batch, draft_len={n})",
-            "put": lambda *_: "",
-            "commit": lambda req, n: f"{self._name(req)}.{committed.format(n)}",
-        }
-        for name, line_of in calls.items():
-            self._wrap(release, name, line_of)
+        self._ahead = release.spec_file.endswith("eagle_info_v2.py")  # the newer one commits nothing ahead
+        for name in _OF_RELEASE:
+            self._wrap(release, name, getattr(self, f"_{name}"))
         for owner, names in {
             batch.Req: ("init_next_round_input", "set_finish_with_abort"),
             batch.ScheduleBatch: (
@@ -100,21 +80,19 @@ class Calls:
     def started(self) -> None:
         """The driver has started another server."""
         server, results = self._driver.server, self._driver.results
-        self._wrap(results, "sampled", lambda t, tokens: f"sampled({self._name(t.req)}, {ids_text(tokens)})")
-        for name in ("open", "close"):
-            line_of = partial(lambda name, ask: f"server.{name}({quoted(ask.session_id)})", name)
-            self._wrap(server.controller, name, line_of)
-        self._wrap(server.controller, "maybe_reap", lambda *_: "server.reap()")
-        for name in ("free_group_begin", "free_group_end"):
-            self._wrap(server.allocator, name, lambda name=name: f"server.allocator.{name}()")
+        self._wrap(results, "sampled", self._sampled)
+        self._wrap(server.controller, "open", self._open)
+        self._wrap(server.controller, "close", self._close)
+        self._wrap(server.controller, "maybe_reap", self._reap)
+        self._wrap(server.allocator, "free_group_begin", self._free_group_begin)
+        self._wrap(server.allocator, "free_group_end", self._free_group_end)
         self._wrap(server, "new_request", self._request, after=True)
         self._wrap(server, "new_batch", self._batch, after=True)
         self._wrap(server.scheduler, "busy", self._busy)
-        idle = "checks = memory_checks(server, ForwardMode.IDLE, [])"
-        self._wrap(server.scheduler, "idle", lambda *_: idle)
+        self._wrap(server.scheduler, "idle", self._idle)
         if server.tree is not None:
             self._wrap(server.tree, "newcomer", self._newcomer)
-            self._wrap(server.tree, "lock", lambda req: f"lock({self._name(req)}, server.cache)")
+            self._wrap(server.tree, "lock", self._lock)
             self._wrap(server.tree, "unlock", self._unlock)
             self._wrap(server.tree, "match", self._match)
             self._wrap(server.tree, "evict", self._evict)
@@ -134,8 +112,8 @@ class Calls:
             name = self._name(turn.req)
             for result in (r for r in turn.pending if r.visible):
                 if server.spec and not result.prefill:
-                    lines.append((name, f"{name}.{self._committed.format(len(result.tokens))}"))
-                lines.append((name, f"sampled({name}, {ids_text(result.tokens)})"))
+                    lines.append((name, self._commit(turn.req, len(result.tokens))))
+                lines.append((name, self._sampled(turn, result.tokens)))
         return tuple(lines)
 
     # -- wrapping ---------------------------------------------------------------------------------
@@ -199,15 +177,83 @@ class Calls:
         self._kept.append(this)
         self._names[id(this)] = name
 
-    def _checkpoint(self, req: Any, cache: Any, chunked: bool) -> str:
-        del cache
+    # -- what the release is asked to do ------------------------------------------------------------
+
+    def _hold(self, _: Any, req: Any) -> str:
+        return self._lock(req)
+
+    def _set_chunk(self, req: Any, _: int, end: int) -> str:
+        return f"chunk({self._name(req)}, end={end})"
+
+    def _in_chunks(self, req: Any, more: int) -> str:
+        return f"middle_chunks({self._name(req)}, {more:+})"
+
+    def _check_finished(self, req: Any, *_: int) -> str:
+        return f"check_finished({self._name(req)})"
+
+    def _checkpoint(self, req: Any, _: Any, chunked: bool) -> str:
         how = ", chunked=True" if chunked else ""
         return f"checkpoint({self._name(req)}, server.cache{how})"
 
-    def _end(self, req: Any, cache: Any) -> str:
-        del cache
+    def _end(self, req: Any, _: Any) -> str:
         how = "".join(f", {name}={value}" for name, value in self._driver.release.keeps(req).items())
         return f"release_kv_cache({self._name(req)}, server.cache{how})"
+
+    def _hand_in(self, req: Any, *_: Any) -> str:
+        return f"hand_in(server, {self._name(req)})"
+
+    def _drop(self, req: Any, _: Any, start: int, end: int) -> str:
+        return f"drop(server, {self._name(req)}, {start}, {end})"
+
+    def _retract(self, _: Any) -> str:
+        return f"batch.release_req({', '.join(['0', '0', *self._settings()])})"
+
+    def _retract_decode(self, batch: Any) -> str:
+        alone = "batch.filter_batch = lambda **_: None  # no server goes on with it\n"
+        call = f"batch.retract_decode({', '.join(self._settings())})"
+        return alone + call if len(batch.reqs) > 1 else call
+
+    def _settings(self) -> list[str]:
+        """The server's settings as an argument, where a retract has them."""
+        places = self._driver.release.places
+        if places["kv_committed_len"].startswith("kv."):
+            return []
+        flat = places["kv_allocated_len"] == "kv_allocated_len"
+        return ["server.args" if flat else "get_context().server_args"]
+
+    def _abort_queued(self, req: Any) -> str:
+        return f"abort_queued(server, {self._name(req)})"
+
+    def _prepare_spec(self, _: Any, draft_len: int) -> str:
+        claimed = "claimed = " if self._ahead else ""
+        return f"{claimed}prepare_verify(batch, draft_len={draft_len})"
+
+    def _put(self, *_: Any) -> str:
+        return ""  # a part of another call
+
+    def _commit(self, req: Any, tokens: int) -> str:
+        less = " - claimed" if self._ahead else ""
+        return f"{self._name(req)}.{self._driver.release.places['kv_committed_len']} += {tokens}{less}"
+
+    # -- what the server is -------------------------------------------------------------------------
+
+    def _sampled(self, turn: LiveRequest, tokens: Sequence[int]) -> str:
+        return f"sampled({self._name(turn.req)}, {ids_text(tokens)})"
+
+    def _open(self, ask: Any) -> str:
+        return f"server.open({quoted(ask.session_id)})"
+
+    def _close(self, ask: Any) -> str:
+        return f"server.close({quoted(ask.session_id)})"
+
+    def _reap(self, *_: float) -> str:
+        return "server.reap()"
+
+    def _free_group_begin(self) -> str:
+        return "server.allocator.free_group_begin()"
+
+    def _free_group_end(self) -> str:
+        return "server.allocator.free_group_end()"
 
     def _request(
         self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None, **_: Any
@@ -242,6 +288,9 @@ class Calls:
         self._newcomers.add(id(req))
         return ""
 
+    def _lock(self, req: Any) -> str:
+        return f"lock({self._name(req)}, server.cache)"
+
     def _unlock(self, req: Any) -> str:
         if id(req) not in self._newcomers:
             return f"unlock({self._name(req)}, server.cache)"
@@ -271,6 +320,9 @@ class Calls:
         others = f", others={self._listed(running)}" if running is not last and running.reqs else ""
         mode = f"ForwardMode.{last.forward_mode.name}"
         return f"checks = memory_checks(server, {mode}, {self._listed(last)}{others})"
+
+    def _idle(self, *_: Any) -> str:
+        return "checks = memory_checks(server, ForwardMode.IDLE, [])"
 
     def _listed(self, batch: Any) -> str:
         return f"[{', '.join(map(self._name, batch.reqs))}]"

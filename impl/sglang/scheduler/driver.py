@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from impl.adapter import Capabilities, UnusableImplementation, View
+from impl.adapter import Capabilities, View
 from impl.process import wire
 from impl.process.failures import own_errors
 from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET, Bag, ForwardMode
@@ -24,6 +24,7 @@ from impl.sglang.releases.names import alias
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.ends import Ends
+from impl.sglang.scheduler.prefills import Prefills
 from impl.sglang.scheduler.results import LateResults, Results
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
@@ -34,10 +35,22 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 
-if TYPE_CHECKING:
-    from impl.sglang.scheduler.call_log import Calls
 
-class Driver(Ends, TreeCommands):
+
+class CallLog(Protocol):
+    """Notes what the driver calls of a release, as Python (call_log.py)."""
+
+    def started(self) -> None:
+        """The driver has started another server."""
+
+    def take(self) -> tuple[str, ...]:
+        """The lines since the last time."""
+
+    def late(self) -> tuple[tuple[str, str], ...]:
+        """What processing the results that wait does to each request, by its name."""
+
+
+class Driver(Prefills, Ends, TreeCommands):
     """One release in this process; `reset` starts a server, `apply` plays one command.
 
     overlap: the scheduler launches a batch before it processes the result of the one before (results.py).
@@ -53,7 +66,7 @@ class Driver(Ends, TreeCommands):
         self.root = root
         self.overlap = overlap
         self.serial = 0
-        self.calls: Calls | None = None
+        self.calls: CallLog | None = None
         self.noted = wire.Noted()
         self.results: Results
         self._settings = settings_of(release.version, list(TABLE))
@@ -100,33 +113,6 @@ class Driver(Ends, TreeCommands):
     def _own_errors(self) -> AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"
         return own_errors(self.root, *problem, "parts/modules.py", _unset, "parts/stand_ins.py")
-
-    # -- refusals ---------------------------------------------------------------------------------
-
-    def _window(self, turns: Iterable[LiveRequest]) -> None:
-        """Refuse to decode where a window eviction ran ahead of the commit: no scheduler gets there."""
-        window = self.server.geometry.window
-        if window is None:
-            return
-        for turn in turns:
-            cursors = self.server.cursors(turn)
-            evicted, position = cursors.swa_evicted_seqlen, turn.origin + turn.visible_output - 1
-            own = evicted > cursors.cache_protected_len  # a window eviction leaves the tree's prefix alone
-            require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)
-
-    def _kind_of_run(self, spec: bool) -> None:
-        """A server decodes plainly or speculatively; the first round tells which. Who is between two chunks
-        of its prefill then was tried first, and did not fit; under overlap its results may be on the way."""
-        if self.server.swa_pool is not None and not self.overlap:
-            for turn in self.server.turns.values():
-                if turn.phase is RequestPhase.EXTENDING:
-                    self.release.park(turn.req, self.server.cache)
-        server = self.server
-        if server.spec is None:
-            server.spec = spec
-            SERVER_ARGS.speculative_algorithm = "EAGLE" if spec else None
-        elif server.spec is not spec:
-            raise UnusableImplementation("sglang: a run cannot mix Decode and SpecDecode")
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -182,129 +168,6 @@ class Driver(Ends, TreeCommands):
         server.turns[command.request] = LiveRequest(
             self.release, command.request, name, serial, req, history, other=bool(namespace)
         )
-
-    # -- prefill ----------------------------------------------------------------------------------
-
-    def admit(self, command: c.Admit) -> None:
-        turn = self._turn(command.request)
-        require(turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED), Reason.WRONG_PHASE)
-        self._let_go(turn)
-        turn.req.init_next_round_input(self.server.cache)
-        if self.server.tree is not None and self.release.row(turn.req) is None:
-            # What was matched is locked from here on: between the two nothing would keep it.
-            self.server.tree.lock(turn.req)
-            turn.locked = True
-        turn.phase = RequestPhase.ADMITTED
-
-    def extend(self, command: c.Extend) -> list[Choice]:
-        server, lanes = self.server, command.lanes
-        require(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
-        everybody = self._lanes(
-            [n.request for n in lanes], RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING
-        )
-        decodes = [t for t in everybody if t.phase is RequestPhase.RUNNING]
-        turns = [t for t in everybody if t not in decodes]
-        require(turns, Reason.WRONG_PHASE)
-        tokens_of = {n.request: n.tokens for n in lanes}
-        require(all(tokens_of[t.name] == 1 for t in decodes), Reason.BAD_LENGTH)
-        ends = [self._chunk_from(t) + tokens_of[t.name] for t in turns]
-        require(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
-        self._window(decodes)
-        require(not (decodes and server.spec), Reason.UNFAITHFUL)
-        received = any(lane.tail for lane in lanes)
-        require(not received or self._is_received(turns, ends), Reason.UNFAITHFUL)
-        fresh = sum(self.release.row(t.req) is None for t in turns)
-        spans = [(t.prefix, end) for t, end in zip(turns, ends, strict=True)]
-        self.server.require_room([*spans, *((t.fill - 1, t.fill) for t in decodes)], fresh)
-
-        if self.overlap:  # a window eviction keeps clear of the chunk in flight, which is at most that long
-            longest = max(tokens_of.values())
-            SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
-        if decodes:
-            self._kind_of_run(spec=False)
-        evicted, spans = self._evicted(everybody), []
-        for turn, end in zip(turns, ends, strict=True):
-            req = turn.req
-            if turn.locked:
-                turn.locked = False  # matched when it was admitted; from here on the lock goes with the row
-            elif turn.phase is RequestPhase.ADMITTED:
-                self._matched(turn)
-            else:
-                req.init_next_round_input()
-            spans.append((turn.prefix, end))
-            self.release.set_chunk(req, turn.prefix, end)
-            if end < turn.fill:
-                self.release.in_chunks(req, 1)
-        batch = server.new_batch(turns, ForwardMode.EXTEND)
-        if received:
-            self._receive(batch, turns[0], *spans[0])
-        else:
-            batch.prepare_for_extend()
-        if decodes:  # Scheduler._get_new_batch_prefill
-            for turn in decodes:
-                self.results.before_round(turn)
-            running = server.new_batch(decodes, ForwardMode.DECODE)
-            running.prepare_for_decode()
-            batch.mix_with_running(running)
-        self._launch(everybody, ForwardMode.EXTEND)
-        for turn, (start, end) in zip(turns, spans, strict=True):
-            server.forward(turn, start, end)
-        launched = self._evicted(everybody)
-        last = all(end == t.fill for t, end in zip(turns, ends, strict=True))
-        with server.results_of_prefill(last):  # what is no last chunk goes into the tree after it
-            for turn, end in zip(turns, ends, strict=True):
-                turn.started = True
-                if end < turn.fill:
-                    self.release.in_chunks(turn.req, -1)
-                    turn.phase = RequestPhase.EXTENDING
-                    self.release.checkpoint(turn.req, server.cache, chunked=True)
-                else:
-                    turn.phase = RequestPhase.RUNNING
-                    self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
-            for turn in decodes:
-                server.forward(turn, turn.fill - 1, turn.fill)
-                self.results.arrived(turn, Result(server.sample(turn, 1)))
-        late = {choice.request for choice in self._window_evictions(everybody, launched)}
-        window_evictions = self._own_evictions(everybody, evicted, launched)
-        if received and not window_evictions:
-            window_evictions = [Choice(turns[0].name, evicted[0])]
-        return [replace(c, after=c.request in late) for c in window_evictions]
-
-    def _is_received(self, turns: Sequence[LiveRequest], ends: Sequence[int]) -> bool:
-        """A whole input by itself, of which nothing is there but what the tree has: as on a server that only
-        decodes, and whose pages are longer than a token."""
-        [turn, *others] = turns
-        new = turn.phase is RequestPhase.ADMITTED and self.release.row(turn.req) is None
-        paged = self.server.swa_pool is not None and self.server.geometry.page_size > 1
-        return paged and new and not others and ends[0] == turn.fill
-
-    def _receive(self, batch: Any, turn: LiveRequest, start: int, end: int) -> None:
-        """disaggregation/decode.py, alloc_for_decode_prealloc: SWA slots for the last window alone."""
-        geometry, allocator = self.server.geometry, self.server.allocator
-        size, window = geometry.page_size, geometry.window or 0
-        first = end - window if self.server.tree is None else end - 1 - max(window, size)  # _swa_tail_len
-        live = max(start, first // size * size)
-
-        def alloc_extend(*lengths: Any, num_new_pages: Any = None) -> Any:  # noqa: ARG001
-            return allocator.alloc_extend_swa_tail(*lengths, swa_tail_len=end - live)
-
-        allocator.alloc_extend = alloc_extend
-        try:
-            batch.prepare_for_extend()
-        finally:
-            del allocator.alloc_extend
-        if live > start:
-            self.release.eviction_cursor(turn.req, live)
-
-    def _chunk_from(self, turn: LiveRequest) -> int:
-        """Where the next chunk is counted from: what is committed, less the token to recompute.
-
-        A release may prefill from earlier (0.5.10 matches one token less than it could); the chunk
-        still ends where it was asked to end, as a scheduler that prefills the rest would have it.
-        """
-        if turn.phase is RequestPhase.EXTENDING or self.release.row(turn.req) is None:
-            return turn.prefix
-        return min(self.release.cursors(turn.req).kv_committed_len, turn.fill - 1)
 
     # -- decode -----------------------------------------------------------------------------------
 
@@ -402,23 +265,6 @@ class Driver(Ends, TreeCommands):
         self.results.before_eviction(turn, command.length)
         self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
         return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
-
-    def _evicted(self, turns: Iterable[LiveRequest]) -> list[int]:
-        return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]
-
-    def _window_evictions(self, turns: Sequence[LiveRequest], before: Sequence[int]) -> list[Choice]:
-        """The window evictions that the release made by itself since `before` was noted."""
-        after = zip(turns, before, self._evicted(turns), strict=True)
-        return [Choice(turn.name, now) for turn, then, now in after if now != then]
-
-    def _own_evictions(
-        self, turns: Sequence[LiveRequest], before: Sequence[int], launched: Sequence[int]
-    ) -> list[Choice]:
-        """The same of a batch; of what the tree has taken over since it was launched nothing was evicted."""
-        late = {choice.request for choice in self._window_evictions(turns, launched)}
-        now = {turn.name: self.release.cursors(turn.req) for turn in turns}
-        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
-        return [c for c in self._window_evictions(turns, before) if c.request not in late & given]
 
     # -- memory checks ----------------------------------------------------------------------------
 

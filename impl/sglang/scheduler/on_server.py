@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from impl.sglang.parts.stand_ins import ForwardMode
+from impl.adapter import UnusableImplementation
+from impl.sglang.parts.stand_ins import SERVER_ARGS, ForwardMode
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.results import Results
 from impl.sglang.scheduler.server import LiveRequest, Server
 from impl.vocabulary import CommandRefused, RequestPhase, require
-from reference.commands import Reason
+from reference.commands import Choice, Reason
 
 
 class OnServer:
-    """release: what is driven; server: the one that runs; results: of its batches."""
+    """release: what is driven; server: the one that runs; results: of its batches; overlap: they are late."""
 
+    overlap: bool
     release: Release0510
     server: Server
     results: Results
@@ -54,3 +56,47 @@ class OnServer:
         """The scheduler reaps sessions about once a second; here after every turn."""
         controller = self.server.controller
         controller.maybe_reap(controller._last_reap_time + 2.0)
+
+    def _kind_of_run(self, spec: bool) -> None:
+        """A server decodes plainly or speculatively; the first round tells which. Who is between two chunks
+        of its prefill then was tried first, and did not fit; under overlap its results may be on the way."""
+        if self.server.swa_pool is not None and not self.overlap:
+            for turn in self.server.turns.values():
+                if turn.phase is RequestPhase.EXTENDING:
+                    self.release.park(turn.req, self.server.cache)
+        server = self.server
+        if server.spec is None:
+            server.spec = spec
+            SERVER_ARGS.speculative_algorithm = "EAGLE" if spec else None
+        elif server.spec is not spec:
+            raise UnusableImplementation("sglang: a run cannot mix Decode and SpecDecode")
+
+    # -- window eviction ------------------------------------------------------------------------------
+
+    def _window(self, turns: Iterable[LiveRequest]) -> None:
+        """Refuse to decode where a window eviction ran ahead of the commit: no scheduler gets there."""
+        window = self.server.geometry.window
+        if window is None:
+            return
+        for turn in turns:
+            cursors = self.server.cursors(turn)
+            evicted, position = cursors.swa_evicted_seqlen, turn.origin + turn.visible_output - 1
+            own = evicted > cursors.cache_protected_len  # a window eviction leaves the tree's prefix alone
+            require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)
+
+    def _evicted(self, turns: Iterable[LiveRequest]) -> list[int]:
+        return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]
+
+    def _window_evictions(self, turns: Sequence[LiveRequest], before: Sequence[int]) -> list[Choice]:
+        """The window evictions that the release made by itself since `before` was noted."""
+        after = zip(turns, before, self._evicted(turns), strict=True)
+        return [Choice(turn.name, now) for turn, then, now in after if now != then]
+
+    def _own_evictions(
+        self, turns: Sequence[LiveRequest], before: Sequence[int], launched: Sequence[int]
+    ) -> list[Choice]:
+        """The same of a batch; of what the tree has taken over since it was launched nothing was evicted."""
+        late = {choice.request for choice in self._window_evictions(turns, launched)}
+        now = {turn.name: self.release.cursors(turn.req) for turn in turns}
+        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
+        return [c for c in self._window_evictions(turns, before) if c.request not in late & given]
