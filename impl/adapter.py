@@ -80,6 +80,16 @@ class Capabilities:
         """It is an EngineSystem: it picks its batches itself."""
         return "Schedule" in self.commands
 
+    @property
+    def tiers(self) -> bool:
+        """It is a tree with a host tier."""
+        return "Poll" in self.commands
+
+    @property
+    def judged_alone(self) -> bool:
+        """Facts and clauses judge it, without a model beside it."""
+        return self.schedules or self.tiers
+
 
 class RequestView(msgspec.Struct):
     """A request that has not ended. `row` and `cursors` are None while it holds no row.

@@ -116,6 +116,28 @@ class AtChunk(NamedTuple):
     slot: int | None = None
 
 
+class AtSlot(NamedTuple):
+    """A slot of a pool ("full" or "swa"), on the host or on the device."""
+
+    pool: str
+    slot: int
+    host: bool
+
+
+class AtTreeNode(NamedTuple):
+    """A node of a tree with a host tier, by its number; pool, host: its KV there."""
+
+    node: int
+    pool: str = "full"
+    host: bool = False
+
+
+class AtTransfer(NamedTuple):
+    """A transfer between tiers, by its number."""
+
+    job: int
+
+
 class AtTable(NamedTuple):
     """The place of a block in a request's table.
 
@@ -132,8 +154,8 @@ class AtTable(NamedTuple):
 class AtCount(NamedTuple):
     """A number that an engine which schedules by itself shows.
 
-    owner: a request's name, or "batch", "manager", "cache", "host". name: such as "start" or "computed".
-    must: the value or the bound that it has to keep to; group: of whose table.
+    owner: a request's name, or "batch", "manager", "cache", "host", "tree". name: such as "start" or
+    "computed". must: the value or the bound that it has to keep to; group: of whose table.
     """
 
     owner: str
@@ -144,7 +166,8 @@ class AtCount(NamedTuple):
 
 Place = (
     AtPage | AtRow | AtCursor | AtPosition | AtNode | AtTreePage | AtLock
-    | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtChunk | AtTable | AtCount
+    | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtChunk | AtTable | AtCount | AtSlot | AtTreeNode
+    | AtTransfer
 )  # fmt: skip
 
 

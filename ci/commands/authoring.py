@@ -81,7 +81,7 @@ def new_fixture(
     """
     from impl.bugs import BUGS
     from reference.blocks.clauses import EVERY_CLAUSE
-    from reference.blocks.config import EngineConfig
+    from reference.kinds import JudgedConfig
 
     trace = load_trace(file)
     trace = replace(trace, bug=bug or trace.bug)
@@ -114,7 +114,7 @@ def new_fixture(
         authoring.check_story(story)
     path = target_file(folder / f"{name}.json", force, "--name")
     trace = replace(trace, story=story)
-    batches = not isinstance(trace.geometry, EngineConfig)  # of engines that pick theirs none is healthy
+    batches = not isinstance(trace.geometry, JudgedConfig)  # of engines that pick theirs none is healthy
     healthy = tuple(SystemSelector(name).resolve() for name in ("torch", "reference") if batches)
     system = None if impl in ("torch", "reference") else selector.resolve()
     if system is None and (clause is not None or not batches):

@@ -27,8 +27,11 @@ def names(impl: str) -> list[str]:
     if package == "sglang==all":
         from impl.sglang.releases.catalogue import TABLE
         from impl.sglang.releases.variants import VARIANTS
+        from impl.sglang.tiers.needs import FIRST
 
-        releases = VARIANTS.get(ways[0] if ways else "", TABLE)
+        order = list(TABLE)
+        tiered = order[order.index(FIRST) :]
+        releases = {**VARIANTS, "hicache": tiered}.get(ways[0] if ways else "", TABLE)
     elif package == "vllm==all":
         from impl.vllm.api import RELEASES, SINCE
 

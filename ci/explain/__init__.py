@@ -8,11 +8,12 @@ about no place: reasons.py words them. Nothing here decides whether a clause hol
 
 from typing import NamedTuple
 
-from ci.explain import blocks, reasons
+from ci.explain import reasons
 from ci.explain.history import Claim, History, Past
-from ci.explain.stories import stories
+from ci.explain.stories import of_kind, stories
 from reference.blocks.clauses import BlockStep
 from reference.commands import Broken
+from reference.tiers.step import TierStep
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
@@ -38,7 +39,8 @@ def explanation_of(run: Run) -> Explanation | None:
         failed += f", {violation.observed.rstrip('.')}"
         ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
         return Explanation(f"{failed}{ruled}.")
-    past = Past(run, violation) if isinstance(step, BlockStep) else History(run, violation, step)
+    alone = isinstance(step, BlockStep | TierStep)
+    past = Past(run, violation) if alone else History(run, violation, step)
     try:
         text = _of_engine(past) if not isinstance(past, History) else reasons.reason(past) or _described(past)
     except (LookupError, AssertionError, StopIteration):
@@ -59,7 +61,7 @@ def _described(past: Past) -> str:
 
 def _of_engine(past: Past) -> str:
     observed, expected = past.violation.observed, past.violation.expected
-    sentence = [f"{past.here}: {observed}, where {expected}", *stories(past), *blocks.events(past)]
+    sentence = [f"{past.here}: {observed}, where {expected}", *stories(past), *of_kind(past).events(past)]
     return "; ".join(filter(None, sentence))
 
 

@@ -7,11 +7,12 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from ci.explain import blocks, places
+from ci.explain import blocks, places, tiers
 from ci.explain.history import History, Past, cursors_of, lent_to, some
 from ci.explain.places import Fact, letter, token_text
 from reference.clauses.contents import stamp_text
 from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place
+from reference.tiers.step import TierStep
 from stateful_tests.lockstep.results import Moment
 
 FactsAt = Callable[[Any, Any], list[Fact]]
@@ -22,7 +23,8 @@ def stories(past: Past) -> list[str]:
     """A story for each place that the violation is about; cursors of one fate together."""
     at = past.violation.failure.at
     if not isinstance(past, History):
-        return [story(past, place, blocks.called, blocks.facts_at) for place in _few(at)]
+        told = of_kind(past)
+        return [story(past, place, told.called, told.facts_at) for place in _few(at)]
     texts: dict[str, None] = {}
     cursors = [place for place in at if isinstance(place, AtCursor)][: MOST[AtCursor]]
     for place in _few(at):
@@ -31,6 +33,11 @@ def stories(past: Past) -> list[str]:
         for part in places.leads_to(place, past.now):
             texts[story(past, part, places.called, places.facts_at)] = None
     return [each for each in texts if each]
+
+
+def of_kind(past: Past) -> Any:
+    """What tells of the places of a system that facts and clauses judge alone."""
+    return tiers if isinstance(past.now.step, TierStep) else blocks
 
 
 def _few(at: Iterable[Place]) -> list[Place]:

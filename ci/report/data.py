@@ -15,8 +15,8 @@ from ci.explain.reasons import refusal
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
-from reference.blocks.config import EngineConfig
 from reference.commands import Mode
+from reference.kinds import JudgedConfig
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan
@@ -344,7 +344,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
 def _explained(run: Run) -> Data:
     """Why the violation cannot be, where the sides differ, and how it came to that."""
     argued = explanation_of(run)
-    drawn = argued is not None and not isinstance(run.trace.geometry, EngineConfig)
+    drawn = argued is not None and not isinstance(run.trace.geometry, JudgedConfig)
     states = snapshot.snapshots(run, step_table.MAX_ROWS) if drawn else []
     return {
         "argument": argued.text if argued is not None else None,

@@ -19,6 +19,9 @@ from reference.commands import (
     COMMANDS, DONE, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
 from reference.geometry import Geometry
+from reference.tiers.commands import TIER_COMMANDS, TierCommand
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import TierFacts
 
 _HEADER = struct.Struct("<I")
 MAX_MESSAGE = 64 << 20  # bytes; the largest view of the largest geometry stays well below
@@ -35,6 +38,12 @@ class EngineReset(msgspec.Struct, tag=True, frozen=True):
     """Start an engine that schedules by itself."""
 
     geometry: EngineConfig
+
+
+class TierReset(msgspec.Struct, tag=True, frozen=True):
+    """Start a tree with a host tier."""
+
+    geometry: TierConfig
 
 
 class Apply(msgspec.Struct, tag=True, frozen=True):
@@ -77,6 +86,18 @@ class WorkerFailure(msgspec.Struct, tag=True, frozen=True):
     noted: Noted = Noted()
 
 
+class TierReply(StepReply, tag=True, frozen=True, kw_only=True):
+    """The same of a tree with a host tier."""
+
+    view: TierFacts  # type: ignore[assignment]
+
+
+class TierFailure(WorkerFailure, tag=True, frozen=True, kw_only=True):
+    """The same of a tree with a host tier."""
+
+    view: TierFacts | None = None  # type: ignore[assignment]
+
+
 class Ready(msgspec.Struct, tag=True, frozen=True):
     """The worker has made its system, which is called so and can do that."""
 
@@ -84,8 +105,8 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     capabilities: Capabilities = Capabilities()
 
 
-Ask = Reset | EngineReset | Apply
-Reply = StepReply | WorkerFailure | Ready
+Ask = Reset | EngineReset | TierReset | Apply
+Reply = StepReply | WorkerFailure | TierReply | TierFailure | Ready
 
 
 def _plain(value: object) -> object:
@@ -108,11 +129,11 @@ _VIEW, _CAPABILITIES = msgspec.msgpack.Decoder(View), msgspec.msgpack.Decoder(Ca
 ASKS = msgspec.msgpack.Decoder(Ask)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _COMMANDS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    c.__name__: msgspec.msgpack.Decoder(c) for c in (*COMMANDS, *ENGINE_COMMANDS)
+    c.__name__: msgspec.msgpack.Decoder(c) for c in (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS)
 }
 
 
-def pack_command(command: Command | EngineCommand) -> Apply:
+def pack_command(command: Command | EngineCommand | TierCommand) -> Apply:
     return Apply(type(command).__name__, msgspec.Raw(_ENCODER.encode(command)))
 
 

@@ -26,6 +26,7 @@ from impl.process import wire
 from impl.process.failures import described
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
+from reference.tiers.facts import TierFacts
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
 _NOTHING = wire.Noted()
@@ -67,7 +68,7 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
         sys.setprofile(None)
         if isinstance(reply, wire.WorkerFailure) and not reply.unusable:
             with contextlib.suppress(Exception):
-                reply = msgspec.structs.replace(reply, view=_seen(system))
+                reply = _left(reply.error, _seen(system))
         noted = msgspec.structs.replace(
             getattr(system, "noted", _NOTHING),
             called=tuple(f"{file}: {', '.join(names)}" for file, names in called.items()),
@@ -100,21 +101,32 @@ def _folder_of(system: object) -> Path:
 
 
 def _answer(system: Any, ask: wire.Ask) -> wire.StepReply | wire.WorkerFailure:
-    if isinstance(ask, wire.Reset | wire.EngineReset):
+    if not isinstance(ask, wire.Apply):
         system.reset(ask.geometry)
-        return wire.StepReply(_seen(system))
+        return _reply(_seen(system))
     outcome = wire.checked(system.apply(wire.unpack_command(ask)))
     if isinstance(outcome, Broken):
         return wire.WorkerFailure(outcome.error)
     view = _seen(system)
     if isinstance(outcome, Refused):
-        return wire.StepReply(view, outcome.reason)
-    return wire.StepReply(view, None, outcome.choices, outcome.report, outcome.freed)
+        return _reply(view, refused=outcome.reason)
+    return _reply(view, choices=outcome.choices, report=outcome.report, freed=outcome.freed)
 
 
-def _seen(system: Any) -> View | BlockFacts:
-    view: View | BlockFacts = system.view()
-    return view if isinstance(view, BlockFacts) else wire.copied(view)
+def _reply(view: Any, **more: Any) -> wire.StepReply:
+    kind = wire.TierReply if isinstance(view, TierFacts) else wire.StepReply
+    return kind(view=view, **more)
+
+
+def _left(error: str, view: Any) -> wire.WorkerFailure:
+    """A failure, with what the system shows after it."""
+    kind = wire.TierFailure if isinstance(view, TierFacts) else wire.WorkerFailure
+    return kind(error=error, view=view)
+
+
+def _seen(system: Any) -> View | BlockFacts | TierFacts:
+    view: View | BlockFacts | TierFacts = system.view()
+    return wire.copied(view) if isinstance(view, View) else view
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:

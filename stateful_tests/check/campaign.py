@@ -135,8 +135,8 @@ class _Campaign:
 
     def run(self, executor: Executor, work: Callable[[RunBatch], Driven]) -> CheckResult:
         result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
-        engine = self.system.capabilities.schedules
-        machines = {config: MachineResult(*config, tallies=new_tallies(engine)) for config in self.configs()}
+        can = self.system.capabilities
+        machines = {config: MachineResult(*config, tallies=new_tallies(can)) for config in self.configs()}
         result.machines = list(machines.values())
         result.planned = sum(map(self._planned, machines))
         ahead, now = tee(self.batches(tuple(machines)))
@@ -223,7 +223,7 @@ class _Campaign:
 
     def _never_done(self, configs: Iterable[Configuration]) -> tuple[str, ...]:
         """Commands that the system offers and that it carried out in no run of a plan with the corpus."""
-        if self.system.capabilities.schedules or not self.plan.corpus:
+        if self.system.capabilities.judged_alone or not self.plan.corpus:
             return ()
         machines = {config.machine for config in configs} - {CORPUS}
         offered = {kind for machine in machines for kind in MACHINES[machine]}

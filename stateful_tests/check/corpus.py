@@ -16,6 +16,7 @@ from reference import model
 from reference.blocks.config import EngineConfig
 from reference.commands import TREE_COMMANDS, Mode
 from reference.geometry import Geometry
+from reference.kinds import JudgedConfig
 from stateful_tests.coverage.situations import situation
 from stateful_tests.traces.files import load as load_trace
 from stateful_tests.traces.notation import format_command, parse
@@ -41,8 +42,8 @@ class CorpusLine(NamedTuple):
     @property
     def machine(self) -> str:
         """The machine that drives such commands: sessions, tree or both."""
-        if isinstance(self.geometry, EngineConfig):
-            return "clients"
+        if isinstance(self.geometry, JudgedConfig):
+            return "clients" if isinstance(self.geometry, EngineConfig) else "tiers"
         if not self.geometry.tree:
             return "sessions"
         return "tree" if all(isinstance(command, TREE_COMMANDS) for command in self.commands) else "both"

@@ -5,19 +5,20 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from multiprocessing.util import Finalize
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits
-from reference.blocks.config import EngineConfig, engine_preset
 from reference.commands import SHARED, Command, Mode
 from reference.geometry import Geometry
-from stateful_tests.check.tiers import CLIENTS, CORPUS, Plan, sizes_for
+from reference.kinds import JudgedConfig
+from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, sizes_for
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.coverage.situations import situation
@@ -26,12 +27,16 @@ from stateful_tests.generate.engine_commands import (
     draw_engine_config, draw_engine_profile, engine_finale, propose_engine_command,
 )  # fmt: skip
 from stateful_tests.generate.next_command import finale, propose
+from stateful_tests.generate.tier_commands import (
+    draw_tier_config, draw_tier_profile, propose_tier_command, tier_finale,
+)  # fmt: skip
 from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.results import Tally, Trace, Violation
+from stateful_tests.lockstep.tiers import TierLockstep
 
 
 class Named(NamedTuple):
@@ -83,8 +88,8 @@ class Driven:
 
 def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
     """A few runs on a system."""
-    driven, began = Driven(new_tallies(system.capabilities.schedules)), time.monotonic()
-    machines: dict[str, Any] = {CLIENTS: _engine_example, CORPUS: _line}
+    driven, began = Driven(new_tallies(system.capabilities)), time.monotonic()
+    machines: dict[str, Any] = {CLIENTS: _engine_example, TIERED: _engine_example, CORPUS: _line}
     for example in batch.examples:
         machines.get(batch.config.machine, _example)(system, plan, batch.config, example, driven)
     driven.seconds = time.monotonic() - began
@@ -155,7 +160,7 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
     line, commands = lines_of(system, plan, config.mode)[example], 0
     try:
         check_fits(system, line.geometry, line.commands)
-        if isinstance(line.geometry, EngineConfig):
+        if isinstance(line.geometry, JudgedConfig):
             commands, found = _engine_line(system, line, config, driven)
         else:
             lockstep = Lockstep(
@@ -176,7 +181,9 @@ def _engine_line(
     system: Any, line: CorpusLine, config: Configuration, driven: Driven
 ) -> tuple[int, list[tuple[Violation, Trace]]]:
     """A line of an engine that schedules by itself: its commands, and the violation if there is one."""
-    lockstep = EngineLockstep(system, line.geometry, tallies=driven.tallies, refusals=driven.refusals)
+    lockstep = _DRAWS[line.machine].lockstep(
+        system, line.geometry, tallies=driven.tallies, refusals=driven.refusals
+    )
     done: list[Any] = []
     for command in line.commands:
         if lockstep.violation is None:
@@ -216,23 +223,48 @@ def _example(system: Any, plan: Plan, config: Configuration, example: int, drive
     driven.runs.append((len(done), violations(lockstep, done, "generated")))
 
 
+class _Draws(NamedTuple):
+    """How runs of a kind of system are drawn that no model stands beside."""
+
+    lockstep: Any
+    beside: Callable[[Any], Any]  # what is kept beside a run of it
+    profile: Any
+    sizes: Any
+    propose: Any
+    finale: Any
+
+
+_DRAWS = {
+    CLIENTS: _Draws(
+        EngineLockstep, attrgetter("texts"), draw_engine_profile, draw_engine_config, propose_engine_command,
+        engine_finale,
+    ),
+    TIERED: _Draws(
+        TierLockstep, attrgetter("beside"), draw_tier_profile, draw_tier_config, propose_tier_command,
+        tier_finale,
+    ),
+}  # fmt: skip
+
+
 def _engine_example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
-    profile, sizes = draw_engine_profile(source), engine_preset(config.preset)
-    tallied = partial(EngineLockstep, tallies=driven.tallies, refusals=driven.refusals)
+    draws = _DRAWS[config.machine]
+    profile, sizes = draws.profile(source), sizes_for(config.machine, config.preset)
+    tallied = partial(draws.lockstep, tallies=driven.tallies, refusals=driven.refusals)
     try:
-        lockstep = tallied(system, draw_engine_config(source, sizes) if example % 4 == 3 else sizes)
+        lockstep = tallied(system, draws.sizes(source, sizes) if example % 4 == 3 else sizes)
     except UnusableImplementation:  # a release need not take every configuration
         lockstep = tallied(system, sizes)
-    sizes = lockstep.texts.config
+    beside = draws.beside(lockstep)
+    sizes = beside.config
     done: list[Any] = []
     steps = plan.steps * (8 if example % 32 == 8 else 1)
     while lockstep.violation is None and len(done) < 2 * steps + 100:
         facts = lockstep.facts
         if len(done) < steps:
-            command = propose_engine_command(lockstep.texts, facts, source, profile)
+            command = draws.propose(beside, facts, source, profile)
         else:
-            ending = engine_finale(lockstep.texts, facts)
+            ending = draws.finale(beside, facts)
             if ending is None:
                 break
             command = ending

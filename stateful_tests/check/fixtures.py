@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from impl.adapter import System
 from reference import model
-from reference.blocks.config import EngineConfig
 from reference.commands import Broken, Done
+from reference.kinds import JudgedConfig
 from stateful_tests.lockstep.lockstep import check_serial, replay
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.shrink.minimise import minimise
@@ -46,7 +46,7 @@ def shrunk(system: System, run: Run, clause: str) -> Run:
 
 def _stating(system: System, trace: Trace, clause: str) -> Run:
     """The trace with stated outcomes, replayed: without them where the system's own choices decide."""
-    if isinstance(trace.geometry, EngineConfig):  # nobody else says what is done: it schedules by itself
+    if isinstance(trace.geometry, JudgedConfig):  # nobody else says what is done: it schedules by itself
         rows = replay(system, replace(trace, expected=())).rows
         outcomes = ((at, row.outcome) for at, row in enumerate(rows))
         stated = tuple((at, outcome) for at, outcome in outcomes if not isinstance(outcome, Broken))
@@ -101,7 +101,7 @@ def fixture(trace: Trace, faulty: System | None, healthy: tuple[System, ...], cl
         if run.violation.clause != clause:
             raise NotPossible(f"violates {run.violation.clause} first on {faulty.name}, not {clause}")
         made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
-    made = made if isinstance(made.geometry, EngineConfig) else _stated(made)
+    made = made if isinstance(made.geometry, JudgedConfig) else _stated(made)
     for system in healthy:
         violation = replay(system, made).violation
         if violation is not None:

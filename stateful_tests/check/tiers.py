@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
-from reference.blocks.config import ENGINE_PRESETS, EngineConfig, engine_preset
+from reference.blocks.config import ENGINE_PRESETS
 from reference.commands import Mode
-from reference.geometry import PRESETS, preset
+from reference.geometry import PRESETS, GeometryError, preset
+from reference.kinds import JUDGED_PRESETS, JudgedConfig
+from reference.tiers.config import TIER_PRESETS
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import check_fits
 
 CLIENTS = "clients"  # the machine that drives engines which schedule by themselves
+TIERED = "tiers"  # the one that drives trees with a host tier
 CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 
 
@@ -45,13 +48,13 @@ class Plan:
 
 
 def _runs(*each: int) -> dict[str, int]:
-    return dict(zip((*MACHINES, CLIENTS), each, strict=True))
+    return dict(zip((*MACHINES, CLIENTS, TIERED), each, strict=True))
 
 
 _TIERS = {
-    "smoke": Plan("smoke", _runs(13, 8, 8, 40), 40, 4_000),
-    "pr": Plan("pr", _runs(75, 60, 60, 250), 50, 15_000),
-    "nightly": Plan("nightly", _runs(1200, 1200, 1200, 8000), 80, 1_000_000),
+    "smoke": Plan("smoke", _runs(13, 8, 8, 40, 40), 40, 4_000),
+    "pr": Plan("pr", _runs(75, 60, 60, 250, 250), 50, 15_000),
+    "nightly": Plan("nightly", _runs(1200, 1200, 1200, 8000, 8000), 80, 1_000_000),
 }
 TIERS = tuple(_TIERS)
 
@@ -71,10 +74,10 @@ def plan(
     if tier not in _TIERS:
         raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
     for name in presets or ():
-        if name not in PRESETS and name not in ENGINE_PRESETS:
-            raise ValueError(f"preset: unknown {name!r}; one of {', '.join((*PRESETS, *ENGINE_PRESETS))}")
+        if name not in PRESETS and name not in JUDGED_PRESETS:
+            raise ValueError(f"preset: unknown {name!r}; one of {', '.join((*PRESETS, *JUDGED_PRESETS))}")
     for name in machines or ():
-        if name not in (*MACHINES, CLIENTS):
+        if name not in (*MACHINES, CLIENTS, TIERED):
             raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
     for what, value in (("examples", examples), ("steps", steps)):
         if value is not None and not 1 <= value <= 10**7:
@@ -104,6 +107,8 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
     if system.capabilities.schedules:
         machines, moves = (CLIENTS,), "Copy" in system.capabilities.commands
         presets = tuple(name for name, config in ENGINE_PRESETS.items() if config.connects == moves)
+    if system.capabilities.tiers:
+        machines, presets = (TIERED,), tuple(TIER_PRESETS)
     if plan.presets == tuple(PRESETS):
         plan = replace(plan, presets=presets)
     return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan
@@ -111,15 +116,17 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
 
 def sizes_for(machine: str, name: str) -> Any:
     """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
-    if machine == CLIENTS:
-        return engine_preset(name)
+    if machine in (CLIENTS, TIERED):
+        if name not in JUDGED_PRESETS:
+            raise GeometryError("preset", f"{name} is of another kind of system")
+        return JUDGED_PRESETS[name]
     return replace(preset(name), tree=machine != "sessions")
 
 
 def check_machine(system: AnySystem, machine: str, geometry: Any) -> None:
     """Raise UnusableImplementation when this machine cannot drive the system."""
     check_fits(system, geometry)
-    if isinstance(geometry, EngineConfig):
+    if isinstance(geometry, JudgedConfig):
         system.reset(geometry)  # type: ignore[arg-type]
         return
     missing = {"Match", "Insert"} - system.capabilities.commands

@@ -17,8 +17,11 @@ from typing import Any
 from impl.adapter import AnySystem
 from reference.blocks.commands import Add, Fail, More, ResetCache, ResetConnector
 from reference.blocks.config import EngineConfig
-from reference.commands import Abort, Close, Extend, Finish, Launch, Retract, Settle, SpecDecode
+from reference.commands import (
+    Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, prompt_len,
+)  # fmt: skip
 from reference.geometry import GeometryError
+from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated
@@ -61,6 +64,8 @@ def _room(system: AnySystem, trace: Trace) -> Trace:
     """Rows may be full, with rounds allocated ahead; of an engine, texts as long as the model takes."""
     del system
     sizes = trace.geometry
+    if isinstance(sizes, TierConfig):
+        return trace
     if isinstance(sizes, EngineConfig):
         texts = sum(isinstance(command, Add) for command in trace.commands)
         most = (texts + 1) * sum(map(sizes.most_blocks, sizes.groups))
@@ -86,7 +91,11 @@ def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
 
 
 def _no_window(system: AnySystem, trace: Trace) -> Trace:
-    """No group of an engine has a window."""
+    """No group of an engine has a window; nor has a tree with a host tier."""
+    if isinstance(trace.geometry, TierConfig):
+        commands = tuple(replace(c, evicted=0) if isinstance(c, Insert) else c for c in trace.commands)
+        commands = tuple(replace(c, swa=0) if isinstance(c, Evict) else c for c in commands)
+        return _with_sizes(replace(trace, commands=commands), window=None, swa_pages=0, host_swa_pages=0)
     if not isinstance(trace.geometry, EngineConfig):
         return trace
     groups = tuple(replace(group, window=None) for group in trace.geometry.groups)
@@ -98,6 +107,26 @@ def _no_window(system: AnySystem, trace: Trace) -> Trace:
 def _engine_without(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     del system
     return _with_sizes(trace, **sizes) if isinstance(trace.geometry, EngineConfig) else trace
+
+
+def _no_chunks(system: AnySystem, trace: Trace) -> Trace:
+    """Each insert into a tree with a host tier is a request's last."""
+    del system
+    return replace(trace, commands=tuple(
+        replace(c, chunked=False) if isinstance(c, Insert) and isinstance(trace.geometry, TierConfig) else c
+        for c in trace.commands
+    ))  # fmt: skip
+
+
+def _host_room(system: AnySystem, trace: Trace) -> Trace:
+    """Host memory has room for all texts."""
+    del system
+    if not isinstance(trace.geometry, TierConfig):
+        return trace
+    sizes, size = trace.geometry, trace.geometry.page_size
+    pages = sum(-(-prompt_len(c.prompt) // size) for c in trace.commands if hasattr(c, "prompt")) + 1
+    most = max(sizes.host_pages, pages), sizes.host_swa_pages and max(sizes.host_swa_pages, pages)
+    return _with_sizes(trace, host_pages=most[0], host_swa_pages=most[1])
 
 
 # What a trace may need, and the trace without it. Which turns are rejected depends on the ends before.
@@ -113,6 +142,8 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "drafts": partial(_engine_without, drafts=0, eagle=False),
     "a window": _no_window,
     "chunks of several blocks": partial(_engine_without, chunk_blocks=1),
+    "chunks that go on": _no_chunks,
+    "a small host": _host_room,
     "a reset of host memory": partial(_none_of, ResetConnector),
     "a failed load": partial(_none_of, Fail),
     "priorities": partial(_engine_without, priority=False),

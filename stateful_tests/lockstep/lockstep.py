@@ -17,6 +17,9 @@ from impl.process.wire import copied
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.config import EngineConfig
+from reference.kinds import JudgedConfig
+from reference.tiers.clauses import TIER_CLAUSES
+from reference.tiers.config import TierConfig
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
@@ -31,6 +34,7 @@ from reference.state import Phase, State, full_pages, holders, swa_pages
 from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import EngineLockstep
+from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.lockstep.policy import Answers, Policy
 from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation, violation_of
 from stateful_tests.lockstep.tree_diff import tree_changes
@@ -162,23 +166,26 @@ class Lockstep(AnyLockstep):
         return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
 
 
-def new_tallies(engine: bool = False) -> dict[str, Tally]:
-    """One empty tally per clause; engine: of those for engines that schedule by themselves."""
-    return {clause: Tally() for clause in (BLOCK_CLAUSES if engine else CLAUSES)}
+def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
+    """One empty tally per clause; can: of those for this kind of system."""
+    engine = BLOCK_CLAUSES if can is not None and can.schedules else CLAUSES
+    return {clause: Tally() for clause in (TIER_CLAUSES if can is not None and can.tiers else engine)}
 
 
 def lockstep_on(
-    system: AnySystem, geometry: Geometry | EngineConfig, mode: Mode, clause: str | None = None
+    system: AnySystem, geometry: Geometry | JudgedConfig, mode: Mode, clause: str | None = None
 ) -> AnyLockstep:
     """A run of any system. clause: as of Lockstep."""
     on: Any = system
+    if isinstance(geometry, TierConfig):
+        return TierLockstep(on, geometry, clause=clause)
     if isinstance(geometry, EngineConfig):
         return EngineLockstep(on, geometry, clause=clause)
     return Lockstep(on, geometry, mode, clause=clause)
 
 
 def check_fits(
-    system: AnySystem, geometry: Geometry | EngineConfig, commands: tuple[Command, ...] = ()
+    system: AnySystem, geometry: Geometry | JudgedConfig, commands: tuple[Command, ...] = ()
 ) -> None:
     """Raise UnusableImplementation when the system cannot be driven through this."""
     can = system.capabilities
@@ -186,6 +193,13 @@ def check_fits(
         if not can.schedules:
             raise UnusableImplementation(f"{system.name} is driven batch by batch: the trace is of an engine")
         return
+    if isinstance(geometry, TierConfig):
+        if not can.tiers:
+            needs = "the trace needs sglang==VERSION+hicache"
+            raise UnusableImplementation(f"{system.name} has no host tier: {needs}")
+        return
+    if can.tiers:
+        raise UnusableImplementation(f"{system.name} is driven with its host tier, which the trace has not")
     if can.schedules:
         raise UnusableImplementation(f"{system.name} schedules by itself: the trace gives it each batch")
     if geometry.window is None and not can.full_only:

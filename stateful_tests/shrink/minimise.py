@@ -13,6 +13,7 @@ from impl.process.failures import kind_of
 from impl.process.remote_system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import GeometryError
+from reference.tiers.config import POLICIES, TierConfig
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_on, replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
@@ -55,6 +56,9 @@ def _minimised(
         smallest = _shrink_commands(failing, smallest, search)
         if isinstance(smallest.geometry, EngineConfig):
             smallest = _shrink_config(failing, smallest)
+            continue
+        if isinstance(smallest.geometry, TierConfig):
+            smallest = _shrink_tiers(failing, smallest)
             continue
         smallest = _shrink_size(failing, smallest, "bigram")
         if system.capabilities.no_tree and not smallest.geometry.bigram:
@@ -149,6 +153,36 @@ def _shrink_config(failing: Failing, trace: Trace) -> Trace:
             if tried(**{name: size}):
                 break
     return trace
+
+
+def _shrink_tiers(failing: Failing, trace: Trace) -> Trace:
+    """The plainest tree with a host tier with which the clause still fails."""
+    first = trace.geometry
+    tries: list[dict[str, Any]] = [
+        {"namespaces": False}, {"bigram": False}, {"window": None, "swa_pages": 0, "host_swa_pages": 0},
+        *({"policy": policy} for policy in POLICIES[: POLICIES.index(first.policy)]),
+    ]  # fmt: skip
+    for changes in tries:
+        trace = _resized(failing, trace, **changes)
+    for name in ("page_size", "window", "full_pages", "swa_pages", "host_pages", "host_swa_pages", "width"):
+        for size in range(1, getattr(trace.geometry, name) or 1):
+            smaller = _resized(failing, trace, **{name: size})
+            if smaller is not trace:
+                trace = smaller
+                break
+    return trace
+
+
+def _resized(failing: Failing, trace: Trace, **changes: Any) -> Trace:
+    """The trace with other sizes, if it still fails with them."""
+    if all(getattr(trace.geometry, name) == value for name, value in changes.items()):
+        return trace
+    try:
+        simpler = replace(trace, geometry=replace(trace.geometry, **changes))
+        commands = failing(simpler)
+    except (GeometryError, UnusableImplementation):
+        return trace
+    return trace if commands is None else replace(simpler, commands=commands)
 
 
 def _scaled(trace: Trace, was: int) -> Trace:

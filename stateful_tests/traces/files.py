@@ -28,12 +28,13 @@ from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.commands import prompt_of as prompt_of
 from reference.commands import prompt_text as prompt_text
 from reference.geometry import Geometry, GeometryError
+from reference.kinds import JudgedConfig
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces import hints
 from stateful_tests.traces.schema import (
-    CHOICES, COMMAND_OF, CONFIG, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, EngineTraceFile, Expect,
-    GeometryBody, TraceFile, TraceStep,
+    CHOICES, COMMAND_OF, CONFIG, FORMAT, MAX_BYTES, STEPS, TIER_CONFIG, VERSION, AnyStep, EngineTraceFile,
+    Expect, Form, GeometryBody, TierTraceFile, TraceFile, TraceStep,
 )  # fmt: skip
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -63,6 +64,8 @@ class _Header(Struct):
 
 _HEADER = msgspec.json.Decoder(_Header)
 _FILE = msgspec.json.Decoder(TraceFile)
+# What a file is of, by its `engine`: batch by batch, or what facts and clauses judge alone.
+_FILES: dict[Any, Any] = {"sglang": msgspec.json.Decoder(TierTraceFile), None: _FILE}
 _ENGINE_FILE = msgspec.json.Decoder(EngineTraceFile)
 
 
@@ -122,7 +125,8 @@ def loads(data: bytes, name: str) -> Trace:
     with _one_line_errors(data, name, TraceFile):
         header = _HEADER.decode(data)
         _check_header(header, name)
-    decoder: msgspec.json.Decoder[Any] = _FILE if header.engine is None else _ENGINE_FILE
+    named = header.engine if isinstance(header.engine, str | None) else ""
+    decoder: msgspec.json.Decoder[Any] = _FILES.get(named, _ENGINE_FILE)
     with _one_line_errors(data, name, decoder.type):
         file = decoder.decode(data)
         _reject_repeated_keys(data, name)
@@ -226,18 +230,19 @@ def geometry_of(body: GeometryBody, name: str) -> Geometry:
         raise TraceError(name, f"$.geometry.{error.field}", error.reason) from None
 
 
-def _config_of(body: Any, name: str) -> EngineConfig:
+def _config_of(body: Any, form: Form, name: str) -> JudgedConfig:
     try:
-        config: EngineConfig = CONFIG.read(body)
+        config: JudgedConfig = form.read(body)
         return config
     except GeometryError as error:
         raise TraceError(name, f"$.config.{error.field}", error.reason) from None
 
 
-def _trace(file: TraceFile | EngineTraceFile, name: str) -> Trace:
+def _trace(file: TraceFile | EngineTraceFile | TierTraceFile, name: str) -> Trace:
     steps = [step_of(step) for step in file.steps]
-    if isinstance(file, EngineTraceFile):
-        sizes: Geometry | EngineConfig = _config_of(file.config, name)
+    if not isinstance(file, TraceFile):
+        form = CONFIG if isinstance(file, EngineTraceFile) else TIER_CONFIG
+        sizes: Geometry | JudgedConfig = _config_of(file.config, form, name)
         mode, bug = Mode.FAITHFUL, None
     else:
         sizes, mode, bug = geometry_of(file.geometry, name), file.mode, file.bug
@@ -282,8 +287,10 @@ def dump(trace: Trace) -> str:
     """
     stated = dict(trace.expected)
     header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "spec": SPEC_VERSION}
-    if isinstance(trace.geometry, EngineConfig):
-        header |= {"engine": "vllm", "config": CONFIG.write(trace.geometry), "origin": trace.origin}
+    if isinstance(trace.geometry, JudgedConfig):
+        of_engine = isinstance(trace.geometry, EngineConfig)
+        engine, form = ("vllm", CONFIG) if of_engine else ("sglang", TIER_CONFIG)
+        header |= {"engine": engine, "config": form.write(trace.geometry), "origin": trace.origin}
     else:
         sizes = GeometryBody(**asdict(trace.geometry) | {"settings": dict(trace.geometry.settings)})
         header |= {"geometry": sizes, "mode": trace.mode, "origin": trace.origin, "bug": trace.bug}
@@ -337,7 +344,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
 def schema() -> dict[str, Any]:
     """The JSON Schema of a trace file, generated from the structs above."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "kvspec trace, version 1"}
-    files = (TraceFile, EngineTraceFile)
+    files = (TraceFile, EngineTraceFile, TierTraceFile)
     kinds, definitions = msgspec.json.schema_components(files, ref_template="#/$defs/{name}")
     made: dict[str, Any] = {"anyOf": list(kinds), "$defs": definitions}
     made["$defs"]["Expect"] |= {"minProperties": 1, "maxProperties": 1}  # what __post_init__ checks

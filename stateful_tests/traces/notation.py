@@ -17,6 +17,7 @@ from reference.commands import (
     Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name, prompt_of,
     prompt_text,
 )  # fmt: skip
+from reference.tiers.commands import TIER_COMMANDS, TierCommand
 from stateful_tests.traces.files import TraceError, check_command
 
 _NAME = r"[A-Za-z0-9_.-]+"
@@ -171,13 +172,15 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Match: (_HOLDER, _OF_PROMPT, _flag("full_only", "(full KV alone)")),
     Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
 }  # fmt: skip
-NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in (*COMMANDS, *ENGINE_COMMANDS)}
+_EVERY = (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS)
+NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in _EVERY}
 _KINDS = {kind_name(kind): kind for kind in COMMANDS}  # what can be typed
 ENGINE_KINDS = {kind_name(kind): kind for kind in ENGINE_COMMANDS}
+TIER_KINDS = {kind_name(kind): kind for kind in TIER_COMMANDS}
 USAGES = {name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()}
 
 
-def format_command(command: Command | EngineCommand) -> str:
+def format_command(command: Command | EngineCommand | TierCommand) -> str:
     """A command in readable form, such as "extend r1 +4"."""
     kind = type(command)
     return kind_name(kind) + "".join(part.write(command) for part in NOTATION[kind])

@@ -21,6 +21,8 @@ from reference.commands import (
     COMMANDS, Choice, Mode, Prompt, Reason, kind_name, prompt_of, prompt_text,
 )  # fmt: skip
 from reference.geometry import LIMITS, SETTING
+from reference.tiers.commands import TIER_COMMANDS
+from reference.tiers.config import TierConfig
 
 FORMAT = "kvspec-trace"
 VERSION = 1  # of both
@@ -116,18 +118,23 @@ class TraceStep(_Struct, frozen=True, tag_field="do", kw_only=True):
 
 STEPS = {
     kind: record(kind, f"{kind.__name__}Step", TraceStep, tag=kind_name(kind))
-    for kind in dict.fromkeys((*COMMANDS, *ENGINE_COMMANDS))
+    for kind in dict.fromkeys((*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS))
 }
 COMMAND_OF = {form.type: kind for kind, form in STEPS.items()}
 CONFIG = record(EngineConfig, "ConfigBody", _Struct)
+TIER_CONFIG = record(TierConfig, "TierConfigBody", _Struct)
 if TYPE_CHECKING:
     AnyStep = TraceStep
     EngineStep = TraceStep
+    TierStep = TraceStep
     ConfigBody = Any
+    TierConfigBody = Any
 else:
     AnyStep = Union[tuple(STEPS[kind].type for kind in COMMANDS)]
     EngineStep = Union[tuple(STEPS[kind].type for kind in ENGINE_COMMANDS)]
+    TierStep = Union[tuple(STEPS[kind].type for kind in TIER_COMMANDS)]
     ConfigBody = CONFIG.type
+    TierConfigBody = TIER_CONFIG.type
 
 
 class GeometryBody(_Struct, frozen=True):
@@ -170,5 +177,19 @@ class EngineTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     config: ConfigBody
     origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
     steps: Annotated[list[EngineStep], Meta(max_length=MAX_STEPS)]
+    clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
+    story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
+
+
+class TierTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The same of a tree with a host tier."""
+
+    format: Literal["kvspec-trace"]
+    version: Literal[1]
+    spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
+    engine: Literal["sglang"]
+    config: TierConfigBody
+    origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
+    steps: Annotated[list[TierStep], Meta(max_length=MAX_STEPS)]
     clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
     story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""

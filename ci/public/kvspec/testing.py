@@ -195,7 +195,7 @@ def _system(make: Make) -> System:
     if chosen.impl is not None or make is None or isinstance(make, str):
         spec = chosen.impl or (make if isinstance(make, str) else "torch")
         system = _resolved(spec, chosen.sglang_path)
-        if system.capabilities.schedules:
+        if system.capabilities.judged_alone:
             raise ValueError(f"{spec}: machines drive a system batch by batch; kvspec check drives this one")
         return system
     return make() if callable(make) else make

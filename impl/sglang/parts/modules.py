@@ -46,6 +46,17 @@ SGLANG = Bookkeeping(
     absent=("sgl_kernel", "triton"),  # imported by the releases; without a GPU they run nothing on either
     imported_only=("numpy", "psutil"),
 )
+# The same with a host tier, its controller and its pools; what assembles those of real models is ours.
+_TIERS = (
+    "buffer_mode", "hicache_storage", "hybrid_cache", "memory_pool_host", "pool_host", "storage_prefetch",
+    "unified_cache.storage_attachment", "unified_cache.unified_cache_linker",
+)  # fmt: skip
+ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
+WITH_TIERS = replace(
+    SGLANG,
+    real=(*SGLANG.real, "sglang.srt.managers.cache_controller"),
+    inert=(*(n for n in SGLANG.inert if n.removeprefix("sglang.srt.mem_cache.") not in _TIERS), ASSEMBLER),
+)
 # Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
 UTILITIES = frozenset(
     {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
@@ -59,12 +70,12 @@ HOST_QUESTIONS = (
 OF_A_GPU = ("is_cuda", "is_cuda_alike", "is_pin_memory_available", "support_triton")
 
 
-def install(root: Path, provided: Provided, gpu: bool = False) -> None:
+def install(root: Path, provided: Provided, gpu: bool = False, modules: Bookkeeping = SGLANG) -> None:
     """Hook the imports of this process up to the SGLang under `root`.
 
-    Besides what is provided, the utilities are those of the release's own file.
+    Besides what is provided, the utilities are those of the release's own file. modules: what is real.
     """
-    install_hook(root, replace(SGLANG, absent=SGLANG.absent[:1]) if gpu else SGLANG, provided)
+    install_hook(root, replace(modules, absent=modules.absent[:1]) if gpu else modules, provided)
     env: dict[str, Any] = {
         "torch": sys.modules["torch"],
         "np": sys.modules.get("numpy"),

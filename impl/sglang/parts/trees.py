@@ -52,7 +52,7 @@ class ReleaseTree:
         """
         salt = {"cache_salt": req.cache_salt} if getattr(req, "cache_salt", None) else {}
         key = self._key(token_ids=ids, extra_key=req.extra_key, **salt)
-        found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
+        found = self.found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
         req.prefix_indices, req.last_node = found.device_indices, found.last_device_node
         slots: Tensor = found.device_indices
         return slots

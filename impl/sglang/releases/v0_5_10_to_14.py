@@ -85,7 +85,7 @@ class Release0510:
         """
         if root is None:
             return
-        install(root, stand_ins.provided(), stand_ins.on_gpu())
+        self._install(root)
         try:
             self._import(root)
             if not stand_ins.on_gpu():
@@ -94,6 +94,9 @@ class Release0510:
             raise UnusableImplementation(
                 f"sglang {self.version}: its bookkeeping does not load: {type(error).__name__}: {error}"
             ) from error
+
+    def _install(self, root: Path) -> None:
+        install(root, stand_ins.provided(), stand_ins.on_gpu())
 
     def _import(self, root: Path) -> None:
         load = importlib.import_module

@@ -8,7 +8,9 @@ request in a batch has a row; a lock holder works in one row that the server kee
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from impl.lazy import Tensor
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.scheduler.on_server import OnServer
@@ -29,11 +31,15 @@ class TreeCommands(OnServer):
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         holder = self._newcomer(command.holder)
         tree.unlock(holder.req)
-        holder.slots = tree.match(holder.req, self.release.ids(self._named(holder, tokens)))
+        holder.slots = self._found(holder, self.release.ids(self._named(holder, tokens)))
         self.release.put(holder.req, "cache_protected_len", len(holder.slots))
         tree.lock(holder.req)
         holder.tokens = self._spelling(tokens, len(holder.slots))
         server.lock_holders[command.holder] = holder
+
+    def _found(self, holder: LockHolder, ids: Any) -> Tensor:
+        """The slots of what the tree has of a text."""
+        return self._tree().match(holder.req, ids)
 
     def unlock(self, command: Unlock) -> None:
         require(command.holder in self.server.lock_holders, Reason.UNKNOWN_REQUEST)

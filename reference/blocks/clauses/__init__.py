@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from reference.blocks.clauses import blocks, host, runs, texts, transfers, windows
+from reference.blocks.clauses import blocks, runs, texts, windows
 from reference.blocks.clauses.step import REGISTERED, BlockStep
 from reference.blocks.commands import Schedule
 from reference.clauses import CLAUSES, Clause, by_cause
 from reference.clauses.base import in_order
 from reference.failures import Failure
+from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES
 
 __all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken", "broken_off"]
-BLOCK_CLAUSES = in_order(REGISTERED, (texts, runs, blocks, windows, host, transfers))
-EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES  # of all kinds of systems, in the order of asking
+BLOCK_CLAUSES = in_order(REGISTERED, (texts, runs, blocks, windows)) | {
+    name: TIER_CLAUSES[name] for name in OF_CONNECTORS
+}
+EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES | TIER_CLAUSES  # of all kinds of systems, in the order of asking
 
 
 def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from reference.blocks.commands import EngineCommand
-from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Table
+from reference.blocks.host_view import HostView, window_start
 from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
 from reference.clauses.base import Clause, register
 from reference.failures import AtTable, Failure, failure
 from reference.remembered import remembered
 
+__all__ = ["REGISTERED", "BlockStep", "clause", "window_start"]
 REGISTERED: dict[str, Clause] = {}
 clause = partial(register, REGISTERED)
 IN_FLIGHT = "what is in flight"
@@ -21,7 +23,7 @@ NO_BLOCK, NOT_WRITTEN = -1, 0  # what is read where a table ends; where a slot h
 
 
 @dataclass(eq=False)
-class BlockStep:
+class BlockStep(HostView):
     """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
     what was given out, beside what is expected. bearers: who is there after the command, by name. writing:
     blocks that steps in flight write."""
@@ -94,8 +96,3 @@ class BlockStep:
         if value == NOT_WRITTEN:
             return f"block {block} holds nothing of this group there"
         return f"block {block} holds KV of another token there"
-
-
-def window_start(layers: LayerGroup, query: int) -> int:
-    """The first position that a query at `query` sees."""
-    return 0 if layers.window is None else max(0, query - layers.window + 1)

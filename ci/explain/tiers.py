@@ -1,0 +1,82 @@
+"""What is so of the slots, nodes and transfers of a tree with a host tier."""
+
+from __future__ import annotations
+
+from ci.explain.history import Past
+from ci.explain.places import Fact
+from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Place
+from reference.tiers.facts import TierFacts
+from stateful_tests.lockstep.tiers import TierMoment
+
+
+def called(place: Place, m: TierMoment) -> str:
+    del m
+    match place:
+        case AtSlot(pool, slot, host):
+            return f"{_tier(host)} {pool} slot {slot}"
+        case AtTreeNode(node):
+            return f"node {node}"
+        case AtTransfer(job):
+            return f"transfer {job}"
+        case AtCount(who):
+            return who
+    return ""
+
+
+def facts_at(place: Place, m: TierMoment) -> list[Fact]:
+    """As places.facts_at. A slot is free, a node's, or a transfer's; a node has KV, locks and marks."""
+    facts: TierFacts = m.facts
+    match place:
+        case AtSlot(pool, slot, host):
+            return _of_slot(facts, pool, slot, host)
+        case AtTreeNode(node):
+            return _of_node(facts, node)
+        case AtTransfer(job):
+            return [
+                Fact("", "has completed" if each.completed else "has copied" if each.copied else "waits")
+                for each in facts.transfers if each.job == job
+            ]  # fmt: skip
+    return []
+
+
+def _tier(host: bool) -> str:
+    return "host" if host else "device"
+
+
+def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
+    free = (facts.host_free if host else facts.free).get(pool, ())
+    found = [Fact("", "is free", "was free")] if slot in free else []
+    for node in facts.nodes:
+        if slot in (node.host if host else node.device).get(pool, ()):
+            found.append(Fact(f"node {node.node}", "has it"))
+    for job in facts.transfers:
+        if any((part.host if host else part.device) == slot and part.pool == pool for part in job.parts):
+            verb = "writes" if job.load != host else "reads"
+            found.append(Fact(job.called, f"{verb} it"))
+    return found
+
+
+def _of_node(facts: TierFacts, number: int) -> list[Fact]:
+    for node in facts.nodes:
+        if node.node == number:
+            has = [name for host, slots in ((False, node.device), (True, node.host))
+                   for name in (f"{_tier(host)} {pool}" for pool, own in slots.items() if own)]  # fmt: skip
+            found = [Fact("", f"has {' and '.join(has)} KV" if has else "has no KV")]
+            users = [user.name for user in facts.users if user.node == number]
+            return found + [Fact(name, "has locked it") for name in dict.fromkeys(users)]
+    return [Fact("", "is not in the tree")]
+
+
+def events(past: Past) -> list[str]:
+    """What the facts of one moment do not show: since when a node stands as it does after a split."""
+    texts = []
+    for place in past.violation.failure.at[:1]:
+        if isinstance(place, AtTreeNode):
+            start = next((n.start for n in past.now.facts.nodes if n.node == place.node), None)
+            for at, moment in reversed(list(enumerate(past.run.history, past.run.first))):
+                was = next((n.start for n in moment.facts.nodes if n.node == place.node), start)
+                if was != start:
+                    now = f"{past.command(at + 1)} split node {place.node}"
+                    texts.append(f"{now}: it began at {was} and begins at {start}")
+                    break
+    return texts

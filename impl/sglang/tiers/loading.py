@@ -1,0 +1,148 @@
+"""A release with its host tier, loaded alone, and what its assembler of pools makes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from impl.adapter import UnusableImplementation
+from impl.isolation import cut
+from impl.sglang.parts import stand_ins
+from impl.sglang.parts.modules import ASSEMBLER, WITH_TIERS, install
+from impl.sglang.parts.stand_ins import Bag
+from impl.sglang.releases.catalogue import TABLE, supported
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.releases.v0_5_15_to_21 import Unified
+from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
+from impl.sglang.tiers.needs import FIRST
+from reference.geometry import Geometry
+from reference.tiers.config import TierConfig
+
+_CACHE = "sglang.srt.mem_cache"
+# Where it differs how a release's locks count: see reference.tiers.locks.
+_LOOSE = {"tombstones": "0.5.20", "host end": "0.5.22"}  # up to, not including
+
+
+class _Tiered(Unified):
+    """What a host tier changes in a release: its tree is the unified one, and the tier is loaded with it."""
+
+    loose: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
+        return geometry.tree
+
+    def _install(self, root: Path) -> None:
+        self.files = root
+        provided = stand_ins.provided()
+        provided[ASSEMBLER] = {"attach_hybrid_pool_to_unified_cache": _attach}
+        install(root, provided, modules=WITH_TIERS)
+
+    def _import(self, root: Path) -> None:
+        super()._import(root)
+        load = importlib.import_module
+        controller: Any = load("sglang.srt.managers.cache_controller")
+        controller.device_module = Bag(Event=Event, Stream=Stream, current_stream=Stream)
+        controller.L2TransferEngine = CopyEngine
+        self.unified.atexit = Bag(register=lambda _: None)
+        self.base = load(f"{_CACHE}.base_prefix_cache")
+        self.policy = root / "sglang/srt/managers/schedule_policy.py"
+
+    def admission(self, cache: Any) -> Callable[..., Any]:
+        """PrefillAdder._lock_node, which holds a node while a load is prepared."""
+        [lock] = cut(self.policy, frozenset({"PrefillAdder._lock_node"}), {}).values()
+        return partial(contextmanager(lock), Bag(tree_cache=cache))
+
+
+def tiered(version: str) -> type[Release0510]:
+    """The release with its host tier; raises UnusableImplementation where it is not driven with one."""
+    release, order = supported(version), list(TABLE)
+    if order.index(version) < order.index(FIRST):
+        raise UnusableImplementation(
+            f"sglang {version}+hicache: driven from {FIRST} on; before there is no mem_cache/l2_transfer.py"
+        )
+    loose = tuple(name for name, end in _LOOSE.items() if order.index(version) < order.index(end))
+    return type(f"Tiered{release.__name__}", (_Tiered, release), {"__doc__": release.__doc__, "loose": loose})
+
+
+def _host_pool(base: Any, slots: int, page_size: int) -> Any:
+    """A release's host pool without memory: its allocator alone."""
+
+    def no_memory(self: Any) -> None:
+        self.page_size, self.size, self.page_num = page_size, slots, slots // page_size
+        self.device, self.layout, self.layer_num, self.size_per_token = "cpu", "layer_first", 1, 1
+        self.dcp_size, self.dcp_rank, self.pin_memory, self.device_pool = 1, 0, False, None
+        self.can_use_write_back_jit = False
+        self.lock = threading.RLock()
+        self.clear()
+
+    kind: Any = type("HostPool", (base,), {"__init__": no_memory})
+    kind.__abstractmethods__ = frozenset()
+    return kind()
+
+
+def _made(kind: Any, **values: Any) -> Any:
+    """An object of a release's class, of those arguments that it takes."""
+    names = inspect.signature(kind).parameters
+    return kind(**{name: value for name, value in values.items() if name in names})
+
+
+def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any, **_: Any) -> None:
+    """What `attach_hybrid_pool_to_unified_cache` builds for full attention, and for that with a window."""
+    load, config = importlib.import_module, server_args.tiers
+    assert isinstance(config, TierConfig)
+    host, names = load(f"{_CACHE}.pool_host"), load(f"{_CACHE}.hicache_storage").PoolName
+    group = host if hasattr(host, "HostPoolGroup") else load(f"{_CACHE}.memory_pool_host")
+    kinds = load(f"{_CACHE}.unified_radix_cache").ComponentType
+    allocator, page = params.token_to_kv_pool_allocator, params.page_size
+
+    def counter(*_: Any) -> None:
+        """No layer waits on this device."""
+
+    device = {
+        pool: Bag(pool=pool, device="cpu", layer_num=1, register_layer_transfer_counter=counter)
+        for pool in config.pools
+    }
+    kv = allocator.get_kvcache()
+    if kv is None:
+        kv = allocator._kvcache = Bag()
+    kv.device, kv.layer_num, kv.register_layer_transfer_counter = "cpu", 1, counter
+    pools = {pool: _host_pool(host.HostKVCache, config.host_slots(pool), page) for pool in config.pools}
+    entry: Any = partial(_made, group.PoolEntry)
+    entries = [entry(
+        name=names.KV, host_pool=pools["full"], device_pool=device["full"], layer_mapper=lambda _: 0,
+        is_primary_index_anchor=True,
+    )]  # fmt: skip
+    if config.window is not None:
+        kv.full_kv_pool, kv.swa_kv_pool = device["full"], device["swa"]
+        swa = allocator.swa_attn_allocator
+        entries.append(entry(
+            name=names.SWA, host_pool=pools["swa"], device_pool=device["swa"], layer_mapper=lambda _: 0,
+            host_evict_fn=lambda n: cache.evict_host(n, kinds.SWA), device_alloc_fn=swa.alloc,
+            device_evict_fn=_swa_room(cache, server_args.files), device_free_fn=swa.free,
+        ))  # fmt: skip
+    cache.host_pool_group = group.HostPoolGroup(entries)
+    controller = load(f"{_CACHE}.hybrid_cache.hybrid_cache_controller").HybridCacheController
+    cache.cache_controller = _made(
+        controller, token_to_kv_pool_allocator=allocator, mem_pool_host=cache.host_pool_group, page_size=page,
+        tp_group=None, load_cache_event=load_cache_event, write_policy=config.policy, io_backend="direct",
+        transfer_layer_id_max=1, transfer_layer_num=1,
+    )  # fmt: skip
+    for pool, kind in zip(config.pools, (kinds.FULL, kinds.SWA)):
+        setattr(cache, f"{pool}_kv_pool_host", pools[pool])
+        setattr(cache.components[kind], f"_{pool}_kv_pool_host", pools[pool])
+
+
+def _swa_room(cache: Any, files: Path) -> Callable[[int], Any]:
+    """What makes room for SWA KV that is loaded back."""
+    own = "_evict_swa_for_device_alloc"
+    if found := cut(files.joinpath(*ASSEMBLER.split(".")).with_suffix(".py"), frozenset({own}), {}):
+        return partial(found[own], cache)
+    params = importlib.import_module(f"{_CACHE}.base_prefix_cache").EvictParams
+    return lambda n: cache.evict(params(swa_num_tokens=n))

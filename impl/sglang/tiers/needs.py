@@ -1,0 +1,41 @@
+"""What the adapter uses of a checkout's host tier; see `impl.probe`. Add a line where it starts to use something
+else. The rest stands in impl.sglang.releases.needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from impl import probe
+from impl.adapter import UnusableImplementation
+from impl.sglang.parts.modules import WITH_TIERS
+from impl.sglang.releases.catalogue import TABLE
+
+FIRST = "0.5.18"  # the first release that is driven so: before it there is no L2TransferEngine
+# ruff: noqa: E501
+NEEDS = """
+0.5.18 ...    mem_cache/l2_transfer.py | L2TransferEngine(_); TransferCompletion(_, _, _)
+0.5.18 ...    mem_cache/l2_transfer.py | L2TransferEngine.submit_device_to_host(_); L2TransferEngine.submit_host_to_device
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.init_hicache(_, _); UnifiedRadixCache.init_load_back(_)
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.ready_to_load_host_cache(); UnifiedRadixCache.check_hicache_events()
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.ongoing_write_through; UnifiedRadixCache.ongoing_load_back
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.sanity_check(); UnifiedRadixCache.evict_host(_, _)
+0.5.21 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.flush_pending_backups()
+0.5.18 ...    managers/cache_controller.py | HiCacheController.start_writing(); HiCacheController.start_loading()
+0.5.18 ...    managers/cache_controller.py | HiCacheController.ack_write_queue; HiCacheController.ack_load_queue
+0.5.18 ...    managers/cache_controller.py | HiCacheController.write_queue; HiCacheController.load_queue
+0.5.18 ...    managers/schedule_policy.py | PrefillAdder._lock_node
+0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.alloc(_); HostKVCache.free(_); HostKVCache.free_slots
+"""
+
+
+def require(root: Path, name: str, release: str) -> None:
+    """Raise UnusableImplementation that names the first thing that the files under `root` lack of what the host
+    tier of that release has."""
+    table = tuple(probe.needs(NEEDS))
+    missing = probe.Checkout(root, "sglang/srt", WITH_TIERS, table).missing(release, list(TABLE))
+    if missing:
+        (what, file), more = missing[0], f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UnusableImplementation(
+            f"{name} {root}: {file}: {what}{more}. Nothing was driven: CONTRIBUTING.md, 'A new release of"
+            " SGLang', says how to follow it"
+        )

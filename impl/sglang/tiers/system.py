@@ -1,0 +1,56 @@
+"""A release's tree with its host tier as a system under test, in a worker process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from impl.adapter import Capabilities, UnusableImplementation
+from impl.process.remote_system import LIMITS, Limits, WorkerSystem
+from impl.sglang.parts.fetch import checkout_root, release_root
+from impl.sglang.releases.catalogue import detect
+from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.needs import require
+from reference.commands import Mode
+from reference.tiers.commands import TIER_COMMANDS
+
+
+class TierSystem(WorkerSystem):
+    """A release (`version`) or a checkout (`path`) of SGLang, its tree with a host tier.
+
+    The wheel is fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
+    the release is unavailable, or is not driven with a host tier.
+    """
+
+    root: Path
+    remark = ""  # what the user of a checkout should know about how it is driven
+    overlap = False
+    capabilities = Capabilities(
+        commands=frozenset(kind.__name__ for kind in TIER_COMMANDS), modes=(Mode.FAITHFUL,), bigram=True
+    )
+
+    def __init__(
+        self,
+        version: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        limits: Limits = LIMITS,
+    ) -> None:
+        super().__init__(limits)
+        if (version is None) == (path is None):
+            raise UnusableImplementation("sglang: give a version or the path of a checkout")
+        if path is not None:
+            self.root = checkout_root(path)
+            kind, self.remark = detect(self.root)
+            self.release, self.name = kind.version, "sglang@checkout+hicache"
+        else:
+            assert version is not None
+            self.release, self.name = version, f"sglang=={version}+hicache"
+        tiered(self.release)
+        if version is not None:
+            self.root = release_root(version)
+        require(self.root, self.name, self.release)
+
+    def command_line(self) -> list[str]:
+        return [sys.executable, "-m", "impl.sglang.tiers.driver", str(self.root), self.release]

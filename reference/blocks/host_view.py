@@ -1,0 +1,151 @@
+"""What clauses of a second tier (reference/tiers) ask of host memory that a connector offloads blocks to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from reference.blocks.commands import EngineCommand, ResetConnector
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Lane, Part, Transfer
+from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, failure
+from reference.remembered import remembered
+from reference.tiers.records import Copy, Count, Room, Source
+
+
+class HostView:
+    """The part of a BlockStep that is about host memory and transfers."""
+
+    config: EngineConfig
+    command: EngineCommand
+    refused: bool
+    before: BlockFacts
+    after: BlockFacts
+    entries: dict[int, list[tuple[str, int, int]]]
+    writing: frozenset[int]
+
+    @property
+    def resets_tier(self) -> bool:
+        return isinstance(self.command, ResetConnector) and not self.refused
+
+    @property
+    def kept_copies(self) -> tuple[int, int]:
+        before, now = (len(facts.host.keys) if facts.host else 0 for facts in (self.before, self.after))
+        return before, now
+
+    @remembered
+    def reached(self) -> frozenset[str]:
+        """Clauses of a second tier that could break at this step."""
+        before, after = self.before, self.after
+        found = {
+            "HOST-1": after.host is not None and bool(after.host.free),
+            "HOST-2": after.host is not None and any(key.pins >= 0 for key in after.host.keys),
+            "HOST-3": any(job.load for job in after.transfers),
+            "XFER-1": any(not job.copied and job.parts for job in after.transfers),
+            "XFER-2": any(job.load and not job.completed for job in after.transfers),
+            "XFER-3": bool(before.kept) or (bool(before.transfers) and not after.transfers),
+        }
+        return frozenset(name for name, could in found.items() if could)
+
+    def rooms(self) -> Iterator[Room]:
+        if (host := self.after.host) is None:
+            return
+        kept, free = Counter(key.chunk for key in host.keys), Counter(host.free)
+        moving = {part[2] for job in host.transfers for part in job.parts}
+        for chunk in range(host.chunks):
+            owned = f"{kept[chunk]} hashes name it"
+            yield Room(f"chunk {chunk}", AtChunk(chunk), kept[chunk], free[chunk], chunk in moving, owned)
+
+    def copies(self) -> Iterator[Copy]:
+        host = self.after.host
+        for key in host.keys if host is not None else ():
+            for index in range(self.config.chunk_blocks if key.pins >= 0 else 0):
+                assert host is not None
+                if (copy := self._block(key, index, host)) is not None:
+                    yield copy
+
+    def _block(self, key: HostKey, index: int, host: HostFacts) -> Copy | None:
+        """A block of a chunk; None for one that was left out behind a window."""
+        layers = self.config.groups[key.group]
+        start, (group, slots) = index * layers.block_size, host.memory[key.chunk][index]
+        if group < 0 and layers.window is not None:
+            return None
+        wanted = key.stamps[start : start + layers.block_size]
+        holds = f"chunk {key.chunk} holds the {len(key.stamps)} tokens of its hash in group {key.group}"
+        return Copy(
+            holds, wanted, slots if group == key.group else (0,) * len(wanted),
+            lambda at: f"its slot {start + at}", lambda at: AtChunk(key.chunk, start + at),
+            "nothing of this group",
+        )  # fmt: skip
+
+    def pins(self) -> Iterator[Count]:
+        host, words = self.after.host, {-1: "being written"}
+        for key in host.keys if host is not None else ():
+            loads, stores = self._users(key)
+            want = -1 if stores else loads
+            wanted, got = (words.get(count, f"pinned {count} times") for count in (want, key.pins))
+            yield Count(f"chunk {key.chunk}", AtChunk(key.chunk), wanted, got)
+
+    def _users(self, key: HostKey) -> tuple[int, int]:
+        """Loads and stores in flight of the chunk that is kept under `key`."""
+        jobs = [job for job in self.after.transfers if not job.stale]
+        using = [job.load for job in jobs if any(part[2] == key.chunk for part in job.parts)]
+        return sum(using), len(using) - sum(using)
+
+    def sources(self) -> Iterator[Source]:
+        before = {job.job for job in self.before.transfers}
+        for job in self.after.transfers:
+            for part in () if job.copied or job.job not in before else job.parts:
+                called = f"chunk {part[2]}" if job.load else f"block {part[1]}"
+                at = AtChunk(part[2]) if job.load else AtBlock(part[1])
+                was, now = (_source(facts, job, part) for facts in (self.before, self.after))
+                yield Source(f"transfer {job.job}", called, at, was, now)
+
+    def taken(self) -> Iterator[Failure]:
+        for job in self.after.transfers:
+            for group, block, _, _ in job.parts if job.load and not job.completed else ():
+                where, named = AtBlock(block), self.entries.get(block, ())
+                if len(names := {name for name, _, _ in named}) != 1:
+                    who = " and ".join(sorted(names)) or "nobody"
+                    want = f"block {block} is held for transfer {job.job} alone"
+                    yield failure(want, f"{who} holds it", where)
+                for lane in self.after.lanes:
+                    if (place := _read_or_written(lane, self.config.groups[group], group, block)) is not None:
+                        want = f"{lane.request} waits for transfer {job.job}"
+                        yield failure(want, f"it computes with block {block}", place)
+                if block in self.writing:
+                    want = f"no step in flight writes block {block}, for transfer {job.job} does"
+                    yield failure(want, "one does", where)
+
+    def left_over(self) -> Iterator[Failure]:
+        facts = self.after
+        if facts.host is not None and facts.host.records:
+            got = ", ".join(facts.host.records)
+            yield failure("no record of what is gone", got, AtCount("host", "records", 0))
+        if facts.kept and not facts.transfers and not facts.steps_in_flight:
+            blocks = " ".join(map(str, facts.kept))
+            at = (AtBlock(block) for block in facts.kept)
+            want = "blocks are kept for what is in flight"
+            yield failure(want, f"nothing is; blocks {blocks} are kept", *at)
+
+
+def window_start(layers: LayerGroup, query: int) -> int:
+    """The first position that a query at `query` sees."""
+    return 0 if layers.window is None else max(0, query - layers.window + 1)
+
+
+def _source(facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
+    _, block, chunk, index = part
+    if job.load:
+        assert facts.host is not None
+        return facts.host.memory[chunk][index]
+    return facts.memory[block]
+
+
+def _read_or_written(lane: Lane, layers: LayerGroup, group: int, block: int) -> AtTable | None:
+    """Where a batch entry computes with a block, if it does."""
+    start, size, row = window_start(layers, lane.start), layers.block_size, lane.tables[group]
+    end = -(-(lane.start + len(lane.tokens)) // size)
+    if block not in row[start // size : end]:
+        return None
+    return AtTable(lane.request, group, row.index(block))

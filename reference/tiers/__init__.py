@@ -1,0 +1,5 @@
+"""A second tier: host memory that KV is copied to and loaded from, and the transfers between.
+
+config, commands, facts: of a radix tree with a host tier, which is driven command by command (SGLang).
+clauses: what must hold of any second tier; of vLLM's connector as well.
+"""

@@ -1,0 +1,25 @@
+"""The clauses of a second tier, in the order in which they are checked. Those of HOST and XFER up to XFER-3
+hold of vLLM's connector too, each with its own facts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from reference.clauses.base import Clause, by_cause, in_order
+from reference.failures import Failure
+from reference.tiers.clauses import host, reads, transfers
+from reference.tiers.clauses.base import REGISTERED
+from reference.tiers.step import TierStep
+
+__all__ = ["OF_CONNECTORS", "TIER_CLAUSES", "TierStep", "broken"]
+TIER_CLAUSES = in_order(REGISTERED, (host, transfers, reads))
+OF_CONNECTORS = ("HOST-1", "HOST-2", "HOST-3", "HOST-4", "XFER-1", "XFER-2", "XFER-3")
+
+
+def broken(step: TierStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
+    """All clauses but the waived that fail at this step, the headline first (by_cause)."""
+    found = []
+    for each in TIER_CLAUSES.values():
+        if each.id not in waived and (failure := each.check(step)) is not None:
+            found.append((each, failure))
+    return by_cause(found)

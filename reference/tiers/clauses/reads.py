@@ -1,0 +1,99 @@
+"""What forward passes read, and the tree that they match in (LOAD, TREE, CHK)."""
+
+from __future__ import annotations
+
+from reference.commands import Evict
+from reference.failures import AtCount, AtSlot, AtTreeNode, Failure, failure
+from reference.tiers.clauses.base import clause
+from reference.tiers.step import TierStep
+
+
+@clause(
+    "LOAD-1",
+    "a forward pass reads its own text",
+    "A forward pass finds KV of its request's text at every position of its prefix, and in the SWA pool at"
+    " every position of its window: what was on the host has been loaded before.",
+    why="This is the purpose of the second tier.",
+    rule="tiers.facts",
+    source="as READ-1, READ-2; sglang LayerDoneCounter",
+    scope="Trees with a host tier.",
+    trigger=lambda s: bool(s.after.reads),
+)
+def _reads(step: TierStep) -> Failure | None:
+    for read in step.after.reads:
+        if read.found != read.wanted:
+            want = f"{read.holder} finds its own {read.pool} KV at position {read.position}"
+            if read.slot <= 0 and read.pool == "swa":
+                return failure(want, "it has no slot there", AtCount(read.holder, "position", read.position))
+            got = "KV of another token" if read.found else "nothing"
+            return failure(want, f"slot {read.slot} holds {got}", AtSlot(read.pool, read.slot, host=False))
+    return None
+
+
+@clause(
+    "TREE-16",
+    "device KV continues device KV",
+    "A node with full KV on the device has a parent with full KV on the device, or the root. No two nodes"
+    " have one device slot, and none has a free one.",
+    why="A prefix is read from its first token on.",
+    rule="tiers.facts",
+    source="sglang FullComponent.acquire_component_lock",
+    scope="Trees with a host tier.",
+    trigger=lambda s: any(not node.device["full"] for node in s.after.nodes),
+)
+def _continues(step: TierStep) -> Failure | None:
+    for node in step.after.nodes:
+        parent = step.nodes.get(node.parent)
+        if node.device["full"] and parent is not None and not parent.device["full"]:
+            want = f"the parent of node {node.node}, node {parent.node}, has KV on the device"
+            return failure(want, "it has none", AtTreeNode(node.node), AtTreeNode(parent.node))
+    for (host, pool, slot), nodes in step.owners.items():
+        if host:
+            continue
+        free = step.free[host, pool, slot]
+        if len(nodes) > 1 or free:
+            names = " and ".join(f"node {node}" for node in nodes)
+            got = f"{names} {'have' if len(nodes) > 1 else 'has'} it" + " and it is free" * bool(free)
+            return failure(f"device {pool} slot {slot} has one owner", got, AtSlot(pool, slot, host=False))
+    return None
+
+
+@clause(
+    "TREE-17",
+    "what counts as evictable can be evicted",
+    "An Evict frees as many tokens of each pool as were asked for, or as many as counted as evictable.",
+    why="Admission promises room that is not there: the server stops at an allocation.",
+    rule="tiers.facts",
+    source="as TREE-10; sglang evictable_size",
+    scope="Trees with a host tier.",
+    trigger=lambda s: isinstance(s.command, Evict) and not s.refused and s.before.evictable["full"] > 0,
+)
+def _evictable(step: TierStep) -> Failure | None:
+    if not isinstance(step.command, Evict) or step.refused:
+        return None
+    for pool, asked in (("full", step.command.full), ("swa", step.command.swa)):
+        if pool not in step.config.pools:
+            continue
+        count = step.before.evictable[pool]
+        freed = len(step.after.free[pool]) - len(step.before.free[pool])
+        if freed < min(asked, count):
+            want = f"{min(asked, count)} of {count} evictable {pool} tokens are freed"
+            return failure(want, f"{freed} are", AtCount("tree", f"{pool} evictable", count))
+    return None
+
+
+@clause(
+    "CHK-4",
+    "the release's own check passes at rest",
+    "While no transfer is in flight the tree's own check finds nothing wrong.",
+    why="It is the release's own statement of what must hold.",
+    rule="tiers.facts",
+    source="sglang UnifiedRadixCache.sanity_check",
+    scope="Trees with a host tier.",
+    concerns="outcomes, choices and order",
+    trigger=lambda s: not s.after.transfers and bool(s.after.nodes),
+)
+def _passes(step: TierStep) -> Failure | None:
+    if step.after.complaint:
+        return failure("the tree's own check passes", step.after.complaint, AtCount("tree", "check"))
+    return None

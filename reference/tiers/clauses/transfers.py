@@ -1,0 +1,94 @@
+"""Transfers between the tiers while they are in flight (XFER)."""
+
+from __future__ import annotations
+
+from reference.failures import AtTransfer, AtTreeNode, Failure, failure
+from reference.tiers.clauses.base import clause
+from reference.tiers.records import HasTier
+from reference.tiers.step import TierStep, target
+
+
+@clause(
+    "XFER-1",
+    "a source stays until it is read",
+    "Nobody writes what a transfer in flight has not read yet: device slots of a store, host slots of a load."
+    " In a tree it keeps its one owner so long.",
+    why="The copy would be of another text than its hash or node names.",
+    rule="tiers.facts",
+    source="vllm#42761, vllm#29870, sglang#26728",
+    scope="vLLM may free a block of a store; who takes it waits for the store first.",
+    trigger=lambda s: "XFER-1" in s.reached,
+)
+def _source_stays(step: HasTier) -> Failure | None:
+    for source in step.sources():
+        want = f"{source.called} stays as it is until {source.transfer} has read it"
+        if source.owned:
+            return failure(want, source.owned, source.at)
+        if source.before != source.now:
+            return failure(want, "it was written", source.at)
+    return None
+
+
+@clause(
+    "XFER-2",
+    "a destination is its transfer's",
+    "What a load in flight writes is not free and belongs to one request, one node, or the load alone; in a"
+    " tree what a store writes as well. Nobody computes with it before the load completes, and no step in"
+    " flight writes it.",
+    why="An owner loses its KV when the transfer arrives; an early reader reads what is not there. A step"
+    " that was scheduled earlier may write after the load.",
+    rule="tiers.facts",
+    source="vllm Scheduler._update_waiting_for_remote_kv; sglang HybridCacheController.load",
+    trigger=lambda s: "XFER-2" in s.reached,
+)
+def _destination(step: HasTier) -> Failure | None:
+    return next(step.taken(), None)
+
+
+@clause(
+    "XFER-3",
+    "nothing is kept for what is over",
+    "There are records only of requests that exist and of transfers in flight; blocks, marks and pins are"
+    " kept only for steps and transfers in flight.",
+    why="A stale record leaks memory, and meets the next request of that name.",
+    rule="tiers.facts",
+    source="vllm OffloadingConnectorScheduler._req_status; sglang ongoing_write_through, ongoing_load_back",
+    trigger=lambda s: "XFER-3" in s.reached,
+)
+def _records(step: HasTier) -> Failure | None:
+    return next(step.left_over(), None)
+
+
+@clause(
+    "XFER-4",
+    "a store's nodes bear its mark",
+    "Nodes whose host slots an unacknowledged store writes bear its mark, and its record names exactly the"
+    " nodes with that mark, however they were split. Each record has its transfer.",
+    why="A node that nobody names is never published, or is published before its KV has arrived.",
+    rule="tiers.facts",
+    source="sglang mark_write_through_pending, _replace_pending_write_through_node",
+    scope="Trees with a host tier.",
+    trigger=lambda s: any(not record.load for record in s.after.records),
+)
+def _marked(step: TierStep) -> Failure | None:
+    named = {node: record.ack for record in step.after.records if not record.load for node in record.nodes}
+    written: dict[int, int] = {}
+    for job, part in step.moving(lambda job: not job.load):
+        written |= dict.fromkeys(step.owners.get(target(job, part), ()), job.job)
+    for node in step.after.nodes:
+        at, mark = AtTreeNode(node.node, "full", host=True), named.get(node.node, -1)
+        both = mark, node.storing
+        if node.storing != mark:
+            want, got = (f"marked for the store of {n}" if n >= 0 else "not marked" for n in both)
+            return failure(f"node {node.node} is {want}, as the records name it", f"it is {got}", at)
+        if node.node in written and mark < 0:
+            want = f"a record names node {node.node}, which store {written[node.node]} writes"
+            return failure(want, "none does", at, AtTransfer(written[node.node]))
+    if gone := sorted({*named} - {*step.nodes}):
+        return failure("records name nodes of the tree", f"node {gone[0]} is gone", AtTreeNode(gone[0]))
+    acks = {(job.load, ack) for job in step.after.transfers for ack in job.acks}
+    for record in step.after.records:
+        if (record.load, record.ack) not in acks:
+            what = f"the {'load' if record.load else 'store'} of node {record.ack}"
+            return failure(f"{what} is in flight, for it has a record", "it is not", AtTreeNode(record.ack))
+    return None

@@ -1,0 +1,96 @@
+"""What a radix tree with a host tier is built with: pools on the device and on the host, policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reference.geometry import Geometry, GeometryError
+
+POLICIES = ("write_through", "write_through_selective", "write_back")
+MAX_SLOTS = 1 << 12  # tokens of a pool: every slot is looked at after every command
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfig:
+    """Sizes and switches of one tree with a host tier. Pages are whole pages of `page_size` tokens.
+
+    window: positions that a query sees (tokens), None: one pool, no SWA. full_pages, swa_pages: of the
+    device; host_pages, host_swa_pages: of the host. width: the longest text (tokens). policy: when KV is
+    copied to the host. namespaces: texts b, d, f are asked for in a namespace; bigram: the tree knows pairs
+    of tokens. Raises GeometryError when a size is out of bounds or the sizes do not fit together.
+    """
+
+    page_size: int
+    window: int | None
+    full_pages: int
+    swa_pages: int
+    host_pages: int
+    host_swa_pages: int
+    width: int
+    policy: str = "write_through"
+    namespaces: bool = False
+    bigram: bool = False
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise GeometryError("policy", f"must be one of {', '.join(POLICIES)}, not {self.policy!r:.40}")
+        for name in ("page_size", "window"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MAX_SLOTS:
+                raise GeometryError(name, f"must be in [1, {MAX_SLOTS}], not {value}")
+        if self.window is None and (self.swa_pages or self.host_swa_pages):
+            name = "swa_pages" if self.swa_pages else "host_swa_pages"
+            raise GeometryError(name, "must be 0 when window is null (no SWA pool)")
+        for name in ("full_pages", "host_pages", *(("swa_pages", "host_swa_pages") if self.window else ())):
+            most, pages = MAX_SLOTS // self.page_size, getattr(self, name)
+            if not 1 <= pages <= most:
+                raise GeometryError(name, f"must be in [1, {most}], not {pages}")
+        if not self.page_size <= self.width <= MAX_SLOTS:
+            raise GeometryError("width", f"must be in [page_size, {MAX_SLOTS}], not {self.width}")
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the pools that exist: ("full",) or ("full", "swa")."""
+        return ("full",) if self.window is None else ("full", "swa")
+
+    def pages(self, pool: str) -> int:
+        """Pages of `pool` on the device."""
+        return self.full_pages if pool == "full" else self.swa_pages
+
+    def host_slots(self, pool: str) -> int:
+        """Slots of `pool` on the host (tokens)."""
+        return self.page_size * (self.host_pages if pool == "full" else self.host_swa_pages)
+
+    @property
+    def device(self) -> Geometry:
+        """The sizes of the device alone. Texts share one row, for nobody decodes."""
+        return Geometry(
+            self.page_size, self.window, self.full_pages, self.swa_pages, 1, self.width, tree=True,
+            settings=(("namespaces", "extra_key"),) if self.namespaces else (), bigram=self.bigram,
+        )  # fmt: skip
+
+
+# Tiny on purpose. The names say what is special.
+TIER_PRESETS: dict[str, TierConfig] = {
+    "tier": TierConfig(1, None, 24, 0, 32, 0, 24),
+    "tier-back": TierConfig(1, None, 24, 0, 32, 0, 24, "write_back"),
+    "tier-selective": TierConfig(1, None, 24, 0, 32, 0, 24, "write_through_selective"),
+    "tier-small-host": TierConfig(1, None, 32, 0, 12, 0, 24),
+    "tier-window": TierConfig(1, 3, 24, 16, 32, 24, 24),
+    "tier-window-back": TierConfig(1, 3, 24, 16, 32, 24, 24, "write_back"),
+    "tier-window-selective": TierConfig(1, 6, 32, 24, 40, 16, 24, "write_through_selective"),
+    "tier-window-small-host": TierConfig(1, 3, 32, 24, 12, 8, 24),
+    "tier-page2": TierConfig(2, 3, 16, 12, 20, 12, 28),
+    "tier-page4-back": TierConfig(4, 6, 10, 8, 12, 8, 32, "write_back"),
+    "tier-page16": TierConfig(16, 5, 6, 6, 6, 4, 64),
+    "tier-names": TierConfig(1, 3, 24, 16, 32, 24, 24, namespaces=True),
+    "tier-bigram": TierConfig(1, 3, 24, 16, 32, 24, 24, bigram=True),
+}
+
+
+def tier_preset(name: str) -> TierConfig:
+    """The preset called `name`; raises GeometryError that lists the names."""
+    try:
+        return TIER_PRESETS[name]
+    except KeyError:
+        raise GeometryError("preset", f"unknown {name!r:.40}; one of {', '.join(TIER_PRESETS)}") from None

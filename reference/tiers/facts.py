@@ -1,0 +1,121 @@
+"""Facts of a radix tree with a host tier after a command: nodes, slots, locks, transfers, records.
+
+Tuples of plain numbers, as they come from a worker. Nodes, locks and transfers are numbered in the order in
+which they came up; 0 is the root.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Slots = dict[str, tuple[int, ...]]  # by pool
+
+
+class TierNode(NamedTuple):
+    """A node of the tree, without the root. start: the position of its first token; stamps: its tokens.
+
+    device, host: its slots, by pool, none where it has no KV there. locks, pins: how many locks it counts on
+    the device and on the host. storing: the number of the store that it is marked to wait for, -1 for none.
+    """
+
+    node: int
+    parent: int
+    start: int
+    stamps: tuple[int, ...]
+    device: Slots
+    host: Slots
+    locks: dict[str, int]
+    pins: dict[str, int]
+    storing: int = -1
+    loading: int = -1
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + len(self.stamps)
+
+
+class TierPart(NamedTuple):
+    """A token that a transfer moves."""
+
+    pool: str
+    device: int
+    host: int
+
+
+class TierTransfer(NamedTuple):
+    """A transfer that is not acknowledged. load: from the host, else to it. acks: the numbers under which the
+    cache waits for it. sent: to the copy engine, else queued; copied: its KV has moved; completed: by the
+    engine; stale: from before a reset."""
+
+    job: int
+    load: bool
+    parts: tuple[TierPart, ...]
+    acks: tuple[int, ...]
+    sent: bool = False
+    copied: bool = False
+    completed: bool = False
+    stale: bool = False
+
+    @property
+    def called(self) -> str:
+        """Such as "store 3"."""
+        return f"{'load' if self.load else 'store'} {self.job}"
+
+
+class TierRecord(NamedTuple):
+    """What the cache remembers of a transfer until it is acknowledged. ack: its number, which is that of a
+    node; nodes: those that it then publishes."""
+
+    load: bool
+    ack: int
+    nodes: tuple[int, ...]
+
+
+class TierUser(NamedTuple):
+    """Who holds a lock. host: on host KV, else on device KV. node: the last of its path; lock: the number of
+    the lock."""
+
+    name: str
+    host: bool
+    node: int
+    lock: int
+
+
+class TierRead(NamedTuple):
+    """What a forward pass finds at a position of its prefix. slot: -1 where there is none."""
+
+    holder: str
+    pool: str
+    position: int
+    slot: int
+    found: int
+    wanted: int
+
+
+class TierFacts(NamedTuple):
+    """A tree with a host tier at rest after a command.
+
+    free, host_free: free slots by pool, as often as the lists have them. evictable: tokens that count as
+    such on the device, by pool. memory, host_memory: the stamp of each slot. nodes: parents before
+    children. reads: of an Insert whose request had a prefix. complaint: of the release's own check at rest,
+    "" for none. loose: how its locks differ, see locks.py.
+    """
+
+    nodes: tuple[TierNode, ...]
+    free: Slots
+    host_free: Slots
+    evictable: dict[str, int]
+    memory: Slots
+    host_memory: Slots
+    transfers: tuple[TierTransfer, ...] = ()
+    records: tuple[TierRecord, ...] = ()
+    users: tuple[TierUser, ...] = ()
+    reads: tuple[TierRead, ...] = ()
+    complaint: str = ""
+    loose: tuple[str, ...] = ()
+
+    @property
+    def in_flight(self) -> bool:
+        """A transfer of the present cache is not acknowledged."""
+        return any(not transfer.stale for transfer in self.transfers)

@@ -1,0 +1,118 @@
+"""Who locks which positions of which path. A split changes no range.
+
+A user locks a range of positions of one path, fixed when it locks: on the device full KV from the root on,
+SWA KV in the nodes that cover a window before its end; on the host full KV of the last node, SWA KV as on
+the device. Every node in the range counts the user, however the path has been split since.
+
+Older releases are looser (TierFacts.loose). "tombstones": an SWA lock leaves out what has no SWA KV when it
+is taken. "host end": a FULL lock on the host stays with the last part of a node that is split.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from reference.commands import Insert, Match, Prompt, Unlock
+from reference.tiers.commands import Load, TierCommand
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import TierFacts, TierNode, TierUser
+
+Where = tuple[bool, str, int]  # on the host, pool, node
+Spans = tuple[tuple[int, int], ...]  # positions, as (start, end)
+NOWHERE = 1 << 30
+
+
+class LockRange(NamedTuple):
+    """From which position on a user has locked each pool, up to the end of its node. left_out: where it has
+    not locked SWA KV all the same, as (start, end)."""
+
+    user: TierUser
+    low: dict[str, int]
+    left_out: Spans = ()
+
+
+class LockRanges:
+    """The ranges of all users, by the number of their lock. prompts: of those who hold one, by name; seen:
+    of the last inserts."""
+
+    def __init__(self, config: TierConfig) -> None:
+        self.config = config
+        self.ranges: dict[tuple[int, bool], LockRange] = {}
+        self.prompts: dict[str, Prompt] = {}
+        self.seen: list[Prompt] = []
+
+    def note(self, command: TierCommand) -> None:
+        """Remember who holds what text after a command that was carried out."""
+        match command:
+            case Match(holder, prompt) | Load(holder, prompt) | Insert(holder, prompt, chunked=True):
+                self.prompts[holder] = prompt
+            case Insert(holder) | Unlock(holder):
+                self.prompts.pop(holder, None)
+        if isinstance(command, Insert):
+            self.seen = [command.prompt, *self.seen[:5]]
+
+    def follow(self, facts: TierFacts) -> list[LockRange]:
+        """The ranges of the users that there are now."""
+        nodes = {node.node: node for node in facts.nodes}
+        known, self.ranges = self.ranges, {}
+        for user in facts.users:
+            key = user.lock, user.host
+            was = known.get(key)
+            if was is not None:
+                self.ranges[key] = was._replace(user=user)
+                continue
+            gaps = _tombstones(user, nodes) if "tombstones" in facts.loose else ()
+            self.ranges[key] = LockRange(user, self._low(user, nodes, gaps), gaps)
+        return [*self.ranges.values()]
+
+    def _low(self, user: TierUser, nodes: dict[int, TierNode], gaps: Spans) -> dict[str, int]:
+        last = nodes.get(user.node)
+        if last is None:
+            return dict.fromkeys(self.config.pools, NOWHERE)
+        full = 0
+        if user.host:
+            kept = last.host["full"] or self.config.policy == "write_back"
+            full = last.start if kept else NOWHERE
+        return {"full": full, "swa": _covering(user.node, self.config.window or 0, nodes, gaps)}
+
+
+def _covering(node: int, window: int, nodes: dict[int, TierNode], gaps: Spans) -> int:
+    """Where the first node begins of those that cover a window before the end of `node`, gaps left out."""
+    low, covered = 0, 0
+    for each in path(node, nodes):
+        low = each.start
+        covered += 0 if (each.start, each.end) in gaps else len(each.stamps)
+        if covered >= window:
+            break
+    return low
+
+
+def _tombstones(user: TierUser, nodes: dict[int, TierNode]) -> Spans:
+    """Where the path of a user has no SWA KV."""
+    passed = (n for n in path(user.node, nodes) if not (n.host if user.host else n.device).get("swa"))
+    return tuple((n.start, n.end) for n in passed)
+
+
+def path(node: int, nodes: dict[int, TierNode]) -> Iterator[TierNode]:
+    """A node and its parents, up to the root, which is left out."""
+    while node in nodes:
+        yield nodes[node]
+        node = nodes[node].parent
+
+
+def counts(facts: TierFacts, ranges: list[LockRange], pools: tuple[str, ...]) -> Counter[Where]:
+    """How many users each node has to count."""
+    nodes = {node.node: node for node in facts.nodes}
+    wanted: Counter[Where] = Counter()
+    for user, low, left_out in ranges:
+        for pool in pools:
+            for node in path(user.node, nodes):
+                if node.start < low[pool]:
+                    break
+                gap = pool == "swa" and any(start <= node.start < end for start, end in left_out)
+                wanted[user.host, pool, node.node] += not gap
+                if pool == "full" and user.host and "host end" in facts.loose:
+                    break
+    return wanted

@@ -1,0 +1,205 @@
+"""One command on a tree with a host tier, with what its clauses ask about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from reference.blocks.commands import ResetCache
+from reference.failures import AtSlot, AtTransfer, AtTreeNode, Failure, failure
+from reference.remembered import remembered
+from reference.tiers.commands import TierCommand
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import TierFacts, TierNode, TierPart, TierTransfer
+from reference.tiers.locks import LockRange, Where, counts
+from reference.tiers.records import Copy, Count, Room, Source
+
+Slot = tuple[bool, str, int]  # on the host, pool, slot
+
+
+@dataclass(eq=False)
+class TierStep:
+    """before, after: facts. refused: the command changed nothing. ranges: what users have locked, after."""
+
+    config: TierConfig
+    command: TierCommand
+    refused: bool
+    before: TierFacts
+    after: TierFacts
+    ranges: list[LockRange]
+
+    @remembered
+    def nodes(self) -> dict[int, TierNode]:
+        """After the command, by number."""
+        return {node.node: node for node in self.after.nodes}
+
+    @remembered
+    def owners(self) -> dict[Slot, list[int]]:
+        """The nodes that have each slot."""
+        owners: dict[Slot, list[int]] = {}
+        for node in self.after.nodes:
+            for host, slots in ((False, node.device), (True, node.host)):
+                for pool in self.config.pools:
+                    for slot in slots[pool]:
+                        owners.setdefault((host, pool, slot), []).append(node.node)
+        return owners
+
+    @remembered
+    def free(self) -> Counter[Slot]:
+        """How often the free lists have each slot."""
+        found: Counter[Slot] = Counter()
+        for host, lists in ((False, self.after.free), (True, self.after.host_free)):
+            for pool, slots in lists.items():
+                found.update((host, pool, slot) for slot in slots)
+        return found
+
+    @remembered
+    def unwritten(self) -> set[Slot]:
+        """Slots that a transfer has still to write: they hold nothing yet."""
+        return {target(job, part) for job, part in self.moving(lambda job: not job.copied)}
+
+    @remembered
+    def unfinished(self) -> set[Slot]:
+        """Slots that a transfer writes which has not completed."""
+        return {target(job, part) for job, part in self.moving(lambda job: not job.completed)}
+
+    @remembered
+    def wanted_counts(self) -> Counter[Where]:
+        """How many users each node has to count."""
+        return counts(self.after, self.ranges, self.config.pools)
+
+    def moving(self, which: Callable[[TierTransfer], bool]) -> Iterator[tuple[TierTransfer, TierPart]]:
+        """The parts of those transfers of the present cache that `which` picks."""
+        for job in self.after.transfers:
+            if not job.stale and which(job):
+                for part in job.parts:
+                    yield job, part
+
+    # -- what clauses of any second tier ask (records.py) ------------------------------------------
+
+    @property
+    def resets_tier(self) -> bool:
+        return isinstance(self.command, ResetCache) and not self.refused
+
+    @property
+    def kept_copies(self) -> tuple[int, int]:
+        before, now = (sum(any(n.host.values()) for n in facts.nodes) for facts in (self.before, self.after))
+        return before, now
+
+    @remembered
+    def reached(self) -> frozenset[str]:
+        """Clauses of a second tier that could break at this step."""
+        after, users = self.after, any(user.node for user in self.after.users)
+        found = {
+            "HOST-1": any(any(node.host.values()) for node in after.nodes), "HOST-2": bool(after.nodes),
+            "HOST-3": users, "XFER-1": any(not job.copied for job in after.transfers),
+            "XFER-2": bool(self.unfinished), "XFER-3": self.before.in_flight and not after.in_flight,
+        }  # fmt: skip
+        return frozenset(name for name, could in found.items() if could)
+
+    def rooms(self) -> Iterator[Room]:
+        for pool in self.config.pools:
+            for at in range(self.config.host_slots(pool)):
+                slot = True, pool, at
+                owners = len(self.owners.get(slot, ()))
+                yield Room(called(slot), AtSlot(pool, at, True), owners, self.free[slot], False,
+                           f"{owners} nodes have it")  # fmt: skip
+
+    def copies(self) -> Iterator[Copy]:
+        for node in self.after.nodes:
+            for host, slots in ((True, node.host), (False, node.device)):
+                for pool, own in slots.items():
+                    if own:
+                        yield self._copy(node, host, pool, own)
+
+    def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> Copy:
+        where, unwritten, stamps = (host, pool), self.unwritten, node.stamps
+        memory = (self.after.host_memory if host else self.after.memory)[pool]
+        found = tuple(
+            stamps[i] if (host, pool, slot) in unwritten and i < len(stamps) else memory[slot]
+            for i, slot in enumerate(own)
+        )
+        tier = "host" if host else "device"
+        return Copy(
+            f"the {pool} KV of node {node.node} on the {tier} is that of its {len(stamps)} tokens", stamps,
+            found, lambda i: f"{called((*where, own[i]))} of position {node.start + i}",
+            lambda i: AtSlot(pool, own[i], host), "nothing",
+        )  # fmt: skip
+
+    def pins(self) -> Iterator[Count]:
+        wanted = self.wanted_counts
+        for node in self.after.nodes:
+            for host, counted in ((False, node.locks), (True, node.pins)):
+                for pool, got in counted.items():
+                    users = wanted[host, pool, node.node]
+                    if got != users and not self._harmless(node, host, pool, got):
+                        tier = "host" if host else "device"
+                        at = AtTreeNode(node.node, pool, host)
+                        kv = f"the {pool} KV of node {node.node} on the {tier}"
+                        yield Count(kv, at, f"locked {users} times", f"locked {got} times")
+
+    def _harmless(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
+        """Of full KV on the host a lock counts what is there, unless KV is copied back only when evicted."""
+        back = self.config.policy == "write_back"
+        return host and pool == "full" and not got and not node.host[pool] and not back
+
+    def sources(self) -> Iterator[Source]:
+        were = {
+            (job.load, part) for job in self.before.transfers if not job.stale and not job.copied
+            for part in job.parts
+        }  # fmt: skip
+        for job, part in self.moving(lambda job: not job.copied):
+            slot = source(job, part)
+            owners = len(self.owners.get(slot, ()))
+            lost = "" if owners == 1 else "it is free" if self.free[slot] else f"{owners} nodes have it"
+            before = now = held(self.after, slot)
+            if (job.load, part) in were:
+                before = held(self.before, slot)
+            yield Source(job.called, called(slot), AtSlot(slot[1], slot[2], slot[0]), before, now, lost)
+
+    def taken(self) -> Iterator[Failure]:
+        for job, part in self.moving(lambda job: not job.completed):
+            slot = target(job, part)
+            owners = self.owners.get(slot, ())
+            if len(owners) != 1 or self.free[slot]:
+                got = "it is free" if self.free[slot] else f"{len(owners)} nodes have it"
+                at = AtSlot(slot[1], slot[2], slot[0])
+                yield failure(f"{called(slot)} is kept for {job.called}", got, at, AtTransfer(job.job))
+
+    def left_over(self) -> Iterator[Failure]:
+        if self.after.in_flight:
+            return
+        expected = "nothing is in flight: no record, no mark, no pin on the host"
+        for record in self.after.records:
+            what = f"the {'load' if record.load else 'store'} of node {record.ack}"
+            yield failure(expected, f"there is a record of {what}", AtTreeNode(record.ack))
+        for node in self.after.nodes:
+            for wrong, host, got in (
+                (node.storing >= 0, True, "waits for a store"),
+                (node.loading >= 0, False, "waits for a load"),
+                (any(node.pins.values()), True, "is pinned on the host"),
+            ):  # fmt: skip
+                if wrong:
+                    yield failure(expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host))
+
+
+def held(facts: TierFacts, slot: Slot) -> int:
+    """The stamp in a slot, 0 for none."""
+    host, pool, at = slot
+    return (facts.host_memory if host else facts.memory)[pool][at]
+
+
+def source(job: TierTransfer, part: TierPart) -> Slot:
+    """The slot that a transfer reads."""
+    return (True, part.pool, part.host) if job.load else (False, part.pool, part.device)
+
+
+def target(job: TierTransfer, part: TierPart) -> Slot:
+    """The slot that a transfer writes."""
+    return (False, part.pool, part.device) if job.load else (True, part.pool, part.host)
+
+
+def called(slot: Slot) -> str:
+    """Such as "host swa slot 5"."""
+    return f"{'host' if slot[0] else 'device'} {slot[1]} slot {slot[2]}"

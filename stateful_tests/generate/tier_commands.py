@@ -1,0 +1,204 @@
+"""What is done to a tree with a host tier: the next command, and sizes of its own.
+
+Moods matter: with even odds most commands are refused, and hardly anything is ever loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from reference.blocks.commands import Complete, Copy, ResetCache
+from reference.commands import Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len
+from reference.tiers.commands import Load, Poll, Send, TierCommand
+from reference.tiers.config import POLICIES, TierConfig
+from reference.tiers.facts import TierFacts, TierTransfer
+from reference.tiers.locks import LockRanges
+from stateful_tests.generate.choice_source import Choices, once_in, pick
+
+NAMES = tuple(f"h{number}" for number in range(1, 9))
+
+
+@dataclass(frozen=True, slots=True)
+class TierProfile:
+    """What one run is like (swarm testing). Weights are of the kinds of commands, 0 stands for never.
+
+    names: holders at a time. texts: those that prompts begin with. longest: of a prompt, in pages. loads: one
+    in so many matches loads nothing back. chunks: one in so many inserts goes on.
+    """
+
+    names: tuple[str, ...]
+    texts: str
+    longest: int
+    match: int
+    insert: int
+    unlock: int
+    evict: int
+    send: int
+    poll: int
+    copy: int
+    complete: int
+    reset: int
+    loads: int
+    chunks: int
+
+
+def draw_tier_profile(source: Choices) -> TierProfile:
+    """A profile for one run."""
+    return TierProfile(
+        names=NAMES[: 1 + source.upto(5)], texts="abc"[: 1 + source.upto(2)], longest=4 + source.upto(12),
+        match=2 + source.upto(4), insert=2 + source.upto(4), unlock=pick(source, (0, 1, 2)),
+        evict=pick(source, (1, 3, 6)), send=pick(source, (0, 1, 3)), poll=pick(source, (1, 2, 6)),
+        copy=pick(source, (0, 1, 3)), complete=pick(source, (1, 3, 8)), reset=pick(source, (0, 0, 0, 1)),
+        loads=pick(source, (2, 8, 20)), chunks=pick(source, (1, 2, 4)),
+    )  # fmt: skip
+
+
+def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
+    """Sizes that no preset has, with or without a window as `like` has."""
+    page = pick(source, (1, 1, 2, 4, 16))
+    full = 6 + source.upto(24 if page < 4 else 8)
+    host = 3 + source.upto(36 if page < 4 else 12)
+    windowed = like.window is not None
+    swa, host_swa = (4 + source.upto(full), 2 + source.upto(host)) if windowed else (0, 0)
+    return replace(
+        like, page_size=page, window=1 + source.upto(3 * page + 3) if windowed else None, full_pages=full,
+        swa_pages=swa, host_pages=host, host_swa_pages=host_swa, width=page * max(4, min(full, 24)),
+        policy=pick(source, POLICIES),
+    )  # fmt: skip
+
+
+def propose_tier_command(
+    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+) -> TierCommand:
+    """The next command."""
+    holders = [name for name in profile.names if name in beside.prompts]
+    absent = [name for name in profile.names if name not in beside.prompts]
+    moving = [job for job in facts.transfers if job.sent and not job.completed]
+    queued = [job for job in facts.transfers if not job.sent]
+    done = any(job.completed for job in facts.transfers)
+    weights = {
+        "match": profile.match * bool(absent and facts.nodes),
+        "insert": profile.insert * (2 if not facts.nodes else 1),
+        "unlock": profile.unlock * bool(holders),
+        "evict": profile.evict * any(facts.evictable.values()),
+        "send": profile.send * bool(queued),
+        "poll": profile.poll * (3 if done else 1 if queued else 0) + once_in(source, 12),
+        "copy": profile.copy * any(not job.copied for job in moving),
+        "complete": profile.complete * bool(moving),
+        "reset": profile.reset * (not holders and once_in(source, 4)),
+        "refused": once_in(source, 40),
+    }
+    kind = _drawn(source, weights)
+    return _command(kind, beside, facts, source, profile, holders, absent, moving, queued)
+
+
+def _drawn(source: Choices, weights: dict[str, int]) -> str:
+    at = source.upto(max(0, sum(weights.values()) - 1))
+    for kind, weight in weights.items():
+        if at < weight:
+            return kind
+        at -= weight
+    return "insert"
+
+
+def _command(
+    kind: str, beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile,
+    holders: list[str], absent: list[str], moving: list[TierTransfer], queued: list[TierTransfer],
+) -> TierCommand:  # fmt: skip
+    match kind:
+        case "match":
+            prompt = _prompt(beside, source, profile)
+            return (Match if once_in(source, profile.loads) else Load)(pick(source, absent), prompt)
+        case "unlock":
+            return Unlock(pick(source, holders))
+        case "evict":
+            return _evict(beside.config, facts, source)
+        case "send":
+            return Send(pick(source, queued).load)
+        case "poll":
+            return Poll()
+        case "copy":
+            return Copy(pick(source, [job for job in moving if not job.copied]).load)
+        case "complete":
+            return Complete(pick(source, moving).load)
+        case "reset":
+            return ResetCache()
+        case "refused":
+            few: tuple[TierCommand, ...] = (Unlock("h9"), Copy(), Copy(True), Complete(), Send(True))
+            return pick(source, (*few, ResetCache()))
+    return _insert(beside, source, profile, holders, absent)
+
+
+def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
+    full = pick(source, (0, 1, 3, 8, facts.evictable["full"]))
+    swa = pick(source, (0, 0, 1, 4, facts.evictable["swa"])) if config.window is not None else 0
+    return Evict(full or (0 if swa else 1), swa)
+
+
+def _insert(
+    beside: LockRanges, source: Choices, profile: TierProfile, holders: list[str], absent: list[str]
+) -> Insert:
+    """Of a holder: its own text, often longer; else of somebody who has matched nothing."""
+    if holders and (not absent or not once_in(source, 4)):
+        name = pick(source, holders)
+        prompt = beside.prompts[name]
+        if once_in(source, 2):
+            prompt = _longer(beside, prompt, source, profile)
+    else:
+        name, prompt = pick(source, absent), _prompt(beside, source, profile)
+    chunked = once_in(source, profile.chunks) and not once_in(source, 3)
+    evicted = 0
+    if beside.config.window is not None and not chunked and once_in(source, 3):
+        evicted = source.upto(max(0, prompt_len(prompt) - 1 - beside.config.window))
+        evicted = evicted // beside.config.page_size * beside.config.page_size
+    return Insert(name, prompt, evicted, chunked)
+
+
+def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
+    """A text that was there before, cut or longer, or a new one."""
+    if beside.seen and not once_in(source, 4):
+        prompt = pick(source, beside.seen)
+        if once_in(source, 3):
+            return prompt
+        return _cut(prompt, 1 + source.upto(prompt_len(prompt) - 1)) if once_in(source, 2) else _longer(
+            beside, prompt, source, profile
+        )  # fmt: skip
+    return _longer(beside, (), source, profile)
+
+
+def _longer(beside: LockRanges, prompt: Prompt, source: Choices, profile: TierProfile) -> Prompt:
+    """More of a text, or another from there on."""
+    page = beside.config.page_size
+    room = min(profile.longest * page, beside.config.width) - prompt_len(prompt)
+    if room < 1:
+        return prompt
+    more = 1 + source.upto(room - 1)
+    if page > 1 and not once_in(source, 4):
+        more = min(room, -(-more // page) * page)
+    text = pick(source, profile.texts)
+    if prompt and prompt[-1].text == text:
+        return (*prompt[:-1], Piece(text, prompt[-1].tokens + more))
+    return (*prompt, Piece(text, more))
+
+
+def _cut(prompt: Prompt, length: int) -> Prompt:
+    """The first `length` tokens of a prompt."""
+    pieces: list[Piece] = []
+    for piece in prompt:
+        taken = min(piece.tokens, length - prompt_len(tuple(pieces)))
+        if taken > 0:
+            pieces.append(Piece(piece.text, taken))
+    return tuple(pieces)
+
+
+def tier_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
+    """What ends a run, command by command, until nothing is in flight and nobody holds a lock."""
+    for job in facts.transfers:
+        if not job.sent:
+            return Send(job.load)
+    for job in facts.transfers:
+        if not job.completed:
+            return Complete(job.load)
+    if facts.transfers:
+        return Poll()
+    return Unlock(next(iter(beside.prompts))) if beside.prompts else None

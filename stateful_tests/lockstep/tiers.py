@@ -1,0 +1,164 @@
+"""One run of a tree with a host tier, beside what its users have locked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from reference.clauses import Clause
+from reference.commands import Broken, Done, Outcome
+from reference.failures import Failure
+from reference.prefix_cache import path_text
+from reference.tiers.clauses import TIER_CLAUSES, TierStep, broken
+from reference.tiers.commands import TierCommand
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import Slots, TierFacts, TierNode
+from reference.tiers.locks import LockRanges
+from stateful_tests.lockstep.base import AnyLockstep
+from stateful_tests.lockstep.results import Row, Tally
+
+
+class TierMoment(NamedTuple):
+    """A tree with a host tier at rest: its facts, and the command that led there with what its clauses check;
+    None at the start, and where the release broke."""
+
+    facts: TierFacts
+    step: TierStep | None
+
+
+class TierLockstep(AnyLockstep):
+    """One run of a tree with a host tier. beside: what its users have locked, and for what texts."""
+
+    facts: TierFacts
+    step: TierStep | None
+    judge = "the tree says"
+
+    def __init__(
+        self,
+        system: Any,
+        config: TierConfig,
+        *,
+        tallies: dict[str, Tally] | None = None,
+        refusals: Counter[str] | None = None,
+        clause: str | None = None,
+    ) -> None:
+        super().__init__(system, tallies, refusals, clause)
+        self.beside = LockRanges(config)
+        system.reset(config)
+        self._look()
+
+    def do(self, command: TierCommand) -> Outcome:
+        """Run one command; sets `violation` if it leaves the specification."""
+        self._begin()
+        before = self.facts
+        outcome = self._carried_out(command)
+        if isinstance(outcome, Broken):
+            failure = Failure("the tree carries it out", outcome.error)
+            self.violation = self._break(failure, lambda: self._step(command, False, before), _broken_off)
+            return outcome
+        if isinstance(outcome, Done):
+            self.beside.note(command)
+        self.step = self._step(command, not isinstance(outcome, Done), before)
+        self._judge(self.step, broken(self.step, self.waived), TIER_CLAUSES.values())
+        return self._count(outcome)
+
+    def _step(self, command: TierCommand, refused: bool, before: TierFacts) -> TierStep:
+        ranges = self.beside.follow(self.facts)
+        return TierStep(self.beside.config, command, refused, before, self.facts, ranges)
+
+    def _look(self) -> None:
+        self.facts = self.system.view()
+
+    def moment(self) -> TierMoment:
+        """The tree as it is now."""
+        return TierMoment(self.facts, self.step)
+
+    def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
+        """What a command did."""
+        lines = *_nodes(before.facts, self.facts), *_transfers(before.facts, self.facts), *_reads(self.facts)
+        return Row(command, outcome, tree=lines)  # type: ignore[arg-type]
+
+    def in_words(self, outcome: Outcome) -> str:
+        """Whether it was done: releases refuse for reasons of their own."""
+        return type(outcome).__name__.lower()
+
+
+def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, Failure]]:
+    """In the middle of a command locks, marks and slots may be on their way: KV that is there is right."""
+    return broken(step, {*waived, *(TIER_CLAUSES.keys() - {"HOST-2"})})
+
+
+def _nodes(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """What became of nodes."""
+    were, are = ({node.node: node for node in facts.nodes} for facts in (before, now))
+    for number in sorted(were | are):
+        was, node = were.get(number), are.get(number)
+        if node is None:
+            yield f"node {number} is gone"
+            continue
+        told = _told(node)
+        if was is None:
+            yield f"node {number} under {_parent(node)}: {_text(node)} at {node.start}; {told}"
+        elif (_told(was), was.start) != (told, node.start):
+            cut = f"{_text(node)} at {node.start}; " if was.start != node.start else ""
+            yield f"node {number}: {cut}{told}"
+
+
+def _parent(node: TierNode) -> str:
+    return f"node {node.parent}" if node.parent else "the root"
+
+
+def _text(node: TierNode) -> str:
+    return path_text(node.stamps)
+
+
+def _told(node: TierNode) -> str:
+    """Where its KV is and who holds it."""
+    device, host = _kv("device", node.device), _kv("host", node.host)
+    parts = [*device, *host] or ["no KV"]
+    for word, counts in (("locked", node.locks), ("pinned", node.pins)):
+        told = ", ".join(f"{pool} {count}" for pool, count in counts.items() if count)
+        parts += [f"{word} {told}"] if told else []
+    parts += ["waits for a store"] * (node.storing >= 0) + ["waits for a load"] * (node.loading >= 0)
+    return ", ".join(parts)
+
+
+def _kv(tier: str, slots: Slots) -> list[str]:
+    return [f"{tier} {pool} {_ranges(own)}" for pool, own in slots.items() if own]
+
+
+def _ranges(slots: tuple[int, ...]) -> str:
+    """Slots, runs of them as 3-7."""
+    runs: list[list[int]] = []
+    for slot in slots:
+        if runs and slot == runs[-1][1] + 1:
+            runs[-1][1] = slot
+        else:
+            runs.append([slot, slot])
+    return " ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in runs)
+
+
+def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """What transfers did."""
+    were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
+    for number in sorted(were | are):
+        was, job = were.get(number), are.get(number)
+        if job is None:
+            old = were[number]
+            yield f"{old.called} {'is acknowledged' if old.sent else 'is sent with others'}"
+            continue
+        if was is None:
+            of = ", ".join(dict.fromkeys(f"node {ack}" for ack in job.acks))
+            count = len(job.parts)
+            yield f"{job.called} of {of or 'no node'}, {count} slots: {'sent' if job.sent else 'queued'}"
+        if job.copied and not job.completed and not (was and was.copied):
+            yield f"{job.called} has copied"
+        if job.completed and not (was and was.completed):
+            yield f"{job.called} completes"
+
+
+def _reads(now: TierFacts) -> Iterator[str]:
+    if now.reads:
+        last = max(read.position for read in now.reads)
+        yield f"{now.reads[0].holder} reads [0, {last + 1})"
