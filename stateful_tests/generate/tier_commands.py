@@ -6,13 +6,16 @@ Moods matter: with even odds most commands are refused, and hardly anything is e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from reference.blocks.commands import Complete, Copy, ResetCache
-from reference.commands import Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len
+from reference.commands import (
+    POSITION_BITS, SHARED, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len,
+)  # fmt: skip
 from reference.tiers.commands import Load, Poll, Send, TierCommand
 from reference.tiers.config import POLICIES, TierConfig
-from reference.tiers.facts import TierFacts, TierTransfer
-from reference.tiers.locks import LockRanges
+from reference.tiers.facts import TierFacts, TierNode, TierTransfer
+from reference.tiers.locks import LockRanges, path
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 
 NAMES = tuple(f"h{number}" for number in range(1, 9))
@@ -23,7 +26,8 @@ class TierProfile:
     """What one run is like (swarm testing). Weights are of the kinds of commands, 0 stands for never.
 
     names: holders at a time. texts: those that prompts begin with. longest: of a prompt, in pages. loads: one
-    in so many matches loads nothing back. chunks: one in so many inserts goes on.
+    in so many matches loads nothing back. chunks: one in so many inserts goes on. aims: one in so many
+    prompts is for a node of the tree: to load it, or to split it.
     """
 
     names: tuple[str, ...]
@@ -40,16 +44,17 @@ class TierProfile:
     reset: int
     loads: int
     chunks: int
+    aims: int
 
 
 def draw_tier_profile(source: Choices) -> TierProfile:
     """A profile for one run."""
     return TierProfile(
         names=NAMES[: 1 + source.upto(5)], texts="abc"[: 1 + source.upto(2)], longest=4 + source.upto(12),
-        match=2 + source.upto(4), insert=2 + source.upto(4), unlock=pick(source, (0, 1, 2)),
-        evict=pick(source, (1, 3, 6)), send=pick(source, (0, 1, 3)), poll=pick(source, (1, 2, 6)),
-        copy=pick(source, (0, 1, 3)), complete=pick(source, (1, 3, 8)), reset=pick(source, (0, 0, 0, 1)),
-        loads=pick(source, (2, 8, 20)), chunks=pick(source, (1, 2, 4)),
+        match=6 + source.upto(12), insert=6 + source.upto(12), unlock=pick(source, (0, 3, 6)),
+        evict=pick(source, (3, 9, 18)), send=pick(source, (0, 3, 9)), poll=pick(source, (1, 3, 15)),
+        copy=pick(source, (0, 3, 9)), complete=pick(source, (2, 9, 24)), reset=pick(source, (0, 0, 0, 3)),
+        loads=pick(source, (2, 8, 20)), chunks=pick(source, (1, 2, 4)), aims=pick(source, (1, 2, 2, 6)),
     )  # fmt: skip
 
 
@@ -82,11 +87,11 @@ def propose_tier_command(
         "unlock": profile.unlock * bool(holders),
         "evict": profile.evict * any(facts.evictable.values()),
         "send": profile.send * bool(queued),
-        "poll": profile.poll * (3 if done else 1 if queued else 0) + once_in(source, 12),
+        "poll": profile.poll * (2 if done else 1 if queued else 0) + once_in(source, 4),
         "copy": profile.copy * any(not job.copied for job in moving),
         "complete": profile.complete * bool(moving),
         "reset": profile.reset * (not holders and once_in(source, 4)),
-        "refused": once_in(source, 40),
+        "refused": 3 * once_in(source, 40),
     }
     kind = _drawn(source, weights)
     return _command(kind, beside, facts, source, profile, holders, absent, moving, queued)
@@ -107,7 +112,7 @@ def _command(
 ) -> TierCommand:  # fmt: skip
     match kind:
         case "match":
-            prompt = _prompt(beside, source, profile)
+            prompt = _loading(beside, facts, source, profile) or _prompt(beside, facts, source, profile)
             return (Match if once_in(source, profile.loads) else Load)(pick(source, absent), prompt)
         case "unlock":
             return Unlock(pick(source, holders))
@@ -126,7 +131,7 @@ def _command(
         case "refused":
             few: tuple[TierCommand, ...] = (Unlock("h9"), Copy(), Copy(True), Complete(), Send(True))
             return pick(source, (*few, ResetCache()))
-    return _insert(beside, source, profile, holders, absent)
+    return _insert(beside, facts, source, profile, holders, absent)
 
 
 def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
@@ -136,16 +141,17 @@ def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
 
 
 def _insert(
-    beside: LockRanges, source: Choices, profile: TierProfile, holders: list[str], absent: list[str]
-) -> Insert:
+    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile, holders: list[str],
+    absent: list[str],
+) -> Insert:  # fmt: skip
     """Of a holder: its own text, often longer; else of somebody who has matched nothing."""
-    if holders and (not absent or not once_in(source, 4)):
+    if holders and (not absent or not once_in(source, 3)):
         name = pick(source, holders)
         prompt = beside.prompts[name]
         if once_in(source, 2):
             prompt = _longer(beside, prompt, source, profile)
     else:
-        name, prompt = pick(source, absent), _prompt(beside, source, profile)
+        name, prompt = pick(source, absent), _prompt(beside, facts, source, profile)
     chunked = once_in(source, profile.chunks) and not once_in(source, 3)
     evicted = 0
     if beside.config.window is not None and not chunked and once_in(source, 3):
@@ -154,16 +160,60 @@ def _insert(
     return Insert(name, prompt, evicted, chunked)
 
 
-def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
-    """A text that was there before, cut or longer, or a new one."""
+def _prompt(beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile) -> Prompt:
+    """A text that splits a node, one that was there before, cut or longer, or a new one."""
+    if facts.nodes and once_in(source, profile.aims):
+        return _splitting(beside, facts, source, profile)
     if beside.seen and not once_in(source, 4):
         prompt = pick(source, beside.seen)
         if once_in(source, 3):
             return prompt
-        return _cut(prompt, 1 + source.upto(prompt_len(prompt) - 1)) if once_in(source, 2) else _longer(
-            beside, prompt, source, profile
-        )  # fmt: skip
+        if once_in(source, 2):
+            return _cut(prompt, 1 + source.upto(prompt_len(prompt) - 1))
+        return _longer(beside, prompt, source, profile)
     return _longer(beside, (), source, profile)
+
+
+def _loading(
+    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+) -> Prompt | None:
+    """The text of a node that has left the device, or the window of its SWA KV, a page longer."""
+    pools = beside.config.pools
+    nodes = [n for n in facts.nodes if any(n.host[pool] and not n.device[pool] for pool in pools)]
+    if not nodes or not once_in(source, profile.aims):
+        return None
+    return _more(beside, _text_of(pick(source, nodes), facts), beside.config.page_size, source)
+
+
+def _splitting(beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile) -> Prompt:
+    """The text of a node up to a page in its middle, and then another; best of one that a transfer moves."""
+    page = beside.config.page_size
+    long = [node for node in facts.nodes if len(node.stamps) > page] or [*facts.nodes]
+    moving = [n for n in long if n.storing >= 0 or n.loading >= 0 or any(n.pins.values())]
+    node = pick(source, moving if moving and not once_in(source, 3) else long)
+    length = node.start + page * source.upto(len(node.stamps) // page)
+    if not length:
+        return _longer(beside, (), source, profile)
+    return _more(beside, _cut(_text_of(node, facts), length), page, source)
+
+
+def _more(beside: LockRanges, prompt: Prompt, tokens: int, source: Choices) -> Prompt:
+    """So many tokens of another text behind a prompt, as far as there is room."""
+    room = min(tokens, beside.config.width - prompt_len(prompt))
+    if room < 1:
+        return prompt
+    others = [text for text in "abcde" if not prompt or text != prompt[-1].text]
+    return (*prompt, Piece(pick(source, others), room))
+
+
+def _text_of(node: TierNode, facts: TierFacts) -> Prompt:
+    """The prompt that ends where a node does."""
+    nodes = {each.node: each for each in facts.nodes}
+    stamps: list[int] = []
+    for each in path(node.node, nodes):
+        stamps = [*each.stamps, *stamps]
+    texts = [chr(ord("a") + (stamp >> POSITION_BITS) - SHARED) for stamp in stamps]
+    return tuple(Piece(text, len([*run])) for text, run in groupby(texts))
 
 
 def _longer(beside: LockRanges, prompt: Prompt, source: Choices, profile: TierProfile) -> Prompt:

@@ -1,0 +1,104 @@
+"""A small tree with a host tier, its facts by hand, and what is changed in them for a clause to see.
+
+    root - 1 "aa" on device and host, locked by h1 - 2 "a" whose store is in flight
+                                                   - 3 "b" on the host alone
+         - 4 "c" whose load is in flight
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reference.commands import token_id
+from reference.tiers.clauses import TierStep, broken
+from reference.tiers.commands import Poll, TierCommand
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import TierFacts, TierNode, TierPart, TierRead, TierRecord, TierTransfer, TierUser
+from reference.tiers.locks import LockRanges
+
+SIZES = TierConfig(1, 2, 6, 6, 6, 6, 8)
+A, B, C = (tuple(token_id(serial, at) for at in range(4)) for serial in (1, 2, 3))
+OTHER = token_id(9, 0)
+
+
+def kv(full: tuple[int, ...] = (), swa: tuple[int, ...] = ()) -> dict[str, tuple[int, ...]]:
+    return {"full": full, "swa": swa}
+
+
+def count(full: int = 0, swa: int = 0) -> dict[str, int]:
+    return {"full": full, "swa": swa}
+
+
+def part(slot: int, host: int) -> tuple[TierPart, ...]:
+    """A token of both pools, with the same slots in both."""
+    return TierPart("full", slot, host), TierPart("swa", slot, host)
+
+
+NODES = {
+    1: TierNode(1, 0, 0, A[:2], kv((1, 2), (1, 2)), kv((0, 1), (0, 1)), count(2, 2), count()),
+    2: TierNode(2, 1, 2, A[2:3], kv((3,), (3,)), kv((2,), (2,)), count(1, 1), count(), 2),
+    3: TierNode(3, 1, 2, B[2:3], kv(), kv((3,), (3,)), count(), count()),
+    4: TierNode(4, 0, 0, C[:1], kv((4,), (4,)), kv((4,), (4,)), count(1, 1), count(1, 1), loading=4),
+}
+USERS = (
+    TierUser("h1", False, 1, 1), TierUser("store of 2", False, 2, 2), TierUser("load of 4", False, 4, 3),
+    TierUser("load of 4", True, 4, 4),
+)  # fmt: skip
+TRANSFERS = (
+    TierTransfer(1, False, part(3, 2), (2,), True), TierTransfer(2, True, part(4, 4), (4,), True),
+)  # fmt: skip
+RECORDS = TierRecord(False, 2, (2,)), TierRecord(True, 4, (4,))
+DEVICE = (0, *A[:3], 0, 0, 0)  # by slot; 0 is the padding page
+HOST = (*A[:2], 0, B[2], C[0], 0)
+FACTS = TierFacts(
+    tuple(NODES.values()), kv((5, 6), (5, 6)), kv((5,), (5,)), count(1, 1), kv(DEVICE, DEVICE),
+    kv(HOST, HOST), TRANSFERS, RECORDS, USERS, (TierRead("h1", "full", 0, 1, A[0], A[0]),),
+)  # fmt: skip
+# At rest: the store and the load are over.
+SETTLED = {
+    2: NODES[2]._replace(storing=-1, locks=count()), 1: NODES[1]._replace(locks=count(1, 1)),
+    4: NODES[4]._replace(locks=count(), pins=count(), loading=-1),
+}  # fmt: skip
+REST = FACTS._replace(
+    nodes=tuple(SETTLED.get(at, node) for at, node in NODES.items()), transfers=(), records=(),
+    users=USERS[:1], memory=kv((0, *A[:3], C[0], 0, 0), (0, *A[:3], C[0], 0, 0)),
+    host_memory=kv((*A[:3], B[2], C[0], 0), (*A[:3], B[2], C[0], 0)),
+)  # fmt: skip
+
+
+def node(at: int, **changes: Any) -> Callable[[TierFacts], TierFacts]:
+    """Another node in the place of one."""
+
+    def change(facts: TierFacts) -> TierFacts:
+        nodes = tuple(n._replace(**changes) if n.node == at else n for n in facts.nodes)
+        return facts._replace(nodes=nodes)
+
+    return change
+
+
+def facts(**changes: Any) -> Callable[[TierFacts], TierFacts]:
+    """Other facts."""
+    return lambda was: was._replace(**changes)
+
+
+def together(*changes: Callable[[TierFacts], TierFacts]) -> Callable[[TierFacts], TierFacts]:
+    def change(was: TierFacts) -> TierFacts:
+        for each in changes:
+            was = each(was)
+        return was
+
+    return change
+
+
+def violated(
+    change: Callable[[TierFacts], TierFacts], *, was: TierFacts = FACTS, command: TierCommand | None = None,
+    sizes: TierConfig = SIZES, refused: bool = False,
+) -> tuple[list[str], str]:  # fmt: skip
+    """The clauses that a command violates after which the facts are changed, and what of the first."""
+    ranges = LockRanges(sizes)
+    ranges.follow(was)
+    now = change(was)
+    found = broken(TierStep(sizes, command or Poll(), refused, was, now, ranges.follow(now)))
+    first = found[0][1] if found else None
+    return [clause.id for clause, _ in found], f"{first.expected}; {first.observed}" if first else ""

@@ -1,0 +1,216 @@
+"""Every branch of every clause of a tree with a host tier sees a fault that it is the first to see, and what
+only resembles one conforms."""
+
+from dataclasses import replace
+
+import pytest
+
+from reference.blocks.commands import ResetCache
+from reference.commands import Evict
+from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
+from reference.tiers.commands import Poll
+from reference.tiers.facts import TierRead, TierRecord, TierTransfer
+from reference.tiers.locks import LockRanges
+from stateful_tests.tests.tiers.scenes import (
+    A, C, DEVICE, FACTS, HOST, NODES, OTHER, RECORDS, REST, SIZES, TRANSFERS, USERS, count, facts, kv, node,
+    part, together, violated,
+)  # fmt: skip
+
+COPIED = TRANSFERS[0]._replace(copied=True)
+FAULTS = [  # what is changed, the clause that sees it first, how expected and observed end
+    ("two nodes have a host slot", node(3, host=kv((1,), (3,))), "HOST-1", "2 nodes have it, 0 times"),
+    ("a host slot is owned and free", facts(host_free=kv((5, 0), (5,))), "HOST-1",
+     "1 nodes have it, 1 times"),
+    ("a host slot is free twice", facts(host_free=kv((5, 5), (5,))), "HOST-1", "0 nodes have it, 2 times"),
+    ("a host slot is lost", facts(host_free=kv((), (5,))), "HOST-1", "0 nodes have it, 0 times"),
+    ("a copy of another token", facts(host_memory=kv((A[0], OTHER, *HOST[2:]), HOST)), "HOST-2",
+     "host full slot 1 of position 1 holds KV of another token"),
+    ("a copy that was never written", facts(host_memory=kv((A[0], 0, *HOST[2:]), HOST)), "HOST-2",
+     "host full slot 1 of position 1 holds nothing"),
+    ("a copy whose store has moved another token", facts(transfers=(COPIED, TRANSFERS[1])), "HOST-2",
+     "host full slot 2 of position 2 holds nothing"),
+    ("a copy of another length", together(node(1, host=kv((0,), (0, 1))), facts(host_free=kv((5, 1), (5,)))),
+     "HOST-2", "1 slots for 2 tokens"),
+    ("another token on the device", facts(memory=kv((0, OTHER, *DEVICE[2:]), DEVICE)), "HOST-2",
+     "device full slot 1 of position 0 holds KV of another token"),
+    ("another token in the SWA pool", facts(memory=kv(DEVICE, (0, OTHER, *DEVICE[2:]))), "HOST-2",
+     "device swa slot 1 of position 0 holds KV of another token"),
+    ("a lock too few", node(1, locks=count(1, 2)), "HOST-3", "locked 2 times; it is locked 1 times"),
+    ("a lock too many", node(3, locks=count(1, 0)), "HOST-3", "locked 0 times; it is locked 1 times"),
+    ("an SWA lock too few", node(2, locks=count(1, 0)), "HOST-3", "locked 1 times; it is locked 0 times"),
+    ("a pin too few", node(4, pins=count(0, 1)), "HOST-3", "locked 1 times; it is locked 0 times"),
+    ("a pin too many", node(3, pins=count(1, 0)), "HOST-3", "locked 0 times; it is locked 1 times"),
+    ("a pin of the SWA KV too few", node(4, pins=count(1, 0)), "HOST-3", "1 times; it is locked 0 times"),
+    ("a node that is nowhere", together(node(3, host=kv((), (3,))), facts(host_free=kv((5, 3), (5,)))),
+     "HOST-5", "its copy on the host is complete; it has none"),
+    ("a node leaves before its store is done", together(node(2, device=kv()), facts(
+        free=kv((5, 6, 3), (5, 6, 3)))), "HOST-5", "its store is in flight"),
+    ("a source is freed", together(node(2, device=kv((), (3,)), locks=count(1, 1)), facts(
+        free=kv((5, 6, 3), (5, 6)), transfers=(TRANSFERS[0], TRANSFERS[1]),
+        host_memory=kv(HOST, HOST))), "HOST-5", "its store is in flight"),
+    ("a source is written", facts(memory=kv(DEVICE, (*DEVICE[:3], OTHER, *DEVICE[4:]))), "HOST-2",
+     "device swa slot 3 of position 2 holds KV of another token"),
+    ("the source of a load is written", facts(host_memory=kv((*HOST[:4], OTHER, 0), HOST)), "HOST-2",
+     "host full slot 4 of position 0 holds KV of another token"),
+    ("the source of an SWA store is freed", together(node(2, device=kv((3,), ())), facts(
+        free=kv((5, 6), (5, 6, 3)))), "XFER-1", "device swa slot 3 stays as it is until store 1 has read it; "
+     "it is free"),
+    ("the source of an SWA store is nobody's", node(2, device=kv((3,), ())), "XFER-1", "0 nodes have it"),
+    ("a destination is free as well", facts(free=kv((5, 6, 4), (5, 6))), "XFER-2",
+     "device full slot 4 is kept for load 2; it is free"),
+    ("a destination is nobody's", node(4, device=kv((4,), ())), "XFER-2",
+     "device swa slot 4 is kept for load 2; 0 nodes have it"),
+    ("a mark is lost", node(2, storing=-1), "XFER-4", "marked for the store of 2, as the records name it; it "
+     "is not marked"),
+    ("a mark of another store", node(2, storing=7), "XFER-4", "it is marked for the store of 7"),
+    ("a mark without a record", node(3, storing=7), "XFER-4", "is not marked, as the records name it; it is "
+     "marked for the store of 7"),
+    ("nobody names a node that is written", together(node(2, storing=-1), facts(records=RECORDS[1:])),
+     "XFER-4", "a record names node 2, which store 1 writes; none does"),
+    ("a record names a node that is gone", facts(records=(TierRecord(False, 2, (2, 8)), RECORDS[1])),
+     "XFER-4", "node 8 is gone"),
+    ("a record without a transfer", facts(records=(*RECORDS, TierRecord(True, 3, (3,)))), "XFER-4",
+     "the load of node 3 is in flight, for it has a record; it is not"),
+    ("a read of another token", facts(reads=(TierRead("h1", "full", 0, 1, OTHER, A[0]),)), "LOAD-1",
+     "h1 finds its own full KV at position 0; slot 1 holds KV of another token"),
+    ("a read of nothing", facts(reads=(TierRead("h1", "full", 0, 1, 0, A[0]),)), "LOAD-1",
+     "slot 1 holds nothing"),
+    ("a read where there is no slot", facts(reads=(TierRead("h1", "swa", 0, 0, 0, A[0]),)), "LOAD-1",
+     "it has no slot there"),
+    ("a device slot is owned and free", facts(free=kv((5, 6, 1), (5, 6))), "TREE-16",
+     "device full slot 1 has one owner; node 1 has it and it is free"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", FAULTS, ids=lambda row: row[0])
+def test_a_clause_sees_the_fault_first(row):
+    _, change, clause, words = row
+    found, text = violated(change)
+    assert found[0] == clause and words in text, (found, text)
+
+
+def test_the_scenes_conform():
+    assert violated(facts()) == ([], "")
+    assert violated(facts(), was=REST) == ([], "")
+
+
+AT_REST = [
+    ("a record stays", facts(records=RECORDS[1:]), "XFER-3", "there is a record of the load of node 4"),
+    ("a mark of a load stays", node(4, loading=4), "XFER-3", "node 4 waits for a load"),
+    ("a mark of a store stays", node(2, storing=2), "XFER-3", "node 2 waits for a store"),
+    ("a pin stays with its user", together(node(4, pins=count(1, 1)), facts(users=(USERS[0], USERS[3]))),
+     "XFER-3", "node 4 is pinned on the host"),
+    ("the tree's own check complains", facts(complaint="D-leaf extra: [1]"), "CHK-4", "D-leaf extra: [1]"),
+    ("a parent has left the device", together(
+        node(1, device=kv(), locks=count()), facts(users=(), free=kv((5, 6, 1, 2), (5, 6, 1, 2)), reads=())),
+     "TREE-16", "the parent of node 2, node 1, has KV on the device; it has none"),
+    ("two nodes have one device slot", together(
+        node(3, stamps=A[2:3], device=kv((3,), ()), host=kv((3,), ())), facts(
+            host_memory=kv((*A[:3], A[2], C[0], 0), (*A[:3], 0, C[0], 0)), host_free=kv((5,), (5, 3)))),
+     "TREE-16", "device full slot 3 has one owner; node 2 and node 3 have it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", AT_REST, ids=lambda row: row[0])
+def test_a_clause_sees_what_is_wrong_at_rest(row):
+    _, change, clause, words = row
+    found, text = violated(change, was=REST)
+    assert found[0] == clause and text.endswith(words), (found, text)
+
+
+def split(host=1, swa=1):
+    """Node 4 of two tokens, its load in flight, and the same split in two; the new part counts this."""
+    whole = NODES[4]._replace(stamps=C[:2], device=kv((4, 5), (4, 5)), host=kv((4, 5), (4, 5)))
+    load = TierTransfer(2, True, (*part(4, 4), *part(5, 5)), (4,), True)
+    memory = (*HOST[:5], C[1])
+    was = FACTS._replace(
+        nodes=(*FACTS.nodes[:3], whole), transfers=(TRANSFERS[0], load), free=kv((6,), (6,)), host_free=kv(),
+        host_memory=kv(memory, memory),
+    )  # fmt: skip
+    new = whole._replace(
+        node=5, stamps=C[:1], device=kv((4,), (4,)), host=kv((4,), (4,)), pins=count(host, swa)
+    )
+    rest = whole._replace(parent=5, start=1, stamps=C[1:2], device=kv((5,), (5,)), host=kv((5,), (5,)))
+    return was, facts(nodes=(*FACTS.nodes[:3], new, rest))
+
+
+def test_a_split_changes_no_range():
+    was, cut = split()
+    assert violated(cut, was=was) == ([], "")
+    for less in (split(host=0), split(swa=0)):
+        found, text = violated(less[1], was=less[0])
+        assert found == ["HOST-3"] and "node 5 on the host is locked 1 times; it is locked 0 times" in text
+
+
+def test_an_older_release_leaves_the_lock_on_the_host_with_the_last_part():
+    was, cut = split(host=0)
+    assert violated(cut, was=was._replace(loose=("host end",))) == ([], "")
+
+
+def test_an_older_release_locks_no_tombstones():
+    """Node 1 has no SWA KV on the device: a window before the end of node 2 covers that alone."""
+    bare = together(
+        node(1, device=kv((1, 2), ()), locks=count(2, 0)),
+        facts(free=kv((5, 6), (5, 6, 1, 2)), loose=("tombstones",)),
+    )
+    was = bare(FACTS)
+    assert violated(facts(), was=was) == ([], "")
+    found, _ = violated(node(1, device=kv((1, 2), ()), locks=count(2, 1)), was=was)
+    assert found[0] == "HOST-3"
+
+
+def test_a_pin_of_full_kv_counts_what_is_there_unless_it_is_copied_when_evicted():
+    transfers = TRANSFERS[0], TierTransfer(2, True, part(4, 4)[1:], (4,), True)
+    bare = together(
+        node(4, host=kv((), (4,)), pins=count(0, 1)), facts(host_free=kv((5, 4), (5,)), transfers=transfers),
+        facts(memory=kv((*DEVICE[:4], C[0], 0, 0), DEVICE)),
+    )  # fmt: skip
+    assert violated(facts(), was=bare(FACTS)) == ([], "")
+    assert violated(facts(), was=bare(FACTS), sizes=replace(SIZES, policy="write_back"))[0] == ["HOST-3"]
+
+
+def test_a_store_that_has_copied_needs_its_source_no_more():
+    memory = (*HOST[:2], A[2], *HOST[3:])
+    freed = together(
+        node(2, device=kv((3,), ())), facts(
+            transfers=(COPIED, TRANSFERS[1]), host_memory=kv(memory, memory), free=kv((5, 6), (5, 6, 3))))
+    assert violated(freed) == ([], "")
+
+
+def test_a_transfer_from_before_a_reset_harms_nobody():
+    stale = TRANSFERS[0]._replace(stale=True, acks=())
+    empty = FACTS._replace(
+        nodes=(), users=(), records=(), reads=(), transfers=(stale,), free=kv(range(1, 7), range(1, 7)),
+        host_free=kv(range(6), range(6)),
+    )  # fmt: skip
+    assert violated(lambda _: empty, command=ResetCache()) == ([], "")
+
+
+def test_a_reset_forgets_the_copies():
+    found, text = violated(facts(), was=REST, command=ResetCache())
+    assert found == ["HOST-4"] and text.endswith("no hash in host memory; 4")
+    assert violated(facts(), was=REST, command=ResetCache(), refused=True) == ([], "")
+
+
+def test_an_evict_frees_what_counts_as_evictable():
+    was = REST._replace(evictable=count(2, 1))
+    found, text = violated(facts(), was=was, command=Evict(1))
+    assert found == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
+    assert violated(facts(), was=was, command=Evict(0, 3))[0] == ["TREE-17"]
+    assert violated(facts(), was=was, command=Evict(1), refused=True) == ([], "")
+    assert violated(facts(), was=REST._replace(evictable=count()), command=Evict(3)) == ([], "")
+    one_pool = replace(SIZES, window=None, swa_pages=0, host_swa_pages=0)
+    assert one_pool.pools == ("full",)
+
+
+def test_every_clause_has_a_row():
+    seen = {row[2] for row in (*FAULTS, *AT_REST)} | {"HOST-4", "TREE-17"}
+    assert seen == {*TIER_CLAUSES}
+    assert {*OF_CONNECTORS} <= {*TIER_CLAUSES}
+
+
+def test_a_waived_clause_is_not_evaluated():
+    ranges = LockRanges(SIZES)
+    now = node(1, locks=count(1, 2))(FACTS)
+    step = TierStep(SIZES, Poll(), False, FACTS, now, ranges.follow(now))
+    assert broken(step, {"HOST-3"}) == []

@@ -1,0 +1,138 @@
+"""Releases of SGLang with their host tier: what drives them, what they conform to, what cannot be driven."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.tiers import needs
+from impl.sglang.tiers.system import TierSystem
+from reference.blocks.config import engine_preset
+from reference.commands import Mode
+from reference.geometry import GeometryError, preset
+from reference.tiers.config import TIER_PRESETS, TierConfig, tier_preset
+from stateful_tests.check import driving, tiers
+from stateful_tests.lockstep.lockstep import check_fits, replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.shrink.minimise import minimise
+from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
+from stateful_tests.traces.files import TraceError, dump, loads
+from stateful_tests.traces.notation import TIER_KINDS, parse
+
+NEWEST = "0.5.23"
+# A node that was demoted is loaded back, read, split while its load waits to be acknowledged.
+ROUND = """
+insert h1 a12; send; complete; poll; evict full 12; load h2 a12; insert h2 a12b2; insert h3 a5c2; complete;
+poll; unlock h2; match h4 a4; unlock h4; reset_cache"""
+
+
+def commands(text):
+    return tuple(parse(line, TIER_KINDS) for line in text.split(";"))
+
+
+@pytest.fixture(scope="module")
+def newest():
+    system = TierSystem(NEWEST)
+    yield system
+    system.close()
+
+
+def test_the_newest_release_conforms(newest):
+    """A run of each kind of sizes, of every other with sizes that no preset has."""
+    plan = tiers.plan("smoke", examples=1, steps=20)
+    for at, name in enumerate(TIER_PRESETS):
+        config, example = driving.Configuration(tiers.TIERED, name, Mode.FAITHFUL), at % 2 * 3
+        driven = driving.drive(newest, plan, driving.RunBatch(config, range(example, example + 1)))
+        assert driven.runs[0][1] == []
+
+
+def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
+    run = replay(newest, Trace(tier_preset("tier-window"), Mode.FAITHFUL, commands(ROUND)))
+    assert run.violation is None
+    told = [line for row in run.rows for line in row.tree]
+    parts = "waits for a store", "store 1 of node 1, ", "is acknowledged", "h2 reads [0, 12)"
+    for part in parts:
+        assert any(part in line for line in told), (part, told)
+
+
+def test_the_faults_are_seen_first_by_their_clauses():
+    done = subprocess.run(
+        [sys.executable, "-m", "stateful_tests.tests.tiers.tier_faults", "--replay"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert {name: seen[0][0] for name, seen in found.items()} == {
+        name: fault.clause for name, fault in TIER_FAULTS.items()
+    }
+    assert [name for name, seen in found.items() if seen[1] is not None] == []
+
+
+def test_a_release_before_the_copy_engine_is_not_driven():
+    with pytest.raises(UnusableImplementation, match=r"0\.5\.17\+hicache: driven from 0\.5\.18 on"):
+        resolve("sglang==0.5.17+hicache")
+
+
+@pytest.mark.parametrize("name", ["sglang==0.5.23+hicache+overlap", "sglang==0.5.23+rust+hicache"])
+def test_nothing_else_goes_with_a_host_tier(name):
+    with pytest.raises(UnusableImplementation, match=r"or \+hicache"):
+        resolve(name)
+
+
+def test_a_checkout_that_lacks_an_api_is_named(tmp_path, newest):
+    file = tmp_path / "sglang/srt/mem_cache/l2_transfer.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("class L2TransferEngine:\n    def __init__(self, io_backend): ...\n", encoding="utf-8")
+    with pytest.raises(UnusableImplementation, match=r"there is no TransferCompletion \(and \d+ more\)"):
+        needs.require(tmp_path, "sglang@checkout+hicache", NEWEST)
+
+
+def test_traces_of_other_kinds_do_not_fit(newest):
+    for sizes in (engine_preset("full"), replace(preset("page1"), tree=True)):
+        with pytest.raises(UnusableImplementation):
+            check_fits(newest, sizes)
+    with pytest.raises(UnusableImplementation, match=r"needs sglang==VERSION\+hicache"):
+        check_fits(resolve("reference"), tier_preset("tier"))
+
+
+def test_a_trace_is_written_and_read():
+    trace = Trace(tier_preset("tier-page4-back"), Mode.FAITHFUL, commands(ROUND))
+    assert loads(dump(trace).encode(), "trace") == trace
+    wrong = dump(trace).replace('"policy": "write_back"', '"policy": "never"')
+    with pytest.raises(TraceError, match=r"\$\.config\.policy: must be one of write_through"):
+        loads(wrong.encode(), "trace")
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("page_size", 0), ("window", 0), ("full_pages", 0), ("swa_pages", 5000), ("host_pages", 0),
+    ("host_swa_pages", 0), ("width", 0), ("policy", "never"),
+])  # fmt: skip
+def test_sizes_that_cannot_be_are_named(field, value):
+    with pytest.raises(GeometryError) as error:
+        replace(tier_preset("tier-window"), **{field: value})
+    assert error.value.field == field
+
+
+def test_a_tree_without_a_window_has_no_swa_pool():
+    for pages, field in (((3, 0), "swa_pages"), ((0, 3), "host_swa_pages")):
+        with pytest.raises(GeometryError) as error:
+            TierConfig(1, None, 4, pages[0], 4, pages[1], 8)
+        assert error.value.field == field
+
+
+def test_a_lock_lost_at_a_split_shrinks_to_its_cause():
+    """sglang#38138, in 0.5.18."""
+    system = TierSystem("0.5.18")
+    lines = "insert h1 a3; complete; poll; evict full 0 swa 1; load h1 a2; insert h1 a2"
+    lines += "; insert h2 c2; insert h3 a1"
+    trace = Trace(tier_preset("tier-window"), Mode.FAITHFUL, commands(lines))
+    try:
+        found = replay(system, trace).violation
+        assert found is not None and found.clause == "HOST-3"
+        smallest = minimise(system, trace, "HOST-3", budget=8)
+    finally:
+        system.close()
+    assert len(smallest.commands) < len(trace.commands)
