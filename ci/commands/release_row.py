@@ -27,7 +27,7 @@ def names(impl: str) -> list[str]:
     if package == "sglang==all":
         from impl.sglang.releases.catalogue import TABLE
         from impl.sglang.releases.variants import VARIANTS
-        from impl.sglang.tiers.needs import FIRST
+        from impl.sglang.tiers.api import FIRST
 
         order = list(TABLE)
         tiered = order[order.index(FIRST) :]

@@ -14,7 +14,7 @@ from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.tiers.clauses import TIER_CLAUSES
-from reference.tiers.commands import TIER_COMMANDS
+from reference.tiers.commands import Load, Poll, Send
 from reference.clauses import CLAUSES, Clause
 from reference.clauses.base import CONCERNS
 from reference.commands import (
@@ -103,7 +103,7 @@ def collect() -> Data:
         "concerns": CONCERNS,
         "engine_clauses": [clause for clause in BLOCK_CLAUSES.values() if clause.id not in TIER_CLAUSES],
         "tier_clauses": [*TIER_CLAUSES.values()],
-        "tier_commands": {kind_name(kind): _about_engine(kind) for kind in TIER_COMMANDS},
+        "tier_commands": {kind_name(kind): _about_engine(kind) for kind in (Load, Send, Poll)},
         "engine_commands": {kind_name(kind): _about_engine(kind) for kind in ENGINE_COMMANDS},
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
         "window": {policy.name: policy for policy in window_theorem.POLICIES.values()},

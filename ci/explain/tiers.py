@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ci.explain.history import Past
 from ci.explain.places import Fact
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Place
@@ -27,7 +25,7 @@ def called(place: Place, m: TierMoment) -> str:
 
 def facts_at(place: Place, m: TierMoment) -> list[Fact]:
     """As places.facts_at. A slot is free, a node's, or a transfer's; a node has KV, locks and marks."""
-    facts: Any = m.facts
+    facts = m.facts
     match place:
         case AtSlot(pool, slot, host):
             return _of_slot(facts, pool, slot, host)

@@ -10,7 +10,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Lane, Part, Transfer
 from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, failure
 from reference.remembered import remembered
-from reference.tiers.records import Copy, Count, Room, Source
+from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
 
 class HostView:
@@ -47,16 +47,16 @@ class HostView:
         }
         return frozenset(name for name, could in found.items() if could)
 
-    def rooms(self) -> Iterator[Room]:
+    def rooms(self) -> Iterator[HostUnit]:
         if (host := self.after.host) is None:
             return
         kept, free = Counter(key.chunk for key in host.keys), Counter(host.free)
         moving = {part[2] for job in host.transfers for part in job.parts}
         for chunk in range(host.chunks):
             owned = f"{kept[chunk]} hashes name it"
-            yield Room(f"chunk {chunk}", AtChunk(chunk), kept[chunk], free[chunk], chunk in moving, owned)
+            yield HostUnit(f"chunk {chunk}", AtChunk(chunk), kept[chunk], free[chunk], chunk in moving, owned)
 
-    def copies(self) -> Iterator[Copy]:
+    def copies(self) -> Iterator[KeptCopy]:
         host = self.after.host
         for key in host.keys if host is not None else ():
             for index in range(self.config.chunk_blocks if key.pins >= 0 else 0):
@@ -64,7 +64,7 @@ class HostView:
                 if (copy := self._block(key, index, host)) is not None:
                     yield copy
 
-    def _block(self, key: HostKey, index: int, host: HostFacts) -> Copy | None:
+    def _block(self, key: HostKey, index: int, host: HostFacts) -> KeptCopy | None:
         """A block of a chunk; None for one that was left out behind a window."""
         layers = self.config.groups[key.group]
         start, (group, slots) = index * layers.block_size, host.memory[key.chunk][index]
@@ -72,7 +72,7 @@ class HostView:
             return None
         wanted = key.stamps[start : start + layers.block_size]
         holds = f"chunk {key.chunk} holds the {len(key.stamps)} tokens of its hash in group {key.group}"
-        return Copy(
+        return KeptCopy(
             holds, wanted, slots if group == key.group else (0,) * len(wanted),
             lambda at: f"its slot {start + at}", lambda at: AtChunk(key.chunk, start + at),
             "nothing of this group",

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from reference.failures import Failure, Place
 
 
-class Room(NamedTuple):
+class HostUnit(NamedTuple):
     """A chunk or a slot of host memory. owners: keys or nodes that have it; free: times in the free list;
     moving: a transfer in flight uses it."""
 
@@ -23,7 +23,7 @@ class Room(NamedTuple):
     owned: str
 
 
-class Copy(NamedTuple):
+class KeptCopy(NamedTuple):
     """KV that was copied to either tier. holds: what it has to be, in words; wanted, found: stamps, slot by
     slot. slot: how the one at an index is called; at: its place; missing: what is wrong with one that holds
     none."""
@@ -68,9 +68,9 @@ class HasTier(Protocol):
         """How many copies there were before the command, and are now."""
         ...
 
-    def rooms(self) -> Iterator[Room]: ...
+    def rooms(self) -> Iterator[HostUnit]: ...
 
-    def copies(self) -> Iterator[Copy]: ...
+    def copies(self) -> Iterator[KeptCopy]: ...
 
     def pins(self) -> Iterator[Count]: ...
 

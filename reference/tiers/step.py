@@ -13,7 +13,7 @@ from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierPart, TierTransfer
 from reference.tiers.locks import LockRange, Where, counts
-from reference.tiers.records import Copy, Count, Room, Source
+from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
 Slot = tuple[bool, str, int]  # on the host, pool, slot
 
@@ -98,22 +98,22 @@ class TierStep:
         }  # fmt: skip
         return frozenset(name for name, could in found.items() if could)
 
-    def rooms(self) -> Iterator[Room]:
+    def rooms(self) -> Iterator[HostUnit]:
         for pool in self.config.pools:
             for at in range(self.config.host_slots(pool)):
                 slot = True, pool, at
                 owners = len(self.owners.get(slot, ()))
-                yield Room(called(slot), AtSlot(pool, at, True), owners, self.free[slot], False,
+                yield HostUnit(called(slot), AtSlot(pool, at, True), owners, self.free[slot], False,
                            f"{owners} nodes have it")  # fmt: skip
 
-    def copies(self) -> Iterator[Copy]:
+    def copies(self) -> Iterator[KeptCopy]:
         for node in self.after.nodes:
             for host, slots in ((True, node.host), (False, node.device)):
                 for pool, own in slots.items():
                     if own:
                         yield self._copy(node, host, pool, own)
 
-    def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> Copy:
+    def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
         where, unwritten, stamps = (host, pool), self.unwritten, node.stamps
         memory = (self.after.host_memory if host else self.after.memory)[pool]
         found = tuple(
@@ -121,7 +121,7 @@ class TierStep:
             for i, slot in enumerate(own)
         )
         tier = "host" if host else "device"
-        return Copy(
+        return KeptCopy(
             f"the {pool} KV of node {node.node} on the {tier} is that of its {len(stamps)} tokens", stamps,
             found, lambda i: f"{called((*where, own[i]))} of position {node.start + i}",
             lambda i: AtSlot(pool, own[i], host), "nothing",

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from dataclasses import replace
 from typing import Any
 
-from impl.adapter import AnySystem, System, UnusableImplementation
+from impl.adapter import Capabilities, AnySystem, System, UnusableImplementation
 from impl.process.failures import SystemFailed, described
 from impl.process.remote_system import WorkerSystem
 from impl.process.wire import copied

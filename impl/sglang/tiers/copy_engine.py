@@ -18,7 +18,7 @@ class Event:
     """An event of the device; done unless a transfer has still to complete for it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.moving: tuple[CopyEngine, Job] | None = None
+        self.moving: tuple[CopyEngine, CopyJob] | None = None
 
     def record(self, *_: Any) -> None:
         """It is recorded when its transfer completes."""
@@ -48,7 +48,7 @@ class Stream:
     def synchronize(self) -> None: ...
 
 
-class Job:
+class CopyJob:
     """A transfer that was submitted. events: those that it sets when it completes."""
 
     def __init__(self, load: bool, parts: list[TierPart], finish: Event) -> None:
@@ -63,8 +63,8 @@ class CopyEngine:
 
     def __init__(self, io_backend: str = "direct") -> None:
         del io_backend
-        self.queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
-        self.completed: list[Job] = []
+        self.queues: dict[bool, deque[CopyJob]] = {False: deque(), True: deque()}
+        self.completed: list[CopyJob] = []
         self.device_to_host_stream = self.host_to_device_stream = Stream()
         self.memory: dict[str, list[int]] = {}
         self.host: dict[str, list[int]] = {}
@@ -80,7 +80,7 @@ class CopyEngine:
             part for each in transfers
             for part in parts_of(each.device_pool.pool, each.device_indices, each.host_indices)
         ]  # fmt: skip
-        job = Job(load, parts, Event())
+        job = CopyJob(load, parts, Event())
         if on_layer_done is not None:  # a forward pass waits for these, layer by layer
             job.events += on_layer_done.__self__.load_events
         for event in job.events:
@@ -98,7 +98,7 @@ class CopyEngine:
             else:
                 self.host[part.pool][part.host] = 0
 
-    def copy(self, job: Job) -> None:
+    def copy(self, job: CopyJob) -> None:
         """Move the KV of a transfer."""
         if job.copied:
             return
@@ -119,7 +119,7 @@ class CopyEngine:
         for event in job.events:
             event.moving = None
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: CopyJob) -> None:
         """A transfer completes, and with it all before it."""
         while not job.completed:
             self.complete(job.load)
@@ -129,7 +129,7 @@ class CopyEngine:
         while self.queues[True]:
             self.complete(True)
 
-    def next_to_copy(self, load: bool) -> Job | None:
+    def next_to_copy(self, load: bool) -> CopyJob | None:
         """The oldest transfer of a direction that has not moved its KV."""
         return next((job for job in self.queues[load] if not job.copied), None)
 

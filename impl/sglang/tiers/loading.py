@@ -20,7 +20,7 @@ from impl.sglang.releases.catalogue import TABLE, supported
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
-from impl.sglang.tiers.needs import FIRST
+from impl.sglang.tiers.api import FIRST
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
 

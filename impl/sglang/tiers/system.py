@@ -11,7 +11,7 @@ from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.sglang.releases.catalogue import detect
 from impl.sglang.tiers.loading import tiered
-from impl.sglang.tiers.needs import require
+from impl.sglang.tiers.api import require
 from reference.commands import Mode
 from reference.tiers.commands import TIER_COMMANDS
 

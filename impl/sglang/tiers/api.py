@@ -1,5 +1,5 @@
 """What the adapter uses of a checkout's host tier; see `impl.probe`. Add a line where it starts to use something
-else. The rest stands in impl.sglang.releases.needs."""
+else. The rest stands in impl.sglang.releases.api."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from impl.sglang.releases.catalogue import TABLE
 
 FIRST = "0.5.18"  # the first release that is driven so: before it there is no L2TransferEngine
 # ruff: noqa: E501
-NEEDS = """
+API = """
 0.5.18 ...    mem_cache/l2_transfer.py | L2TransferEngine(_); TransferCompletion(_, _, _)
 0.5.18 ...    mem_cache/l2_transfer.py | L2TransferEngine.submit_device_to_host(_); L2TransferEngine.submit_host_to_device
 0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.init_hicache(_, _); UnifiedRadixCache.init_load_back(_)
@@ -29,13 +29,11 @@ NEEDS = """
 
 
 def require(root: Path, name: str, release: str) -> None:
-    """Raise UnusableImplementation that names the first thing that the files under `root` lack of what the host
-    tier of that release has."""
-    table = tuple(probe.needs(NEEDS))
+    """Raise UnusableImplementation that names what the files under `root` lack of that release's host tier."""
+    table = tuple(probe.entries(API))
     missing = probe.Checkout(root, "sglang/srt", WITH_TIERS, table).missing(release, list(TABLE))
     if missing:
-        (what, file), more = missing[0], f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UnusableImplementation(
-            f"{name} {root}: {file}: {what}{more}. Nothing was driven: CONTRIBUTING.md, 'A new release of"
+            f"{name} {root}: {probe.named(missing)}. Nothing was driven: CONTRIBUTING.md, 'A new release of"
             " SGLang', says how to follow it"
         )
