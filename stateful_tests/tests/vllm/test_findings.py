@@ -80,6 +80,12 @@ SAID = {
     "a_turn_longer_than_the_model_is_written_past_its_row": "illegal memory access in _apply_write_kernel",
     "window_blocks_are_stored_after_others_have_them": "store 0 has moved block 1 and 2 and 3 into it by",
     "a_next_turn_is_stored_from_the_first_turns_block": "store 1 has moved block 1 into it by command",
+    "a_load_is_given_a_block_that_was_just_found_in_time": "r1 has it at [2, 4) of group 0",
+    "a_reset_of_host_memory_keeps_the_record_of_a_finished_request_in_time": "no record of what is gone",
+    "an_unwritten_slot_is_stored_with_its_block_in_time": "store 0 has moved block 1 into it by",
+    "a_session_keeps_the_hash_of_a_dropped_token_in_time": "is named by the prefix cache since command 5",
+    "two_waiting_turns_hold_each_others_blocks_in_time": "0 blocks free, where there is a batch, as somebody",
+    "a_round_is_written_into_a_block_that_the_window_freed": "position 2 of group 0 into a block of its own",
     "a_store_counts_a_block_that_the_window_left_out": "assert sum(group_sizes) == len(block_ids)",
     "a_next_turn_keeps_the_first_turns_max_tokens_in_time": "it ends: length, where r1 goes on",
     "a_token_of_a_step_in_flight_becomes_text_of_the_next_turn": "3 tokens, another one at position 1",
@@ -162,6 +168,7 @@ NO_OBJECT = "no object of the scheduler shows it"
 SHOWN_BY_NO_OBJECT = {
     "a_turn_that_ends_inside_a_round_gets_a_token_of_the_step_in_flight",
     "a_reset_of_host_memory_keeps_the_record_of_a_finished_request",
+    "a_reset_of_host_memory_keeps_the_record_of_a_finished_request_in_time",
 }
 
 
