@@ -6,8 +6,9 @@ here. `files` reads and writes them; `fixtures/README.md` is the contract, the J
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import (
     TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints,
@@ -90,6 +91,26 @@ def record(of: Any, name: str, base: type[Struct], **options: Any) -> Form:
         lambda value: struct(**{name: form.write(getattr(value, name)) for name, form in forms.items()}),
         lambda body: of(**{name: form.read(getattr(body, name)) for name, form in forms.items()}),
     )
+
+
+def in_words(kind: Any) -> str:
+    """The fields of a command in a file, such as "`request`, `in_flight` (default 0)"."""
+    hints = get_type_hints(kind)
+    return ", ".join(_field_in_words(field, hints[field.name]) for field in fields(kind))
+
+
+def _field_in_words(field: Field[Any], hint: Any) -> str:
+    name, notes = f"`{field.name}`", ""
+    if get_origin(hint) is tuple and hint != Prompt:
+        (of, _), notes = get_args(hint), ": a list of names"
+        if is_dataclass(of):
+            notes = f": a list of {{{', '.join(_field_in_words(f, f.type) for f in fields(of))}}}"
+    elif hint == str | None:
+        notes = " or `null`"
+    if field.default is not MISSING:
+        default = _form(hint).write(field.default) if hint == Prompt else field.default
+        notes += f" (default `{json.dumps(default)}`)"
+    return name + notes
 
 
 CHOICES = _form(tuple[Choice, ...])

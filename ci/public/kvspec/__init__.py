@@ -1,4 +1,4 @@
-"""What an engine's own project imports: the adapter's types, `machine`, `check` and `replay`.
+"""What an engine's own project imports: the adapter's types, every command, `machine`, `check` and `replay`.
 
     import kvspec
     TestMyEngine = kvspec.machine(make).TestCase
@@ -9,43 +9,43 @@ Nothing is loaded before it is used. Nothing else of this project is meant to be
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+# ruff: noqa: F403 (`from MODULE import *` re-exports to a type checker; at run time _NAMES are all)
 if TYPE_CHECKING:
-    from impl.adapter import (
-        Capabilities, Cursors, LockHolderView, NodeView, RequestView, SessionView, System, TreeSizes,
-        TreeView, UnusableImplementation, View,
-    )  # fmt: skip
-    from kvspec.testing import ClauseViolated, check, machine, replay
-    from reference.commands import (
-        Abort, Account, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done,
-        Draft, Entry, Evict, EvictSwa, Extend, Finish, Freed, Insert, Launch, Match, Mode, Open, Outcome,
-        Piece, Prompt, Reason, Refused, Report, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
-        prompt_len, shared_serial, token_id,
-    )  # fmt: skip
-    from reference.geometry import PRESETS, Geometry, preset
+    from impl.adapter import *
+    from kvspec.testing import *
+    from reference.commands import *
+    from reference.geometry import *
 
-__all__ = [
-    "PRESETS", "Abort", "Account", "Admit", "Broken", "Capabilities", "CheckBusy", "CheckIdle",
-    "Choice", "Chunk", "ClauseViolated", "Close", "Command", "Cursors", "Decode", "Done", "Draft",
-    "Entry", "Evict", "EvictSwa", "Extend", "Finish", "Freed", "Geometry", "Insert", "Launch",
-    "LockHolderView", "Match", "Mode", "NodeView", "Open", "Outcome", "Piece", "Prompt", "Reason",
-    "Refused", "Report", "RequestView", "Retract", "SessionView", "Settle", "SpecDecode", "Submit", "System",
-    "TreeSizes", "TreeView", "Unlock", "UnlockSwa", "UnusableImplementation", "View", "check", "machine",
-    "preset", "prompt_len", "replay", "shared_serial", "token_id",
-]  # fmt: skip
+_NAMES = {
+    "impl.adapter": (
+        "Capabilities", "Cursors", "LockHolderView", "NodeView", "RequestView", "SessionView", "System",
+        "TreeSizes", "TreeView", "UnusableImplementation", "View",
+    ),
+    "kvspec.testing": ("ClauseViolated", "check", "machine", "replay"),  # loads Hypothesis
+    "reference.commands": (  # and every command
+        "Account", "Broken", "Choice", "Chunk", "Command", "Done", "Draft", "Entry", "Freed", "Mode",
+        "Outcome", "Piece", "Prompt", "Reason", "Refused", "Report", "prompt_len", "shared_serial",
+        "token_id",
+    ),
+    "reference.geometry": ("PRESETS", "Geometry", "preset"),
+}  # fmt: skip
 
-_HOMES = ("impl.adapter", "reference.commands", "reference.geometry")
-_TESTING = ("ClauseViolated", "check", "machine", "replay")  # these load Hypothesis and the clauses
+
+def _names_of(home: str) -> tuple[str, ...]:
+    if home != "reference.commands":
+        return _NAMES[home]
+    return (*_NAMES[home], *(kind.__name__ for kind in import_module(home).COMMANDS))
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        for home in ("kvspec.testing",) if name in _TESTING else _HOMES:
-            module = import_module(home)
-            if hasattr(module, name):
-                globals()[name] = found = getattr(module, name)
-                return found
+    if name == "__all__":
+        return sorted(each for home in _NAMES for each in _names_of(home))
+    for home in _NAMES if not name.startswith("_") else ():
+        if name in _names_of(home):
+            globals()[name] = found = getattr(import_module(home), name)
+            return found
     raise AttributeError(f"module 'kvspec' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(each for home in _NAMES for each in _names_of(home))

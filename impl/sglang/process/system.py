@@ -13,9 +13,14 @@ from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.sglang.releases.catalogue import TABLE, detect, supported
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
-from reference.commands import COMMANDS, Mode, Reason
+from reference.commands import Mode, Reason
 
-
+# What the driver plays. UnlockSwa is not there: the release decides when the SWA part of a lock goes, in
+# decode, where a setting has it do so.
+_DRIVEN = frozenset({
+    "Open", "Submit", "Admit", "Extend", "Decode", "SpecDecode", "EvictSwa", "Finish", "Retract", "Abort",
+    "Close", "CheckBusy", "CheckIdle", "Match", "Unlock", "Insert", "Evict",
+})  # fmt: skip
 _LATE = frozenset({"Launch", "Settle"})  # what its overlapped loop does, and no other
 
 
@@ -35,8 +40,7 @@ class SGLangSystem(WorkerSystem):
     root: Path
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
-        # When the SWA part of a lock goes the release decides, in decode, where a setting has it do so.
-        commands=frozenset(c.__name__ for c in COMMANDS) - {"UnlockSwa"} - _LATE,
+        commands=_DRIVEN,
         mixed_decode=False,
         mixed_batches=True,
         bigram=True,
