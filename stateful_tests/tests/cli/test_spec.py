@@ -14,7 +14,6 @@ from reference.clauses import CLAUSES
 from reference.commands import COMMANDS, Mode
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.tests.explore.test_explorer import COUNTS
 from stateful_tests.traces import files as traces
 
 ROOT = Path(__file__).parents[3]
@@ -127,11 +126,6 @@ def test_the_page_of_commands_has_each_command_and_options_that_exist():
         used = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", document)}
         assert used <= options, used - options
 
-
-def test_the_readme_of_ci_has_the_counts_of_scopes():
-    rows = re.findall(r"^\| ([a-z0-9-]+) \| (.*\d) \|$", (ROOT / "ci" / "README.md").read_text("utf-8"), re.M)
-    shown = {name: tuple(int(n.replace(",", "")) for n in counts.split(" | ")) for name, counts in rows}
-    assert len(shown) >= 5 and shown.items() <= COUNTS.items()
 
 
 def test_lines_of_the_readme_can_be_pasted():

@@ -27,21 +27,13 @@ from stateful_tests.explore.representative import Representatives, relabel
 from stateful_tests.explore.inductive_check import ReferenceInState
 from stateful_tests.explore.search import Exploration, Explorer
 from stateful_tests.lockstep.abstraction import facts_of
+from stateful_tests.tests.support.accepted import accepted, read
 
-# Scope -> states, transitions, refused commands, depth. A changed rule shows here; so does a changed scope.
-COUNTS = {
-    "session-tiny": (960, 7913, 34117, 17),
-    "session-tails": (691, 4904, 22062, 17),
-    "session-tiny-faithful": (941, 7926, 35636, 17),
-    "session-no-window": (743, 4406, 26698, 15),
-    "late": (1513, 14553, 61775, 17),
-    "late-two": (144, 884, 6228, 9),
-    "ordinary": (697, 5952, 25508, 14),
-    "batches": (55, 925, 2519, 6),
-    "tree-tiny": (99, 4009, 843, 7),
-    "tree-page2-long": (229, 9040, 1950, 9),
-    "both-session": (696, 12885, 18312, 24),
-}
+README = Path(__file__).parents[3] / "ci" / "README.md"
+
+# Scope -> states, transitions, refused commands, depth. A changed rule shows here, so does a changed scope:
+# --accept writes them.
+COUNTS = {name: tuple(counts) for name, counts in read("explore_counts").items()}
 
 SMALL = Scope(
     "small", "", Geometry(1, 1, 3, 3, 2, 3), sessions=1, ordinary=1, submits=(1,), ahead=2, chunks=1
@@ -60,19 +52,27 @@ HOLDERS = replace(
 )  # fmt: skip
 
 
-def test_the_table_of_scopes_has_these_counts():
-    text = (Path(__file__).parents[3] / "ci" / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([a-z0-9-]+) \| ([\d, |]+) \|$", text, re.MULTILINE)
-    listed = {name: tuple(int(n.replace(",", "")) for n in counts.split(" | ")) for name, counts in rows}
-    assert len(listed) == 5
-    assert listed.items() <= COUNTS.items()
+def test_the_table_of_scopes_has_these_counts(request):
+    rows, text = 0, README.read_text(encoding="utf-8")
+
+    def row(found):
+        nonlocal rows
+        rows += 1
+        return f"| {found[1]} | {' | '.join(f'{count:,}' for count in COUNTS[found[1]])} |"
+
+    renewed = re.sub(r"^\| ([a-z0-9-]+) \| [\d, |]+ \|$", row, text, flags=re.MULTILINE)
+    if request.config.getoption("accept"):
+        README.write_text(renewed, encoding="utf-8")
+    assert renewed == text, "--accept"
+    assert rows == 5
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts(name):
     result = search.run(SCOPES[name])
     assert result.complete
-    assert (result.states, result.transitions, result.refused, result.depth) == COUNTS[name]
+    counts = {name: [result.states, result.transitions, result.refused, result.depth]}
+    assert accepted("explore_counts", counts) == counts
     assert result.situations.keys() <= corpus.situations(), "python -m ci.corpus"
 
 
@@ -297,4 +297,4 @@ def test_facts_that_are_remembered_are_those_of_every_step(scope, monkeypatch):
 
     monkeypatch.setattr(inductive_check, "Step", step_of)
     search.run(scope, states=100)
-    assert checked > 400
+    assert checked > 300

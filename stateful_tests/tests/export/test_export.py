@@ -25,7 +25,7 @@ from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.commands import Open, shared_serial, token_id
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.tests.export.accepted import accepted
+from stateful_tests.tests.support.accepted import accepted
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.export.exports import ALIKE, asserted_in, root_of, run_alike, with_fixes
 from stateful_tests.tests.export.planted_faults import PLANTED, plant
