@@ -52,6 +52,7 @@ class Capabilities:
         goes on past it too, or it would find nothing else; a trace that names the clause is checked for it.
     settings: names of switches that it has -> the values, besides its default, that a check tries. `reset` is
         given them with the sizes (Geometry.settings).
+    recurrent: of an engine that schedules by itself: groups may have recurrent state (LayerGroup.state).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -73,6 +74,7 @@ class Capabilities:
     waived: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recurrent: bool = False
     new_views: bool = False
 
     @property

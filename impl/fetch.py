@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -48,7 +49,7 @@ def release_root(package: str, version: str, unpacked: Callable[[Path, Path], No
     if (root / package).is_dir():
         if not _seal(root).is_file():  # from before seals were written
             seal(root)
-        elif _seal(root).read_text(encoding="ascii") != _digest(root):
+        elif not _sealed(root):
             why = f"files in {root} were changed since they were fetched"
             remedy = f"delete that folder, or drive it as a checkout (--{package}-path {root})"
             raise UnusableImplementation(f"{package}=={version}: {why}; {remedy}")
@@ -65,12 +66,46 @@ def release_root(package: str, version: str, unpacked: Callable[[Path, Path], No
     return root
 
 
+def _sealed(root: Path) -> bool:
+    """Whether a release's folder is what its seal says. Another process may complete it just now: its files
+    and its seal are two."""
+    for pause in (0.0, 0.3, 1.0):
+        time.sleep(pause)
+        if _seal(root).read_text(encoding="ascii") == _digest(root):
+            return True
+    return False
+
+
+def complete(root: Path, unpacked: Callable[[Path, Path], None]) -> None:
+    """Add what a release's folder lacks, which was fetched when less of it was needed. Files that are there
+    stay. unpacked: as in `release_root`. Several processes may do so at once: each file appears whole, and
+    the seal of all is there beforehand. Raises UnusableImplementation as `release_root` does."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
+            unpacked(Path(work), whole := Path(work) / "unpacked")
+            new = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
+            shutil.copytree(root, whole, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            digest = _digest(whole)
+            for name in new:
+                if not (target := root / name).is_file():
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    (whole / name).replace(target)
+            _note(root, digest)
+    except OSError as error:
+        why = f"{root} lacks files and cannot be completed: {error}"
+        raise UnusableImplementation(why) from None
+
+
 def seal(root: Path) -> None:
     """Note what is in the folder of a release, so that a change to it is seen; where it can be written."""
     with contextlib.suppress(OSError):
-        with tempfile.NamedTemporaryFile("w", dir=root.parent, delete=False) as made:
-            made.write(_digest(root))
-        os.replace(made.name, _seal(root))
+        _note(root, _digest(root))
+
+
+def _note(root: Path, digest: str) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=root.parent, delete=False) as made:
+        made.write(digest)
+    os.replace(made.name, _seal(root))
 
 
 def _seal(root: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ci.explain.history import Past, some
 from ci.explain.places import Fact
 from reference.blocks.clauses.step import window_start
+from reference.blocks.facts import Lane, chained
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place
 from stateful_tests.lockstep.results import EngineMoment
 
@@ -21,6 +22,8 @@ def blocks_of(places: tuple[Place, ...], moment: EngineMoment) -> set[int]:
     first = places[0] if places else None
     if isinstance(first, AtTable):
         return {block_at(first, moment) or 0} - {0}
+    if isinstance(first, AtCount) and first.name == "state":
+        return {place.block for place in places if isinstance(place, AtBlock)}
     return {first.block} if isinstance(first, AtBlock) else set()
 
 
@@ -110,11 +113,28 @@ def _written(past: Past, block: int) -> str:
     """Who wrote into a block last, which positions, and when."""
     for at, moment in reversed(list(enumerate(past.run.history, past.run.first))):
         for lane in reversed(moment.facts.lanes):
+            if (left := _left(lane, block)) is not None:
+                return f"{lane.request} left {left} in block {block} last, in {past.command(at)}"
             for group, row in enumerate(lane.tables):
+                if past.now.step.config.groups[group].state:
+                    continue
                 size = past.now.step.config.groups[group].block_size
                 span = range(lane.start, lane.start + len(lane.tokens))
                 there = [p for p in span if p // size < len(row) and row[p // size] == block]
                 if there:
                     where = f"[{there[0]}, {there[-1] + 1}) of group {group}"
                     return f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
+        was = past.run.history[max(0, at - past.run.first - 1)].facts
+        if moment.facts.memory[block] != was.memory[block]:
+            return f"a state was copied into block {block} last, in {past.command(at)}"
     return f"nobody has written block {block}"
+
+
+def _left(lane: Lane, block: int) -> str | None:
+    """The last state that an entry leaves in a block, in words."""
+    for use in lane.states:
+        stamps = chained(lane.tokens, use.found[0])
+        for written, stamp in reversed(use.writes):
+            if written == block:
+                return f"the state after its token {lane.start + stamps.index(stamp) + 1}"
+    return None

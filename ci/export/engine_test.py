@@ -105,7 +105,7 @@ def unit_test(
 
 def _engine(config: EngineConfig, system: VLLMSystem) -> str:
     """The line that makes an engine of these sizes."""
-    groups = [(group.block_size, group.window) for group in config.groups]
+    groups = [(g.block_size, g.window, True) if g.state else (g.block_size, g.window) for g in config.groups]
     given = [f"groups={groups}", *["overlap=True"] * system.overlap, *["v2=True"] * system.v2]
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:

@@ -48,6 +48,7 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
                     "changed": index >= len(had) or had[index] != block, "title": _holds(facts, block),
                 })  # fmt: skip
             title = "full" if layers.window is None else f"window {layers.window}"
+            title = "state" if layers.state else title
             groups.append({"title": f"group {group}, {title}", "cells": cells})
         requests.append({
             "name": name, "hue": hues[name], "status": fact.status, "computed": fact.computed,

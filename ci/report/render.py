@@ -60,7 +60,11 @@ def sizes(geometry: Data) -> str:
     given: Data = {k: "none" if v is None else v for k, v in geometry.items() if v is not False}
     given |= given.pop("settings", {})
     if groups := given.pop("groups", None):
-        of_group = (" window ".join(str(size) for size in group.values() if size) for group in groups)
+        of_group = (
+            " window ".join(str(group[part]) for part in ("block_size", "window") if group.get(part))
+            + " with state" * bool(group.get("state"))
+            for group in groups
+        )
         given = {"blocks of": " and ".join(of_group), **{k: v for k, v in given.items() if v}}
     return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
 

@@ -32,6 +32,11 @@ API = """
 0.24.0 ... v1/core/sched/scheduler.py | Scheduler.deferred_frees
 0.29.0 ... v1/core/sched/output.py | SchedulerOutput.has_sync_kv_loads
 """
+API_STATE = """
+0.27.0 ... v1/kv_cache_interface.py | MambaSpec
+0.27.0 ... v1/worker/mamba_utils.py | MambaBuffers.create; preprocess_mamba; postprocess_mamba_align_gpu; stage_postprocess_inputs_to_gpu
+0.27.0 ... model_executor/layers/mamba/mamba_utils.py | get_conv_copy_spec; get_temporal_copy_spec; is_conv_state_dim_first
+"""
 API_V2 = """
 0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.finish_requests(_); GPUModelRunner.free_states(_); GPUModelRunner.add_requests(_)
 0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.update_requests(_); GPUModelRunner.gather_batch_req_state(_, _)
@@ -48,7 +53,18 @@ API_OFFLOAD = """
 0.21.0 0.30.0 v1/kv_offload/cpu/policies/base.py | BlockStatus.ref_cnt
 0.30.0 ... v1/kv_offload/cpu/policies/base.py | ChunkStatus.ref_cnt
 """
-SINCE = {"v2": "0.31.0", "offload": "0.21.0"}  # the first release that is driven so
+SINCE = {"v2": "0.31.0", "offload": "0.21.0", "state": "0.27.0"}  # the first release that is driven so
+
+
+def drives(release: str, what: str) -> bool:
+    """Whether a release is driven so; one that is newer than all is."""
+    known = release in RELEASES
+    return RELEASES.index(release) >= RELEASES.index(SINCE[what]) if known else _later(release)
+
+
+def _later(release: str) -> bool:
+    numbers, newest = ([int(n) for n in re.findall(r"\d+", text)] for text in (release, RELEASES[-1]))
+    return numbers > newest
 
 
 def taken_for(root: Path) -> str:
@@ -72,7 +88,8 @@ def taken_for(root: Path) -> str:
 def require(root: Path, name: str, release: str, v2: bool = False, offloads: bool = False) -> None:
     """Raise UnusableImplementation that names the first thing that the files under `root` lack of what that
     release has. v2: for model runner V2; offloads: for its OffloadingConnector."""
-    more = API_V2.lstrip() * v2 + API_OFFLOAD.lstrip() * offloads
+    more = API_STATE.lstrip() * drives(release, "state")
+    more += API_V2.lstrip() * v2 + API_OFFLOAD.lstrip() * offloads
     since = [SINCE[way] for way, wanted in (("v2", v2), ("offload", offloads)) if wanted]
     at_least = max([release if release in RELEASES else RELEASES[-1], *since], key=RELEASES.index)
     entries = tuple(probe.entries(API + more))

@@ -73,6 +73,9 @@ def pool_of(config: Any) -> Any:
     torch = importlib.import_module("torch")
     groups = []
     for at, group in enumerate(config.groups):
+        if group.state:
+            groups.append(interface.KVCacheGroupSpec([f"layer{at}"], state_spec(interface, config, group)))
+            continue
         kind = interface.FullAttentionSpec if group.window is None else interface.SlidingWindowSpec
         shape = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32, "use_mla": False}
         if group.window is not None:
@@ -80,10 +83,26 @@ def pool_of(config: Any) -> Any:
         spec = kind(**taken(kind, shape | {"block_size": group.block_size}))
         groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
     made = interface.KVCacheConfig(num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+    if config.retention:
+        made.prefix_cache_retention_interval = max(0, config.retention)
     if config.host_chunks:  # the size of host memory follows from that of a block
         layers = [name for group in groups for name in group.layer_names]
         made.kv_cache_tensors = [Values(size=64 * made.num_blocks, shared_by=layers)]
     return made
+
+
+def state_spec(interface: Any, config: Any, group: Any) -> Any:
+    """Of layers with a convolution and a recurrent state. A row of either is (group + 1, stamp); the window
+    of the convolution has a row for each token of a round of drafts."""
+    torch = importlib.import_module("torch")
+    shape = {
+        "block_size": group.block_size, "shapes": ((1 + config.drafts, 2), (2,)),
+        "dtypes": (torch.int64, torch.int64), "mamba_cache_mode": "align" if config.caching else "none",
+        "num_speculative_blocks": config.drafts,
+        "num_prefill_checkpoint_blocks": int(bool(config.checkpoints)),
+        "prefill_checkpoint_alignment": config.checkpoints or None,
+    }  # fmt: skip
+    return interface.MambaSpec(**taken(interface.MambaSpec, shape))
 
 
 def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int, int]:
@@ -123,7 +142,10 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
             scheduler_reserve_full_isl=True,
         ),
         cache_config=Values(
-            num_gpu_blocks=config.blocks + 1, enable_prefix_caching=config.caching, mamba_cache_mode="none",
+            num_gpu_blocks=config.blocks + 1, enable_prefix_caching=config.caching,
+            mamba_cache_mode="align" if config.caching and any(g.state for g in config.groups) else "none",
+            mamba_block_size=max((g.block_size for g in config.groups if g.state), default=None),
+            prefix_match_unit=config.match or None, enable_mamba_shared_prefix_checkpoint=False,
         ),
         model_config=Values(max_model_len=config.max_model_len, runner_type="generate"),
         parallel_config=Values(

@@ -82,8 +82,17 @@ class EngineDriver:
         self._reset_done = False
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
-        if not self.v2:
+        if not self.v2 and not config.recurrent:
             return ModelRunnerV1(config, self.overlap, self._methods)
+        if not self.v2:
+            from impl.vllm.states import StateRunnerV1
+
+            return StateRunnerV1(config, self.overlap, self._methods, pool_of(config))
+        if config.recurrent:
+            from impl.vllm.states_v2 import StateRunnerV2
+
+            return StateRunnerV2(config, self.overlap, pool_of(config))
+
         from impl.vllm.runner_v2 import ModelRunnerV2
 
         return ModelRunnerV2(config, self.overlap, pool_of(config))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from impl import fetch
 from impl.adapter import UnusableImplementation
-from impl.vllm.modules import RUNNER, RUNNER_V2
+from impl.vllm.modules import RUNNER, RUNNER_V2, STATES, STATES_V2
+from impl.vllm.api import drives
 from impl.vllm.offload import CONNECTOR
 from impl.vllm.offload import FILES as OFFLOAD
 from impl.wheel_parts import unpack_parts
@@ -17,23 +17,19 @@ from impl.wheel_parts import unpack_parts
 _NEEDED = (
     "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
     "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
-    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD,
+    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *STATES, *STATES_V2,
 )  # fmt: skip
 
 
 def release_root(version: str, v2: bool = False, offloads: bool = False) -> Path:
     """The folder that holds `vllm/` of this release (see `impl.fetch`). v2: with model runner V2; offloads:
-    with its connector. Both are added to a folder from before they were fetched."""
+    with its connector. They and the worker's copies of recurrent states are added to a folder from before
+    they were fetched."""
     unpacked = partial(_unpacked, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
-    wanted = [RUNNER_V2[0]] * v2 + [CONNECTOR] * offloads
+    wanted = [RUNNER_V2[0]] * v2 + [CONNECTOR] * offloads + [STATES[0]] * drives(version, "state")
     if not all((root / file).is_file() for file in wanted):
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
-            unpacked(Path(work), whole := Path(work) / "unpacked")
-            for file in filter(Path.is_file, whole.rglob("*")):
-                (target := root / file.relative_to(whole)).parent.mkdir(parents=True, exist_ok=True)
-                file.replace(target)
-            fetch.seal(root)
+        fetch.complete(root, unpacked)
     return root
 
 

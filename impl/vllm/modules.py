@@ -30,8 +30,17 @@ RUNNER_V2 = tuple(
     f"vllm/v1/worker/gpu/{name}.py"
     for name in ("model_runner", "states", "block_table", "buffer_utils", "input_batch")
 )
+# The worker's copies of recurrent states.
+STATES = tuple(
+    f"vllm/{name}.py"
+    for name in (
+        "v1/worker/mamba_utils", "model_executor/layers/mamba/mamba_utils",
+        "model_executor/layers/mamba/checkpoint",
+    )
+)  # fmt: skip
+STATES_V2 = ("vllm/v1/worker/gpu/model_states/mamba_hybrid.py",)
 RUNNER_METHODS = ("_update_states", "_update_streaming_request")
-WORKER = tuple(file.removesuffix(".py").replace("/", ".") for file in RUNNER_V2)
+WORKER = tuple(file.removesuffix(".py").replace("/", ".") for file in (*RUNNER_V2, *STATES, *STATES_V2))
 VLLM = Bookkeeping("vllm", REAL + WORKER, imported_only=("numpy", "msgspec", *_NEVER_RUN))
 
 
@@ -81,6 +90,8 @@ def _to_device(values: Any, device: Any = None, dtype: Any = None, out: Any = No
 
 def _provided() -> Provided:
     from impl.vllm import triton
+    from impl.vllm.states import MirroredBuffer
+    from impl.vllm.states_v2 import DefaultModelState, metadata
 
     def size(dtype: Any) -> int:
         return int(sys.modules["torch"].tensor([], dtype=dtype).element_size())
@@ -95,7 +106,13 @@ def _provided() -> Provided:
         "vllm.v1.structured_output.utils": {
             "strip_speculative_padding": lambda tokens: [t for t in tokens if t != -1],
         },
-        "vllm.v1.utils": {"ConstantList": _ReadOnly, "record_function_or_nullcontext": Inert},
+        "vllm.v1.utils": {
+            "ConstantList": _ReadOnly, "record_function_or_nullcontext": Inert,
+            "CpuGpuBuffer": MirroredBuffer,
+        },
+        "vllm.v1.worker.utils": {"copy_kv_cache_blocks_inplace": _copy_blocks},
+        "vllm.v1.worker.gpu.model_states.default": {"DefaultModelState": DefaultModelState},
+        "vllm.v1.worker.gpu.attn_utils": {"build_attn_metadata": metadata},
         "vllm.utils": {
             "cdiv": _cdiv, "round_up": lambda x, y: _cdiv(x, y) * y, "round_down": lambda x, y: x // y * y,
             "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens), "get_dtype_size": size,

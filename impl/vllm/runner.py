@@ -173,10 +173,22 @@ class ModelRunner:
         sampled.append(greedy(stamp) if len(sampled) == len(drafts) else other(stamp))
         return sampled
 
+    def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
+        """What a worker does between taking a batch over and its forward pass. previous: indices of requests
+        of the batch before that have sampled, under asynchronous scheduling."""
+
+    def forward(self, lanes: list[Lane]) -> list[Lane]:
+        """The forward pass of a batch."""
+        for lane in lanes:
+            self.write(lane)
+        return lanes
+
     def write(self, lane: Lane) -> None:
         """Stamp the slots of a batch entry. A position without a block goes where a 0 of a table leads."""
         _, *made = self.stamps(lane.request, lane.start, lane.tokens)
         for group, (sizes, row) in enumerate(zip(self.config.groups, lane.tables)):
+            if sizes.state:
+                continue
             size = sizes.block_size
             for position, value in enumerate(made, lane.start):
                 at = position // size
@@ -201,11 +213,13 @@ class ModelRunnerV1(ModelRunner):
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
         worker, batch = self.worker, self.worker.input_batch
         before = dict(batch.req_id_to_index)
-        had_sampled = set(batch.prev_req_id_to_index or ())
+        previous = dict(batch.prev_req_id_to_index or {})
         correct: Callable[[], None] | None = worker._update_states(scheduled)
         computed = {name: batch.num_computed_tokens_cpu[at] for name, at in batch.req_id_to_index.items()}
         if correct is not None:
             correct()
+        if scheduled.num_scheduled_tokens:
+            self.prepare(scheduled, previous)
         added = {r.req_id for r in scheduled.scheduled_new_reqs} | set(batch.req_id_to_index) - set(before)
         added |= set(getattr(scheduled.scheduled_cached_reqs, "resumed_req_ids", ()))
         lanes, results = [], {}
@@ -215,7 +229,7 @@ class ModelRunnerV1(ModelRunner):
                 self.put(name, state.prompt_token_ids + state.output_token_ids)
             given = scheduled.scheduled_spec_decode_tokens.get(name, ())
             samples = computed[name] + count >= state.num_tokens
-            real = not self.overlap or (name in had_sampled and name not in added)
+            real = not self.overlap or (name in previous and name not in added)
             agreed = accept[min(at, len(accept) - 1)] if accept else 0
             start = batch.num_computed_tokens_cpu[index]
             tokens, sampled = self._forward(name, start, count, given, real, agreed)
@@ -226,8 +240,7 @@ class ModelRunnerV1(ModelRunner):
             tables: Table = tuple(map(tuple, batch.rows[index]))
             lanes.append(Lane(name, start, tokens, len(given), tuple(sampled), tables))
             results[name] = sampled
-        for lane in lanes:
-            self.write(lane)
+        lanes = self.forward(lanes)
         for name, sampled in results.items():
             self._bookkeep(name, sampled)
         if self.overlap:

@@ -38,7 +38,10 @@ class ModelRunnerV2(ModelRunner):
             "max_num_reqs": config.max_seqs, "max_model_len": config.max_model_len, "device": _HERE,
             "max_num_batched_tokens": config.max_batched_tokens, "vocab_size": 1,
             "num_speculative_steps": config.drafts, "block_sizes": sizes, "kernel_block_sizes": sizes,
-            "max_num_blocks_per_group": [-(-config.max_model_len // size) for size in sizes],
+            "max_num_blocks_per_group": [
+                -(-config.max_model_len // size) + config.drafts * (at in config.recurrent)
+                for at, size in enumerate(sizes)
+            ],
             "sliding_window_reach": [getattr(spec, "num_retained_tokens", 0) for spec in specs],
         }  # fmt: skip
         self.worker = worker = runner.GPUModelRunner.__new__(runner.GPUModelRunner)
@@ -80,6 +83,7 @@ class ModelRunnerV2(ModelRunner):
         padded = Values(num_tokens=scheduled.total_num_scheduled_tokens)
         batch = worker.prepare_inputs(scheduled, gathered, padded, 0)
         gathered_tables, _ = worker.prepare_attn(batch)
+        self.prepared(batch, gathered_tables)
         tables = [table.tolist() for table in gathered_tables]
         counts = worker.block_tables.num_blocks.np
         starts, inputs, places = (each.tolist() for each in (
@@ -98,11 +102,13 @@ class ModelRunnerV2(ModelRunner):
                 sampled[-1] = STOP_TOKEN
             rows = tuple(tuple(table[at][: counts[group, index]]) for group, table in enumerate(tables))
             lanes[name] = Lane(name, start, tuple(tokens), drafts, tuple(sampled), rows)
-        for lane in lanes.values():
-            self.write(lane)
+        lanes = {lane.request: lane for lane in self.forward(list(lanes.values()))}
         self._postprocess(batch, lanes, scheduled)
         ordered = tuple(lanes[name] for name in order)
         return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})
+
+    def prepared(self, batch: Any, tables: Any) -> None:
+        """What a worker does between its batch and the forward pass. tables: of each group."""
 
     def _postprocess(self, batch: Any, lanes: dict[str, Lane], scheduled: Any) -> None:
         """What sample_tokens does with what the sampler and the drafter say."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.api import WAYS, require, taken_for
+from impl.vllm.api import WAYS, drives, require, taken_for
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
 
@@ -54,6 +54,8 @@ class VLLMSystem(WorkerSystem):
         if path is not None:
             self.remark = f"{self.root}: taken for {self.release}"
         require(self.root, self.name, self.release, v2, offloads)
+        if drives(self.release, "state"):
+            self.capabilities = replace(self.capabilities, recurrent=True)
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
             self.capabilities = replace(self.capabilities, commands=every)

@@ -18,8 +18,43 @@ _programs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # which one runs,
 
 
 class _Scalar(int):
-    def to(self, _: Any) -> _Scalar:
-        return self
+    """A number that a kernel has loaded or computed; as an address it becomes a pointer."""
+
+    def to(self, kind: Any) -> Any:
+        return _Pointer(_at_address(self, kind.of)) if isinstance(kind, _PointerType) else self
+
+    def __add__(self, other: Any) -> Any:
+        return _scalar(int(self) + other)
+
+    def __sub__(self, other: Any) -> Any:
+        return _scalar(int(self) - other)
+
+    def __mul__(self, other: Any) -> Any:
+        return _scalar(int(self) * other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return _scalar(int(self) // other)
+
+    def __neg__(self) -> Any:
+        return _scalar(-int(self))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _scalar(value: Any) -> Any:
+    return _Scalar(value) if type(value) is int else value
+
+
+class _PointerType:
+    """`pointer_type`: of what."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+
+def _at_address(address: int, kind: Any) -> Any:
+    """Memory from an address on, as far as a kernel may go."""
+    return np.ctypeslib.as_array((kind * (1 << 20)).from_address(int(address)))
 
 
 class _Pointer:
@@ -92,13 +127,16 @@ class Triton:
 class Language:
     """`triton.language`."""
 
-    constexpr = int32 = int64 = uint64 = None
+    constexpr = None
+    int32, int64, uint64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
+    uint8, uint16, uint32 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32
     arange, where, maximum, minimum, sum = np.arange, np.where, np.maximum, np.minimum, np.sum
     range = range
 
     @staticmethod
     def program_id(axis: int) -> int:
-        return _programs[-1][0][axis]
+        at = _programs[-1][0]
+        return _Scalar(at[axis] if axis < len(at) else 0)
 
     @staticmethod
     def num_programs(axis: int) -> int:
@@ -127,12 +165,12 @@ class Language:
         pointer.array[_inside(at[active])] = np.broadcast_to(value, at.shape)[active]
 
     @staticmethod
-    def pointer_type(_: Any) -> None:
-        """All pointers that are kept in tensors are of int32."""
+    def pointer_type(kind: Any) -> Any:
+        return _PointerType(kind)
 
     @staticmethod
-    def cast(address: int, _: Any) -> _Pointer:
-        return _Pointer(np.ctypeslib.as_array((ctypes.c_int32 * (1 << 24)).from_address(address)))
+    def cast(address: int, kind: Any) -> _Pointer:
+        return _Pointer(_at_address(address, kind.of))
 
     @staticmethod
     def multiple_of(pointer: _Pointer, _: int) -> _Pointer:

@@ -1,6 +1,7 @@
 """What a block-pool engine is started with: groups of layers, blocks, budgets. Validated once, here.
 
-A group is the layers that share a block table: full attention, or a window. Lengths are tokens.
+A group is the layers that share a block table: full attention, a window, or recurrent state. Lengths are
+tokens.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ BOUNDS = {
     "long_prefill": (0, 1 << 12),
     "host_chunks": (0, 1 << 12),
     "chunk_blocks": (1, 16),
+    "retention": (-1, 1 << 12),
+    "match": (0, 256),
+    "checkpoints": (0, 256),
 }
 MAX_GROUPS = 8
 MAX_SLOTS = 1 << 16
@@ -25,10 +29,14 @@ MAX_SLOTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers with one block table: tokens of a block, and how many positions a query sees (None: all)."""
+    """Layers with one block table: tokens of a block, and how many positions a query sees (None: all).
+
+    state: they are recurrent. A block then holds one state (reference.states), that after the last of its
+    tokens which are computed; no query sees a position."""
 
     block_size: int
     window: int | None = None
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,9 @@ class EngineConfig:
     chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it;
     prompt_only: outputs are not offloaded. peer: a peer has computed prompts, whose KV is loaded from it;
     fail_requests: a load that fails ends its request, which is computed here without.
+    Of prefix caching: retention: a state or a window is kept every so many tokens, 0 for every block, -1
+    for proven boundaries alone; match: tokens of a hash, so that a hit may end within a block, 0 for a whole
+    block; checkpoints: a chunk of a prompt also writes a state within it, at a multiple of so many tokens.
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -64,6 +75,9 @@ class EngineConfig:
     prompt_only: bool = False
     peer: bool = False
     fail_requests: bool = False
+    retention: int = 0
+    match: int = 0
+    checkpoints: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
@@ -74,11 +88,13 @@ class EngineConfig:
                 raise GeometryError(f"groups[{at}].block_size", f"must be in [1, 256], not {size}")
             if group.window is not None and not 1 <= group.window <= 1 << 16:
                 raise GeometryError(f"groups[{at}].window", f"must be in [1, {1 << 16}], not {group.window}")
+            if group.state and group.window is not None:
+                raise GeometryError(f"groups[{at}].window", "goes without state: a recurrent layer has none")
         for name, (low, high) in BOUNDS.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 raise GeometryError(name, f"must be in [{low}, {high}], not {value}")
-        if self.blocks * max(g.block_size for g in self.groups) > MAX_SLOTS:
+        if self.blocks * max((g.block_size for g in self.groups if not g.state), default=1) > MAX_SLOTS:
             raise GeometryError("blocks", f"the pool may hold at most {MAX_SLOTS} tokens")
         if self.eagle and not self.drafts:
             raise GeometryError("eagle", "needs drafts: a drafter that proposes nothing is none")
@@ -95,8 +111,26 @@ class EngineConfig:
             raise GeometryError("fail_requests", "needs peer: loads of that may fail")
         if self.host_chunks and not self.caching:
             raise GeometryError("host_chunks", "needs caching: blocks are offloaded by their hashes")
+        self._check_states()
         if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
             raise GeometryError("blocks", f"one request of max_model_len needs {need} of them")
+
+    def _check_states(self) -> None:
+        """What fits to recurrent groups and to hits within a block."""
+        for name in ("retention", "match", "checkpoints"):
+            if getattr(self, name) and not (self.caching and self.recurrent):
+                raise GeometryError(name, "needs caching and a group with state")
+        for at, group in enumerate(self.groups):
+            if self.match and group.block_size % self.match:
+                raise GeometryError("match", f"must divide groups[{at}].block_size, {group.block_size}")
+            if group.state and self.caching and group.block_size <= self.drafts:
+                least = "a round of drafts ends in the next block at most"
+                raise GeometryError(f"groups[{at}].block_size", f"must be above {self.drafts}: {least}")
+
+    @property
+    def recurrent(self) -> tuple[int, ...]:
+        """The groups with recurrent state, by number."""
+        return tuple(at for at, group in enumerate(self.groups) if group.state)
 
     @property
     def connects(self) -> bool:
@@ -105,6 +139,8 @@ class EngineConfig:
 
     def most_blocks(self, group: LayerGroup) -> int:
         """Blocks of a group that one request may need, two steps of the whole budget in flight."""
+        if group.state:  # the running one, the one before, a copy on write and a checkpoint
+            return 4 + self.drafts
         most = -(-self.max_model_len // group.block_size)
         if group.window is None:
             return most
@@ -112,6 +148,8 @@ class EngineConfig:
 
 
 _ONE, _TWO, _FOUR, _NEAR = LayerGroup(1), LayerGroup(2), LayerGroup(4), LayerGroup(2, 3)
+_STATE, _WIDE = LayerGroup(2, state=True), (_FOUR, LayerGroup(4, state=True))
+_ALONE = LayerGroup(20, state=True)  # without caching a request has one state, whatever its length
 # Tiny on purpose. The names say what is special.
 ENGINE_PRESETS: dict[str, EngineConfig] = {
     "full": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3),
@@ -132,6 +170,17 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "host-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, host_chunks=16),
     "host-window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3, host_chunks=8, prompt_only=True),
     "host-drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12),
+    "state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3),
+    "state-tight": EngineConfig((_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, long_prefill=3),
+    "state-window": EngineConfig((_TWO, _NEAR, _STATE, _STATE), 40, 20, 8, max_seqs=3),
+    "state-sparse": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, retention=-1),
+    "state-fine": EngineConfig(_WIDE, 24, 28, 12, max_seqs=3, match=2),
+    "state-export": EngineConfig(_WIDE, 26, 36, 24, max_seqs=3, match=2, checkpoints=2),
+    "state-drafts": EngineConfig(_WIDE, 32, 28, 12, max_seqs=3, drafts=2, match=2),
+    "state-eagle": EngineConfig(
+        _WIDE, 18, 28, 12, max_seqs=3, drafts=2, eagle=True, priority=True, retention=-1
+    ),
+    "state-uncached": EngineConfig((_TWO, _ALONE), 32, 20, 12, max_seqs=3, caching=False, drafts=2),
     "peer": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True),
     "peer-fails": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True, fail_requests=True),
     "peer-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, peer=True),

@@ -33,10 +33,22 @@ class RequestFact(NamedTuple):
     tables: Table
 
 
+class StateUse(NamedTuple):
+    """What an entry does with its recurrent state in one group. block: the one that it continues from, -1 for
+    an entry that begins a text. found: what stands there, the stamp of each part of a state
+    (`reference.states`), 0 where nothing of this group does. writes: (block, stamp) of each state that it
+    leaves, in the order of its tokens."""
+
+    group: int
+    block: int
+    found: tuple[int, ...]
+    writes: tuple[tuple[int, int], ...]
+
+
 class Lane(NamedTuple):
     """A request in a batch that ran. start: the first position that the runner computed; tokens: its
     inputs, the last `drafts` of them drafts; sampled: what the model gave back, accepted drafts first, none
-    for a chunk of a prompt that goes on. tables: the runner's own."""
+    for a chunk of a prompt that goes on. tables: the runner's own. states: one for each recurrent group."""
 
     request: str
     start: int
@@ -44,6 +56,7 @@ class Lane(NamedTuple):
     drafts: int
     sampled: tuple[int, ...]
     tables: Table
+    states: tuple[StateUse, ...] = ()
 
 
 class Output(NamedTuple):
@@ -108,8 +121,9 @@ class BlockFacts(NamedTuple):
     """An engine at rest after a command.
 
     refs: ref count of each block. free: the free queue in its order. memory: for each block the group that
-    last wrote it (-1: none), and the stamps in its slots. mapped: for each block that the cache's map
-    names, how often it does. leftovers: requests that tables are kept for and the scheduler does not know.
+    last wrote it (-1: none), and the stamps in its slots: of a token each, or of a state and its windows.
+    mapped: for each block that the cache's map names, how often it does. leftovers: requests that tables are
+    kept for and the scheduler does not know.
     lanes: of a Schedule; outputs: of an Update; reset: whether a ResetCache succeeded. steps_in_flight:
     batches whose results wait; results_due: the oldest are taken next, as nothing more can be scheduled
     before; in_step: in the very step that has scheduled, so that of what clients do only aborts come before.

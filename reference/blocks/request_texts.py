@@ -191,8 +191,11 @@ class RequestTexts:
         """Blocks that an entry writes, the null block left out."""
         blocks: set[int] = set()
         for group, row in zip(self.config.groups, lane.tables):
+            if group.state:
+                continue
             first, last = lane.start // group.block_size, lane.start + len(lane.tokens) - 1
             blocks.update(row[first : last // group.block_size + 1])
+        blocks.update(block for use in lane.states for block, _ in use.writes)
         return frozenset(blocks - {0})
 
     @property

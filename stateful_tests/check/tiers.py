@@ -105,8 +105,12 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
     """The plan for this kind of system, without the machines and presets of others that nobody named."""
     machines, presets = (tuple(MACHINES), tuple(PRESETS))
     if system.capabilities.schedules:
-        machines, moves = (CLIENTS,), "Copy" in system.capabilities.commands
-        presets = tuple(name for name, config in ENGINE_PRESETS.items() if config.connects == moves)
+        machines, can = (CLIENTS,), system.capabilities
+        presets = tuple(
+            name
+            for name, config in ENGINE_PRESETS.items()
+            if config.connects == ("Copy" in can.commands) and (can.recurrent or not config.recurrent)
+        )
     if system.capabilities.tiers:
         machines, presets = (TIERED,), tuple(TIER_PRESETS)
     if plan.presets == tuple(PRESETS):

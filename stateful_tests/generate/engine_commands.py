@@ -70,16 +70,22 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     equal = len({g.block_size for g in like.groups}) == 1
     base = pick(source, (1, 2, 3, 4, 8, 16))
     sizes = [base if equal or at else base * pick(source, (1, 2, 4)) for at in range(len(like.groups))]
+    if like.recurrent and like.drafts:
+        sizes = [max(base, 5)] * len(sizes)  # a round of drafts ends in the next block at most
     windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
-    groups = tuple(map(LayerGroup, sizes, windows))
+    states = [group.state for group in like.groups]
+    groups = tuple(map(LayerGroup, sizes, windows, states))
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
     seqs, drafts = 1 + source.upto(3), like.drafts and 1 + source.upto(3)
     budget = max(seqs * (1 + drafts), 2 + source.upto(longest), 0 if like.chunked else longest)
     made = replace(
         like, groups=groups, max_model_len=longest, max_batched_tokens=budget, max_seqs=seqs,
         drafts=drafts, blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5)),
+        match=0, checkpoints=0, retention=0,
     )  # fmt: skip
-    need = sum(made.most_blocks(group) for group in groups)
+    if like.recurrent:
+        made = _with_states(source, made, like)
+    need = sum(made.most_blocks(group) for group in made.groups)
     made = replace(made, blocks=need + source.upto(need))
     if not like.host_chunks:
         return made
@@ -87,6 +93,21 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     return replace(
         made, host_chunks=1 + source.upto(2 * need), chunk_blocks=chunk, arc=once_in(source, 2),
         sync_loads=once_in(source, 3), prompt_only=once_in(source, 4),
+    )  # fmt: skip
+
+
+def _with_states(source: Choices, made: EngineConfig, like: EngineConfig) -> EngineConfig:
+    """What only prefix caching of recurrent groups has; without, a request has one state."""
+    if not like.caching:
+        sizes = [made.max_model_len if group.state else group.block_size for group in made.groups]
+        groups = (replace(group, block_size=size) for group, size in zip(made.groups, sizes))
+        return replace(made, groups=tuple(groups))
+    size = made.groups[0].block_size
+    parts = [part for part in (1, 2, 4) if part < size and size % part == 0]
+    match = pick(source, parts) if parts and like.match else 0
+    return replace(
+        made, match=match, retention=pick(source, (0, 0, -1, size, 2 * size)),
+        checkpoints=like.checkpoints and (match or size),
     )  # fmt: skip
 
 

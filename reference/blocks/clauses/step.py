@@ -76,6 +76,8 @@ class BlockStep(HostView):
     ) -> Failure | None:
         """Where a group finds anything but the text, from the window of `first_query` to `end`."""
         for group, layers in enumerate(self.config.groups):
+            if layers.state:  # STA-1, STA-2
+                continue
             start = window_start(layers, first_query)
             found = self.reads(tables, group, start, end)
             if found != stamps[start:end]:

@@ -18,7 +18,7 @@ from reference.blocks.clauses import BlockStep, broken
 from reference.blocks.commands import Add, More, Update, client_tokens
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import (
-    BlockFacts, HostFacts, HostKey, Lane, Output, Published, RequestFact, Table, Transfer, chained,
+    BlockFacts, HostFacts, HostKey, Lane, Output, Published, RequestFact, StateUse, Table, Transfer, chained,
 )  # fmt: skip
 from reference.blocks.request_texts import RequestTexts
 from reference.failures import Place
@@ -36,6 +36,7 @@ SIZES = {
     "near drafts": EngineConfig((_NEAR,), 12, 12, 8, drafts=2),
     "uncached": EngineConfig((_FULL,), 12, 12, 12, caching=False, chunked=False),
     "host": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4),
+    "state": EngineConfig((_FULL, LayerGroup(2, state=True)), 12, 12, 8),
     "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
 }
 
@@ -198,10 +199,19 @@ class Scene:
             slots = (0,) * self.config.groups[group].block_size
         self.memory[block] = group, (*slots[:offset], stamp, *slots[offset + 1 :])
 
+    def use(self, group: int, table: tuple[int, ...], stamps: list[int], start: int, end: int) -> StateUse:
+        """An entry goes on from the state that is due, in the block of its last token."""
+        block = table[(end - 1) // self.config.groups[group].block_size]
+        found = (stamps[start - 1],) * 2 if start else (0, 0)
+        self.memory[block] = group, (stamps[end - 1],) * 2
+        return StateUse(group, block if start else -1, found, ((block, stamps[end - 1]),))
+
     def fill(self, tables: Table, stamps: list[int], start: int, end: int) -> None:
         """KV of these positions, wherever a table has a block for them."""
         for group, table in enumerate(tables):
             size = self.config.groups[group].block_size
+            if self.config.groups[group].state:
+                continue
             for position in range(start, end):
                 at, offset = divmod(position, size)
                 if at < len(table) and table[at]:
@@ -222,8 +232,10 @@ def _runs(
         sampled = (STOP,)
     elif samples:
         sampled = (*drafted[: int(samples) - 1], 100 + len(text) + 10 * scene.serial)
-    scene.fill(table, chained([*text[:known], *drafted]), first, last)
-    scene._lanes.append(Lane(name, first, tuple(inputs), count, sampled, table))
+    stamps = chained([*text[:known], *drafted])
+    scene.fill(table, stamps, first, last)
+    states = tuple(scene.use(group, table[group], stamps, first, last) for group in scene.config.recurrent)
+    scene._lanes.append(Lane(name, first, tuple(inputs), count, sampled, table, states))
     text += sampled
     if name in scene.requests:
         scene.requests[name] = RequestFact("RUNNING", (), last, table)
@@ -276,6 +288,30 @@ def _lane(change: Callable[[Lane, str], Lane]) -> Callable[..., None]:
     return state
 
 
+def _state(**changes: Callable[[Scene, Lane, str], object]) -> Callable[..., None]:
+    """A field of what an entry does with its state is another."""
+
+    def state(scene: Scene, name: str, value: str) -> None:
+        def spoilt(lane: Lane) -> Lane:
+            made = {field: change(scene, lane, value) for field, change in changes.items()}
+            return lane._replace(states=tuple(use._replace(**made) for use in lane.states))
+
+        scene._lanes = [spoilt(lane) if lane.request == name else lane for lane in scene._lanes]
+
+    return state
+
+
+def _after(scene: Scene, lane: Lane, count: str) -> int:
+    if count in ("nothing", "others"):
+        return 7 * (count == "others")
+    return chained(scene.texts[lane.request])[int(count) - 1]
+
+
+def _keeps_state(scene: Scene, block: str, name: str, count: str, window: str | None) -> None:
+    stamps = [0, *chained(scene.texts[name])]
+    scene.memory[int(block)] = scene.config.recurrent[0], (stamps[int(count)], stamps[int(window or count)])
+
+
 def _input(lane: Lane, at: str) -> Lane:
     return lane._replace(tokens=(*lane.tokens[: int(at)], OTHER, *lane.tokens[int(at) + 1 :]))
 
@@ -287,6 +323,8 @@ def _more_inputs(lane: Lane, count: str) -> Lane:
 def _hash(scene: Scene, block: str, group: str | None, more: str | None, other: str | None) -> None:
     owner, slots = scene.memory[int(block)]
     stamps = tuple(stamp for stamp in slots if stamp)
+    if owner in scene.config.recurrent:
+        stamps = stamps[:1]
     if more:
         stamps += (7,)
     if other:
@@ -396,6 +434,18 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
         lambda lane, text: lane._replace(tables=tuple(tuple(map(int, t.split())) for t in text.split("|")))
     ),
     r"hash (?P<block>\d+)( in group (?P<group>\d))?(?P<more> and more)?(?P<other> of others)?": _hash,
+    rf"{_WHO} reads the state after (?P<value>\w+)": _state(
+        found=lambda s, lane, n: (_after(s, lane, n),) * 2
+    ),
+    rf"{_WHO} reads the window after (?P<value>\w+)": _state(
+        found=lambda s, lane, n: (lane.states[0].found[0], _after(s, lane, n))
+    ),
+    rf"{_WHO} reads block (?P<value>-?\d+)": _state(block=lambda _, __, block: int(block)),
+    rf"{_WHO} leaves its state in (?P<value>\d+)": _state(
+        writes=lambda _, lane, block: ((int(block), lane.states[0].writes[0][1]),)
+    ),
+    rf"block (?P<block>\d+) has the state after (?P<count>\d+) of {_WHO}(, the window (?P<window>\d+))?":
+        _keeps_state,
     r"no hashes": _forget,
     rf"block (?P<block>\d+) holds group (?P<group>\d) of {_WHO} (?P<start>\d+)-(?P<end>\d+)": _holds,
     r"somebody (?P<what>erases|overwrites) block (?P<block>\d+) slot (?P<offset>\d+)": _slot,

@@ -164,6 +164,7 @@ def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
 # Faults of vLLM 0.33.0: each is seen, every clause is the first to see one, and each makes a unit test.
 
 UNSEEN = {"HOST-1", "HOST-3", "XFER-1", "XFER-2", "XFER-3"}  # they compare host memory with what is in flight
+UNSEEN |= {"STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}  # states are the worker's
 NO_OBJECT = "no object of the scheduler shows it"
 SHOWN_BY_NO_OBJECT = {
     "a_turn_that_ends_inside_a_round_gets_a_token_of_the_step_in_flight",

@@ -4,15 +4,17 @@ import os
 import shutil
 import subprocess
 import zipfile
+from functools import partial
 
 import pytest
 
+import impl.fetch
 from impl import wheel_parts
 from impl.adapter import UnusableImplementation
 from impl.vllm import fetch
 from impl.vllm.engine import Stamps
 from impl.vllm.api import taken_for
-from impl.vllm.modules import RUNNER, RUNNER_V2
+from impl.vllm.modules import RUNNER, RUNNER_V2, STATES
 from impl.vllm.runner import greedy
 from reference.blocks.commands import ResetConnector, Schedule
 from reference.blocks.config import engine_preset
@@ -50,11 +52,11 @@ def answered(monkeypatch, path):
 def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, cache):
     pool = "vllm/v1/core/block_pool.py"
     others = ("vllm/v1/core/x.so", "vllm/models/big.py", "../vllm/v1/core/a.py")
-    names = (RUNNER, pool, *others)
+    names = (RUNNER, pool, STATES[0], *others)
     answered(monkeypatch, wheel(tmp_path / "w.whl", *names))
     root = fetch.release_root("0.33.0")
     kept = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert kept == {RUNNER, pool}
+    assert kept == {RUNNER, pool, STATES[0]}
     monkeypatch.setattr("subprocess.run", None)  # the second time pip is not called
     assert fetch.release_root("0.33.0") == root == cache / "vllm-0.33.0"
 
@@ -67,6 +69,26 @@ def test_model_runner_v2_is_added_to_a_folder_from_before_it_was_fetched(monkeyp
     assert all((root / file).is_file() for file in RUNNER_V2)
     assert {p.name for p in root.parent.iterdir()} == {root.name, f"{root.name}.sha256"}
     assert fetch.release_root("0.33.0") == root
+
+
+def test_the_copies_of_states_are_added_while_others_use_the_folder(monkeypatch, tmp_path, cache):
+    answered(monkeypatch, wheel(tmp_path / "old.whl", RUNNER))
+    root = fetch.release_root("0.26.0")
+    (kept := root / RUNNER).write_text("x = 2\n")
+    impl.fetch.seal(root)
+    answered(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *STATES))
+    replaced, seen = os.replace, []
+
+    def before_the_seal(*names):
+        seen.append(all((root / file).is_file() for file in STATES))
+        replaced(*names)
+
+    monkeypatch.setattr("os.replace", before_the_seal)
+    impl.fetch.complete(root, partial(fetch._unpacked, "vllm==0.26.0"))
+    assert seen[-1] and not any(seen[:-1]) and kept.read_text() == "x = 2\n"
+    assert fetch.release_root("0.26.0") == root
+    (root / STATES[0]).write_text("x = 3\n")
+    assert "were changed" in unusable(fetch.release_root, "0.26.0")
 
 
 def test_a_wheel_without_a_runner_is_refused(monkeypatch, tmp_path, cache):

@@ -60,8 +60,12 @@ class ReleaseFault:
 def _read() -> Iterator[tuple[str, ReleaseFault]]:
     text = Path(__file__).with_name("faults.toml").read_text(encoding="utf-8")
     for name, row in tomllib.loads(text).items():
-        groups = tuple(LayerGroup(*group) for group in row.pop("groups"))
+        groups = tuple(_group(*group) for group in row.pop("groups"))
         yield name, ReleaseFault(**row | {"sizes": EngineConfig(groups, **row["sizes"])})
+
+
+def _group(size: int, window: int = 0, state: bool = False) -> LayerGroup:
+    return LayerGroup(size, window or None, state)
 
 
 RELEASE_FAULTS = dict(_read())

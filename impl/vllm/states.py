@@ -1,0 +1,334 @@
+"""Recurrent layers on a CPU: slots with stamps instead of states, and what their kernels read and write.
+
+The release's own code moves states between blocks (vllm/v1/worker/mamba_utils.py): its copies are of bytes,
+so they move stamps as well. The forward pass, and the order of model runner V1's batch, are stand-ins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from impl.vllm.bare_scheduler import Values, block_sizes, settings_of, taken
+from impl.vllm.runner import ModelRunnerV1, _Batch
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import Lane, StateUse, chain
+
+_HERE = torch.device("cpu")
+_UTILS = "vllm.v1.worker.mamba_utils"
+_LAYERS = "vllm.model_executor.layers.mamba.mamba_utils"
+_CHECKPOINT = "vllm.model_executor.layers.mamba.checkpoint"
+_COLUMNS = 1 << 9  # of a block table on the device
+
+
+class StateMemory(dict[int, tuple[int, list[int]]]):
+    """Blocks by number, as a runner's memory: of a block with a state its group, the stamp of the recurrent
+    state, and the stamps in the window of the convolution.
+
+    Both kinds of states stand in tensors, whose rows are (group + 1, stamp).
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__()
+        self.groups = frozenset(config.recurrent)
+        self.windows = torch.zeros(config.blocks + 1, 1 + config.drafts, 2, dtype=torch.int64)
+        self.states = torch.zeros(config.blocks + 1, 2, dtype=torch.int64)
+
+    def state(self, block: int, group: int) -> int:
+        """The stamp of the recurrent state in a block, 0 if it is none of this group."""
+        return _of_group(self.states[block], group)
+
+    def window(self, block: int, group: int, offset: int = 0) -> int:
+        """The stamp in the window of the convolution that begins `offset` tokens later."""
+        return _of_group(self.windows[block, offset], group)
+
+    def leave(self, block: int, group: int, stamp: int) -> None:
+        """A kernel writes a recurrent state."""
+        super().pop(block, None)
+        self.states[block] = torch.tensor([group + 1, stamp])
+
+    def leave_windows(self, block: int, group: int, stamps: Sequence[int]) -> None:
+        """A kernel writes a window and those that follow it."""
+        self.windows[block, : len(stamps)] = torch.tensor([[group + 1, stamp] for stamp in stamps])
+
+    def get(self, block: int, default: Any = None) -> Any:
+        group = int(self.states[block, 0]) - 1
+        if group < 0:
+            return super().get(block, default)
+        windows = [_of_group(row, group) for row in self.windows[block]]
+        return group, [int(self.states[block, 1]), *windows]
+
+    def __setitem__(self, block: int, value: tuple[int, list[int]]) -> None:
+        group, slots = value
+        if group in self.groups:
+            self.leave(block, group, slots[0])
+            self.leave_windows(block, group, slots[1:])
+            return
+        self.states[block], self.windows[block] = 0, 0
+        super().__setitem__(block, value)
+
+
+def _of_group(row: torch.Tensor, group: int) -> int:
+    owner, stamp = row.tolist()
+    return int(stamp) if owner == group + 1 else 0
+
+
+class RecurrentLayers:
+    """The layers of the recurrent groups: what their kernels read and write for an entry of a batch.
+
+    align: with prefix caching a block is a part of the text, and the state runs in that of the last token;
+    without, it runs in the first. pool: the KVCacheConfig.
+    """
+
+    def __init__(self, config: EngineConfig, memory: StateMemory, pool: Any) -> None:
+        self.config, self.memory, self.align = config, memory, config.caching
+        self._checkpoints: Callable[..., Any] | None = None
+        found = vars(importlib.import_module(_CHECKPOINT)).get("compute_mamba_prefill_checkpoints")
+        if config.checkpoints and self.align and found is not None:
+            utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+            settings = settings_of(config, False, False)
+            size, hashes = block_sizes(utils, pool, settings, config)
+            eagle, ahead = config.eagle, settings.num_hash_lookahead_tokens
+            offered = {
+                "hash_block_size": hashes, "checkpoint_alignment": config.checkpoints,
+                "drop_eagle_block": eagle and not ahead, "num_hash_lookahead_tokens": ahead,
+                "cache_hit_alignment_tokens": hashes if hashes < size else size,
+            }  # fmt: skip
+            self._checkpoints = partial(found, **taken(found, offered))
+
+    def bind(self, pool: Any) -> Any:
+        """The release's module of copies, with ours of bytes; and the copies that its layers declare, by kind
+        where there are several."""
+        utils: Any = importlib.import_module(_UTILS)
+        layers: Any = importlib.import_module(_LAYERS)
+        layers.is_conv_state_dim_first = utils.is_conv_state_dim_first = _no
+        utils._TEMPORAL_TILES, utils._memcpy_u64_tiled, utils.batch_memcpy = 1, _copy_tile, _copy_all
+        copies = layers.get_conv_copy_spec, layers.get_temporal_copy_spec
+        if not hasattr(utils, "validate_mamba_state_copy_funcs"):
+            return utils, copies
+        return utils, {pool.kv_cache_groups[self.config.recurrent[0]].kv_cache_spec.mamba_type: copies}
+
+    def context(self, pool: Any) -> dict[str, Any]:
+        """The layers by name, as a forward context has them."""
+        caches = [self.memory.windows, self.memory.states]
+        names = (pool.kv_cache_groups[at].layer_names[0] for at in self.config.recurrent)
+        return {name: Values(kv_cache=caches) for name in names}
+
+    def entry(self, lane: Lane, rounds: bool, accepted: int) -> tuple[StateUse, ...]:
+        """What the kernels read for an entry, and what they leave. rounds: it is a round of drafts, which
+        begins behind the tokens of the last one that were accepted; each of its tokens leaves a state."""
+        return tuple(self._use(lane, group, rounds, accepted) for group in self.config.recurrent)
+
+    def _use(self, lane: Lane, group: int, rounds: bool, accepted: int) -> StateUse:
+        size, row = self.config.groups[group].block_size, lane.tables[group]
+        end = lane.start + len(lane.tokens)
+        first = max(0, (end - 1) // size) if self.align else 0
+        blocks = [row[at] if at < len(row) else 0 for at in range(first, first + 1 + self.config.drafts)]
+        skip = accepted - 1 if rounds else 0
+        block, found = -1, (0, 0)
+        if lane.start:
+            block = blocks[skip]
+            found = self.memory.state(block, group), self.memory.window(blocks[0], group, skip)
+        stamps, stamp = [], found[0]
+        for token in lane.tokens:
+            stamp = chain(stamp, token)
+            stamps.append(stamp)
+        if rounds:
+            return StateUse(group, block, found, tuple(zip(blocks, stamps)))
+        writes = [(blocks[0], stamps[-1])]
+        at, kept = self._checkpoint(lane, size, row)
+        if kept:
+            writes.insert(0, (kept, stamps[at - 1]))
+        return StateUse(group, block, found, tuple(writes))
+
+    def _checkpoint(self, lane: Lane, size: int, row: Sequence[int]) -> tuple[int, int]:
+        """After how many of its tokens a chunk of a prompt leaves a state within it, and in which block;
+        block 0 for no state, as the kernel leaves the null block alone."""
+        if self._checkpoints is None or lane.drafts or len(lane.tokens) < 2:
+            return 0, 0
+        end, count = lane.start + len(lane.tokens), len(lane.tokens)
+        [at], [column] = self._checkpoints([end], [count], mamba_block_size=size)
+        return at, row[column] if at and 0 <= column < len(row) else 0
+
+    def run(self, lanes: list[Lane], rounds: Sequence[bool]) -> None:
+        """The writes of a batch, whose entries have read."""
+        for lane, is_round in zip(lanes, rounds):
+            for use in lane.states:
+                for block, stamp in use.writes:
+                    self.memory.leave(block, use.group, stamp)
+                if is_round:
+                    stamps = [stamp for _, stamp in use.writes]
+                    self.memory.leave_windows(use.writes[0][0], use.group, stamps)
+                else:
+                    for block, stamp in use.writes:
+                        self.memory.leave_windows(block, use.group, [stamp])
+
+
+def _no() -> bool:
+    return False
+
+
+def _move(source: Any, target: Any, size: Any) -> None:
+    ctypes.memmove(int(target), int(source), int(size))
+
+
+def _copy_tile(source: Any, target: Any, size: Any, tile: Any, **_: Any) -> None:
+    """`_memcpy_u64_tiled`, of one tile."""
+    if not tile:
+        _move(source, target, size)
+
+
+def _copy_all(sources: Any, targets: Any, sizes: Any) -> None:
+    """`batch_memcpy`."""
+    for each in zip(sources.tolist(), targets.tolist(), sizes.tolist()):
+        _move(*each)
+
+
+class MirroredBuffer:
+    """`CpuGpuBuffer`: both sides are one."""
+
+    def __init__(self, size: int, dtype: Any, **_: Any) -> None:
+        self.gpu = self.cpu = torch.zeros(size, dtype=torch.int64 if dtype == torch.uint64 else dtype)
+        self.np = self.cpu.numpy()
+
+    def copy_to_gpu(self, count: int | None = None) -> Any:
+        return self.gpu if count is None else self.gpu[:count]
+
+
+class DenseBatch(_Batch):
+    """The persistent batch of a hybrid model (gpu_input_batch.py): no gaps, and of each request how many
+    tokens of its last round were accepted, which moves with it."""
+
+    def __init__(self, size: int, groups: int) -> None:
+        super().__init__(size)
+        self.num_accepted_tokens_cpu_tensor = torch.ones(size, dtype=torch.int64)
+        self.num_accepted_tokens_cpu = self.num_accepted_tokens_cpu_tensor.numpy()
+        self._tables = [torch.zeros(size, _COLUMNS, dtype=torch.int32) for _ in range(groups)]
+
+    @property
+    def req_ids(self) -> list[str]:
+        return sorted(self.req_id_to_index, key=self.req_id_to_index.__getitem__)
+
+    def add_request(self, state: Any) -> None:
+        super().add_request(state)
+        self.num_accepted_tokens_cpu[self.req_id_to_index[state.req_id]] = 1
+
+    def condense(self) -> None:
+        at = self.req_id_to_index
+        while at and max(at.values()) >= len(at):
+            last = max(at, key=at.__getitem__)
+            old, new = at[last], min({*range(len(at))} - {*at.values()})
+            columns: Any = (
+                self.rows, self.num_computed_tokens_cpu, self.num_tokens_no_spec, self.num_tokens,
+                self.num_prompt_tokens, self.num_accepted_tokens_cpu,
+            )  # fmt: skip
+            for column in columns:
+                column[new] = column[old]
+            self.rows[old] = []
+            at[last] = new
+
+    def commit(self) -> None:
+        """Block tables go to the device."""
+        for index in self.req_id_to_index.values():
+            for table, row in zip(self._tables, self.rows[index]):
+                table[index] = 0
+                table[index, : len(row)] = torch.tensor(row, dtype=torch.int32)
+
+    def __getitem__(self, group: int) -> Any:
+        return Values(get_device_tensor=lambda _: self._tables[group])
+
+
+class StateRunnerV1(ModelRunnerV1):
+    """One worker of a hybrid model, model runner V1. pool: the KVCacheConfig."""
+
+    def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any], pool: Any) -> None:
+        super().__init__(config, overlap, methods)
+        self.memory: StateMemory = StateMemory(config)
+        self.layers, self._pool = RecurrentLayers(config, self.memory, pool), pool
+        size = 4 * config.max_seqs + 8
+        self.worker.kv_caches, self.worker.kv_cache_config = self.memory, pool
+        self.worker.input_batch = self.batch = DenseBatch(size, len(config.groups))
+        self._running: dict[str, int] = {}  # of each request the column in which its state runs
+        self._accepted = torch.ones(size, dtype=torch.int64)
+        self._rounds: dict[str, int] = {}  # drafts of the last batch
+        if not self.layers.align:
+            return
+        self._utils, self._copies = self.layers.bind(pool)
+        self._context, create = self.layers.context(pool), self._utils.MambaBuffers.create
+        offered = {
+            "max_num_reqs": size, "kv_cache_config": pool, "copy_funcs": self._copies, "device": _HERE,
+            "make_buffer": MirroredBuffer, "with_postprocess_align": config.drafts > 0,
+        }  # fmt: skip
+        self._buffers = create(**taken(create, offered))
+
+    def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
+        """`_prepare_inputs` and `execute_model`: how many tokens were accepted, and states that move to
+        the block in which they run now."""
+        batch, drafts = self.batch, self.config.drafts
+        count, counts = len(batch.req_id_to_index), batch.num_accepted_tokens_cpu
+        batch.commit()
+        if self.overlap and not self.layers.align:  # the device counts
+            self._accepted[:] = 1
+            for name, index in batch.req_id_to_index.items():
+                if name in previous and self._rounds.get(name):
+                    self._accepted[index] = max(1, self.worker.sampled_counts[previous[name]])
+            return
+        if self.overlap and previous and drafts:
+            had = [previous.get(name, -1) for name in batch.req_ids]
+            counts[:count] = [counts[index] if index >= 0 else 1 for index in had]
+        if self.layers.align:
+            offered = {
+                "scheduler_output": scheduled, "kv_cache_config": self._pool, "input_batch": batch,
+                "cache_config": Values(enable_prefix_caching=True), "mamba_state_idx": self._running,
+                "requests": self.worker.requests, "forward_context": self._context,
+                "mamba_state_copy_funcs": self._copies, "copy_bufs": self._buffers.preprocess,
+                "align_ctx": self._buffers.postprocess_align,
+            }  # fmt: skip
+            self._utils.preprocess_mamba(**taken(self._utils.preprocess_mamba, offered))
+            if self._buffers.postprocess_align is not None:
+                self._utils.stage_postprocess_inputs_to_gpu(
+                    self._buffers.postprocess_align, scheduled, batch.req_ids, count, self.worker.requests,
+                    self._running,
+                )  # fmt: skip
+        self._accepted[:count] = batch.num_accepted_tokens_cpu_tensor[:count]
+
+    def forward(self, lanes: list[Lane]) -> list[Lane]:
+        made, kinds = [], [self._is_round(lane) for lane in lanes]
+        for lane, is_round in zip(lanes, kinds):
+            accepted = int(self._accepted[self.batch.req_id_to_index[lane.request]])
+            made.append(lane._replace(states=self.layers.entry(lane, is_round, accepted)))
+        super().forward(made)
+        self.layers.run(made, kinds)
+        self._rounds = {lane.request: lane.drafts for lane in lanes}
+        self._settle(made)
+        return made
+
+    def _is_round(self, lane: Lane) -> bool:
+        """Whether kernels take an entry for a round of drafts, if of none (num_decode_draft_tokens)."""
+        if not self.config.drafts:
+            return False
+        prompt = self.batch.num_prompt_tokens[self.batch.req_id_to_index[lane.request]]
+        alone = lane.start >= prompt and len(lane.tokens) == 1
+        return alone or (lane.drafts > 0 and len(lane.tokens) == lane.drafts + 1)
+
+    def _settle(self, lanes: list[Lane]) -> None:
+        """`_update_states_after_model_execute`: how many were accepted; a state at a boundary that a round
+        has passed moves to the block of that boundary."""
+        if not self.config.drafts or not lanes:
+            return
+        batch, accepted = self.batch, torch.ones(len(self.batch.rows), dtype=torch.int64)
+        for lane in lanes:
+            accepted[batch.req_id_to_index[lane.request]] = max(1, len(lane.sampled))
+        if not self.layers.align:
+            batch.num_accepted_tokens_cpu_tensor[: len(lanes)] = accepted[: len(lanes)]
+            return
+        self._utils.postprocess_mamba_align_gpu(
+            bufs=self._buffers, num_reqs=len(lanes), num_accepted_tokens_gpu=accepted,
+            num_accepted_tokens_cpu_tensor=batch.num_accepted_tokens_cpu_tensor, input_batch=batch,
+            kv_cache_config=self._pool, forward_context=self._context, mamba_state_copy_funcs=self._copies,
+        )  # fmt: skip

@@ -1,0 +1,51 @@
+"""Recurrent state (Mamba, linear attention): slots, stamps, boundaries, owners. Both kinds of engines use it.
+
+A recurrent layer folds each token into one state of a fixed size. The state after n tokens comes from the one
+after n - 1 and the n-th token, and from nothing else. No token can be taken out of it again: it cannot be cut
+back. A request that continues at position n needs the state after exactly n tokens, as well as the KV of
+those n tokens: KV and state agree on one position.
+
+- A **slot** holds one state: a block of a recurrent group (vLLM), an index of `MambaSlotAllocator` (SGLang).
+- Its **stamp** is the `chain` of the tokens that were folded into the state. So the stamp tells the text, and
+  how much of it. A copy of a state has the stamp of its source.
+- A **boundary** is a position whose state is kept in a slot of its own, a checkpoint, when the running state
+  goes on. A hit can end at a boundary alone, whatever KV there is behind it.
+- The **owners** of a slot are who may continue from it: a request, a session, the prefix cache. A slot in
+  which a state runs has one owner, for every other one would be left with tokens that are not its own.
+
+A state has parts: the recurrent state itself, and the window of a convolution over the last tokens. They move
+together, so each part has a stamp, and all stamps of a state are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+EMPTY = 0  # the stamp of what was never written, and of the state before a text
+NOWHERE = -1  # instead of a slot: an entry that begins a text continues from no state
+PARTS = ("its recurrent state", "its convolution window")
+
+
+def stamp_after(stamps: Sequence[int], count: int) -> int:
+    """The stamp of the state after the first `count` tokens of a text, of which `stamps` has each; NOWHERE
+    past its end."""
+    if count > len(stamps):
+        return NOWHERE
+    return stamps[count - 1] if count else EMPTY
+
+
+def seen(stamp: int, stamps: Sequence[int]) -> str:
+    """What a part with this stamp is, in words, for who has a text with these stamps."""
+    if stamp == EMPTY:
+        return "was not written"
+    if stamp in stamps:
+        return f"is that after token {stamps.index(stamp) + 1}"
+    return "is that of another text"
+
+
+def misread(found: Sequence[int], want: int, stamps: Sequence[int]) -> str | None:
+    """What is wrong with a state whose parts have these stamps, in words; None if all are `want`."""
+    for part, stamp in zip(PARTS, found):
+        if stamp != want:
+            return f"{part} {seen(stamp, stamps)}"
+    return None
