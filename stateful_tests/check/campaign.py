@@ -11,40 +11,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, product, tee
 
 from impl.adapter import AnySystem, UnusableImplementation
-from reference.blocks.clauses import EVERY_CLAUSE
-from reference.clauses.base import CONCERNS
-from reference.commands import Mode, kind_name
+from reference.commands import kind_name
 from reference.geometry import GeometryError
 from stateful_tests.check.driving import Configuration, Driven, Named, RunBatch, drive, drive_named, lines_of
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.masks import Mask, Standing, beside, counted_under, holding, unexplained
+from stateful_tests.check.finder import Finder, Found
+from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
-from stateful_tests.check.ways import Needs, lacks, needs
 from stateful_tests.check.corpus import FIXTURE
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.lockstep import new_tallies, rejected_turns, replay, with_calls
+from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.results import (
-    CheckResult, Finding, MachineResult, Run, Trace, Violation, add_tallies, finding_name,
+    CheckResult, MachineResult, Violation, add_tallies,
 )  # fmt: skip
-from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise, violated
-from stateful_tests.shrink.passes import BUDGET
 
 Progress = Callable[[str, int, int], None]
-Found = Callable[[dict[str, Trace]], None]  # is given the traces of all violated clauses, as they are now
 
-FLAKY = "(not in every replay: the system is not deterministic, or keeps something over reset)"
-_REPLAYS = 3  # that must all show a violation
-_SHORT = 8  # commands that fit a screen: a longer trace is worth another try
-_RETRIES = 4
-# Candidates for a clause that another one's trace shows already: it came up at the same step.
-_BESIDE_BUDGET = 200
-# Of one clause: traces that need different things, violations in which another is looked for, and candidates.
-MAX_TRACES_PER_CLAUSE, MAX_ALTERNATIVE_SEARCHES, ALTERNATIVE_SHRINK_BUDGET = 3, 12, 300
 _RUNS = 3  # runs of one configuration before the next has its turn
 _LINES = 24  # of the corpus, before runs have their turn: about as many commands
 
@@ -79,13 +66,14 @@ def run(
         executor = SERIAL
     elif executor is not SERIAL:
         work = partial(drive_named, named, plan)
-    return _Campaign(system, plan, progress, base, found, masks).run(executor, work)
+    finder = Finder(system, base, masks, found)
+    return _Campaign(system, plan, finder, progress).run(executor, work)
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
     """The first that the plan's runs find, and the commands up to its end. Nothing is shrunk."""
     plan = for_system(plan, system)
-    campaign, commands = _Campaign(system, plan, None, None), 0
+    campaign, commands = _Campaign(system, plan, Finder(system)), 0
     for batch in campaign.batches(campaign.configs()):
         for done, violations in drive(system, plan, batch).runs:
             commands += done
@@ -95,39 +83,12 @@ def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | No
 
 
 @dataclass(slots=True)
-class _Caught:
-    """Violations of one clause so far; without: of those that need none of this."""
-
-    trace: Trace
-    first: Trace  # as it was found
-    violation: Violation
-    modes: set[Mode]
-    times: int
-    after_s: float
-    after_commands: int
-    stands: Standing = Standing.NEW  # what the base says of this trace
-    retries: int = 0
-    number: int = 1  # of the traces of its clause
-    without: Needs = ()
-    fixed_in_part: str = ""  # the known fault of which this is what is left
-    needs: Needs | None = None  # of the trace, once determined
-
-
-@dataclass(slots=True)
 class _Campaign:
     system: AnySystem
     plan: Plan
-    progress: Progress | None
-    base: AnySystem | None
-    found: Found | None = None
-    masks: Sequence[Mask] = ()
-    masked: Counter[tuple[str, ...]] = field(default_factory=Counter)  # violations, by the known faults
-    shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `caught` yet
+    finder: Finder
+    progress: Progress | None = None
     started: float = field(default_factory=time.monotonic)
-    caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
-    looks: Counter[str] = field(default_factory=Counter)  # for another way, by clause
-    last_new: int = 0  # commands before the last new finding
-    commands: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     situations: Counter[str] = field(default_factory=Counter)
@@ -141,7 +102,7 @@ class _Campaign:
         result.planned = sum(map(self._planned, machines))
         ahead, now = tee(self.batches(tuple(machines)))
         try:
-            self._fixed_in_part()
+            self.finder.find_what_is_left()
             with closing(executor.map(work, ahead)) as driven:
                 for batch in now:
                     if self._over(result):
@@ -149,21 +110,21 @@ class _Campaign:
                     self._take(machines[batch.config], next(driven))
         except KeyboardInterrupt:
             result.interrupted = True
-            self.caught = self.shrinking | self.caught
+            self.finder.give_up()
         except UnusableImplementation as error:  # what was found until then is reported all the same
-            self.caught = self.shrinking | self.caught
-            if not self.caught:
+            self.finder.give_up()
+            if not len(self.finder):
                 raise
             result.broke_off = str(error)
-        result.masked = dict(self.masked)
+        result.masked = dict(self.finder.masked)
         result.refusals = dict(self.refusals.most_common())
         result.commands_by_kind = dict(self.kinds.most_common())
         result.situations = dict(sorted(self.situations.items()))
         result.required, result.unfit = self._required(machines), self.unfit
         result.never_done = self._never_done(machines)
         refused = sum(self.refusals.values())
-        result.carried_out = self.commands - refused
-        result.findings = [self._finding(name) for name in sorted(self.caught, key=report_order)]
+        result.carried_out = self.finder.commands - refused
+        result.findings = self.finder.findings()
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
         result.unreached = tuple(c for c, t in result.tallies.items() if not t.reached)
@@ -235,8 +196,8 @@ class _Campaign:
         """The time limit was reached, or nothing new came up for long enough after a finding."""
         limit = self.plan.time_limit_s
         result.timed_out = limit is not None and time.monotonic() - self.started > limit
-        new = any(known.stands is not Standing.KNOWN for known in self.caught.values())
-        result.stopped = new and self.commands - self.last_new > self.plan.after_finding
+        since = self.finder.commands - self.finder.last_new
+        result.stopped = self.finder.has_new and since > self.plan.after_finding
         return result.timed_out or result.stopped
 
     def _take(self, result: MachineResult, driven: Driven) -> None:
@@ -248,181 +209,13 @@ class _Campaign:
         for commands, violations in driven.runs:
             result.examples += 1
             result.commands += commands
-            self.commands += commands
+            self.finder.commands += commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)
-                masks = counted_under(self.system, self.base, self.masks, trace, violation)
-                if masks:
-                    self.masked[tuple(mask.fault.id for mask in masks)] += 1
-                elif not self._another_way(violation, trace):
-                    self._catch(violation, trace)
+                self.finder.take(violation, trace)
         self.situations += driven.situations
         self.unfit |= driven.unfit
         if self.progress is not None:
             sized = "directed corpus" if result.name == CORPUS else f"{result.name} on {result.preset}"
             where = f"{sized}, mode {result.mode.value}"
-            self.progress(where, self.commands, len(self.caught))
-
-    def _fixed_in_part(self) -> None:
-        """What is left of known faults that were fixed in part is found already."""
-        for mask in self.masks:
-            for trace, _ in mask.there if mask.fixed else ():
-                clause, seen = trace.clause or "", replay(self.system, trace).violation
-                if seen is not None and clause not in self.caught:
-                    self.caught[clause] = _Caught(
-                        trace, trace, seen, {trace.mode}, 1, 0.0, 0, fixed_in_part=mask.fault.id
-                    )
-        self._tell()
-
-    def _catch(self, violation: Violation, trace: Trace) -> None:
-        """Count a violation; shrink the first of its kind in each mode."""
-        smallest: Trace | None = None
-        shown: tuple[str, ...] = ()
-        after = time.monotonic() - self.started
-        for clause in violation.clauses:
-            if clause not in self.caught:
-                caught = _Caught(trace, trace, violation, {trace.mode}, 1, after, self.commands)
-                self.shrinking[clause] = caught
-        self._tell()
-        for clause in violation.clauses:
-            known = self.caught.get(clause)
-            stands, under = beside(self.base, self.masks, trace, violation, clause)
-            if stands is Standing.KNOWN and under:
-                self.shrinking.pop(clause, None)  # known, and comes beside what is new
-                continue
-            allowed = self._as_new(violation, clause, stands)
-            if known is not None:
-                known.times += 1
-                another = known.stands < stands  # than the one that was there before
-                if not another and trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
-                    continue
-            if smallest is None or clause not in shown or not self._shows(smallest, clause, allowed):
-                budget = BUDGET if smallest is None else _BESIDE_BUDGET
-                smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
-                shown = violated(self.system, smallest, clause) or ()
-                if clause not in shown:  # it comes and goes
-                    smallest, shown = trace, ()
-            modes = {trace.mode}
-            faithful = replace(smallest, mode=Mode.FAITHFUL)
-            free = trace.mode is Mode.FREE
-            if free and failing_prefix(self.system, clause, faithful, None, allowed) == smallest.commands:
-                modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
-                smallest, shown = faithful, violated(self.system, faithful, clause) or ()
-            if known is None or known.stands < stands:
-                known = _Caught(smallest, trace, violation, set(), 1, after, self.commands, stands)
-                self.caught[clause] = known
-                self.last_new = self.commands
-                self.shrinking.pop(clause, None)
-            if stands < known.stands:
-                continue
-            known.modes |= modes
-            # A trace that a faithful scheduler can produce says more than a shorter free one.
-            # It may be smaller as it shows another fault, which has a trace of its own by then.
-            if known.trace is not smallest and len(self._ways(clause)) < 2:
-                known.trace = min(known.trace, smallest, key=self._rank)
-            self._tell()
-
-    def _shows(self, trace: Trace, clause: str, allowed: Allowed | None) -> bool:
-        return allowed is None or failing_prefix(self.system, clause, trace, None, allowed) is not None
-
-    def _as_new(self, was: Violation, clause: str, stands: Standing) -> Allowed | None:
-        """Smaller traces that stand as the finding does; where no base is asked, those that do not show the
-        clause of a known fault in its place."""
-        base, masks = self.base, self.masks
-        if base is not None:
-            return None if stands is Standing.KNOWN else lambda trace, violation: (
-                beside(base, masks, trace, violation, clause).stands >= stands
-            )
-        known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(was.clauses)
-        return (lambda _, violation: violation.clause not in known) if known else None
-
-    def _ways(self, clause: str) -> list[_Caught]:
-        return [caught for name, caught in self.caught.items() if name.split()[0] == clause]
-
-    def _another_way(self, violation: Violation, trace: Trace) -> bool:
-        """Whether the trace violates a clause that is known without what each trace of it needs; the smallest
-        such trace is another finding."""
-        clause = violation.clause
-        known = self._ways(clause)
-        masks = holding(self.masks, violation, clause)
-        if not (known or masks) or self.base is not None or len(known) == MAX_TRACES_PER_CLAUSE:
-            return False
-        if known and self.looks[clause] == MAX_ALTERNATIVE_SEARCHES:
-            return False
-        self.looks[clause] += bool(known)
-        system, looked = self.system, time.monotonic() - self.started
-        for each in known:
-            each.needs = needs(system, each.trace, clause) if each.needs is None else each.needs
-        ways = [each.needs or () for each in known] + [way for mask in masks for way in mask.ways(clause)]
-        found = None if clause == "BROKEN" else unexplained(system, trace, clause, ways)
-        if found is None:
-            return False
-        without, candidate = found
-        still_new = self._as_new(violation, clause, Standing.NEW)
-
-        def allowed(smaller: Trace, seen: Violation) -> bool:
-            return (still_new is None or still_new(smaller, seen)) and lacks(system, without, smaller)
-
-        smallest = minimise(system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed)
-        number = 1 + len(known)
-        self.caught[finding_name(clause, number)] = _Caught(
-            smallest, candidate, violation, {trace.mode}, 1, looked, self.commands,
-            number=number, without=without,
-        )  # fmt: skip
-        self.last_new = self.commands
-        self._tell()
-        return True
-
-    def _tell(self) -> None:
-        if self.found is not None:
-            together = self.shrinking | self.caught
-            self.found({name: together[name].trace for name in sorted(together, key=report_order)})
-
-    def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
-        """Another violation of the clause is worth shrinking: the trace is long, or a client is impatient."""
-        known.retries += 1
-        if known.retries > _RETRIES:
-            return False
-        free, impatient, length = self._rank(known.trace)
-        return (impatient or length > _SHORT) and free == (mode is Mode.FREE)
-
-    def _rank(self, trace: Trace) -> tuple[bool, bool, int]:
-        """The smallest is the best one, of a faithful scheduler and clients that wait before all others."""
-        return trace.mode is Mode.FREE, bool(rejected_turns(replay(self.system, trace))), len(trace.commands)
-
-    def _finding(self, name: str) -> Finding:
-        caught, clause = self.caught[name], name.split()[0]
-        run, flaky = self._shown(caught, clause)
-        seen = run.violation or caught.violation
-        seen = seen.headed(clause) if clause in seen.clauses else seen
-        run = with_calls(self.system, replace(run, violation=seen.noted(FLAKY) if flaky else seen))
-        modes = tuple(m for m in Mode if m in caught.modes)
-        return Finding(
-            clause, run, modes, caught.times, caught.after_s, caught.after_commands,
-            number=caught.number, without=caught.without, old=caught.stands is Standing.KNOWN,
-            fixed_in_part=caught.fixed_in_part, flaky=flaky,
-        )  # fmt: skip
-
-    def _shown(self, caught: _Caught, clause: str) -> tuple[Run, bool]:
-        """A replay that shows a violation, and whether not every one does. It is reported all the same, as it
-        was found where none does: a fault that comes and goes is one, and so is a reset that forgets."""
-        times = 1 if clause == "BROKEN" else _REPLAYS  # a crash takes a new worker, a hang its time
-        shown: list[Run] = []
-        try:
-            for trace in (caught.trace, caught.first):
-                runs = [replay(self.system, replace(trace, clause=clause)) for _ in range(times)]
-                shows = [run for run in runs if run.violation is not None and clause in run.violation.clauses]
-                if len(shows) == times:
-                    return shows[0], False
-                shown += shows
-        except UnusableImplementation:  # it cannot be driven any more
-            return Run(replace(caught.trace, clause=clause), self.system.name, (), caught.violation), False
-        return (shown or [replace(runs[0], violation=caught.violation, history=())])[0], True
-
-
-def report_order(name: str) -> tuple[int, int]:
-    """Where a finding comes in a report: as its clause would be among the failures of one step."""
-    order, clause = list(EVERY_CLAUSE), name.split()[0]
-    if clause not in order:
-        return len(CONCERNS), 0
-    return CONCERNS.index(EVERY_CLAUSE[clause].concerns), order.index(clause)
+            self.progress(where, self.finder.commands, len(self.finder))

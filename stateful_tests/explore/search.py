@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 
 from reference import model
 from reference.clauses import CLAUSES
-from reference.commands import Command, Done, Mode, Outcome
+from reference.commands import Command, Done, Outcome
 from reference.state import State
 from stateful_tests.check import corpus
 from stateful_tests.check.executors import SERIAL, Executor
@@ -27,10 +27,10 @@ from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore import enumeration
 from stateful_tests.explore.representative import Representatives, relabel
 from stateful_tests.explore.inductive_check import InductiveStepCheck, ReferenceInState
+from stateful_tests.check.finder import Finder
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Finding, Trace, Violation
-from stateful_tests.shrink.minimise import minimise
 
 Progress = Callable[[str, int, int], None]
 MEMORY_MB = 4096  # of the process, where no other bound is given
@@ -275,15 +275,15 @@ class Explorer:
         commands, scope, system = self.path(at, command), self.scope, ReferenceSystem()
         trace = Trace(scope.geometry, scope.mode, commands, "exhaustive", clause=violation.clause)
         run = replay(system, trace)
-        if run.violation is not None:
-            smallest = minimise(system, trace, run.violation.clause)
-            run = replay(system, replace(smallest, origin="exhaustive", clause=run.violation.clause))
-        else:
+        if run.violation is None:
             noted = violation.noted("(not from the empty state: the start in this state is at fault)")
             run = replace(run, violation=replace(noted, step=len(commands) - 1))
-        modes = (Mode.FREE,) if scope.mode is Mode.FREE else tuple(Mode)
-        assert run.violation is not None
-        return Finding(run.violation.clause, run, modes, 1, self.seconds, self.found.transitions)
+            return Finding(violation.clause, run, (scope.mode,), 1, self.seconds, self.found.transitions)
+        finder = Finder(system, once=True)
+        finder.started, finder.commands = time.monotonic() - self.seconds, self.found.transitions
+        finder.take(run.violation, trace)
+        found = finder.findings()[0]
+        return replace(found, run=replace(found.run, trace=replace(found.run.trace, origin="exhaustive")))
 
 
 def memory() -> float:

@@ -8,29 +8,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from impl.adapter import System
 from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Refused, SpecDecode
 from reference.geometry import Geometry
+from stateful_tests.check.finder import Finder, Found
 from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from reference.state import State
 from stateful_tests.explore.representative import relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.generate.run_profile import LATE
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay, with_calls
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.results import Finding, Trace, Violation
-from stateful_tests.shrink.minimise import minimise
 
 WALK = 400  # commands after which a walk ends: what a violation is shrunk from
 PATIENCE = 20  # commands for each transition, before a tour gives up
 MAX_VIOLATIONS = 400  # steps that violate before a tour gives up
 TRIES = 5  # steps of one situation that violate before the rest of it is left out
-
-Found = Callable[[dict[str, Trace]], None]  # gets all smallest traces, by clause, with each new one
 
 
 @dataclass(slots=True)
@@ -77,11 +75,8 @@ class _Runner:
     """A system in lockstep, walk after walk; violations are caught and shrunk."""
 
     def __init__(self, system: System, tour: Tour, found: Found | None) -> None:
-        self.system, self.tour, self.found = system, tour, found
-        self.started = time.monotonic()
+        self.system, self.tour, self.finder = system, tour, Finder(system, found=found, once=True)
         self.done: list[Command] = []
-        self.times: Counter[str] = Counter()
-        self.caught: dict[str, Finding] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -110,40 +105,28 @@ class _Runner:
         violation, tour = self.lockstep.violation, self.tour
         assert violation is not None
         tour.violations += 1
-        traces = [Trace(tour.geometry, tour.mode, tuple(self.done), "exhaustive")]
-        alone = None
+        self.finder.commands, alone = tour.commands, None
+        whole = Trace(tour.geometry, tour.mode, tuple(self.done), "exhaustive")
         if shortest is not None:
-            traces.insert(0, replace(traces[0], commands=shortest))
-            alone = replay(self.system, traces[0]).violation
-        shown = () if alone is None else alone.clauses
-        for clause in violation.clauses:
-            self._enter(clause, traces[0 if clause in shown else -1], violation)
+            direct = replace(whole, commands=shortest)
+            alone = replay(self.system, direct).violation
+        if alone is not None and {*violation.clauses} <= {*alone.clauses}:
+            self.finder.take(alone, direct)
+        else:
+            self.finder.take(violation, whole)
         for beyond, trace in violations(self.lockstep, self.done, "exhaustive")[1:]:
-            self._enter(beyond.clause, trace, beyond)
+            self.finder.take(beyond, trace)
         self.lockstep.violation = violation
         if shortest is None or alone is not None:
             return frozenset()
-        needed = {type(c) for c in self.caught[violation.clause].run.trace.commands}
+        needed = {type(c) for c in self.finder.trace(violation.clause).commands}
         return frozenset(needed - {type(c) for c in shortest})
-
-    def _enter(self, clause: str, trace: Trace, violation: Violation) -> None:
-        self.times[clause] += 1
-        if clause in self.caught:
-            return
-        run = replay(self.system, replace(minimise(self.system, trace, clause), clause=clause))
-        if run.violation is None:
-            run = replace(run, violation=violation)
-        run = with_calls(self.system, run)
-        after = time.monotonic() - self.started
-        self.caught[clause] = Finding(clause, run, (self.tour.mode,), 1, after, self.tour.commands)
-        if self.found is not None:
-            self.found({c: f.run.trace for c, f in self.caught.items()})
 
     def finish(self) -> Tour:
         """Everything that was run."""
         tour = self.tour
-        tour.findings = [replace(f, times=self.times[c]) for c, f in self.caught.items()]
-        tour.seconds = time.monotonic() - self.started
+        tour.findings = self.finder.findings()
+        tour.seconds = time.monotonic() - self.finder.started
         return tour
 
 
@@ -280,7 +263,7 @@ class _TourRun:
         outcome = self.runner.do(command)
         if self.progress is not None:
             where = f"{tour.scope}: {tour.followed + tour.refused} of {tour.transitions + tour.refusals}"
-            self.progress(where, tour.commands, len(self.runner.caught))
+            self.progress(where, tour.commands, len(self.runner.finder))
         kind = kind_name(type(listed))
         tally = self.right if self.runner.violated is None else self.wrong
         tally[place.situations[number]] += 1

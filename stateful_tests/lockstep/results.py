@@ -89,6 +89,10 @@ class Violation:
         )
         return replace(self, clause=first, failure=failure, also=tuple(also), others=tuple(others))
 
+    def only(self, clause: str) -> Violation:
+        """One of `clauses`, without what else came up at its step."""
+        return replace(self.headed(clause), also=(), others=())
+
     def noted(self, note: str) -> Violation:
         """The same, with a note behind what was observed."""
         return replace(self, failure=replace(self.failure, observed=f"{self.observed} {note}"))

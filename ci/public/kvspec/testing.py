@@ -7,7 +7,6 @@ import sys
 import time
 import unittest
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Union
 
@@ -23,14 +22,14 @@ from kvspec import plugin
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.check import campaign, tiers
+from stateful_tests.check.finder import Finder
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace, Violation
+from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace
 from stateful_tests.lockstep.systems import as_base, resolve
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.shrinking import bounded
 from stateful_tests.machines.targets import MachineTarget
-from stateful_tests.shrink.minimise import minimise
 from stateful_tests.traces import files
 
 # A factory, a system, or what `kvspec check --impl` takes; None: torch. `--kvspec-impl` overrides them all.
@@ -98,23 +97,14 @@ class _MachineTest(unittest.TestCase):
             notes = getattr(error, "__notes__", [])
         if not driven.found:
             return
-        after = time.monotonic() - began
-        findings = [self._finding(clause, *run, after) for clause, run in driven.found.items()]
+        finder = Finder(target.system, target.base, once=True)
+        finder.started, finder.commands = began, driven.driven
+        for clause, (violation, trace) in driven.found.items():
+            finder.take(violation.only(clause), trace)
+        findings = sorted(finder.findings(), key=lambda found: [*driven.found].index(found.clause))
         blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
         again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
         raise _failure(findings, type(self).make(), again) from None
-
-    def _finding(self, clause: str, violation: Violation, trace: Trace, after: float) -> Finding:
-        """The smallest trace of a clause's violation."""
-        target = self.machine.target
-        system, allowed = target.system, None if target.base is None else target.is_new
-        smallest = replace(minimise(system, trace, clause, allowed=allowed), clause=clause)
-        runs = {mode: lockstep.replay(system, replace(smallest, mode=mode)) for mode in Mode}
-        shown = [m for m in Mode if (v := runs[m].violation) is not None and clause in v.clauses]
-        run = runs[shown[-1] if shown else trace.mode]  # one that a faithful scheduler can do says more
-        if run.violation is None:  # reported all the same: a fault that comes and goes is one
-            run = replace(run, violation=violation.noted(campaign.FLAKY), history=())
-        return Finding(clause, run, tuple(shown) or (trace.mode,), 1, after, self.machine.driven)
 
     runTest.is_hypothesis_test = True  # type: ignore[attr-defined]
 

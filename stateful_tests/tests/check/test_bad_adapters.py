@@ -11,6 +11,7 @@ from ci.report import data as report
 from ci.report import render
 from reference.commands import Mode
 from stateful_tests.check import campaign, tiers
+from stateful_tests.check.finder import FLAKY
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise
 from stateful_tests.tests.check import bad_adapters
@@ -146,7 +147,7 @@ def test_what_comes_by_chance_is_flaky(adapter):
     assert data["exit_code"] == 1 and f"{system.name}: flaky: " in data["verdict"]
     render.check(render.console(io.StringIO()), data)
     for found in data["findings"]:
-        assert found["flaky"] and campaign.FLAKY in found["violation"]["observed"]
+        assert found["flaky"] and FLAKY in found["violation"]["observed"]
         shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["argument"]
         assert shown or found["argument"] is None
 

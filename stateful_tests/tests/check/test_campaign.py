@@ -12,7 +12,7 @@ from ci.report.data import check_data
 from impl.adapter import Capabilities, UnusableImplementation
 from reference.commands import Abort, Decode, Done, Mode, Open, Reason, Refused, Retract
 from reference.geometry import PRESETS, preset
-from stateful_tests.check import campaign, driving
+from stateful_tests.check import campaign, driving, finder
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named
 from stateful_tests.check.executors import Processes
@@ -145,7 +145,7 @@ def test_what_a_system_cannot_be_driven_through_is_reported():
 def test_the_first_twentieth_of_a_plan_covers_each_preset_machine_and_mode():
     """Then no fault that one of them shows waits for the end of a plan."""
     whole = plan("smoke")
-    looked = campaign._Campaign(ReferenceSystem(), whole, None, None)
+    looked = campaign._Campaign(ReferenceSystem(), whole, finder.Finder(ReferenceSystem()))
     batches = [batch for batch in looked.batches(looked.configs()) if batch.config.machine != "corpus"]
     runs = sum(len(batch.examples) for batch in batches)
     early = [batch.config for batch in batches[: runs // 20]]
@@ -186,11 +186,11 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(monkeypat
         budgets.setdefault(clause, budget)
         return trace
 
-    monkeypatch.setattr(campaign, "minimise", minimise)
-    monkeypatch.setattr(campaign, "violated", lambda *_: ())
+    monkeypatch.setattr(finder, "minimise", minimise)
+    monkeypatch.setattr(finder, "failing_prefix", lambda *_: None)
     run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding=0))
     first, *others = budgets.values()
-    assert first == BUDGET and others and set(others) == {campaign._BESIDE_BUDGET}
+    assert first == BUDGET and others and set(others) == {finder._BESIDE_BUDGET}
 
 
 RETRACTED_ABORTED_CLOSED = script(
@@ -257,7 +257,7 @@ def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
     assert abort.without == ("a close",)
     assert rejected_turns(close.run) and not rejected_turns(abort.run)
     assert [type(c) for c in abort.run.trace.commands][-2:] == [Retract, Abort]
-    monkeypatch.setattr(campaign, "MAX_TRACES_PER_CLAUSE", 1)
+    monkeypatch.setattr(finder, "MAX_TRACES_PER_CLAUSE", 1)
     assert [f.name for f in run(KeepsOnThreeWays(), chosen).findings] == ["SES-2"]
 
 
@@ -275,7 +275,7 @@ class RefusesDecode(ReferenceSystem):
 
 
 def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(monkeypatch):
-    monkeypatch.setattr(campaign, "_SHORT", 0)  # all traces are shrunk, also after the best is found
+    monkeypatch.setattr(finder, "_SHORT", 0)  # all traces are shrunk, also after the best is found
     chosen = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL])
     change, base = RefusesDecode(always=True), RefusesDecode(always=False)
     for before, kinds in ((None, []), (base, [Open])):

@@ -21,8 +21,9 @@ from impl.torch_kv import TorchKV
 from reference.commands import Close, Decode, Extend, Mode, Retract
 from reference.failures import Failure
 from stateful_tests.check import masks as masking
-from stateful_tests.check.campaign import _Campaign, run
+from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named, check_also
+from stateful_tests.check.finder import Finder
 from stateful_tests.check.masks import (
     Standing, also_checked, beside, counted_under, how_it_breaks, known_fault, masks,
 )  # fmt: skip
@@ -97,7 +98,7 @@ def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
 
 
 def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
-    looked = _Campaign(THREE, PLAN, None, None, masks=list(masks(THREE)))
+    looked = Finder(THREE, masks=list(masks(THREE)))
     read = Violation("READ-1", 1, Failure("x", "y"))
     known = replace(read, clause="SES-2", also=("READ-1",), others=(read.failure,))
     trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")

@@ -1,0 +1,282 @@
+"""What a system violates, as findings: each violated clause with its smallest trace.
+
+A violation that a known fault explains is counted, neither shrunk nor a finding. Beside a base a finding has
+the best standing that any violation of its clause has had: what is NEW has a witness, and shrinking keeps it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from impl.adapter import AnySystem, UnusableImplementation
+from reference.blocks.clauses import EVERY_CLAUSE
+from reference.clauses.base import CONCERNS
+from reference.commands import Mode
+from stateful_tests.check.masks import Mask, Standing, beside, counted_under, holding, unexplained
+from stateful_tests.check.ways import Needs, lacks, needs
+from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
+from stateful_tests.lockstep.results import Finding, Run, Trace, Violation, finding_name
+from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
+from stateful_tests.shrink.passes import BUDGET
+
+Found = Callable[[dict[str, Trace]], None]  # is given the traces of all violated clauses, as they are now
+
+FLAKY = "(not in every replay: the system is not deterministic, or keeps something over reset)"
+_SHORT = 8  # commands that fit a screen: a longer trace is worth another try
+_RETRIES = 4
+_REPLAYS = 3  # that must all show a violation
+# Candidates for a clause that another one's trace shows already: it came up at the same step.
+_BESIDE_BUDGET = 200
+# Of one clause: traces that need different things, violations in which another is looked for, and candidates.
+MAX_TRACES_PER_CLAUSE, MAX_ALTERNATIVE_SEARCHES, ALTERNATIVE_SHRINK_BUDGET = 3, 12, 300
+
+
+@dataclass(slots=True)
+class _Caught:
+    """Violations of one clause so far; without: of those that need none of this."""
+
+    trace: Trace
+    first: Trace  # as it was found
+    violation: Violation
+    modes: set[Mode]
+    times: int
+    after_s: float
+    after_commands: int
+    stands: Standing = Standing.NEW  # what the base says of this trace
+    retries: int = 0
+    number: int = 1  # of the traces of its clause
+    without: Needs = ()
+    fixed_in_part: str = ""  # the known fault of which this is what is left
+    needs: Needs | None = None  # of the trace, once determined
+
+
+class Finder:
+    """Takes violations, and has the findings.
+
+    base: what was there before; masks: known faults. One that is fixed in part is a finding from the start.
+    found: is called with a violation before it is shrunk, and with each smaller trace.
+    once: of each clause the first violation alone is shrunk, and no trace looked for that needs other things.
+    started: by the monotonic clock. commands: carried out so far, as whoever drives counts them; last_new:
+    before the last finding. masked: violations, by the known faults one of
+    which they show.
+    """
+
+    def __init__(
+        self,
+        system: AnySystem,
+        base: AnySystem | None = None,
+        masks: Sequence[Mask] = (),
+        found: Found | None = None,
+        *,
+        once: bool = False,
+    ) -> None:
+        self.system, self.base, self.masks, self.found, self.once = system, base, masks, found, once
+        self.commands = self.last_new = 0
+        self.masked: Counter[tuple[str, ...]] = Counter()
+        self.started = time.monotonic()
+        self._caught: dict[str, _Caught] = {}  # by the name of the finding
+        self._shrinking: dict[str, _Caught] = {}  # what is not in `_caught` yet
+        self._looks: Counter[str] = Counter()  # for another way, by clause
+
+    def __len__(self) -> int:
+        return len(self._caught)
+
+    @property
+    def has_new(self) -> bool:
+        """Something was found that is not the base's as well."""
+        return any(known.stands is not Standing.KNOWN for known in self._caught.values())
+
+    def find_what_is_left(self) -> None:
+        """What is left of known faults that were fixed in part is found already."""
+        for mask in self.masks:
+            for trace, _ in mask.there if mask.fixed else ():
+                clause, seen = trace.clause or "", replay(self.system, trace).violation
+                if seen is not None and clause not in self._caught:
+                    self._caught[clause] = _Caught(
+                        trace, trace, seen, {trace.mode}, 1, 0.0, 0, fixed_in_part=mask.fault.id
+                    )
+        self._tell()
+
+    def take(self, violation: Violation, trace: Trace) -> None:
+        """Count a violation; shrink the first of its kind in each mode."""
+        masks = counted_under(self.system, self.base, self.masks, trace, violation)
+        if masks:
+            self.masked[tuple(mask.fault.id for mask in masks)] += 1
+        elif not self._another_way(violation, trace):
+            self._catch(violation, trace)
+
+    def give_up(self) -> None:
+        """No more can be driven: what was not shrunk is a finding as it is."""
+        self._caught = self._shrinking | self._caught
+
+    def trace(self, clause: str) -> Trace:
+        """The smallest of a clause so far."""
+        return self._caught[clause].trace
+
+    def findings(self) -> list[Finding]:
+        """In the order of a report."""
+        return [self._finding(name) for name in sorted(self._caught, key=_report_order)]
+
+    def _catch(self, violation: Violation, trace: Trace) -> None:
+        at = time.monotonic() - self.started, self.commands
+        self._shrinking = {
+            clause: _Caught(trace, trace, violation, {trace.mode}, 1, *at)
+            for clause in violation.clauses if clause not in self._caught
+        }  # fmt: skip
+        self._tell()
+        smallest: Trace | None = None
+        for clause in violation.clauses:
+            stands, under = beside(self.base, self.masks, trace, violation, clause)
+            if (under and stands is Standing.KNOWN) or not self._wanted(clause, stands, trace.mode):
+                self._shrinking.pop(clause, None)  # known, and comes beside what is new
+                continue
+            allowed = self._as_new(violation, clause, stands)
+            smallest = self._smallest(trace, clause, allowed, smallest)
+            self._enter(clause, _Caught(smallest, trace, violation, {trace.mode}, 1, *at, stands), allowed)
+
+    def _wanted(self, clause: str, stands: Standing, mode: Mode) -> bool:
+        """Whether a violation is worth shrinking."""
+        known = self._caught.get(clause)
+        if known is None:
+            return True
+        known.times += 1
+        if self.once or stands is not known.stands:
+            return stands > known.stands
+        return mode not in known.modes or self._may_get_smaller(known, mode)
+
+    def _smallest(self, trace: Trace, clause: str, allowed: Allowed | None, other: Trace | None) -> Trace:
+        """The smallest trace of a clause. other: that of another clause of the same violation, which is good
+        enough where it shows both."""
+        if other is not None and other is not trace and self._fails(other, clause, allowed) is not None:
+            return other
+        budget = BUDGET if other is None else _BESIDE_BUDGET
+        smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
+        return trace if self._fails(smallest, clause) is None else smallest  # it may come and go
+
+    def _enter(self, clause: str, caught: _Caught, allowed: Allowed | None) -> None:
+        """Keep a trace of a clause, if it is the best."""
+        faithful = replace(caught.trace, mode=Mode.FAITHFUL)
+        if caught.trace.mode is Mode.FREE and self._fails(faithful, clause, allowed) == faithful.commands:
+            caught.modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
+            caught.trace = faithful
+        known = self._caught.get(clause)
+        if known is None or known.stands < caught.stands:
+            self._caught[clause] = caught
+            self.last_new = self.commands
+            self._shrinking.pop(clause, None)
+        else:
+            known.modes |= caught.modes
+            # A trace that a faithful scheduler can produce says more than a shorter free one.
+            # It may be smaller as it shows another fault, which has a trace of its own by then.
+            if len(self._ways(clause)) < 2:
+                known.trace = min(known.trace, caught.trace, key=self._rank)
+        self._tell()
+
+    def _fails(self, trace: Trace, clause: str, allowed: Allowed | None = None) -> tuple[object, ...] | None:
+        return failing_prefix(self.system, clause, trace, None, allowed)
+
+    def _as_new(self, was: Violation, clause: str, stands: Standing) -> Allowed | None:
+        """Smaller traces that stand as the finding does; where no base is asked, those that do not show the
+        clause of a known fault in its place."""
+        base, masks = self.base, self.masks
+        if base is not None:
+            return None if stands is Standing.KNOWN else lambda trace, violation: (
+                beside(base, masks, trace, violation, clause).stands >= stands
+            )
+        known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(was.clauses)
+        return (lambda _, violation: violation.clause not in known) if known else None
+
+    def _ways(self, clause: str) -> list[_Caught]:
+        return [caught for name, caught in self._caught.items() if name.split()[0] == clause]
+
+    def _another_way(self, violation: Violation, trace: Trace) -> bool:
+        """Whether the trace violates a clause that is known without what each trace of it needs; the smallest
+        such trace is another finding."""
+        clause = violation.clause
+        if self.once or self.base is not None:
+            return False
+        known, masks = self._ways(clause), holding(self.masks, violation, clause)
+        if not (known or masks) or len(known) == MAX_TRACES_PER_CLAUSE:
+            return False
+        if known and self._looks[clause] == MAX_ALTERNATIVE_SEARCHES:
+            return False
+        self._looks[clause] += bool(known)
+        system, looked = self.system, time.monotonic() - self.started
+        for each in known:
+            each.needs = needs(system, each.trace, clause) if each.needs is None else each.needs
+        ways = [each.needs or () for each in known] + [way for mask in masks for way in mask.ways(clause)]
+        found = None if clause == "BROKEN" else unexplained(system, trace, clause, ways)
+        if found is None:
+            return False
+        without, candidate = found
+        still_new = self._as_new(violation, clause, Standing.NEW)
+
+        def allowed(smaller: Trace, seen: Violation) -> bool:
+            return (still_new is None or still_new(smaller, seen)) and lacks(system, without, smaller)
+
+        smallest = minimise(system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed)
+        number = 1 + len(known)
+        self._caught[finding_name(clause, number)] = _Caught(
+            smallest, candidate, violation, {trace.mode}, 1, looked, self.commands,
+            number=number, without=without,
+        )  # fmt: skip
+        self.last_new = self.commands
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        if self.found is not None:
+            together = self._shrinking | self._caught
+            self.found({name: together[name].trace for name in sorted(together, key=_report_order)})
+
+    def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
+        """Another violation of the clause is worth shrinking: the trace is long, or a client is impatient."""
+        known.retries += 1
+        if known.retries > _RETRIES:
+            return False
+        free, impatient, length = self._rank(known.trace)
+        return (impatient or length > _SHORT) and free == (mode is Mode.FREE)
+
+    def _rank(self, trace: Trace) -> tuple[bool, bool, int]:
+        """The smallest is the best one, of a faithful scheduler and clients that wait before all others."""
+        return trace.mode is Mode.FREE, bool(rejected_turns(replay(self.system, trace))), len(trace.commands)
+
+    def _finding(self, name: str) -> Finding:
+        caught, clause = self._caught[name], name.split()[0]
+        run, flaky = self._shown(caught, clause)
+        seen = run.violation or caught.violation
+        seen = seen.headed(clause) if clause in seen.clauses else seen
+        run = with_calls(self.system, replace(run, violation=seen.noted(FLAKY) if flaky else seen))
+        modes = tuple(m for m in Mode if m in caught.modes)
+        return Finding(
+            clause, run, modes, caught.times, caught.after_s, caught.after_commands,
+            number=caught.number, without=caught.without, old=caught.stands is Standing.KNOWN,
+            fixed_in_part=caught.fixed_in_part, flaky=flaky,
+        )  # fmt: skip
+
+    def _shown(self, caught: _Caught, clause: str) -> tuple[Run, bool]:
+        """A replay that shows a violation, and whether not every one does. It is reported all the same, as it
+        was found where none does: a fault that comes and goes is one, and so is a reset that forgets."""
+        times = 1 if clause == "BROKEN" else _REPLAYS  # a crash takes a new worker, a hang its time
+        shown: list[Run] = []
+        try:
+            for trace in (caught.trace, caught.first):
+                runs = [replay(self.system, replace(trace, clause=clause)) for _ in range(times)]
+                shows = [run for run in runs if run.violation is not None and clause in run.violation.clauses]
+                if len(shows) == times:
+                    return shows[0], False
+                shown += shows
+        except UnusableImplementation:  # it cannot be driven any more
+            return Run(replace(caught.trace, clause=clause), self.system.name, (), caught.violation), False
+        return (shown or [replace(runs[0], violation=caught.violation, history=())])[0], True
+
+
+def _report_order(name: str) -> tuple[int, int]:
+    """Where a finding comes in a report: as its clause would be among the failures of one step."""
+    order, clause = list(EVERY_CLAUSE), name.split()[0]
+    if clause not in order:
+        return len(CONCERNS), 0
+    return CONCERNS.index(EVERY_CLAUSE[clause].concerns), order.index(clause)
