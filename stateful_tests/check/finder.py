@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
@@ -53,6 +53,7 @@ class _Caught:
     needs: Needs | None = None  # of the trace, once determined
 
 
+@dataclass(slots=True)
 class Finder:
     """Takes violations, and has the findings.
 
@@ -60,26 +61,21 @@ class Finder:
     found: is called with a violation before it is shrunk, and with each smaller trace.
     once: of each clause the first violation alone is shrunk, and no trace looked for that needs other things.
     started: by the monotonic clock. commands: carried out so far, as whoever drives counts them; last_new:
-    before the last finding. masked: violations, by the known faults one of
-    which they show.
+    those before the last finding. masked: violations, by the known faults one of which they show.
     """
 
-    def __init__(
-        self,
-        system: AnySystem,
-        base: AnySystem | None = None,
-        masks: Sequence[Mask] = (),
-        found: Found | None = None,
-        *,
-        once: bool = False,
-    ) -> None:
-        self.system, self.base, self.masks, self.found, self.once = system, base, masks, found, once
-        self.commands = self.last_new = 0
-        self.masked: Counter[tuple[str, ...]] = Counter()
-        self.started = time.monotonic()
-        self._caught: dict[str, _Caught] = {}  # by the name of the finding
-        self._shrinking: dict[str, _Caught] = {}  # what is not in `_caught` yet
-        self._looks: Counter[str] = Counter()  # for another way, by clause
+    system: AnySystem
+    base: AnySystem | None = None
+    masks: Sequence[Mask] = ()
+    found: Found | None = None
+    once: bool = False
+    started: float = field(default_factory=time.monotonic)
+    commands: int = 0
+    last_new: int = 0
+    masked: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    _caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
+    _shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `_caught` yet
+    _looks: Counter[str] = field(default_factory=Counter)  # for another way, by clause
 
     def __len__(self) -> int:
         return len(self._caught)

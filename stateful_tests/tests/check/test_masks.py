@@ -295,16 +295,39 @@ def test_nothing_is_new_in_the_newest_releases(name, release, vllm):
     assert result.commands > 10_000
 
 
-FAULTS = tomllib.loads(Path(__file__).with_name("masked_faults.toml").read_text())["fault"]
+FAULTS, MENDS = (
+    tomllib.loads(Path(__file__).with_name(f"{name}_faults.toml").read_text())
+    for name in ("masked", "mended")
+)
+
+
+def copied(root, folder, edits):
+    """A copy of a release with edits."""
+    shutil.copytree(root, folder)
+    for edit in edits:
+        file = folder / "sglang" / "srt" / edit["file"]
+        file.write_text(replaced(file, edit["old"], edit["new"]))
+    return str(folder)
 
 
 @at_night
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["says"])
+@pytest.mark.parametrize("fault", FAULTS["fault"], ids=lambda fault: fault["says"])
 def test_a_fault_that_is_put_into_a_release_is_new(fault, release, tmp_path):
     base = release("0.5.23")
-    shutil.copytree(base.root, tmp_path / "checkout")
-    file = tmp_path / "checkout" / "sglang" / "srt" / fault["file"]
-    file.write_text(replaced(file, fault["old"], fault["new"]))
-    with closing(resolve("sglang", checkout=str(tmp_path / "checkout"))) as system:
+    checkout = copied(base.root, tmp_path / "checkout", [fault])
+    with closing(resolve("sglang", checkout=checkout)) as system:
         result = run(system, plan("smoke"), base=base, masks=list(masks(system, base)))
     assert {*fault["clauses"]} <= {finding.clause for finding in result.findings if not finding.old}
+
+
+@at_night
+@pytest.mark.parametrize("mend", MENDS["mend"], ids=lambda mend: mend["says"])
+def test_a_mend_of_a_known_fault_is_green(mend, release, tmp_path):
+    way = mend.get("way", "")
+    base = release(f"0.5.23{way}")
+    checkout = copied(base.root, tmp_path / "checkout", mend["edits"])
+    with closing(resolve(f"sglang{way}", checkout=checkout)) as system:
+        known = list(masks(system, base))
+        result = run(system, plan("smoke"), base=base, masks=known)
+    assert {mask.fault.id for mask in known if mask.gone} >= {*mend["gone"]}
+    assert not [finding for finding in result.findings if not finding.old] and not result.incomplete
