@@ -1,9 +1,10 @@
 """Known faults as masks: which of them a tree still has, and which violations of it they explain.
 
 A mask holds while each trace of its fault that fails on the tree's base fails on the tree itself: a change
-that fixes one path of a fault and not the other is reported. A violation is the fault's if the run violates
-the clause no more without one of the things that the fault's own trace needs (see ways.py), and, where there
-is a base, if the base shows the same failure at the same step.
+that fixes one path of a fault and not the other is reported. Where there is a base, a violation of a fault's
+clause is the fault's unless the trace is a witness (see Standing). Without one, and of an engine that schedules
+by itself, it is if the run violates the clause no more without one of the things that the fault's own trace
+needs (see ways.py).
 """
 
 from __future__ import annotations
@@ -82,8 +83,10 @@ class Mask:
 def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[Mask]:
     """The known faults of the release that a system is, or was taken for, as its traces show them here.
 
-    clause: only those that violate it. Raises DoesNotStart where the system does not load.
+    clause: only those that violate it. What a trace needs is left out where the base judges violations. Raises
+    DoesNotStart where the system does not load.
     """
+    judged = base is not None and not system.capabilities.schedules
     named, *ways = system.name.split("+")
     engine, _, release = named.partition("==")
     if named.endswith("@checkout"):
@@ -108,7 +111,7 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
                 unplayed = str(error)
                 continue
             if seen is not None and shown in seen.clauses:
-                there.append((trace, needs(system, trace, shown)))
+                there.append((trace, () if judged else needs(system, trace, shown)))
                 if shown == "BROKEN":
                     breaks.add(how_it_breaks(seen.observed))
             elif base is not None and _fixed(_violation(base, trace), seen, shown):

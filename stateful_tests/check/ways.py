@@ -2,7 +2,8 @@
 
 A fault that is known must not hide another of its clause. The smallest trace of the first says what it needs:
 a retract, a rejected turn, pools without room. A run that violates the clause without one of these
-has another cause.
+has another cause. That is asked where no base says more: of a release, of a replayed trace, of an engine that
+schedules by itself, and for a second trace of a clause.
 """
 
 from __future__ import annotations
