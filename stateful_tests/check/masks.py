@@ -2,9 +2,9 @@
 
 A mask holds while each trace of its fault that fails on the tree's base fails on the tree itself: a change
 that fixes one path of a fault and not the other is reported. Where there is a base, a violation of a fault's
-clause is the fault's unless the trace is a witness (see Standing). Without one, and of an engine that schedules
-by itself, it is if the run violates the clause no more without one of the things that the fault's own trace
-needs (see ways.py).
+clause is the fault's unless the trace is a witness (see Standing). Without one, and of an engine that
+schedules by itself, it is if the run violates the clause no more without one of the things that the fault's
+own trace needs (see ways.py).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Mask:
 def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[Mask]:
     """The known faults of the release that a system is, or was taken for, as its traces show them here.
 
-    clause: only those that violate it. What a trace needs is left out where the base judges violations. Raises
+    clause: only those that violate it. What a trace needs is left out where a base judges violations. Raises
     DoesNotStart where the system does not load.
     """
     judged = base is not None and not system.capabilities.schedules
