@@ -1,7 +1,7 @@
 """Every clause checked after one step from an arbitrary state of the reference.
 
 The system is put into the state: a page has the id that comes first, and contents that no clause promises
-(free pages, slots past the commit) hold no token. So a step from there stands for all ways to the state: if
+(free pages, slots past the commit) hold no token. So a step from there stands for all paths to the state: if
 every such step keeps every clause, every step of every run does, by induction over its length.
 """
 
@@ -23,7 +23,7 @@ from stateful_tests.lockstep.results import Violation, violation_of
 # Clauses whose situations a refusal that changes nothing can reach.
 _REFUSALS = CLAUSES["OUT-1"], CLAUSES["OUT-2"]
 
-_KEPT = 50_000  # states, and ways from one to another, that are remembered
+_KEPT = 50_000  # states, and changes from one to another, that are remembered
 
 
 class ReferenceInState(ReferenceSystem):
@@ -62,7 +62,7 @@ class InductiveStepCheck:
     def _forget(self) -> None:
         self._states: dict[State, _Known] = {}
         self._layouts: dict[Hashable, int] = {}
-        self._ways: dict[Hashable, tuple[Any, ...]] = {}  # facts but for those that a state decides
+        self._led_to: dict[Hashable, tuple[Any, ...]] = {}  # facts but for those that a state decides
 
     def _known(self, state: State) -> _Known:
         known = self._states.get(state)
@@ -90,7 +90,7 @@ class InductiveStepCheck:
 
     def start_in(self, state: State) -> None:
         """The steps that follow start from here."""
-        if max(len(self._states), len(self._ways)) >= _KEPT:
+        if max(len(self._states), len(self._led_to)) >= _KEPT:
             self._forget()
         self._was, self._start = state, self._known(state)
         self._before = self._facts(type(None), state, self._start, no_effects())
@@ -114,15 +114,15 @@ class InductiveStepCheck:
     def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> Facts:
         """The system's facts after a command of a kind."""
         changed = map(frozenset, (*effects.gone.values(), *effects.adopted.values()))
-        way = kind, self._start.layout, known.layout, *changed
-        if way not in self._ways:
+        change = kind, self._start.layout, known.layout, *changed
+        if change not in self._led_to:
             self._system.start_in(self._was)
             self._system.carry_out(kind, now, effects)
             facts = facts_of(self._system.view(), now.config.geometry)
             if (facts.sessions, facts.requests) != (known.sessions, known.requests):
                 return facts
-            self._ways[way] = facts[2:]
-        return Facts(known.sessions, known.requests, *self._ways[way])
+            self._led_to[change] = facts[2:]
+        return Facts(known.sessions, known.requests, *self._led_to[change])
 
     def _look(self, step: Step, clauses: Iterable[Clause]) -> None:
         """Note which situations of some clauses this step reaches."""

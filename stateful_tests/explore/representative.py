@@ -92,7 +92,7 @@ class Representatives:
         self._first = {"s": 1, "r": 1 + scope.sessions, "h": 1}
 
     def _symmetric(self, order: tuple[int, ...]) -> bool:
-        """Exchanging letters in this way changes something, but not which prompts there are."""
+        """Exchanging letters by this order changes something, but not which prompts there are."""
         letters = str.maketrans(self.scope.texts, "".join(self.scope.texts[i] for i in order))
         prompts = {prompt.translate(letters) for prompt in self.scope.prompts}
         return order != tuple(range(len(order))) and prompts == {*self.scope.prompts}

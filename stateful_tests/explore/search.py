@@ -243,17 +243,17 @@ class Explorer:
             self._violated = at, self.states.commands(self.queue[at])[number], violation
 
     def path(self, at: int, last: Command | None = None) -> tuple[Command, ...]:
-        """The shortest way to a state (and one command more), in names that stay what they are."""
+        """The shortest path to a state (and one command more), in names that stay what they are."""
         steps = []
         while at:
             steps.append((self.queue[self._parents[at]], self._via[at]))
             at = self._parents[at]
-        states, state, way = self.states, self.states.initial, list[Command]()
+        states, state, path = self.states, self.states.initial, list[Command]()
         commands = [states.commands(before)[number] for before, number in reversed(steps)]
         for command in [*commands, last] if last is not None else commands:
-            way.append(relabel(command, states.renaming(state), state))
-            state, _ = model.step(state, way[-1])
-        return tuple(way)
+            path.append(relabel(command, states.renaming(state), state))
+            state, _ = model.step(state, path[-1])
+        return tuple(path)
 
     def result(self, stopped: str) -> Exploration:
         """Everything that was seen."""
@@ -268,7 +268,7 @@ class Explorer:
         )  # fmt: skip
 
     def _finding(self) -> Finding | None:
-        """The violation at the end of its shortest way, as a check reports it."""
+        """The violation at the end of its shortest path, as a check reports it."""
         if self._violated is None:
             return None
         at, command, violation = self._violated

@@ -99,7 +99,7 @@ class _Runner:
     def catch(self, shortest: tuple[Command, ...] | None) -> frozenset[type]:
         """Report the violation by its smallest trace.
 
-        shortest: the shortest way to the step that violates. Where that shows nothing, something that was run
+        shortest: the path to the step that violates. Where that shows nothing, something that was run
         before has left something behind: the kinds of commands that it takes besides are returned.
         """
         violation, tour = self.lockstep.violation, self.tour
@@ -190,15 +190,15 @@ class _TourRun:
             if number is not None and len(self.runner.done) < WALK:
                 self._go(number)
                 continue
-            way = self._way() if len(self.runner.done) < WALK else None
-            if way is None:
+            route = self._route() if len(self.runner.done) < WALK else None
+            if route is None:
                 if not self.runner.done:
                     return True
                 self._begin()
-                way = [] if self._next() is not None else self._way()
-                if way is None:
+                route = [] if self._next() is not None else self._route()
+                if route is None:
                     return True
-            for step in way:
+            for step in route:
                 if not self._go(step):
                     break
 
@@ -228,8 +228,8 @@ class _TourRun:
             first = number if first is None else first
         return first
 
-    def _way(self) -> list[int] | None:
-        """The shortest way to a state where something is left to be run."""
+    def _route(self) -> list[int] | None:
+        """The shortest route to a state where something is left to be run: commands by number."""
         came: dict[int, tuple[int, int]] = {self.at: (-1, -1)}
         queue = deque([self.at])
         while queue:
@@ -268,9 +268,9 @@ class _TourRun:
         tally = self.right if self.runner.violated is None else self.wrong
         tally[place.situations[number]] += 1
         if self.runner.violated is not None:
-            way = self.explorer.path(at, listed)
-            mixes = not {type(c).__name__ for c in way} <= self.kinds
-            before = self.runner.catch(None if mixes else way)
+            path = self.explorer.path(at, listed)
+            mixes = not {type(c).__name__ for c in path} <= self.kinds
+            before = self.runner.catch(None if mixes else path)
             tour.lost[kind, "violates the specification"] += new
             if not before:
                 place.leads.pop(number, None)

@@ -62,9 +62,10 @@ class AnyLockstep(ABC):
     def row(self, command: Any, outcome: Outcome, before: Any) -> Row:
         """What a command changed since the moment before it."""
 
-    @abstractmethod
     def in_words(self, outcome: Outcome) -> str:
-        """An outcome, as far as a trace can state it."""
+        """An outcome, as far as a trace can state it. Here whether it was done: who is judged by facts alone
+        refuses for reasons of its own."""
+        return type(outcome).__name__.lower()
 
     @abstractmethod
     def _look(self) -> None:

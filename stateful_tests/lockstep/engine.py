@@ -72,10 +72,6 @@ class EngineLockstep(AnyLockstep):
             lines.insert(0, "the reset succeeds" if self.facts.reset else "the reset fails")
         return Row(command, outcome, tree=tuple(lines))  # type: ignore[arg-type]
 
-    def in_words(self, outcome: Outcome) -> str:
-        """Whether it was done: engines refuse for reasons of their own."""
-        return type(outcome).__name__.lower()
-
 
 def _changes(before: BlockFacts, now: BlockFacts) -> list[str]:
     """What a command did, a sentence each."""

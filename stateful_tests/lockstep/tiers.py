@@ -79,10 +79,6 @@ class TierLockstep(AnyLockstep):
         lines = *_nodes(before.facts, self.facts), *_transfers(before.facts, self.facts), *_reads(self.facts)
         return Row(command, outcome, tree=lines)  # type: ignore[arg-type]
 
-    def in_words(self, outcome: Outcome) -> str:
-        """Whether it was done: releases refuse for reasons of their own."""
-        return type(outcome).__name__.lower()
-
 
 def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, Failure]]:
     """In the middle of a command locks, marks and slots may be on their way: KV that is there is right."""
