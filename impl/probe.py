@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from impl.adapter import UnusableImplementation
 from impl.isolation import Bookkeeping
 
 Names = dict[str, ast.AST]  # of a module, or of a class
@@ -62,7 +63,6 @@ class Checkout:
     def __init__(self, root: Path, below: str, modules: Bookkeeping, table: Sequence[Entry]) -> None:
         self._root, self._below, self._modules_of, self._table = root, below, modules, table
         self._modules: dict[str, Names | None] = {}
-        self._unreadable: dict[str, str] = {}  # file -> why
         self._known: dict[tuple[str, ast.expr], str | None] = {}
         self._classes: dict[ast.ClassDef, Names] = {}
 
@@ -80,15 +80,20 @@ class Checkout:
         return found
 
     def module(self, file: str) -> Names | None:
+        """Its names; None where there is no such file. Raises UnusableImplementation for what is no Python,
+        which is an error of the checkout, not another release."""
         if file not in self._modules:
             path = self._root / self._below / file
             try:
                 self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
-            except (OSError, SyntaxError, ValueError) as error:
+            except (SyntaxError, ValueError) as error:
+                at, why = "", str(error)
+                if isinstance(error, SyntaxError):
+                    at, why = f":{error.lineno}", error.msg
+                says = f"{self._below}/{file}{at}: {type(error).__name__}: {why}"
+                raise UnusableImplementation(f"{self._root}: {says}. Nothing was driven") from error
+            except OSError:
                 self._modules[file] = None
-                at = f"line {error.lineno}: " if isinstance(error, SyntaxError) else ""
-                why = error.msg if isinstance(error, SyntaxError) else str(error)
-                self._unreadable[file] = f"{at}{type(error).__name__}: {why}"
         return self._modules[file]
 
     def _lacks(self, file: str, use: ast.expr) -> str | None:
@@ -96,7 +101,7 @@ class Checkout:
         module = self.module(file)
         if module is None:
             there = (self._root / self._below / file).exists()
-            return self._unreadable[file] if there else "there is no such file"
+            return "it cannot be read" if there else "there is no such file"
         call = use if isinstance(use, ast.Call) else None
         name = ast.unparse(use if call is None else call.func)
         first, _, member = name.partition(".")

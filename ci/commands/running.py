@@ -167,7 +167,7 @@ def _driven(
                 masks = []
                 for mask in known.masks(system, before):
                     masks.append(mask)
-                    progress.say(mask.line)
+                    progress.line(mask.line)
                 named = named._replace(also_checked=known.also_checked(system, masks))
                 result = campaign.run(
                     system, plan, progress, before, executor=executor, named=named, found=saved, masks=masks

@@ -346,7 +346,6 @@ class Saved:
         reported = {Path(clause["saved"]) for found in reports for clause in found["clauses"]}
         for path in self._there.keys() - reported:
             path.unlink(missing_ok=True)
-            self._say(f"removed {path}: another trace shows its violation too")
 
 
 def writable(file: str | None, option: str) -> None:

@@ -1,2 +1,8 @@
 """Reports: data first, then text, pages and XML made from that data alone. A figure that is in one is in
 all."""
+
+# Of a trace: which schedulers and which clients can bring it about.
+FAITHFUL = "possible in a real scheduler"
+FREE_ONLY = "seen only with unrestricted eviction (--mode free)"
+PATIENT = "clients wait for each answer"
+IMPATIENT = "a client does not wait (a turn while one runs, or tokens taken back)"

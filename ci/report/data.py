@@ -12,6 +12,7 @@ from ci import Data
 from ci.compare import snapshot, step_table
 from ci.explain import explanation_of
 from ci.explain.reasons import refusal
+from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
@@ -32,10 +33,6 @@ _OTHER = {
     "BROKEN": "The system carries a command out or refuses it; it does not fail.",
     "TRACE": "The trace states an outcome that the rules contradict.",
 }
-FAITHFUL = "possible in a real scheduler"
-FREE_ONLY = "seen only with unrestricted eviction (--mode free)"
-PATIENT = "clients wait for each answer"
-IMPATIENT = "a client does not wait (a turn while one runs, or tokens taken back)"
 
 
 def why(clause: str) -> str:
@@ -140,6 +137,7 @@ def _known(mask: Mask, result: CheckResult) -> Data:
     counted = {ids: times for ids, times in result.masked.items() if fault.id in ids}
     return {
         "id": fault.id, "clauses": list(fault.clauses), "state": mask.state, "masked": mask.holds,
+        "elsewhere": mask.elsewhere,
         "times": sum(counted.values()), "traces": list(fault.traces),
         "among": sorted({each for ids in counted for each in ids} - {fault.id}),
         "says": fault.says, "upstream": fault.upstream,

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from shutil import get_terminal_size
 from typing import IO, Any
 
 from rich import box
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from ci import Data
 from ci.output import plain as plain
+from ci.report import FREE_ONLY, IMPATIENT
 from reference.accounts import account_text
 from reference.commands import Account
 
@@ -25,11 +27,13 @@ def console(file: IO[str] | None = None) -> Console:
     """A console that takes text as it is, and writes no control characters unless to a terminal."""
     out = file if file is not None else sys.stdout
     terminal = out.isatty()
+    columns = os.environ.get("COLUMNS", "")
+    asked = int(columns) if columns.isdigit() else 0
     return Console(
         file=out,
         force_terminal=terminal,
         color_system="auto" if terminal else None,
-        width=None if terminal or os.environ.get("COLUMNS", "").isdigit() else PIPE_WIDTH,
+        width=asked or (get_terminal_size().columns if terminal else PIPE_WIDTH),
         markup=False,
         highlight=False,
         emoji=False,
@@ -84,7 +88,9 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     for number, found in enumerate(new, 1):
         out.print()
         of = f" {number} of {len(new)}" if len(new) > 1 else ""
-        finding(out, found, f"NEW{of}" if base else f"violation{of}", detailed=detailed)
+        kind = "flaky" if found["flaky"] else "NEW" if base else "violation"
+        against = f" against {base}" if base else ""
+        finding(out, found, f"{kind}{of}{against}", detailed=detailed)
     if old:
         out.print()
         say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
@@ -93,11 +99,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         say(out, f"  {names}: {found['saved'] or found['not_saved']}", whole=True)
     if data["known"]:
         out.print()
-    for fault in data["known"]:
-        among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
-        times = f", met {fault['times']} times{among}" if fault["times"] else ""
-        head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
-        say(out, f"{head}: {fault['says']} ({fault['upstream']})")
+        _known(out, data, base or data["implementation"], detailed=detailed)
     out.print()
     if detailed:
         _counted(out, data)
@@ -113,6 +115,23 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
     hint = "" if detailed else " (-v)"
     say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(parts)} reached{hint}")
+
+
+def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
+    """The known faults of a release: a line for each that the tree has no more, and how many it has."""
+    alike: dict[str, int] = {}
+    for fault in data["known"]:
+        if (fault["masked"] or fault["elsewhere"]) and not detailed:
+            alike[fault["state"]] = alike.get(fault["state"], 0) + 1
+            continue
+        among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
+        times = f", met {fault['times']} times{among}" if fault["times"] else ""
+        head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
+        says = f"{fault['says']} ({fault['upstream']})" if detailed else fault["says"].partition(". ")[0]
+        say(out, f"{head}: {says}")
+    for state, count in alike.items():
+        faults, are, them = ("faults", "are", "them") if count > 1 else ("fault", "is", "it")
+        say(out, f"{count} known {faults} of {release} {are} {state}; -v lists {them}")
 
 
 def _counted(out: Console, data: Data) -> None:
@@ -205,7 +224,8 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         + (f" (also in {c['also_in']})" if c["also_in"] else "")
         for c in data["clauses"]
     ]
-    say(out, f"{title}: {', '.join(names)}", "bold red")
+    about = f" ({data['clauses'][0]['title']})" if data["clauses"][0]["title"] else ""
+    say(out, f"{title}: {', '.join(names)}{about}", "bold red")
     for c in data["clauses"] if detailed else ():
         times = "once" if c["times"] == 1 else f"{c['times']} times"
         often = f"met {times}, first after {c['found_after_commands']} commands"
@@ -214,12 +234,15 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
     if not detailed:
         first, violation = data["clauses"][0], data["violation"]
-        because = data["argument"] or f"{violation['observed']}, not {violation['expected']}"
-        words = {"rule": f"{first['title']}; {first['reach']}; {first['clients']}", "because": because}
+        because = data["argument"] or f"expected {violation['expected']}; observed {violation['observed']}"
+        words = {"because": because}
+        notable = [text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)]
+        if notable and not data.get("flaky"):
+            words["reach"] = "; ".join(notable)
         if data.get("fixed_in_part"):
             words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
         if apart:
-            words["apart"] = f"other traces of {first['id']} need {apart}; this probably has another cause"
+            words["apart"] = f"the other traces of {first['id']} need {apart}, and this one does not"
         if data.get("changed"):
             words["changed"] = "\n".join(_changed(data))
         labelled(out, words if data.get("changed") else words | _called(data))
@@ -508,12 +531,20 @@ def record(out: Console, row: Data) -> None:
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
-    """A plain listing; columns: key -> heading."""
-    made = table(*columns.values())
-    made.columns[0].no_wrap = True  # names are there to be copied
-    for row in rows:
-        made.add_row(*(Text(plain(_cell(row[key]))) for key in columns))
-    out.print(made)
+    """A plain listing; columns: key -> heading. In a pipe a row is a line, for grep."""
+    cells = [[plain(_cell(row[key])) for key in columns] for row in rows]
+    if out.is_terminal:
+        made = table(*columns.values())
+        made.columns[0].no_wrap = True  # names are there to be copied
+        for row in cells:
+            made.add_row(*map(Text, row))
+        out.print(made)
+        return
+    cells.insert(0, list(columns.values()))
+    widths = [min(60, max(map(len, column))) for column in zip(*(row[:-1] for row in cells))]
+    for row in cells:
+        padded = [*map(str.ljust, row, widths), row[-1]]
+        say(out, "   ".join(padded).rstrip(), whole=True)
 
 
 def _cell(value: Any, between: str = ", ") -> str:

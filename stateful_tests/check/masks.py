@@ -26,6 +26,7 @@ from stateful_tests.lockstep.results import Run, Trace, Violation
 from stateful_tests.shrink.minimise import failing_prefix
 from stateful_tests.traces.files import load
 
+
 @dataclass(frozen=True, slots=True)
 class Mask:
     """A known fault on a tree.
@@ -55,9 +56,14 @@ class Mask:
             return f"could not be replayed on this tree ({self.unplayed})"
         if self.instead:
             return f"its trace violates {', '.join(self.instead)} on this tree"
-        if self.otherwise:
+        if self.elsewhere:
             return "not shown by its traces, which are of another way to run"
         return "not there any more on this tree"
+
+    @property
+    def elsewhere(self) -> bool:
+        """Its traces say nothing of this tree: they run another way."""
+        return self.otherwise and not (self.there or self.unplayed or self.instead)
 
     @property
     def holds(self) -> bool:

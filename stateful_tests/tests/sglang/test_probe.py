@@ -5,6 +5,7 @@ Each mutant is a copy of 0.5.23 with one change.
 
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -60,8 +61,6 @@ REFUSED = {
     "a function that comes from a module that is not loaded": Mutant(ALLOCATION, "def alloc_token_slots(",
         "from sglang.srt.layers.paging import alloc_token_slots\n\n\ndef old_alloc_token_slots(",
         f"{ALLOCATION}: there is no alloc_token_slots"),
-    "a file that is no Python": Mutant("mem_cache/memory_pool.py",
-        "class ReqToTokenPool", "klass ReqToTokenPool", "mem_cache/memory_pool.py: line "),
 }  # fmt: skip
 
 
@@ -105,6 +104,13 @@ def test_what_is_missing_is_named_with_its_file(name, copy):
     assert f"sglang/srt/{mutant.reported}" in line
     assert "taken for 0.5.23" in line
     assert "'A new release of SGLang'" in line
+
+
+def test_a_syntax_error_is_an_error_of_the_checkout(copy):
+    change(copy, "mem_cache/memory_pool.py", "class ReqToTokenPool:", "class ReqToTokenPool")
+    at = "sglang/srt/mem_cache/memory_pool.py:"
+    line = refusal(SGLangSystem, path=copy)
+    assert re.fullmatch(rf"{copy}: {at}\d+: SyntaxError: expected ':'. Nothing was driven", line)
 
 
 @pytest.mark.parametrize("gone", ["session/session_controller.py", "mem_cache/allocator", "session"])
