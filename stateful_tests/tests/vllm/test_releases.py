@@ -10,6 +10,7 @@ from reference.blocks.commands import Add, ResetCache, ResetConnector, Schedule,
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
 from stateful_tests.check import campaign, tiers
+from stateful_tests.check.ways import needs
 from stateful_tests.lockstep import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
@@ -79,3 +80,22 @@ def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path,
     for version in (first, later):
         violation = replay(vllm(f"{version}+{way}" if way else version), trace).violation
         assert (violation and violation.clause) == fault.shown(trace.clause, version)
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("vllm-0.25.0+offload/a_preempted_request_is_loaded_in_the_next_step", ("a reset of the cache",)),
+        ("vllm-0.21.0+offload/a_next_turn_is_stored_from_the_first_turns_block", ("a next turn",)),
+        ("vllm-0.21.0+offload/a_session_that_ends_has_one_block_twice_in_a_store", ("a next turn",)),
+        ("vllm-0.26.0+offload/a_last_token_opens_a_block_that_was_never_allocated", ()),
+        ("vllm-0.15.0+async/a_turn_that_ends_with_a_step_in_flight_goes_on_too_far", ("a next turn",)),
+        ("vllm-0.11.0+async/a_preempted_request_resumes_without_its_token_in_flight",
+         ("pools that run full",)),
+    ],
+)
+def test_a_known_trace_needs_nothing_by_accident(vllm, name, needed):
+    """What it needs besides would be reported as new without that, in each release that has the fault."""
+    trace = traces.load(known_faults.FOLDER / f"{name}.json")
+    release = name.partition("/")[0].removeprefix("vllm-")
+    assert needs(vllm(release), trace, trace.clause) == needed
