@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 base_option = click.option(
     "--base", metavar="IMPL|DIR",
-    help="What to compare with: a violation that it shows on the same trace is not new, and does not fail."
+    help="What to compare with, run as --impl runs: what it violates as well is not new, and does not fail."
     " [default: of a checkout the release that it was taken from]",
 )  # fmt: skip
 

@@ -15,8 +15,8 @@ from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Mode
-from stateful_tests.check.masks import Mask, Standing, beside, counted_under, holding, unexplained
-from stateful_tests.check.ways import Needs, lacks, needs
+from stateful_tests.check.masks import Mask, Standing, beside, counted_under, holding, needs_of, unexplained
+from stateful_tests.check.causes import Needs, lacks, needs
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
 from stateful_tests.lockstep.results import Finding, Run, Trace, Violation, finding_name
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
@@ -75,7 +75,7 @@ class Finder:
     masked: Counter[tuple[str, ...]] = field(default_factory=Counter)
     _caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
     _shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `_caught` yet
-    _looks: Counter[str] = field(default_factory=Counter)  # for another way, by clause
+    _looks: Counter[str] = field(default_factory=Counter)  # for another cause, by clause
 
     def __len__(self) -> int:
         return len(self._caught)
@@ -101,7 +101,7 @@ class Finder:
         masks = counted_under(self.system, self.base, self.masks, trace, violation)
         if masks:
             self.masked[tuple(mask.fault.id for mask in masks)] += 1
-        elif not self._another_way(violation, trace):
+        elif not self._another_cause(violation, trace):
             self._catch(violation, trace)
 
     def give_up(self) -> None:
@@ -167,7 +167,7 @@ class Finder:
             known.modes |= caught.modes
             # A trace that a faithful scheduler can produce says more than a shorter free one.
             # It may be smaller as it shows another fault, which has a trace of its own by then.
-            if len(self._ways(clause)) < 2:
+            if len(self._of(clause)) < 2:
                 known.trace = min(known.trace, caught.trace, key=self._rank)
         self._tell()
 
@@ -185,16 +185,16 @@ class Finder:
         known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(was.clauses)
         return (lambda _, violation: violation.clause not in known) if known else None
 
-    def _ways(self, clause: str) -> list[_Caught]:
+    def _of(self, clause: str) -> list[_Caught]:
         return [caught for name, caught in self._caught.items() if name.split()[0] == clause]
 
-    def _another_way(self, violation: Violation, trace: Trace) -> bool:
+    def _another_cause(self, violation: Violation, trace: Trace) -> bool:
         """Whether the trace violates a clause that is known without what each trace of it needs; the smallest
         such trace is another finding."""
         clause = violation.clause
         if self.once or self.base is not None:
             return False
-        known, masks = self._ways(clause), holding(self.masks, violation, clause)
+        known, masks = self._of(clause), holding(self.masks, violation, clause)
         if not (known or masks) or len(known) == MAX_TRACES_PER_CLAUSE:
             return False
         if known and self._looks[clause] == MAX_ALTERNATIVE_SEARCHES:
@@ -203,8 +203,8 @@ class Finder:
         system, looked = self.system, time.monotonic() - self.started
         for each in known:
             each.needs = needs(system, each.trace, clause) if each.needs is None else each.needs
-        ways = [each.needs or () for each in known] + [way for mask in masks for way in mask.ways(clause)]
-        found = None if clause == "BROKEN" else unexplained(system, trace, clause, ways)
+        needed = [each.needs or () for each in known] + needs_of(masks, clause)
+        found = None if clause == "BROKEN" else unexplained(system, trace, clause, needed)
         if found is None:
             return False
         without, candidate = found

@@ -4,7 +4,7 @@ A mask holds while each trace of its fault that fails on the tree's base fails o
 that fixes one path of a fault and not the other is reported. Where there is a base, a violation of a fault's
 clause is the fault's unless the trace is a witness (see Standing). Without one, and of an engine that
 schedules by itself, it is if the run violates the clause no more without one of the things that the fault's
-own trace needs (see ways.py).
+own trace needs (see causes.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import DoesNotStart
 from stateful_tests.check.driving import check_also
-from stateful_tests.check.ways import Needs, avoided, needs, other_ways
+from stateful_tests.check.causes import Needs, avoided, needs, to_avoid
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
 from stateful_tests.lockstep.lockstep import mostly_refused, replay
 from stateful_tests.lockstep.results import Run, Trace, Violation
@@ -80,7 +80,7 @@ class Mask:
         says = self.fault.says.partition(". ")[0].rstrip(".")
         return f"known: {self.fault.id} ({', '.join(self.fault.clauses)}), {self.state}: {says}"
 
-    def ways(self, clause: str) -> list[Needs]:
+    def needs(self, clause: str) -> list[Needs]:
         """What its traces of a clause need; where it has none of that clause, what each of them does."""
         of_clause = [needed for trace, needed in self.there if trace.clause == clause]
         return of_clause or [needed for _, needed in self.there]
@@ -233,10 +233,15 @@ def counted_under(
     return [] if mask is None else [mask]
 
 
+def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
+    """What the traces of known faults need."""
+    return [each for mask in masks for each in mask.needs(clause)]
+
+
 def explained(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask | None:
     """The known fault that explains a violation where no base is asked: the run violates the clause no more
     without one of the things that the fault's own trace needs."""
-    if not masks or unexplained(system, trace, clause, [way for mask in masks for way in mask.ways(clause)]):
+    if not masks or unexplained(system, trace, clause, needs_of(masks, clause)):
         return None
     return explaining(system, masks, trace, clause)
 
@@ -254,10 +259,10 @@ def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
 
 def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
     """The known fault whose own trace needs what this one does, and the most."""
-    ways = [(way, mask) for mask in masks for way in mask.ways(clause)]
-    needed_by_ways = {need for way, _ in ways for need in way}
-    needed = {*needs(system, trace, clause, needed_by_ways)} if len(masks) > 1 else needed_by_ways
-    return max(ways, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
+    known = [(each, mask) for mask in masks for each in mask.needs(clause)]
+    needed_by_known = {need for each, _ in known for need in each}
+    needed = {*needs(system, trace, clause, needed_by_known)} if len(masks) > 1 else needed_by_known
+    return max(known, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
 
 
 def unexplained(
@@ -265,7 +270,7 @@ def unexplained(
 ) -> tuple[Needs, Trace] | None:
     """What to leave out of a trace so that none of the known explains it, and the trace without that, if it
     still violates the clause."""
-    for without in other_ways(known):
+    for without in to_avoid(known):
         candidate = avoided(system, trace, without)
         found = failing_prefix(system, clause, candidate)
         if found is not None:

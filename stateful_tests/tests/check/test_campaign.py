@@ -17,7 +17,7 @@ from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.tiers import plan
-from stateful_tests.check.ways import needs, other_ways
+from stateful_tests.check.causes import needs, to_avoid
 from stateful_tests.check import corpus
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
@@ -244,10 +244,10 @@ def test_a_trace_says_what_it_needs(commands, needed):
 
 
 def test_of_known_traces_one_need_each_is_avoided():
-    assert other_ways([("a retract", "an abort")]) == [("a retract",), ("an abort",)]
+    assert to_avoid([("a retract", "an abort")]) == [("a retract",), ("an abort",)]
     known = [("a retract", "an abort"), ("an abort", "pools that run full")]
-    assert other_ways(known) == [("an abort",), ("a retract", "pools that run full")]
-    assert other_ways([("an abort",), ()]) == [], "one that needs nothing cannot be avoided"
+    assert to_avoid(known) == [("an abort",), ("a retract", "pools that run full")]
+    assert to_avoid([("an abort",), ()]) == [], "one that needs nothing cannot be avoided"
 
 
 def test_a_fault_hides_no_other_of_its_clause(monkeypatch):

@@ -28,7 +28,7 @@ from stateful_tests.check.masks import (
     Standing, also_checked, beside, counted_under, how_it_breaks, known_fault, masks,
 )  # fmt: skip
 from stateful_tests.check.tiers import plan
-from stateful_tests.check.ways import needs
+from stateful_tests.check.causes import needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.results import Violation

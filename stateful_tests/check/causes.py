@@ -1,4 +1,4 @@
-"""Ways to violate a clause: what a trace needs of how turns end, and the same run without that.
+"""Causes of a violation: what a trace needs of how turns end, and the same run without that.
 
 A fault that is known must not hide another of its clause. The smallest trace of the first says what it needs:
 a retract, a rejected turn, pools without room. A run that violates the clause without one of these
@@ -177,7 +177,8 @@ def needs(system: AnySystem, smallest: Trace, clause: str, among: Iterable[str] 
     return tuple(filter(needed, among))
 
 
-def other_ways(known: Sequence[Needs]) -> list[Needs]:
+def to_avoid(known: Sequence[Needs]) -> list[Needs]:
     """What to avoid, the least first, so that one need of each known trace is missing."""
-    ways = sorted(dict.fromkeys(tuple(n for n in _NEEDS if n in way) for way in product(*known)), key=len)
-    return [way for at, way in enumerate(ways) if not any({*less} < {*way} for less in ways[:at])]
+    each = dict.fromkeys(tuple(need for need in _NEEDS if need in one) for one in product(*known))
+    by_size = sorted(each, key=len)
+    return [one for at, one in enumerate(by_size) if not any({*less} < {*one} for less in by_size[:at])]
