@@ -25,24 +25,15 @@ class Steps(MemoryChecks):
         request.phase = RequestPhase.ADMITTED
 
     def extend(self, command: c.Extend) -> Played:
-        require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
-        names = [lane.request for lane in command.lanes]
-        found = self._lanes(names, RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING)
+        found = self._that_may_extend(command)
+        lanes = {lane.request: lane for lane in command.lanes}
         decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
-        lanes = list(zip(found, command.lanes, strict=True))
-        tails = [request for request, lane in lanes if lane.tail]
-        started = any(r in decodes or self.has_started(r) for r in tails)
-        require(len(decodes) < len(found) and not self.late(decodes) and not started, Reason.WRONG_PHASE)
-        require(not tails or self.window is not None, Reason.NO_SWA)
-        fits = all(r.cursors.kv_committed_len + lane.tokens <= len(r.text) for r, lane in lanes)
-        require(fits, Reason.BAD_LENGTH)
         prompts = [request for request in found if request.phase is not RequestPhase.RUNNING]
-        tokens = [lane.tokens for request, lane in lanes if request.phase is not RequestPhase.RUNNING]
         starts = [request.cursors.kv_committed_len for request in prompts]
-        ends = [start + count for start, count in zip(starts, tokens, strict=True)]
+        ends = [start + lanes[r.name].tokens for r, start in zip(prompts, starts, strict=True)]
         rows = [request.row for request in (*prompts, *decodes)]
         live = [
-            self.tail_from(request, end) if request in tails else start
+            self.tail_from(request, end) if lanes[request.name].tail else start
             for request, start, end in zip(prompts, starts, ends, strict=True)
         ]
         decoded = self._allocated(decodes)
@@ -50,9 +41,9 @@ class Steps(MemoryChecks):
         self.make_room(rows, starts + decoded, ends + self._after_decode(decodes), live + decoded)
         self.take_rows([request for request in prompts if request.row is None])
         for of_tails in (False, True):
-            these = [(r, n) for r, n in zip(prompts, tokens, strict=True) if (r in tails) is of_tails]
+            these = [request for request in prompts if lanes[request.name].tail is of_tails]
             if these:
-                self.prefill([r for r, _ in these], [n for _, n in these], of_tails)
+                self.prefill(these, [lanes[request.name].tokens for request in these], of_tails)
         if decodes:
             self.compute_next(decodes)
         self.insert_unfinished(prompts)
@@ -64,6 +55,21 @@ class Steps(MemoryChecks):
                 request.sample(1)
         self.launch(found)
         return None
+
+    def _that_may_extend(self, command: c.Extend) -> list[KVRequest]:
+        """The requests of a batch that prefills, as far as no memory is missing."""
+        require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
+        names = [lane.request for lane in command.lanes]
+        found = self._lanes(names, RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING)
+        decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
+        lanes = list(zip(found, command.lanes, strict=True))
+        tails = [request for request, lane in lanes if lane.tail]
+        started = any(r in decodes or self.has_started(r) for r in tails)
+        require(len(decodes) < len(found) and not self.late(decodes) and not started, Reason.WRONG_PHASE)
+        require(not tails or self.window is not None, Reason.NO_SWA)
+        fits = all(r.cursors.kv_committed_len + lane.tokens <= len(r.text) for r, lane in lanes)
+        require(fits, Reason.BAD_LENGTH)
+        return found
 
     def prefill(self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False) -> None:
         """Allocate and write the next tokens[i] positions of requests that have rows. received: KV from
