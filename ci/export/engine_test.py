@@ -13,7 +13,9 @@ from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
 from ci.export.template_parts import SHARED
 from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
+from impl.renamed import in_code
 from impl.vllm import bare_connectors, bare_scheduler
+from impl.vllm.api import renamed_in, uses
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
@@ -45,10 +47,11 @@ def target(text: str) -> ReleaseTarget:
     return ReleaseTarget(f"vllm=={version}", version, release_root(version))
 
 
-def shared_module(*_: object) -> str:
+def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str:
     """What all tests need: a scheduler without a server, and the engine around it, of any release."""
     about = '"""What the tests beside share: a scheduler of vLLM\'s own. Made by kvspec."""'
-    return f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"
+    text = f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"
+    return _by_names_of(system, text, fixed)
 
 
 def _definitions(connects: bool) -> str:
@@ -97,10 +100,20 @@ def unit_test(
         imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
         needed = f"from __future__ import annotations\n\n{imports}{_TYPES}"
         needed += _definitions(run.trace.geometry.connects).rstrip()
-    return assembled(
+    text = assembled(
         trace, file, clause, trace.commands[violation.step], needed, code, named, named.of(system.name),
         fixed and fixed.name,
     )  # fmt: skip
+    return _by_names_of(system, text, fixed)
+
+
+def _by_names_of(system: VLLMSystem, text: str, fixed: ReleaseTarget | None) -> str:
+    """The test, with the names that the release has."""
+    assert system.root is not None
+    names = renamed_in(system.root)
+    if fixed is not None and renamed_in(fixed.root) != names:
+        raise NotExportable(f"no one test runs on {system.name} and {fixed.name}: names differ")
+    return in_code(text, names, (use for _, use in uses()))
 
 
 def _engine(config: EngineConfig, system: VLLMSystem) -> str:

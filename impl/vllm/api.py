@@ -3,11 +3,14 @@ Parameters and attributes tell other differences between releases (bare_schedule
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from impl import probe
 from impl.adapter import UnusableImplementation
+from impl.renamed import in_uses, name_of
 from impl.vllm.modules import VLLM
 
 WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}  # how an engine runs -> its name in `--impl`
@@ -53,6 +56,10 @@ API_OFFLOAD = """
 0.21.0 0.30.0 v1/kv_offload/cpu/policies/base.py | BlockStatus.ref_cnt
 0.30.0 ... v1/kv_offload/cpu/policies/base.py | ChunkStatus.ref_cnt
 """
+EVERY = API + API_STATE.lstrip() + API_V2.lstrip() + API_OFFLOAD.lstrip()
+# What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
+# release has the one name or the other (impl.renamed).
+RENAMED: dict[str, str] = {}
 SINCE = {"v2": "0.31.0", "offload": "0.21.0", "state": "0.27.0"}  # the first release that is driven so
 
 
@@ -75,7 +82,7 @@ def taken_for(root: Path) -> str:
     stated = re.search(r"version = '(\d+\.\d+\.\d+)", text)
     if stated and stated[1] in RELEASES:
         return stated[1]
-    order, table = list(RELEASES), tuple(probe.entries(API))
+    order, table = list(RELEASES), tuple(probe.entries(in_uses(API, renamed_in(root))))
     checkout = probe.Checkout(root, "vllm", VLLM, table)
     for release in reversed(RELEASES):
         newer = [entry for entry in table if order.index(entry.since) > order.index(release)]
@@ -85,6 +92,29 @@ def taken_for(root: Path) -> str:
     return order[-1]
 
 
+def renamed_in(root: Path) -> dict[str, str]:
+    """Of RENAMED what the files under `root` have by the new name."""
+    order = list(RELEASES)
+
+    def lacks(name: str, table: str) -> bool:
+        entries = [e for e in probe.entries(table) if any(name_of(use) == name for use in e.uses)]
+        only = [e._replace(uses=tuple(use for use in e.uses if name_of(use) == name)) for e in entries]
+        return bool(probe.Checkout(root, "vllm", VLLM, only).missing(order[-1], order))
+
+    names = {}
+    for name, new in RENAMED.items():
+        if lacks(name, EVERY) and not lacks(in_uses(name, {name: new}), in_uses(EVERY, {name: new})):
+            names[name] = new
+    return names
+
+
+def uses() -> Iterator[tuple[str, ast.expr]]:
+    """Module and use, of all tables."""
+    for entry in probe.entries(EVERY):
+        for use in entry.uses:
+            yield "vllm." + entry.file.removesuffix(".py").replace("/", "."), use
+
+
 def require(root: Path, name: str, release: str, v2: bool = False, offloads: bool = False) -> None:
     """Raise UnusableImplementation that names the first thing that the files under `root` lack of what that
     release has. v2: for model runner V2; offloads: for its OffloadingConnector."""
@@ -92,7 +122,7 @@ def require(root: Path, name: str, release: str, v2: bool = False, offloads: boo
     more += API_V2.lstrip() * v2 + API_OFFLOAD.lstrip() * offloads
     since = [SINCE[way] for way, wanted in (("v2", v2), ("offload", offloads)) if wanted]
     at_least = max([release if release in RELEASES else RELEASES[-1], *since], key=RELEASES.index)
-    entries = tuple(probe.entries(API + more))
+    entries = tuple(probe.entries(in_uses(API + more, renamed_in(root))))
     missing = probe.Checkout(root, "vllm", VLLM, entries).missing(at_least, list(RELEASES))
     if missing:
         raise UnusableImplementation(

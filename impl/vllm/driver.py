@@ -22,7 +22,8 @@ from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
-from impl.vllm.api import WAYS
+from impl.renamed import alias, name_of
+from impl.vllm.api import WAYS, renamed_in, uses
 from impl.vllm.offload import host_facts
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import CommandRefused, require, well_formed
@@ -43,9 +44,13 @@ class EngineDriver:
 
     def __init__(self, root: Path, overlap: bool = False, v2: bool = False, offloads: bool = False) -> None:
         install(root, offloads=offloads)
+        names = renamed_in(root)
+        for name in names:
+            for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
+                alias(importlib.import_module(module), name, names)
         self._root = root
         self.overlap, self.v2 = overlap, v2
-        self._methods = {} if v2 else runner_methods(root)
+        self._methods = {} if v2 else runner_methods(root, names)
         runner = (root / RUNNER).read_text(encoding="utf-8")
         self._spec_overlap = "def _get_valid_sampled_token_count" in runner
         request = importlib.import_module("vllm.v1.request")

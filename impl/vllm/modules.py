@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,8 +159,8 @@ def with_connector(root: Path, _: str = "") -> None:
     install(root, offloads=True)
 
 
-def runner_methods(root: Path) -> dict[str, Any]:
-    """The worker's methods of this release, compiled by themselves."""
+def runner_methods(root: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
+    """The worker's methods of this release, compiled by themselves. renamed: what it calls other things."""
     env: dict[str, Any] = {
         "CachedRequestState": WorkerRequest, "SamplingType": Values(RANDOM_SEED=object()),
         "torch": sys.modules["torch"], "get_pp_group": lambda: Values(is_last_rank=True), "cast": lambda _,
@@ -168,8 +168,9 @@ def runner_methods(root: Path) -> dict[str, Any]:
         "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens),
         "copy_kv_cache_blocks_inplace": _copy_blocks,
     }  # fmt: skip
-    names = frozenset(f"GPUModelRunner.{name}" for name in RUNNER_METHODS)
-    return cut(root / RUNNER, names, env)
+    names = {renamed.get(f"GPUModelRunner.{name}", name): name for name in RUNNER_METHODS}
+    methods = cut(root / RUNNER, frozenset(f"GPUModelRunner.{name}" for name in names), env)
+    return {names[name]: method for name, method in methods.items()}
 
 
 def _copy_blocks(memory: dict[int, Any], _: int, copies: Any) -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import ast
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from impl import probe
+from impl.renamed import in_uses
 from impl.sglang.parts.modules import SGLANG
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
@@ -157,7 +157,7 @@ def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.Entry]
     words = {version: _names(kind) for version, kind in releases.items()}
     for by, since, before, uses in lines():
         reached = order[order.index(since) : order.index(before)]
-        said = {v: renamed(uses.format_map(words[v]), releases[v].renamed) for v in reached}
+        said = {v: in_uses(uses.format_map(words[v]), releases[v].renamed) for v in reached}
         for text, alike in itertools.groupby(reached, key=said.__getitem__):
             versions = list(alike)
             end = order[order.index(versions[-1]) + 1]
@@ -180,16 +180,6 @@ def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str
             file, _, named = text.format_map(words).partition(" | ")
             for use in named.split(";"):
                 yield file, ast.parse(use.strip(), mode="eval").body
-
-
-def renamed(text: str, names: Mapping[str, str]) -> str:
-    """Uses as a release has them: "Class.member" or "name" -> what it calls that."""
-    members_first = sorted(names.items(), key=lambda each: "." not in each[0])
-    for name, now in members_first:
-        kind, _, member = name.rpartition(".")
-        found = rf"\b{kind}\.{member}\b" if kind else rf"(?<![.\w]){name}\b"
-        text = re.sub(found, f"{kind}.{now}" if kind else now, text)
-    return text
 
 
 def _names(release: type[Release0510]) -> dict[str, str]:

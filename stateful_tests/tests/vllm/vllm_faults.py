@@ -85,7 +85,7 @@ class Loaded(EngineDriver):
             with tempfile.TemporaryDirectory() as folder:
                 (file := Path(folder, fault.file)).parent.mkdir(parents=True)
                 file.write_text(replaced(path, fault.old, fault.new), encoding="utf-8")
-                self._methods = runner_methods(Path(folder))
+                self._methods = runner_methods(Path(folder), {})
             yield
             self._methods = was
             return
