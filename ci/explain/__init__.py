@@ -56,7 +56,8 @@ def _described(past: Past) -> str:
         return f"{past.here} {head}{f': {sentence}' if sentence else checked}"
     if not sentence:
         return _expected(past)
-    return sentence if past.here in sentence else f"after {past.here} {sentence}"
+    due = "" if " must " in sentence else f"; expected: {past.violation.expected}"
+    return f"{sentence if past.here in sentence else f'after {past.here} {sentence}'}{due}"
 
 
 def _of_engine(past: Past) -> str:

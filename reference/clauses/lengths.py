@@ -189,7 +189,7 @@ def _order(step: Step) -> Failure | None:
                 f"{what}{name}: {cursors_text(c)}",
                 AtCursor(f"{what}{name}", field),
                 *([AtCursor(f"{what}{name}", bound)] if bound else []),
-                head=f"leaves {field} of {what}{name} {rule}",
+                head=f"must not leave {field} of {what}{name} {rule}",
             )
     return None
 

@@ -67,7 +67,7 @@ def _close_happens(step: Step) -> Failure | None:
                 f"it is there, with {has}",
                 AtNamed("session", name),
                 *([AtNamed("slot", name)] if slot is not None else []),
-                head=f"leaves {name} waiting for a turn that is gone, and nothing closes it any more",
+                head=f"must close {name}, which waits for a turn that is gone",
             )
     return None
 
@@ -163,24 +163,31 @@ def _history(step: Step) -> Failure | None:
             return _other_text(f"history of {session.name}", session.name, want, got)
     for request in step.now.requests:
         facts = step.after.requests[request.name]
-        if (facts.session, facts.origin) != (request.session, request.origin):
+        got, want = tuple(facts.text), text_tokens(request.text)
+        if facts.session != request.session or facts.origin != request.origin:
+            first = _first_other(want, got)
+            due, given = (f"{n} token{'s' * (n != 1)} of input" for n in (request.origin, facts.origin))
+            where, there = (f"in {each or 'no session'}" for each in (request.session, facts.session))
             return failure(
-                f"{request.name}: session {request.session}, {request.origin} tokens of input",
+                f"{request.name}: session {request.session}, {due}",
                 f"session {facts.session}, {facts.origin} tokens",
-                AtNamed("request", request.name),
+                AtText(request.name, first, want[first] if first < len(want) else None),
+                head=f"must leave {request.name} {where} with {due}, and leaves it {there} with {given}",
             )
-        got = tuple(facts.text)
-        if got != text_tokens(request.text):
-            want = text_tokens(request.text)
+        if got != want:
             return _other_text(f"text of {request.name}", request.name, want, got)
     return None
+
+
+def _first_other(want: tuple[int, ...], got: tuple[int, ...]) -> int:
+    """The first position at which two texts differ."""
+    return next((at for at, (a, b) in enumerate(zip(want, got)) if a != b), min(len(want), len(got)))
 
 
 def _other_text(what: str, owner: str, want: tuple[int, ...], got: tuple[int, ...]) -> Failure:
     """owner: a request, or the session whose history it is."""
     observed = f"{len(got)} tokens" if len(got) != len(want) else "as many, but others"
-    pairs = enumerate(zip(want, got))
-    first = next((at for at, (a, b) in pairs if a != b), min(len(want), len(got)))
+    first = _first_other(want, got)
     due = want[first] if first < len(want) else None
     head = f"must leave the {what} with {len(want)} token{'s' * (len(want) != 1)}"
     return failure(f"{what}: {len(want)} tokens", observed, AtText(owner, first, due), head=head)

@@ -57,7 +57,8 @@ def _eviction_bounds(step: Step) -> Failure | None:
         why = f"and what lies below {low} is gone"
     else:
         why = f"and a token at {length} reads a window of {window} back"
-    head = f"leaves the SWA KV of {request.name} from {got} on, {why}"
+    must = f"{low}" if low == high else f"{allowed} and whole pages"
+    head = f"leaves the SWA KV of {request.name} from {got} on, {why}; swa_evicted_seqlen must be {must}"
     return failure(expected, f"{got}", AtCursor(request.name, "swa_evicted_seqlen"), head=head)
 
 

@@ -204,8 +204,34 @@ def test_a_refusal_is_explained_by_the_condition_that_failed():
     )
 
 
-def test_each_clause_names_what_it_is_about():
+# Their sentences say what is counted, reported or allowed beside what is, or why it is no page.
+SAID_BESIDE = "CHK-1", "CHK-2", "OUT-3", "TREE-1", "TREE-7", "TREE-10", "TREE-15", "MAP-1", "OWN-5"
+
+
+def test_each_clause_names_what_it_is_about_and_what_was_expected():
     assert [name for name in BUGS if "; observed: " in explained(name).text] == []
+    due = re.compile(r" must | expected: ")
+    without = {violated(name).violation.clause for name in BUGS if not due.search(explained(name).text)}
+    assert without <= {*SAID_BESIDE}
+
+
+class AddsToTheInput(ReferenceSystem):
+    """The input of a request begins with two tokens that its client did not send."""
+
+    def view(self):
+        view = super().view()
+        requests = view.requests.items()
+        more = {n: structs.replace(r, origin=r.origin + 2, text=[*r.text, 1, 1]) for n, r in requests}
+        return structs.replace(view, requests=more)
+
+
+def test_an_input_of_other_tokens():
+    trace = Trace(PRESETS["page1"], Mode.FAITHFUL, script("open s1; submit r1 in s1 +3"))
+    text = explanation_of(lockstep.replay(AddsToTheInput(), trace)).text
+    assert text.startswith(
+        "command 1 (submit r1 in s1 +3) must leave r1 in s1 with 3 tokens of input, and leaves it in s1 with"
+        " 5 tokens of input: the text of r1 has 5 tokens"
+    )
 
 
 def test_the_step_table_fits_and_marks_what_is_wrong(capsys, monkeypatch):
