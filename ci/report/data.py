@@ -131,15 +131,19 @@ def check_data(
 
 
 def _known(mask: Mask, result: CheckResult) -> Data:
-    """A known fault of the tree: whether it is still there, and how many violations it explains; among: other
-    known faults, which may explain some of them as well."""
+    """A known fault of the tree: whether it is still there, and how many violations it explains.
+
+    among: other known faults, which may explain some of them as well. instead: other clauses that the tree
+    violates where the base has the fault.
+    """
     fault = mask.fault
-    counted = {ids: times for ids, times in result.masked.items() if fault.id in ids}
+    counted = {(ids, clause): times for (ids, clause), times in result.masked.items() if fault.id in ids}
     return {
         "id": fault.id, "clauses": list(fault.clauses), "state": mask.state, "masked": mask.holds,
         "elsewhere": mask.elsewhere,
         "times": sum(counted.values()), "traces": list(fault.traces),
-        "among": sorted({each for ids in counted for each in ids} - {fault.id}),
+        "among": sorted({each for ids, _ in counted for each in ids} - {fault.id}),
+        "instead": sorted({clause for _, clause in counted}.difference(fault.clauses)),
         "says": fault.says, "upstream": fault.upstream,
     }  # fmt: skip
 

@@ -121,11 +121,13 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
     """The known faults of a release: a line for each that the tree has no more, and how many it has."""
     alike: dict[str, int] = {}
     for fault in data["known"]:
-        if (fault["masked"] or fault["elsewhere"]) and not detailed:
+        if (fault["masked"] or fault["elsewhere"]) and not fault["instead"] and not detailed:
             alike[fault["state"]] = alike.get(fault["state"], 0) + 1
             continue
         among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
         times = f", met {fault['times']} times{among}" if fault["times"] else ""
+        if fault["instead"]:
+            times += f"; where the base shows it, this tree violates {', '.join(fault['instead'])}"
         head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
         says = f"{fault['says']} ({fault['upstream']})" if detailed else fault["says"].partition(". ")[0]
         say(out, f"{head}: {says}")

@@ -61,7 +61,8 @@ class Finder:
     found: is called with a violation before it is shrunk, and with each smaller trace.
     once: of each clause the first violation alone is shrunk, and no trace looked for that needs other things.
     started: by the monotonic clock. commands: carried out so far, as whoever drives counts them; last_new:
-    those before the last finding. masked: violations, by the known faults one of which they show.
+    those before the last finding. masked: violations, by the known faults one of which they show and the
+    clause.
     """
 
     system: AnySystem
@@ -72,7 +73,7 @@ class Finder:
     started: float = field(default_factory=time.monotonic)
     commands: int = 0
     last_new: int = 0
-    masked: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    masked: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
     _caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
     _shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `_caught` yet
     _looks: Counter[str] = field(default_factory=Counter)  # for another cause, by clause
@@ -100,7 +101,7 @@ class Finder:
         """Count a violation; shrink the first of its kind in each mode."""
         masks = counted_under(self.system, self.base, self.masks, trace, violation)
         if masks:
-            self.masked[tuple(mask.fault.id for mask in masks)] += 1
+            self.masked[tuple(mask.fault.id for mask in masks), violation.clause] += 1
         elif not self._another_cause(violation, trace):
             self._catch(violation, trace)
 

@@ -272,8 +272,8 @@ class CheckResult:
     signal. broke_off: why the system could not be driven on after a finding. planned: runs of the plan.
     never_done: commands that the system offers and never carried out;
     carried_out: commands that were not refused. required: situations that the corpus drives the system into;
-    unfit: situation -> why its line could not be driven. masked: known faults -> violations that one of
-    them explains.
+    unfit: situation -> why its line could not be driven. masked: known faults and clause -> violations
+    that one of them explains.
     """
 
     system: str
@@ -285,7 +285,7 @@ class CheckResult:
     situations: dict[str, int] = field(default_factory=dict)
     commands_by_kind: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    masked: dict[tuple[str, ...], int] = field(default_factory=dict)
+    masked: dict[tuple[tuple[str, ...], str], int] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
     timed_out: bool = False
     stopped: bool = False

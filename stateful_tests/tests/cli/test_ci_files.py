@@ -166,7 +166,7 @@ def written(
     result.machines[0].tallies = {"LEN-2": Tally(400, 21)}
     masked = {clause for mask in masks for clause in mask.fault.clauses}
     result.machines[0].violated = {f.clause for f in findings} | masked
-    result.masked = {(mask.fault.id,): 3 for mask in masks}
+    result.masked = {((mask.fault.id,), mask.fault.clauses[0]): 3 for mask in masks}
     plan = tiers.plan("smoke", modes=[Mode.FREE])
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = new_tallies()
