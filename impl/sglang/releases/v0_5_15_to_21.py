@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -125,10 +125,15 @@ class Release0516(Unified, Release0515):
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
         return -(-super().spec_end(cursors, draft_len, page_size) // page_size) * page_size
 
-    def cursors(self, holder: Any) -> Cursors:
-        if holder.kv is None:
-            return Cursors(holder.kv_committed_len, 0, 0, holder.cache_protected_len)
-        return super().cursors(holder)
+    def cells(self) -> Callable[[Any], tuple[int, int, int, int]]:
+        read = super().cells()
+
+        def cells(holder: Any) -> tuple[int, int, int, int]:
+            if holder.kv is None:  # before it has a row
+                return holder.kv_committed_len, 0, 0, holder.cache_protected_len
+            return read(holder)
+
+        return cells
 
 
 class Release0517(Release0516):
@@ -158,6 +163,9 @@ class Release0519(Release0518):
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
         return geometry.tree
+
+    def cells(self) -> Callable[[Any], tuple[int, int, int, int]]:
+        return Release0510.cells(self)  # the record is always there
 
     def shown_tree(self, cache: Any, mapping: Any) -> trees.ReleaseTree:
         if cache._tree_core_backend == "rust":

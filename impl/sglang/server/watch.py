@@ -46,7 +46,7 @@ class Watcher:
     other processes have none."""
 
     def __init__(self, release: Release0510, settings: dict[str, str] | None = None) -> None:
-        self.kind, self._cursors = release, release.cursors
+        self.kind, self._cursors = release, release.cells()
         self.pages = False
         self.log: EventLog | None = None
         self.reader: Reader | None = None
