@@ -25,33 +25,72 @@ from stateful_tests.lockstep.lockstep import Lockstep, check_fits
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 
-# Calls that stand in the test as one, by what they are together.
-_TOGETHER = {
-    r"server\.allocator\.free_group_begin\(\)\n"  # nothing is freed in it
-    r"((?:sampled\(.*\)\n|\w+\.\S+ \+= .*\n)*)"
-    r"server\.allocator\.free_group_end\(\)(?:\n|$)": r"\1",
-    r"chunk\((\w+), end=(\d+)\)\n"
-    r"batch = server\.batch\(ForwardMode\.EXTEND, \1\)\n"
-    r"batch\.prepare_for_extend\(\)\n"
-    r"(?:server\.allocator\.free_group_begin\(\)\n)?"
-    r"sampled\(\1, \[(\d+)\]\)\n"
-    r"checkpoint\(\1, server\.cache\)"
-    r"(?:\nserver\.allocator\.free_group_end\(\))?": r"prefill(server, \1, end=\2, token=\3)",
-    r"chunk\((\w+), end=(\d+)\)\n"
-    r"middle_chunks\(\1, \+1\)\n"
-    r"batch = server\.batch\(ForwardMode\.EXTEND, \1\)\n"
-    r"batch\.prepare_for_extend\(\)\n"
-    r"middle_chunks\(\1, -1\)\n"
-    r"checkpoint\(\1, server\.cache(?:, chunked=True)?\)": r"prefill_chunk(server, \1, end=\2)",
-    r"batch = server\.batch\(ForwardMode\.DECODE, (\w+)\)\n"
-    r"batch\.prepare_for_decode\(\)\n"
-    r"sampled\(\1, \[(\d+)\]\)": r"decode(server, \1, token=\2)",
+# Calls that stand in the test as one: that, and their lines. {NAME} is the same in all of them; a line that
+# begins with ? may be missing.
+_TOGETHER = (
+    (
+        "prefill(server, {req}, end={end}, token={token})",
+        "chunk({req}, end={end})",
+        "batch = server.batch(ForwardMode.EXTEND, {req})",
+        "batch.prepare_for_extend()",
+        "?server.allocator.free_group_begin()",
+        "sampled({req}, [{token}])",
+        "checkpoint({req}, server.cache)",
+        "?server.allocator.free_group_end()",
+    ),
+    (
+        "prefill_chunk(server, {req}, end={end})",
+        "chunk({req}, end={end})",
+        "middle_chunks({req}, +1)",
+        "batch = server.batch(ForwardMode.EXTEND, {req})",
+        "batch.prepare_for_extend()",
+        "middle_chunks({req}, -1)",
+        "checkpoint({req}, server.cache{chunked})",
+    ),
+    (
+        "decode(server, {req}, token={token})",
+        "batch = server.batch(ForwardMode.DECODE, {req})",
+        "batch.prepare_for_decode()",
+        "sampled({req}, [{token}])",
+    ),
+    (
+        "finish(server, {req})",
+        "server.allocator.free_group_begin()",
+        "check_finished({req})",
+        "release_kv_cache({req}, server.cache{kept})",
+        "server.allocator.free_group_end()",
+        "?server.reap()",
+    ),
+    ("server.batch({of}).release_req({how})", "batch = server.batch({of})", "batch.release_req({how})"),
+    ("server.batch({of})._evict_swa({how})", "batch = server.batch({of})", "batch._evict_swa({how})"),
+)
+_STANDS_FOR = {
+    "req": r"\w+", "end": r"\d+", "token": r"\d+", "of": ".*", "how": ".*",
+    "chunked": "(?:, chunked=True)?", "kept": r"(?:, \w+=True)?",
+}  # fmt: skip
+
+
+def _pattern(lines: Sequence[str]) -> re.Pattern[str]:
+    """Matches these lines of _TOGETHER."""
+    seen, text = set[str](), ""
+    for line in lines:
+        parts = re.split(r"\{(\w+)\}", line.removeprefix("?"))
+        for at, part in enumerate(parts):
+            named = f"(?P={part})" if part in seen else f"(?P<{part}>{_STANDS_FOR.get(part)})"
+            parts[at] = named if at % 2 else re.escape(part)
+            seen |= {part} if at % 2 else set()
+        whole = "".join(parts) + "\n"
+        text += f"(?:{whole})?" if line[0] == "?" else whole
+    return re.compile(f"^{text}", re.MULTILINE)
+
+
+_PHRASES = [(re.sub(r"\{(\w+)\}", r"\\g<\1>", one), _pattern(lines)) for one, *lines in _TOGETHER]
+# Results between these two are processed in a group in which nothing is freed.
+_EMPTY_GROUP = re.compile(
     r"server\.allocator\.free_group_begin\(\)\n"
-    r"check_finished\((\w+)\)\n"
-    r"release_kv_cache\(\1, server\.cache(?:, \w+=True)?\)\n"
-    r"server\.allocator\.free_group_end\(\)": r"finish(server, \1)",
-    r"batch = (server\.batch\(.*\))\nbatch\.(release_req|_evict_swa)": r"\1.\2",
-}
+    r"((?:sampled\(.*\)\n|\w+\.\S+ \+= .*\n)*)"
+    r"server\.allocator\.free_group_end\(\)\n"
+)
 
 
 class ReleaseTarget(NamedTuple):
@@ -179,13 +218,11 @@ def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
 def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
     """A command as a comment, after an empty line, and the lines that carry it out."""
     refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""
-    text = "\n".join(call for call in calls if sessions or call != "server.reap()")
-    for pattern, one in _TOGETHER.items():
-        text = re.sub(pattern, one, text)
-    text = text.strip("\n")
-    if sessions:
-        text = re.sub(r"(finish\(server, \w+\))\nserver\.reap\(\)", r"\1", text)
-    return ["", *comment(command + refused), *(text.split("\n") if text else ())]
+    text = "".join(f"{call}\n" for call in calls if sessions or call != "server.reap()")
+    text = _EMPTY_GROUP.sub(r"\1", text)
+    for one, pattern in _PHRASES:
+        text = pattern.sub(f"{one}\n", text)
+    return ["", *comment(command + refused), *text.splitlines()]
 
 
 def comment(text: str) -> list[str]:
