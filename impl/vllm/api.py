@@ -116,7 +116,7 @@ def uses() -> Iterator[tuple[str, ast.expr]]:
 
 
 def require(root: Path, name: str, release: str, v2: bool = False, offloads: bool = False) -> None:
-    """Raise UnusableImplementation that names the first thing that the files under `root` lack of what that
+    """Raise UnusableImplementation that names everything that the files under `root` lack of what that
     release has. v2: for model runner V2; offloads: for its OffloadingConnector."""
     more = API_STATE.lstrip() * drives(release, "state")
     more += API_V2.lstrip() * v2 + API_OFFLOAD.lstrip() * offloads
