@@ -32,13 +32,14 @@ def _outcome(past: History) -> str | None:
 
 
 def refusal(run: Run, index: int) -> str:
-    """Why the rules refuse a command of a replayed trace, in words; "" where they do not, and of an engine
-    that schedules by itself."""
+    """Why the rules refuse a command of a replayed trace, in words; "" where they do not, and of commands
+    that they have none for."""
     row, at = run.rows[index], index - run.first
     if not isinstance(row.outcome, Refused) or type(row.command) not in RULES_OF:
         return ""
     step = run.history[at].step if at > 0 else None
-    if step is None or not isinstance(step.expected, Refused):  # too long ago, or not run by the system
+    # Too long ago, or not run by the system; or no model stands beside it.
+    if not isinstance(step, Step) or not isinstance(step.expected, Refused):
         return RULES_OF[type(row.command)].refused.get(row.outcome.reason, "")
     until = replace(run, rows=run.rows[: index + 1], history=run.history[: at + 1])
     past = History(until, Violation("OUT-1", index, Failure("", "")), step)

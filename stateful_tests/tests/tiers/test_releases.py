@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ci.report import data as report
+from ci.report import page
 from impl.adapter import UnusableImplementation
 from impl.sglang.tiers import api
 from impl.sglang.tiers.system import TierSystem
@@ -53,6 +55,9 @@ def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
     parts = "waits for a store", "store 1 of node 1, ", "is acknowledged", "h2 reads [0, 12)"
     for part in parts:
         assert any(part in line for line in told), (part, told)
+    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    for part in ("<span class=\"tag o1\">node 1</span> under the root", "host full", "load 3 (completed)"):
+        assert part in html, part
 
 
 def test_a_release_before_the_copy_engine_is_not_driven():
