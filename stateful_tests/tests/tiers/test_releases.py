@@ -56,7 +56,7 @@ def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
     for part in parts:
         assert any(part in line for line in told), (part, told)
     html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
-    for part in ("<span class=\"tag o1\">node 1</span> under the root", "host full", "load 3 (completed)"):
+    for part in ("<span class=\"tag o1\">node 1</span> under the root", "host full", "(completed), device:host full"):
         assert part in html, part
 
 
