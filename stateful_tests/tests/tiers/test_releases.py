@@ -1,5 +1,8 @@
 """Releases of SGLang with their host tier: what drives them, what they conform to, what cannot be driven."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +21,7 @@ from stateful_tests.lockstep.lockstep import check_fits, replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import minimise
+from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 from stateful_tests.traces.files import TraceError, dump, loads
 from stateful_tests.traces.notation import TIER_KINDS, parse
 
@@ -56,8 +60,21 @@ def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
     for part in parts:
         assert any(part in line for line in told), (part, told)
     html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
-    for part in ("<span class=\"tag o1\">node 1</span> under the root", "host full", "(completed), device:host full"):
+    parts = '<span class="tag o1">node 1</span> under the root', "host full", "(completed), device:host full"
+    for part in parts:
         assert part in html, part
+
+
+def test_the_faults_are_seen_first_by_their_clauses():
+    done = subprocess.run(
+        [sys.executable, "-m", "stateful_tests.tests.tiers.tier_faults", "--replay"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert {name: seen[0][0] for name, seen in found.items()} == {
+        name: fault.clause for name, fault in TIER_FAULTS.items()
+    }
+    assert [name for name, seen in found.items() if seen[1] is not None] == []
 
 
 def test_a_release_before_the_copy_engine_is_not_driven():
