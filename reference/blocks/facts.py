@@ -24,8 +24,9 @@ def chained(tokens: Iterable[int], stamp: int = 0) -> list[int]:
 
 
 class RequestFact(NamedTuple):
-    """A request that the scheduler knows. status: as the engine calls it. computed: its own count, which
-    may run ahead of results. tables: of the cache manager, null blocks included."""
+    """A request that the scheduler knows. status: as the engine calls it; PREEMPTED holds nothing, PAUSED
+    keeps its blocks. computed: its own count, which may run ahead of results. tables: of the cache manager,
+    null blocks included."""
 
     status: str
     tokens: tuple[int, ...]
@@ -128,7 +129,9 @@ class BlockFacts(NamedTuple):
     batches whose results wait; results_due: the oldest are taken next, as nothing more can be scheduled
     before; in_step: in the very step that has scheduled, so that of what clients do only aborts come before.
     kept: blocks of requests that are gone, which a step or a transfer in flight still uses, once for each
-    table that named them. host: None without host memory.
+    table that named them. host: None without host memory. merges: blocks of equal text are made one, so that
+    two entries of a batch may write the same. unheard: clients are not heard before the next Schedule.
+    released: requests that gave all their blocks back in this command, whatever they have got since.
     """
 
     refs: tuple[int, ...]
@@ -146,6 +149,9 @@ class BlockFacts(NamedTuple):
     in_step: bool = False
     kept: tuple[int, ...] = ()
     host: HostFacts | None = None
+    merges: bool = False
+    unheard: bool = False
+    released: tuple[str, ...] = ()
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

@@ -139,13 +139,20 @@ class RequestTexts:
                 self.bearers[name].failed = True
         elif isinstance(command, Update):
             return [], self._results(facts)
+        self._preempted(facts)
+        return self._lanes(facts), self._without_results({output.request: output for output in facts.outputs})
+
+    def _preempted(self, facts: BlockFacts) -> None:
+        """Results in flight of who was preempted are stale; who keeps its KV computes its last token again."""
         for name, fact in facts.requests.items():
             known = self.bearers.get(name)
-            if known is not None and known.computed is not None and fact.status == "PREEMPTED":
-                known.computed = None
+            if known is None or known.computed is None:
+                continue
+            lost = fact.status == "PREEMPTED" or name in facts.released
+            if lost or fact.status == "PAUSED":
+                known.computed = None if lost else min(known.computed, len(known.text) - 1)
                 for flight in known.flights:
                     flight.stale = True
-        return self._lanes(facts), self._without_results({output.request: output for output in facts.outputs})
 
     def _tokens(self, command: Add | More) -> list[int]:
         self._sent += 1

@@ -24,7 +24,7 @@ from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.coverage.situations import situation
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.engine_commands import (
-    draw_engine_config, draw_engine_profile, engine_finale, propose_engine_command,
+    draw_engine_config, draw_engine_profile, engine_finale, fitted, propose_engine_command,
 )  # fmt: skip
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.tier_commands import (
@@ -230,18 +230,19 @@ class _Draws(NamedTuple):
     beside: Callable[[Any], Any]  # what is kept beside a run of it
     profile: Any
     sizes: Any
+    fitted: Callable[[Any, Any], Any]  # sizes to a profile
     propose: Any
     finale: Any
 
 
 _DRAWS = {
     CLIENTS: _Draws(
-        EngineLockstep, attrgetter("texts"), draw_engine_profile, draw_engine_config, propose_engine_command,
-        engine_finale,
+        EngineLockstep, attrgetter("texts"), draw_engine_profile, draw_engine_config, fitted,
+        propose_engine_command, engine_finale,
     ),
     TIERED: _Draws(
-        TierLockstep, attrgetter("beside"), draw_tier_profile, draw_tier_config, propose_tier_command,
-        tier_finale,
+        TierLockstep, attrgetter("beside"), draw_tier_profile, draw_tier_config, lambda sizes, _: sizes,
+        propose_tier_command, tier_finale,
     ),
 }  # fmt: skip
 
@@ -251,8 +252,9 @@ def _engine_example(system: Any, plan: Plan, config: Configuration, example: int
     draws = _DRAWS[config.machine]
     profile, sizes = draws.profile(source), sizes_for(config.machine, config.preset)
     tallied = partial(draws.lockstep, tallies=driven.tallies, refusals=driven.refusals)
+    drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
     try:
-        lockstep = tallied(system, draws.sizes(source, sizes) if example % 4 == 3 else sizes)
+        lockstep = tallied(system, draws.fitted(drawn, profile))
     except UnusableImplementation:  # a release need not take every configuration
         lockstep = tallied(system, sizes)
     beside = draws.beside(lockstep)

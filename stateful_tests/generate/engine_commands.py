@@ -116,6 +116,8 @@ def propose_engine_command(
 ) -> EngineCommand:
     """The next command."""
     there = [texts.bearers[name] for name in profile.names if name in texts.bearers]
+    if facts.unheard:
+        return _schedule(texts, there, source, profile)
     client = once_in(source, 3 if profile.busy else 6) or not there
     if profile.abort and there and once_in(source, profile.abort):
         return Abort(pick(source, there).name)
@@ -211,6 +213,8 @@ def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | Non
     """What ends a run, command by command, until nobody is there; then the cache is forgotten."""
     if facts.in_step:
         return Update()
+    if facts.unheard:
+        return Schedule()
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving:
         return Complete(moving[0].load)

@@ -34,7 +34,8 @@ def resolve(
     """The system that `spec` names: a System, or an EngineSystem.
 
     reference | torch | torch+BUG | module:factory | sglang==VERSION | vllm==VERSION | transformers==VERSION
-    sglang | vllm | transformers, with a `checkout` of it
+    lmdeploy==VERSION
+    sglang | vllm | transformers | lmdeploy, with a `checkout` of it
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
     impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; or `+hicache`: its tree with its
     host tier. After vllm `+async` for overlap scheduling, `+v2` for model runner V2 and `+offload` for its
@@ -66,7 +67,7 @@ def resolve(
         return _stranger(spec, limits, in_process)
     raise UnusableImplementation(
         f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
-        " vllm==VERSION, vllm, transformers==VERSION, module:factory"
+        " vllm==VERSION, vllm, transformers==VERSION, lmdeploy==VERSION, module:factory"
     )
 
 
@@ -122,8 +123,18 @@ def _transformers(spec: Spec) -> Any:
     return TransformersSystem(spec.version, spec.checkout, spec.limits)
 
 
+def _lmdeploy(spec: Spec) -> Any:
+    from impl.lmdeploy.loading import LMDeploySystem
+
+    if spec.ways:
+        raise UnusableImplementation(f"--impl {spec.text!r}: nothing goes after a release of lmdeploy")
+    return LMDeploySystem(spec.version, spec.checkout, spec.limits)
+
+
 # Whose releases and checkouts are driven.
-ENGINES: dict[str, Callable[[Spec], Any]] = {"sglang": _sglang, "vllm": _vllm, "transformers": _transformers}
+ENGINES: dict[str, Callable[[Spec], Any]] = {
+    "sglang": _sglang, "vllm": _vllm, "transformers": _transformers, "lmdeploy": _lmdeploy,
+}  # fmt: skip
 
 
 def as_base(base: str, spec: str) -> str:

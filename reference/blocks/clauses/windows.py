@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.blocks.clauses.step import BlockStep, clause, window_start
+from reference.blocks.clauses.step import NOT_WRITTEN, BlockStep, clause, window_start
 from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
 
 
@@ -137,14 +137,16 @@ def _counts(step: BlockStep) -> Failure | None:
     "BLK-5",
     "only one's own blocks are written",
     "A batch entry writes only into blocks of its request's tables, into slots of one position "
-    "that no other entry writes; never into the null block, never past its table.",
+    "that no other entry writes; never into the null block, never past its table. Two entries may write the "
+    "same KV where the engine makes blocks of equal text one.",
     why="Whoever holds the block reads what was written there.",
     rule="blocks.facts",
     source="vllm slot mapping",
     trigger=lambda s: sum(1 for n in s.lanes if len(n.lane.tokens)) > 1,
 )
 def _written(step: BlockStep) -> Failure | None:
-    writers: dict[tuple[int, int], str] = {}
+    writers: dict[tuple[int, int], tuple[str, int]] = {}
+    texts = {note.lane.request: note.stamps for note in step.lanes}
     for lane in step.after.lanes:
         fact = step.after.requests.get(lane.request)
         for group, layers in enumerate(step.config.groups):
@@ -162,7 +164,10 @@ def _written(step: BlockStep) -> Failure | None:
                 if at >= len(own) or own[at] != block:
                     got = f"block {block} is not in its table"
                     return failure(f"{where} into a block of its own", got, place)
-                if writers.setdefault((block, offset), lane.request) != lane.request:
-                    got = f"{writers[block, offset]} writes there in the same batch"
+                stamps = texts.get(lane.request, [])
+                stamp = stamps[position] if position < len(stamps) else NOT_WRITTEN
+                other, its = writers.setdefault((block, offset), (lane.request, stamp))
+                if other != lane.request and not (step.after.merges and stamp == its != NOT_WRITTEN):
+                    got = f"{other} writes there in the same batch"
                     return failure(f"{where} alone", got, AtBlock(block), place)
     return None

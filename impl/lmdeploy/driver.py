@@ -1,0 +1,371 @@
+"""Drives the release's own scheduler, maker of batches and output step, and gathers the facts.
+
+The order of the engine's loop (engine_loop.py) is kept: a batch is dispatched before the output of the one
+before it is taken. `Schedule` dispatches the next batch, if there is one; `Update` takes the oldest output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Coroutine, Iterator
+from inspect import signature
+from pathlib import Path
+from types import SimpleNamespace as Values
+from typing import Any
+
+import numpy as np
+import torch
+
+from impl.adapter import UnusableImplementation
+from impl.lmdeploy.loading import CAN, load
+from impl.process.worker import serve
+from impl.vllm.runner import greedy
+from impl.vocabulary import CommandRefused, require, well_formed
+from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update, client_tokens
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
+from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
+
+_AHEAD = 16  # tokens that a server allocates slots for ahead of a decode (prefill_interval)
+
+
+class _Row:
+    """A request in the worker's batch (step_inputs.py): positions that have KV, the stamp of the last, and the
+    token that was sampled behind it."""
+
+    def __init__(self, seq: Any, past: int, stamp: int) -> None:
+        self.seq, self.past, self.stamp, self.token = seq, past, stamp, 0
+        self.left: int = seq.sampling_param.max_new_tokens - seq.num_new_tokens
+
+
+class _Inputs(Values):
+    """In the place of ModelInputs and ModelInputsDelta: their fields."""
+
+    def __init__(self, **fields: Any) -> None:
+        flags = dict.fromkeys(("is_chunk", "is_last_chunk", "is_first_chunk", "is_dummy", "is_decoding"), False)
+        nothing = dict.fromkeys(("logits_indices", "seq_logit_length", "block_offsets", "indice_cpu"))
+        super().__init__(**{**flags, **nothing, **fields})
+
+
+class LMDeployDriver:
+    """One release under `root`, in this process."""
+
+    capabilities = CAN
+
+    def __init__(self, root: Path, name: str = "lmdeploy") -> None:
+        self.name, self._of = name, load(root)
+        maker, loop = self._of["inputs_maker"], self._of["engine_loop"]
+        maker.ModelInputs = maker.ModelInputsDelta = _Inputs
+        maker.fill_logits_indices = lambda inputs, *_: inputs
+        loop.InferOutput = Values
+
+    def reset(self, geometry: EngineConfig) -> None:
+        [group, *more] = geometry.groups
+        if more or geometry.drafts or geometry.connects or not geometry.chunked:
+            raise UnusableImplementation("lmdeploy: one group, no drafts, no connector; prompts are cut (chunked)")
+        self.config, self._size = geometry, group.block_size
+        slots = geometry.blocks * self._size
+        # Engine._get_max_session_len: a block is kept back, unless a window makes room.
+        self._longest = geometry.max_model_len
+        if group.window is None or group.window > slots:
+            self._longest = min(self._longest, slots - self._size)
+        caching = geometry.caching and group.window is None
+        cache = self._of["config"].CacheConfig(
+            max_batches=geometry.max_seqs, block_size=self._size, num_cpu_blocks=0,
+            num_gpu_blocks=geometry.blocks + 1, kernel_block_size=self._size, window_size=group.window or -1,
+            max_prefill_token_num=geometry.max_batched_tokens, enable_prefix_caching=caching,
+            num_reserved_gpu_blocks=1, device_type="cpu",
+        )  # fmt: skip
+        plan = self._of["config"].SchedulerConfig(
+            max_batches=geometry.max_seqs, max_session_len=self._longest,
+            prefill_interval=max(1, min(_AHEAD, slots - self._longest)),
+        )  # fmt: skip
+        meta = self._of["messages"].SequenceMeta(
+            self._size, strategy=self._of["sequences"].ARSequenceStrategy()
+        )
+        self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
+        self._notes_released(self.scheduler)
+        self.maker = self._maker(plan, cache)
+        self.loop = object.__new__(self._of["engine_loop"].EngineLoop)
+        vars(self.loop).update(
+            scheduler=self.scheduler, seq_strategy=meta.strategy, inputs_maker=self.maker,
+            config=Values(num_speculative_tokens=None, enable_metrics=False),
+            resp_queue=Values(put_nowait=self._deliver),
+        )  # fmt: skip
+        self._rows: list[_Row] = []
+        self._flights: deque[tuple[Any, Any, Any, Any]] = deque()  # requests, inputs, delta, output
+        self._dispatched_next = False  # whether the loop waits for the oldest output
+        self._listens = True  # whether the loop gives clients a turn before it goes on
+        self._names: dict[int, str] = {}  # of sessions that clients have not ended
+        self._past: dict[int, int] = {}  # of sessions that ran: positions that the worker has computed
+        self._ending: list[int] = []
+        self._memory: dict[int, list[int]] = {}
+        self._sent, self._stop = 0, frozenset[str]()
+        self._lanes: list[Lane] = []
+        self._outputs: list[Output] = []
+        self._released: list[str] = []
+
+    def _maker(self, plan: Any, cache: Any) -> Any:
+        """The release's maker of batches, whose last batch is known to the worker."""
+        module, driver = self._of["inputs_maker"], self
+
+        class Maker(module.InputsMakerAsync):  # type: ignore[misc, name-defined]
+            def _make_forward_inputs(self, prefill: bool, enable_empty: bool = False) -> Any:
+                made = super()._make_forward_inputs(prefill, enable_empty)
+                driver._batch = made and made["running"]
+                return made
+
+        config = _fitting(module.InputsMakerConfig)(
+            max_batches=cache.max_batches, max_prefill_token_num=cache.max_prefill_token_num,
+            role=self._of["roles"].EngineRole.Hybrid, block_size=self._size, kernel_block_size=self._size,
+            window_size=cache.window_size, enable_prefix_caching=cache.enable_prefix_caching,
+            prefix_cache_decode_state_interval=0, prefill_interval=plan.prefill_interval,
+        )  # fmt: skip
+        return _fitting(Maker)(
+            executor=Values(device_type="cpu", forward_async=self._forward), scheduler=self.scheduler,
+            state_checkpoints=getattr(self.scheduler, "state_checkpoints", None),
+            adapter_manager=Values(num_adapters=lambda: 0),
+            engine_strategy=self._of["strategy"].AREngineStrategy(plan, cache),
+            sampling_strategy=Values(make_sampling_inputs=lambda _: None),
+            model_agent_strategy=Values(
+                make_extra_inputs=lambda *_: None, make_stopping_criteria=lambda _: None
+            ),
+            config=config,
+        )  # fmt: skip
+
+    def apply(self, command: EngineCommand) -> Outcome:
+        self._lanes, self._outputs, self._released = [], [], []
+        try:
+            self._carry_out(command)
+        except CommandRefused as refused:
+            return Refused(refused.reason)
+        return Done()
+
+    def close(self) -> None:
+        """Holds nothing outside of this process."""
+
+    def _carry_out(self, command: EngineCommand) -> None:
+        match command:
+            case Schedule():
+                require(not self._dispatched_next, Reason.WRONG_PHASE)
+                works = self._flights or self.scheduler.has_unfinished() or self.maker.has_pending_long_context_chunk()
+                require(bool(works), Reason.EMPTY)
+                self._stop = frozenset(command.stop)
+                self._dispatch()
+            case Update():
+                require(self._dispatched_next, Reason.EMPTY)
+                self._dispatched_next = self._listens = False
+                running, inputs, delta, output = self._flights.popleft()
+                self.loop._finish_forward_output(output, running, inputs, delta)
+                self.maker.preempt_invalid_decode_seqs()
+            case Add():
+                require(self._heard, Reason.WRONG_PHASE)
+                self._add(command)
+            case Abort(name):
+                require(self._heard, Reason.WRONG_PHASE)
+                require(name in self._names.values(), Reason.UNKNOWN_REQUEST)
+                session = next(each for each, known in self._names.items() if known == name)
+                self.scheduler.stop_session(session)
+                self.scheduler.end_session(session)
+                del self._names[session]
+            case _:  # each client ends the session that it began
+                raise CommandRefused(Reason.UNFAITHFUL)
+        if self._heard:  # clients end what has finished
+            for session in self._ending:
+                self.scheduler.end_session(session)
+            self._ending = []
+
+    @property
+    def _heard(self) -> bool:
+        """Whether clients can act: while the loop waits for an output, or for work."""
+        return self._listens or not self._flights
+
+    def _add(self, command: Add) -> None:
+        length = prompt_len(command.prompt) + command.tokens
+        fits = command.max_tokens >= 1 and 1 <= length and length + command.max_tokens <= self._longest
+        require(well_formed(command.prompt) and command.tokens >= 0 and fits, Reason.BAD_LENGTH)
+        require(not command.resumable, Reason.UNFAITHFUL)
+        require(command.request not in self._names.values(), Reason.REQUEST_EXISTS)
+        self._sent += 1
+        tokens = np.array(client_tokens(command.prompt, command.tokens, self._sent))
+        wants = self._of["messages"].SamplingParam(max_new_tokens=command.max_tokens)
+        sequence = self.scheduler.add_session(self._sent).add_sequence(tokens, sampling_param=wants)
+        sequence.resp = Values(_input_logprobs=None, data=None)
+        self._names[self._sent] = command.request
+
+    def _dispatch(self) -> None:
+        """The loop up to its next wait."""
+        if not self._flights:
+            _ran(self.maker.send_next_inputs())
+        else:
+            running, inputs, *_ = self._flights[0]
+            self.scheduler.activate_seqs(running)
+            self.maker.update_running_seqs(running, inputs)
+            if self.maker.__dict__.get("state_checkpoints") is not None:
+                self.maker.state_checkpoints.finish_forward_dispatch(running, has_save_plan=False)
+            _ran(self.maker.prefetch_next_inputs())
+            self._dispatched_next = True
+        self._listens = True
+
+    def _notes_released(self, scheduler: Any) -> None:
+        """Note requests that give all their blocks back, whatever they get in the same command."""
+        owner = getattr(scheduler, "sequence_lifecycle", None) or scheduler.block_manager
+        method = "release_paging_resources" if owner is not scheduler.block_manager else "free"
+        whole = getattr(owner, method)
+
+        def release(sequence: Any) -> Any:
+            name = self._names.get(sequence.session_id)
+            if name is not None and sequence.num_blocks:
+                self._released.append(name)
+            return whole(sequence)
+
+        setattr(owner, method, release)
+
+    # -- the worker (model_agent) and the clients -----------------------------------------------------
+
+    async def _forward(self, made: dict[str, Any]) -> None:
+        """Run a batch: a stamp in each slot, a token for each request whose prompt is done."""
+        inputs, delta = made["inputs"], made["delta"]
+        if delta is not None and delta.indice_cpu is not None:
+            self._rows = [self._rows[at] for at in delta.indice_cpu]
+        samples = inputs is None or not inputs.is_chunk or inputs.is_last_chunk
+        batch, source = ([(row, [row.token]) for row in self._rows], delta)
+        if inputs is not None:
+            batch, source = list(self._prefilled(inputs)), inputs
+            self._rows += [row for row, _ in batch] if samples else []
+        assert [row.seq for row, _ in batch] == self._batch, "the worker has another batch than the engine"
+        tokens, stopped = [], []
+        ignored, tables = source.num_ignored_history.tolist(), source.block_offsets.tolist()
+        for (row, given), skipped, table in zip(batch, ignored, tables):
+            table = [0] * (skipped // self._size) + table
+            tokens.append(self._run(row, given, table, samples))
+            row.left -= samples
+            stopped.append(samples and (row.left <= 0 or row.token == STOP_TOKEN))
+        if inputs is None:
+            delta.seq_length, delta.is_decoding = torch.ones(len(batch), dtype=torch.long), True
+        output = Values(
+            next_token_ids=torch.tensor(tokens), stopped=torch.tensor(stopped), logits=None, logprobs=None,
+            all_routed_experts=None, ce_loss=None, model_metas=None, new_token_timestamp=0,
+            stop_pos=torch.zeros(len(batch), dtype=torch.long), kv_connector_output=None,
+        )  # fmt: skip
+        self._flights.append((list(self._batch), inputs, delta, output))
+
+    def _prefilled(self, inputs: Any) -> Iterator[tuple[_Row, list[int]]]:
+        """A row for each request of a prefill, and its inputs."""
+        at = 0
+        for sequence, past, count in zip(self._batch, inputs.history_lengths.tolist(), inputs.seq_length.tolist()):
+            before = chained(sequence.all_ids[:past].tolist())
+            yield _Row(sequence, past, before[-1] if before else 0), inputs.input_ids[0, at : at + count].tolist()
+            at += count
+
+    def _run(self, row: _Row, tokens: list[int], table: list[int], samples: bool) -> int:
+        start, stamps = row.past, chained(tokens, row.stamp)
+        for position, stamp in enumerate(stamps, start):
+            at, offset = divmod(position, self._size)
+            if at < len(table):
+                self._memory.setdefault(table[at], [0] * self._size)[offset] = stamp
+        name = self._names.get(row.seq.session_id, "")
+        row.past, row.stamp = start + len(tokens), stamps[-1]
+        row.token = STOP_TOKEN if name in self._stop else greedy(row.stamp)
+        self._past[row.seq.session_id] = row.past
+        if name:
+            sampled = (row.token,) if samples else ()
+            held = tuple(table[: -(-row.past // self._size)])
+            self._lanes.append(Lane(name, start, tuple(tokens), 0, sampled, (held,)))
+        return row.token
+
+    def _deliver(self, outputs: dict[int, Any]) -> None:
+        for session, output in outputs.items():
+            [sequence] = self.scheduler.sessions[session].sequences.values()
+            had = len(sequence.resp.data["token_ids"]) if sequence.resp.data else 0
+            sequence.resp.data = {"token_ids": (tokens := output.token_ids.tolist())}
+            ended = ("stop" if tokens[-1] == STOP_TOKEN else "length") if output.finish else ""
+            self._outputs.append(Output(self._names[session], tuple(tokens[had:]), ended))
+            if output.finish:
+                self._ending.append(session)
+                del self._names[session]
+
+    # -- facts ----------------------------------------------------------------------------------------
+
+    def view(self) -> BlockFacts:
+        allocator = self.scheduler.block_manager.allocator
+        of, pool = allocator._log_mem.phy_map.tolist(), allocator._gpu_allocator
+        published = tuple(self._published(of))
+        cached = [each.block for each in published]
+        requests, kept = {}, []
+        for sequence in self.scheduler.seq_manager.get_all_sequences():
+            row = [of[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
+            if (name := self._names.get(sequence.session_id)) is None:
+                kept += row
+            else:
+                requests[name] = self._request(sequence, row)
+        refs = [0] * (self.config.blocks + 1)
+        used = allocator._free_blocks[: allocator._num_blocks - allocator._free_count].tolist()
+        for block in {*range(allocator._num_blocks)} - {*allocator._free_blocks.tolist()[len(used) :]}:
+            refs[of[block]] += int(allocator._log_mem.ref_count[block]) - cached.count(of[block])
+        free = pool._free_blocks[pool._num_blocks - pool._free_count :].tolist()
+        free += [block for block in cached if not refs[block]]  # evicted when blocks run out
+        ours = {*self._names, *self._ending}
+        return BlockFacts(
+            refs=tuple(refs),
+            free=tuple(free),
+            memory=tuple(
+                (0, tuple(self._memory[block])) if block in self._memory else (-1, ())
+                for block in range(len(refs))
+            ),
+            published=published,
+            mapped={block: cached.count(block) for block in cached},
+            requests=requests,
+            leftovers=tuple(f"session {each}" for each in self.scheduler.sessions if each not in ours),
+            lanes=tuple(self._lanes),
+            outputs=tuple(self._outputs),
+            steps_in_flight=len(self._flights),
+            results_due=self._dispatched_next,
+            kept=tuple(kept),
+            merges=True,
+            unheard=not self._heard,
+            released=tuple(self._released),
+        )
+
+    def _published(self, of: list[int]) -> Iterator[Published]:
+        waiting = [(root, 0) for root in self.scheduler.block_trie._roots.values()]
+        while waiting:
+            node, before = waiting.pop()
+            for child in node.children.values():
+                stamps = chained(child.token_ids.tolist(), before)
+                yield Published(of[int(child.block_id)], 0, tuple(stamps))
+                waiting.append((child, stamps[-1]))
+
+    def _request(self, sequence: Any, row: list[int]) -> RequestFact:
+        """Its count is made at outputs: what batches in flight have computed is added."""
+        status, computed = sequence.status.name, sequence.num_history_ids
+        if status in ("READY", "RUNNING"):
+            status = "RUNNING"
+            if any(sequence in batch for batch, *_ in self._flights):
+                computed = max(computed, self._past[sequence.session_id])
+        elif sequence.session_id in self._past:
+            status = "PAUSED" if row else "PREEMPTED"
+        table = (0,) * (sequence.num_ignored_history // self._size) + tuple(row)
+        return RequestFact(status, tuple(sequence.all_ids.tolist()), computed, (table,))
+
+
+def _ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine gives that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("the maker of batches waits for something that is not played")
+
+
+def _fitting(made: Any) -> Any:
+    """A constructor that is given only what it takes: earlier releases take less."""
+    takes = signature(made).parameters
+    return lambda **given: made(**{name: value for name, value in given.items() if name in takes})
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    root = Path(sys.argv[1])
+    sys.exit(serve(lambda: LMDeployDriver(root, sys.argv[2]), root))
