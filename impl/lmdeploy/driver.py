@@ -18,21 +18,22 @@ import numpy as np
 import torch
 
 from impl.adapter import UnusableImplementation
+from impl.engine_driver import EngineDriver
 from impl.lmdeploy.loading import CAN, load
 from impl.process.worker import serve
 from impl.vllm.runner import greedy
-from impl.vocabulary import CommandRefused, require, well_formed
-from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update, client_tokens
+from impl.vocabulary import CommandRefused, require
+from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
-from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
+from reference.commands import Abort, Reason
 
 _AHEAD = 16  # tokens that a server allocates slots for ahead of a decode (prefill_interval)
 
 
 class _Row:
-    """A request in the worker's batch (step_inputs.py): positions that have KV, the stamp of the last, and the
-    token that was sampled behind it."""
+    """A request in the worker's batch (step_inputs.py): positions that have KV, the stamp of the last, the
+    token that was sampled behind it, and how many more it may have."""
 
     def __init__(self, seq: Any, past: int, stamp: int) -> None:
         self.seq, self.past, self.stamp, self.token = seq, past, stamp, 0
@@ -43,12 +44,12 @@ class _Inputs(Values):
     """In the place of ModelInputs and ModelInputsDelta: their fields."""
 
     def __init__(self, **fields: Any) -> None:
-        flags = dict.fromkeys(("is_chunk", "is_last_chunk", "is_first_chunk", "is_dummy", "is_decoding"), False)
-        nothing = dict.fromkeys(("logits_indices", "seq_logit_length", "block_offsets", "indice_cpu"))
-        super().__init__(**{**flags, **nothing, **fields})
+        unset = ("is_chunk", "is_last_chunk", "is_first_chunk", "is_dummy", "is_decoding", "logits_indices",
+                 "seq_logit_length", "block_offsets", "indice_cpu")  # fmt: skip
+        super().__init__(**{**dict.fromkeys(unset), **fields})
 
 
-class LMDeployDriver:
+class LMDeployDriver(EngineDriver):
     """One release under `root`, in this process."""
 
     capabilities = CAN
@@ -63,17 +64,18 @@ class LMDeployDriver:
     def reset(self, geometry: EngineConfig) -> None:
         [group, *more] = geometry.groups
         if more or geometry.drafts or geometry.connects or not geometry.chunked:
-            raise UnusableImplementation("lmdeploy: one group, no drafts, no connector; prompts are cut (chunked)")
-        self.config, self._size = geometry, group.block_size
-        slots = geometry.blocks * self._size
+            raise UnusableImplementation("lmdeploy: one group, no drafts, no connector, chunked prompts")
+        self.clear(size := group.block_size)
+        self.config = geometry
+        slots = geometry.blocks * size
         # Engine._get_max_session_len: a block is kept back, unless a window makes room.
         self._longest = geometry.max_model_len
         if group.window is None or group.window > slots:
-            self._longest = min(self._longest, slots - self._size)
+            self._longest = min(self._longest, slots - size)
         caching = geometry.caching and group.window is None
         cache = self._of["config"].CacheConfig(
-            max_batches=geometry.max_seqs, block_size=self._size, num_cpu_blocks=0,
-            num_gpu_blocks=geometry.blocks + 1, kernel_block_size=self._size, window_size=group.window or -1,
+            max_batches=geometry.max_seqs, block_size=size, num_cpu_blocks=0,
+            num_gpu_blocks=geometry.blocks + 1, kernel_block_size=size, window_size=group.window or -1,
             max_prefill_token_num=geometry.max_batched_tokens, enable_prefix_caching=caching,
             num_reserved_gpu_blocks=1, device_type="cpu",
         )  # fmt: skip
@@ -81,12 +83,12 @@ class LMDeployDriver:
             max_batches=geometry.max_seqs, max_session_len=self._longest,
             prefill_interval=max(1, min(_AHEAD, slots - self._longest)),
         )  # fmt: skip
-        meta = self._of["messages"].SequenceMeta(
-            self._size, strategy=self._of["sequences"].ARSequenceStrategy()
-        )
+        meta = self._of["messages"].SequenceMeta(size, strategy=self._of["sequences"].ARSequenceStrategy())
         self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
         self._notes_released(self.scheduler)
         self.maker = self._maker(plan, cache)
+        later = hasattr(self.maker, "preempt_invalid_decode_seqs")  # up to 0.17 under another name
+        self._preempt = self.maker.preempt_invalid_decode_seqs if later else self.maker.deactivate_evict_seqs
         self.loop = object.__new__(self._of["engine_loop"].EngineLoop)
         vars(self.loop).update(
             scheduler=self.scheduler, seq_strategy=meta.strategy, inputs_maker=self.maker,
@@ -94,35 +96,26 @@ class LMDeployDriver:
             resp_queue=Values(put_nowait=self._deliver),
         )  # fmt: skip
         self._rows: list[_Row] = []
+        self._batch: list[Any] = []  # requests of the batch that was made last
         self._flights: deque[tuple[Any, Any, Any, Any]] = deque()  # requests, inputs, delta, output
         self._dispatched_next = False  # whether the loop waits for the oldest output
         self._listens = True  # whether the loop gives clients a turn before it goes on
         self._names: dict[int, str] = {}  # of sessions that clients have not ended
         self._past: dict[int, int] = {}  # of sessions that ran: positions that the worker has computed
         self._ending: list[int] = []
-        self._memory: dict[int, list[int]] = {}
-        self._sent, self._stop = 0, frozenset[str]()
-        self._lanes: list[Lane] = []
-        self._outputs: list[Output] = []
+        self._stop = frozenset[str]()
         self._released: list[str] = []
 
     def _maker(self, plan: Any, cache: Any) -> Any:
         """The release's maker of batches, whose last batch is known to the worker."""
-        module, driver = self._of["inputs_maker"], self
-
-        class Maker(module.InputsMakerAsync):  # type: ignore[misc, name-defined]
-            def _make_forward_inputs(self, prefill: bool, enable_empty: bool = False) -> Any:
-                made = super()._make_forward_inputs(prefill, enable_empty)
-                driver._batch = made and made["running"]
-                return made
-
+        module, size = self._of["inputs_maker"], cache.block_size
         config = _fitting(module.InputsMakerConfig)(
             max_batches=cache.max_batches, max_prefill_token_num=cache.max_prefill_token_num,
-            role=self._of["roles"].EngineRole.Hybrid, block_size=self._size, kernel_block_size=self._size,
+            role=self._of["roles"].EngineRole.Hybrid, block_size=size, kernel_block_size=size,
             window_size=cache.window_size, enable_prefix_caching=cache.enable_prefix_caching,
             prefix_cache_decode_state_interval=0, prefill_interval=plan.prefill_interval,
         )  # fmt: skip
-        return _fitting(Maker)(
+        maker = _fitting(module.InputsMakerAsync)(
             executor=Values(device_type="cpu", forward_async=self._forward), scheduler=self.scheduler,
             state_checkpoints=getattr(self.scheduler, "state_checkpoints", None),
             adapter_manager=Values(num_adapters=lambda: 0),
@@ -133,24 +126,22 @@ class LMDeployDriver:
             ),
             config=config,
         )  # fmt: skip
+        made = maker._make_forward_inputs
 
-    def apply(self, command: EngineCommand) -> Outcome:
-        self._lanes, self._outputs, self._released = [], [], []
-        try:
-            self._carry_out(command)
-        except CommandRefused as refused:
-            return Refused(refused.reason)
-        return Done()
+        def remembered(*given: Any) -> Any:
+            self._batch = (inputs := made(*given)) and inputs["running"]
+            return inputs
 
-    def close(self) -> None:
-        """Holds nothing outside of this process."""
+        maker._make_forward_inputs = remembered
+        return maker
 
-    def _carry_out(self, command: EngineCommand) -> None:
+    def carry_out(self, command: EngineCommand) -> None:
+        self._released = []
         match command:
             case Schedule():
                 require(not self._dispatched_next, Reason.WRONG_PHASE)
-                works = self._flights or self.scheduler.has_unfinished() or self.maker.has_pending_long_context_chunk()
-                require(bool(works), Reason.EMPTY)
+                waits = self.scheduler.has_unfinished() or self.maker.has_pending_long_context_chunk()
+                require(waits or bool(self._flights), Reason.EMPTY)
                 self._stop = frozenset(command.stop)
                 self._dispatch()
             case Update():
@@ -158,7 +149,7 @@ class LMDeployDriver:
                 self._dispatched_next = self._listens = False
                 running, inputs, delta, output = self._flights.popleft()
                 self.loop._finish_forward_output(output, running, inputs, delta)
-                self.maker.preempt_invalid_decode_seqs()
+                self._preempt()
             case Add():
                 require(self._heard, Reason.WRONG_PHASE)
                 self._add(command)
@@ -182,17 +173,12 @@ class LMDeployDriver:
         return self._listens or not self._flights
 
     def _add(self, command: Add) -> None:
-        length = prompt_len(command.prompt) + command.tokens
-        fits = command.max_tokens >= 1 and 1 <= length and length + command.max_tokens <= self._longest
-        require(well_formed(command.prompt) and command.tokens >= 0 and fits, Reason.BAD_LENGTH)
-        require(not command.resumable, Reason.UNFAITHFUL)
-        require(command.request not in self._names.values(), Reason.REQUEST_EXISTS)
-        self._sent += 1
-        tokens = np.array(client_tokens(command.prompt, command.tokens, self._sent))
+        tokens = self.accept(command, self._longest, command.request in self._names.values())
         wants = self._of["messages"].SamplingParam(max_new_tokens=command.max_tokens)
-        sequence = self.scheduler.add_session(self._sent).add_sequence(tokens, sampling_param=wants)
+        session = self.scheduler.add_session(self.sent)
+        sequence = session.add_sequence(np.array(tokens), sampling_param=wants)
         sequence.resp = Values(_input_logprobs=None, data=None)
-        self._names[self._sent] = command.request
+        self._names[self.sent] = command.request
 
     def _dispatch(self) -> None:
         """The loop up to its next wait."""
@@ -229,7 +215,7 @@ class LMDeployDriver:
         inputs, delta = made["inputs"], made["delta"]
         if delta is not None and delta.indice_cpu is not None:
             self._rows = [self._rows[at] for at in delta.indice_cpu]
-        samples = inputs is None or not inputs.is_chunk or inputs.is_last_chunk
+        samples = inputs is None or not inputs.is_chunk or bool(inputs.is_last_chunk)
         batch, source = ([(row, [row.token]) for row in self._rows], delta)
         if inputs is not None:
             batch, source = list(self._prefilled(inputs)), inputs
@@ -238,7 +224,7 @@ class LMDeployDriver:
         tokens, stopped = [], []
         ignored, tables = source.num_ignored_history.tolist(), source.block_offsets.tolist()
         for (row, given), skipped, table in zip(batch, ignored, tables):
-            table = [0] * (skipped // self._size) + table
+            table = [0] * (skipped // self.block_size) + table
             tokens.append(self._run(row, given, table, samples))
             row.left -= samples
             stopped.append(samples and (row.left <= 0 or row.token == STOP_TOKEN))
@@ -253,26 +239,25 @@ class LMDeployDriver:
 
     def _prefilled(self, inputs: Any) -> Iterator[tuple[_Row, list[int]]]:
         """A row for each request of a prefill, and its inputs."""
-        at = 0
-        for sequence, past, count in zip(self._batch, inputs.history_lengths.tolist(), inputs.seq_length.tolist()):
-            before = chained(sequence.all_ids[:past].tolist())
-            yield _Row(sequence, past, before[-1] if before else 0), inputs.input_ids[0, at : at + count].tolist()
-            at += count
+        given = inputs.input_ids[0].split(inputs.seq_length.tolist())
+        for sequence, past, tokens in zip(self._batch, inputs.history_lengths.tolist(), given):
+            before = [0, *chained(sequence.all_ids[:past].tolist())]
+            yield _Row(sequence, past, before[-1]), tokens.tolist()
 
     def _run(self, row: _Row, tokens: list[int], table: list[int], samples: bool) -> int:
         start, stamps = row.past, chained(tokens, row.stamp)
         for position, stamp in enumerate(stamps, start):
-            at, offset = divmod(position, self._size)
+            at, offset = divmod(position, self.block_size)
             if at < len(table):
-                self._memory.setdefault(table[at], [0] * self._size)[offset] = stamp
+                self.write(table[at], offset, stamp)
         name = self._names.get(row.seq.session_id, "")
         row.past, row.stamp = start + len(tokens), stamps[-1]
         row.token = STOP_TOKEN if name in self._stop else greedy(row.stamp)
         self._past[row.seq.session_id] = row.past
         if name:
             sampled = (row.token,) if samples else ()
-            held = tuple(table[: -(-row.past // self._size)])
-            self._lanes.append(Lane(name, start, tuple(tokens), 0, sampled, (held,)))
+            held = tuple(table[: -(-row.past // self.block_size)])
+            self.lanes.append(Lane(name, start, tuple(tokens), 0, sampled, (held,)))
         return row.token
 
     def _deliver(self, outputs: dict[int, Any]) -> None:
@@ -281,7 +266,7 @@ class LMDeployDriver:
             had = len(sequence.resp.data["token_ids"]) if sequence.resp.data else 0
             sequence.resp.data = {"token_ids": (tokens := output.token_ids.tolist())}
             ended = ("stop" if tokens[-1] == STOP_TOKEN else "length") if output.finish else ""
-            self._outputs.append(Output(self._names[session], tuple(tokens[had:]), ended))
+            self.outputs.append(Output(self._names[session], tuple(tokens[had:]), ended))
             if output.finish:
                 self._ending.append(session)
                 del self._names[session]
@@ -310,16 +295,13 @@ class LMDeployDriver:
         return BlockFacts(
             refs=tuple(refs),
             free=tuple(free),
-            memory=tuple(
-                (0, tuple(self._memory[block])) if block in self._memory else (-1, ())
-                for block in range(len(refs))
-            ),
+            memory=tuple(map(self.written, range(len(refs)))),
             published=published,
             mapped={block: cached.count(block) for block in cached},
             requests=requests,
             leftovers=tuple(f"session {each}" for each in self.scheduler.sessions if each not in ours),
-            lanes=tuple(self._lanes),
-            outputs=tuple(self._outputs),
+            lanes=tuple(self.lanes),
+            outputs=tuple(self.outputs),
             steps_in_flight=len(self._flights),
             results_due=self._dispatched_next,
             kept=tuple(kept),
@@ -346,7 +328,7 @@ class LMDeployDriver:
                 computed = max(computed, self._past[sequence.session_id])
         elif sequence.session_id in self._past:
             status = "PAUSED" if row else "PREEMPTED"
-        table = (0,) * (sequence.num_ignored_history // self._size) + tuple(row)
+        table = (0,) * (sequence.num_ignored_history // self.block_size) + tuple(row)
         return RequestFact(status, tuple(sequence.all_ids.tolist()), computed, (table,))
 
 

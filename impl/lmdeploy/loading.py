@@ -11,7 +11,7 @@ from typing import Any
 
 from impl import fetch
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.isolation import Bookkeeping, install
+from impl.isolation import Bookkeeping, Inert, install
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.wheel_parts import unpack_parts
 from reference.commands import Mode
@@ -76,9 +76,10 @@ def load(root: Path) -> dict[str, Any]:
     """The release's modules by name, in this process."""
     real = (*(f"{_PACKAGE}.{name}" for name in _REAL), "lmdeploy.messages")
     install(root, Bookkeeping("lmdeploy", real, imported_only=("pydantic",)), {})
-    logging.disable(logging.CRITICAL)  # it warns whenever its pool is full
+    modules: dict[str, Any]
     modules = {name: importlib.import_module(f"{_PACKAGE}.{module}") for name, module in MODULES.items()}
+    quiet: Any = Inert()
+    quiet.level = logging.ERROR  # or each batch is described
     for name in ("inputs_maker", "engine_loop"):
-        modules[name].logger = logging.getLogger("lmdeploy")
-    logging.getLogger("lmdeploy").setLevel(logging.ERROR)  # or each batch is described
+        modules[name].logger = quiet
     return modules

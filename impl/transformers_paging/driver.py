@@ -10,18 +10,19 @@ from typing import Any
 import torch
 
 from impl.adapter import UnusableImplementation
+from impl.engine_driver import EngineDriver
 from impl.process.worker import serve
 from impl.transformers_paging.loading import CAN, load
 from impl.vllm.bare_scheduler import Values
 from impl.vllm.runner import greedy
-from impl.vocabulary import CommandRefused, require, well_formed
-from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update, client_tokens
+from impl.vocabulary import CommandRefused, require
+from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
-from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
+from reference.commands import Abort, Reason
 
 
-class PagingDriver:
+class PagingDriver(EngineDriver):
     """One release under `root`, in this process."""
 
     capabilities = CAN
@@ -38,10 +39,12 @@ class PagingDriver:
             raise UnusableImplementation("transformers: one group, without a window (those are rings)")
         if geometry.drafts or not geometry.chunked:
             raise UnusableImplementation("transformers: it takes no drafts, and cuts prompts (chunked)")
-        self.config, self._size = geometry, geometry.groups[0].block_size
+        self.clear(geometry.groups[0].block_size)
+        self.config = geometry
         model = Values(num_hidden_layers=1, num_attention_heads=1, head_dim=32, hidden_size=32, vocab_size=1)
         sizes = Values(
-            page_size=self._size, num_blocks=geometry.blocks, max_batch_tokens=geometry.max_batched_tokens,
+            page_size=self.block_size, num_blocks=geometry.blocks,
+            max_batch_tokens=geometry.max_batched_tokens,
             allow_block_sharing=geometry.caching, max_memory_percent=1.0, fallback_max_blocks_per_request=0,
         )  # fmt: skip
         alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
@@ -59,24 +62,10 @@ class PagingDriver:
             _update_tp_group_state=lambda: False,
         )  # fmt: skip
         self._texts: dict[int, tuple[int, ...]] = {}  # of a hash: the stamps of its block, after those before
-        self._memory: dict[int, list[int]] = {}
-        self._sent, self._in_step = 0, False
-        self._lanes: list[Lane] = []
-        self._outputs: list[Output] = []
+        self._in_step = False
         self._delivered: dict[str, int] = {}
 
-    def apply(self, command: EngineCommand) -> Outcome:
-        self._lanes, self._outputs = [], []
-        try:
-            self._carry_out(command)
-        except CommandRefused as refused:
-            return Refused(refused.reason)
-        return Done()
-
-    def close(self) -> None:
-        """Holds nothing outside of this process."""
-
-    def _carry_out(self, command: EngineCommand) -> None:
+    def carry_out(self, command: EngineCommand) -> None:
         require(self._in_step == isinstance(command, Update), Reason.WRONG_PHASE)  # clients: between steps
         match command:
             case Add():
@@ -99,14 +88,8 @@ class PagingDriver:
         return {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
 
     def _add(self, command: Add) -> None:
-        longest = prompt_len(command.prompt) + command.tokens + command.max_tokens
-        sane = well_formed(command.prompt) and command.tokens >= 0 and command.max_tokens >= 1
-        fits = command.max_tokens < longest <= self.config.max_model_len  # it has no such bound of its own
-        require(sane and fits, Reason.BAD_LENGTH)
-        require(not command.resumable, Reason.UNFAITHFUL)
-        require(command.request not in self._known(), Reason.REQUEST_EXISTS)
-        self._sent += 1
-        tokens = client_tokens(command.prompt, command.tokens, self._sent)
+        known = command.request in self._known()
+        tokens = self.accept(command, self.config.max_model_len, known)  # it has no such bound of its own
         self._delivered[command.request] = 0
         self.scheduler.add_waiting_request(self._of["requests"].RequestState(
             request_id=command.request, initial_tokens=tokens, streaming=True,
@@ -130,15 +113,15 @@ class PagingDriver:
             text = (state.initial_tokens + state.generated_tokens)[:past]
             before = chained(text)[-1] if text else 0
             for stamp, index in zip(chained(tokens, before), write[0]):
-                self._memory.setdefault(index // stride, [0] * self._size)[index % stride] = stamp
+                self.write(index // stride, index % stride, stamp)
             state.position_offset += count
             sampled: tuple[int, ...] = ()
             if future.has_new_token:
                 sampled = (STOP_TOKEN if name in self._stop else greedy(stamp),)
                 state.tokens_to_process = [-1]
                 self._tokens += sampled
-            row = tuple(self._block(index // stride) for index in read[0][:: self._size])
-            self._lanes.append(Lane(name, past, tokens, 0, sampled, (row,)))
+            row = tuple(self._block(index // stride) for index in read[0][:: self.block_size])
+            self.lanes.append(Lane(name, past, tokens, 0, sampled, (row,)))
 
     def prepare_batch_update(self) -> tuple[list[Any], list[int], None]:
         return self._batch, self._tokens, None
@@ -148,7 +131,7 @@ class PagingDriver:
             name, tokens = output.request_id, output.generated_tokens
             fresh, self._delivered[name] = tuple(tokens[self._delivered[name] :]), len(tokens)
             ended = ("stop" if tokens[-1:] == [STOP_TOKEN] else "length") if output.is_finished() else ""
-            self._outputs.append(Output(name, fresh, ended))
+            self.outputs.append(Output(name, fresh, ended))
 
     def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
         """The hash of a block: the stamp of its last token."""
@@ -181,17 +164,16 @@ class PagingDriver:
         mapped: dict[int, int] = {}
         for raw in ledger.hash_to_block.values():
             mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
-        written = [self._memory.get(raw) for raw in blocks]
         return BlockFacts(
             refs=(0, *refs),
             free=tuple(map(self._block, free)),
-            memory=((-1, ()), *((-1, ()) if slots is None else (0, tuple(slots)) for slots in written)),
+            memory=((-1, ()), *map(self.written, blocks)),
             published=tuple(Published(self._block(raw), 0, self._texts[value]) for raw, value in hashes),
             mapped=mapped,
             requests=requests,
             leftovers=tuple(name for name in pages.block_table if name not in requests),
-            lanes=tuple(self._lanes),
-            outputs=tuple(self._outputs),
+            lanes=tuple(self.lanes),
+            outputs=tuple(self.outputs),
             steps_in_flight=int(self._in_step),
             results_due=self._in_step,
             in_step=self._in_step,

@@ -143,7 +143,7 @@ class RequestTexts:
         return self._lanes(facts), self._without_results({output.request: output for output in facts.outputs})
 
     def _preempted(self, facts: BlockFacts) -> None:
-        """Results in flight of who was preempted are stale; who keeps its KV computes its last token again."""
+        """Who was preempted has stale results in flight; who keeps its KV computes its last token again."""
         for name, fact in facts.requests.items():
             known = self.bearers.get(name)
             if known is None or known.computed is None:

@@ -28,7 +28,8 @@ class EngineProfile:
     names: requests at a time. sessions: of those added, how many are. long: prompts of half of max_model_len.
     accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len.
     slow: transfers wait, the more so the larger it is; forget: host memory is reset; fails: a
-    load fails.
+    load fails. alike: tokens of the one text that all send, so that the model gives all the same answer, in
+    a pool of one longest request; 0: they send what they like.
     """
 
     names: tuple[str, ...]
@@ -44,11 +45,12 @@ class EngineProfile:
     slow: int
     forget: int
     fails: int
+    alike: int
 
 
 def draw_engine_profile(source: Choices) -> EngineProfile:
     """A profile for one run."""
-    return EngineProfile(
+    drawn = EngineProfile(
         names=NAMES[: 1 + source.upto(len(NAMES) - 1)],
         texts="abc"[: 1 + source.upto(2)],
         sessions=pick(source, (0, 0, 1, 2, 4)),
@@ -62,7 +64,14 @@ def draw_engine_profile(source: Choices) -> EngineProfile:
         slow=pick(source, (1, 2, 4, 12)),
         forget=pick(source, (0, 0, 0, 30)),
         fails=pick(source, (0, 2, 6)),
+        alike=1 + source.upto(5) if once_in(source, 4) else 0,
     )
+    return replace(drawn, names=NAMES, busy=True, stop=0) if drawn.alike else drawn
+
+
+def scarce(config: EngineConfig) -> EngineConfig:
+    """The same engine with as few blocks as it may have."""
+    return replace(config, blocks=sum(map(config.most_blocks, config.groups)))
 
 
 def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
@@ -175,6 +184,8 @@ def _prompt(texts: RequestTexts, room: int, source: Choices, profile: EngineProf
     shortest = texts.config.groups[0].block_size
     most = max(1, min(room, texts.config.max_model_len // 2 if profile.long else 2 * shortest + 2))
     length = 1 + source.upto(most - 1)
+    if profile.alike:
+        return (Piece(profile.texts[0], min(profile.alike, room)),), 0
     own = source.upto(min(length, 2)) if once_in(source, 2) else 0
     shared = length - own
     if not shared:
