@@ -1,4 +1,4 @@
-"""`--impl sglang==all`, or vllm==all, of check and replay: every release in turn, and what each shows."""
+"""`--impl sglang==all`, vllm==all or lmdeploy==all, of check and replay: every release in turn, and what each shows."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def names(impl: str) -> list[str]:
     """The releases that `sglang==all` or `vllm==all` stands for, with the tree that is named behind it those
     that have it; none where `impl` is one system."""
+    from stateful_tests.lockstep import known_faults
+
     package, *ways = impl.split("+")
     releases: Iterable[str] = ()
     if package == "sglang==all":
@@ -37,6 +39,8 @@ def names(impl: str) -> list[str]:
 
         first = max(RELEASES.index(SINCE.get(way, RELEASES[0])) for way in ("", *ways))
         releases = RELEASES[first:]
+    elif package == "lmdeploy==all":
+        releases = known_faults.releases("lmdeploy")
     return ["+".join([package.replace("all", version), *ways]) for version in releases]
 
 

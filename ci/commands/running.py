@@ -90,7 +90,7 @@ def check(
 
     Each violated clause is reported with its smallest trace.
 
-    --impl sglang==all, or vllm==all, drives every release, one after the other, and prints which shows which
+    --impl sglang==all, vllm==all or lmdeploy==all drives every release, one after the other, and prints which shows which
     clause; after it may stand +unified, +rust, +overlap (+async, +offload): every release that has it.
     """
     from reference.commands import Mode
@@ -104,7 +104,7 @@ def check(
         )  # fmt: skip
     writable(junit, "--junit")
     if since is not None and selector.checkout is None:
-        raise Unusable("--since goes with a checkout: --sglang-path, --vllm-path or --transformers-path")
+        raise Unusable("--since goes with a checkout, such as --sglang-path or --vllm-path")
 
     def one(impl: str) -> tuple[Data, Callable[[], None]]:
         return _driven(replace(selector, impl=impl), plan, base, since, where, save_dir, html)
@@ -226,7 +226,7 @@ def replay(
 
     TRACE is a file, or @NAME: a fixture.
 
-    --impl sglang==all, or vllm==all, says for every release what the trace does there; after it may stand
+    --impl sglang==all, vllm==all or lmdeploy==all says for every release what the trace does there; after it may stand
     +unified, +rust, +overlap (+async, +offload).
     """
     if html_file is not None and len(traces) > 1:

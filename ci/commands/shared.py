@@ -148,13 +148,13 @@ def impl_options(command: _Command) -> _Command:
         return command(*given, selector=SystemSelector(impl, checkout, device), **options)
 
     run = click.option(
-        "--sglang-path", "--vllm-path", "--transformers-path", "checkout", metavar="DIR",
-        help="A checkout, with --impl sglang, --impl vllm or --impl transformers.",
+        "--sglang-path", "--vllm-path", "--transformers-path", "--lmdeploy-path", "checkout", metavar="DIR",
+        help="A checkout, with --impl sglang, --impl vllm, --impl transformers or --impl lmdeploy.",
     )(run)  # fmt: skip
     return click.option(
         "--impl", default="torch", show_default=True, metavar="IMPL",
         help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm |"
-        " transformers==VERSION | module:factory",
+        " transformers==VERSION | lmdeploy==VERSION | module:factory",
     )(run)  # fmt: skip
 
 

@@ -20,6 +20,7 @@ ENGINES: dict[Engine, tuple[str, str, str]] = {
     ),
     "vllm": ("vLLM", "vllm-project/vllm", "Every minor release from 0.11 on; sessions came with 0.15."),
     "transformers": ("transformers", "huggingface/transformers", "Its continuous batching."),
+    "lmdeploy": ("LMDeploy", "InternLM/lmdeploy", "Its PyTorch engine, with steps that overlap."),
 }
 _HEAD = """\
 # Findings

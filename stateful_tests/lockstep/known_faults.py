@@ -18,7 +18,7 @@ PATH = FOLDER / "known.toml"
 APART = "hicache"  # a way to run with commands of its own: traces of others say nothing of it
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?")
 
-Engine = Literal["sglang", "vllm", "transformers"]
+Engine = Literal["sglang", "vllm", "transformers", "lmdeploy"]
 Verdict = Literal["known", "cause known", "none found", "threads end before it", "not searched", "fixed"]
 
 
@@ -181,11 +181,12 @@ def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str,
 
 def releases(engine: Engine) -> Sequence[str]:
     """The releases of an engine that are driven, the oldest first."""
+    from impl.lmdeploy.loading import RELEASES as LMDEPLOY
     from impl.sglang.releases.catalogue import TABLE
     from impl.transformers_paging.loading import NEWEST
-    from impl.vllm.api import RELEASES
+    from impl.vllm.api import RELEASES as VLLM
 
-    return {"sglang": tuple(TABLE), "vllm": RELEASES, "transformers": (NEWEST,)}[engine]
+    return {"sglang": tuple(TABLE), "vllm": VLLM, "transformers": (NEWEST,), "lmdeploy": LMDEPLOY}[engine]
 
 
 def _order(version: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from impl.sglang.parts import modules
 from impl.sglang.process import testing
+from impl.lmdeploy import loading as lmdeploy_loading
 from impl.transformers_paging.loading import load
 from impl.vllm.modules import with_connector
 
@@ -28,6 +29,10 @@ def sglang(root: Path, version: str) -> None:
 
 def transformers(root: Path, _: str) -> None:
     load(root)
+
+
+def lmdeploy(root: Path, _: str) -> None:
+    lmdeploy_loading.load(root)
 
 
 def vllm(root: Path, _: str) -> None:
