@@ -58,8 +58,8 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
 def driven(names: tuple[str, ...], out: ReportOut) -> int:
     """List what is driven of each engine, and what is not.
 
-    Classes and flags of the newest SGLang, vLLM, transformers and LMDeploy. NAMES: these in full. A word, such as vllm:
-    those that mention it.
+    Classes and flags of the newest SGLang, vLLM, transformers and LMDeploy. NAMES: these in full. A word,
+    such as vllm: those that mention it.
     """
     from stateful_tests.lockstep.known_faults import FOLDER
 

@@ -1,4 +1,4 @@
-"""`--impl sglang==all`, vllm==all or lmdeploy==all, of check and replay: every release in turn, and what each shows."""
+"""`--impl sglang==all`, of check and replay: every release of an engine in turn, and what each shows."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ def check(
 
     Each violated clause is reported with its smallest trace.
 
-    --impl sglang==all, vllm==all or lmdeploy==all drives every release, one after the other, and prints which shows which
-    clause; after it may stand +unified, +rust, +overlap (+async, +offload): every release that has it.
+    --impl sglang==all, vllm==all or lmdeploy==all drives every release, one after the other, and prints which
+    shows which clause; after it may stand +unified, +rust, +overlap (+async, +offload): all that have it.
     """
     from reference.commands import Mode
     from stateful_tests.check import tiers
@@ -226,8 +226,8 @@ def replay(
 
     TRACE is a file, or @NAME: a fixture.
 
-    --impl sglang==all, vllm==all or lmdeploy==all says for every release what the trace does there; after it may stand
-    +unified, +rust, +overlap (+async, +offload).
+    --impl sglang==all, vllm==all or lmdeploy==all says for every release what the trace does there; after it
+    may stand +unified, +rust, +overlap (+async, +offload).
     """
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")

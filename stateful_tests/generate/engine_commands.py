@@ -69,9 +69,9 @@ def draw_engine_profile(source: Choices) -> EngineProfile:
     return replace(drawn, names=NAMES, busy=True, stop=0) if drawn.alike else drawn
 
 
-def scarce(config: EngineConfig) -> EngineConfig:
-    """The same engine with as few blocks as it may have."""
-    return replace(config, blocks=sum(map(config.most_blocks, config.groups)))
+def fitted(config: EngineConfig, profile: EngineProfile) -> EngineConfig:
+    """The engine for a run: where all send the same text it has as few blocks as it may."""
+    return replace(config, blocks=sum(map(config.most_blocks, config.groups))) if profile.alike else config
 
 
 def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:

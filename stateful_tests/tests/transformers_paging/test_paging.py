@@ -14,9 +14,10 @@ from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.tests.transformers_paging.paging_faults import PAGING_FAULTS, VERSION
+from stateful_tests.tests.support.engine_faults import ENGINES
 from stateful_tests.traces import files as traces
 
+VERSION = ENGINES["transformers"].version
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "releases"
 
 
@@ -79,7 +80,6 @@ def test_an_abort_leaves_new_requests_blocked(system):
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
-    command = [sys.executable, "-m", "stateful_tests.tests.transformers_paging.paging_faults"]
+    command = [sys.executable, "-m", "stateful_tests.tests.support.engine_faults", "transformers"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    wanted = {name: fault["clause"] for name, fault in PAGING_FAULTS.items()}
-    assert json.loads(done.stdout) == {"": "", **wanted}
+    assert json.loads(done.stdout) == ENGINES["transformers"].expected

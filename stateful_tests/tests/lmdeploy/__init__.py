@@ -1,0 +1,1 @@
+"""LMDeploy's PyTorch engine, driven."""

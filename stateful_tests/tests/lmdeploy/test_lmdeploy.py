@@ -1,0 +1,93 @@
+"""LMDeploy's own scheduler and maker of batches, where its files are available."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from reference.blocks.commands import Add, More, Schedule, Update
+from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
+from stateful_tests.lockstep.known_faults import FOLDER
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.engine_faults import ENGINES
+from stateful_tests.traces import files as traces
+
+VERSION = ENGINES["lmdeploy"].version
+
+
+@pytest.fixture(scope="module")
+def system():
+    try:
+        made = resolve(f"lmdeploy=={VERSION}")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+def carried_out(system, *commands, config=None):
+    run = replay(system, Trace(config or engine_preset("full"), Mode.FAITHFUL, commands))
+    assert run.violation is None
+    return run
+
+
+def test_a_batch_is_dispatched_before_the_output_of_the_one_before(system):
+    add = Add("r1", 2, 0, (Piece("a", 5),))
+    run = carried_out(system, add, Schedule(), Schedule(), Update(), Schedule(), Update())
+    assert "r1 computes [0, 5); samples 1" in run.rows[1].tree
+    assert "r1 computes [5, 6); samples 1" in run.rows[2].tree
+    assert run.rows[3].tree == ("r1 gets 1 token",)
+    assert "r1 gets 1 token and ends: length" in run.rows[5].tree
+
+
+def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
+    first, second = Add("r1", 1, 0, (Piece("a", 5),)), Add("r2", 1, 0, (Piece("a", 5),))
+    step = Schedule(), Update()
+    run = carried_out(system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step)
+    assert {type(row.outcome) for row in run.rows} == {Done}
+    assert any("r2 computes [4, 5); samples 1" in row.tree for row in run.rows)
+
+
+def test_clients_are_heard_while_the_loop_waits(system):
+    run = carried_out(
+        system, Add("r1", 4, 3), More("r1", 1, 1), Update(), Schedule(), Schedule(), Update(), Abort("r1"),
+        Schedule(), Abort("r1"),
+    )  # fmt: skip
+    refused = [row.outcome.reason for row in run.rows if isinstance(row.outcome, Refused)]
+    assert refused == [Reason.UNFAITHFUL, Reason.EMPTY, Reason.WRONG_PHASE]
+    assert "r1 is gone" in run.rows[-1].tree
+
+
+def test_who_finds_no_block_keeps_its_blocks_until_others_need_them(system):
+    config = EngineConfig((LayerGroup(2),), 5, 8, 4, max_seqs=2, caching=False)
+    step = Schedule(), Update()
+    run = carried_out(system, Add("r1", 5, 2), Add("r2", 5, 2), Schedule(), *step * 16, config=config)
+    lines = [line for row in run.rows for line in row.tree]
+    assert any("PAUSED" in line for line in lines)
+    assert sum("ends: length" in line for line in lines) == 2
+
+
+def test_what_it_does_not_drive_is_one_line(system):
+    with pytest.raises(UnusableImplementation, match="one group, no drafts"):
+        system.reset(engine_preset("hybrid"))
+    with pytest.raises(UnusableImplementation, match="nothing goes after a release of lmdeploy"):
+        resolve(f"lmdeploy=={VERSION}+async")
+    with pytest.raises(UnusableImplementation, match="there is no lmdeploy/pytorch"):
+        resolve("lmdeploy", checkout="/nowhere")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("lmdeploy-*/*.json")), ids=lambda path: path.stem)
+def test_a_known_fault_is_still_there(path, system):
+    trace = traces.load(path)
+    assert trace.clause in replay(system, trace).violation.clauses
+
+
+def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
+    command = [sys.executable, "-m", "stateful_tests.tests.support.engine_faults", "lmdeploy"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(done.stdout) == ENGINES["lmdeploy"].expected
