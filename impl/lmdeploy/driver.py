@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from impl.adapter import UnusableImplementation
-from impl.engine_driver import EngineDriver
+from impl.self_scheduling import SelfSchedulingDriver
 from impl.lmdeploy.loading import CAN, load
 from impl.process.worker import serve
 from impl.vllm.runner import greedy
@@ -49,7 +49,7 @@ class _Inputs(Values):
         super().__init__(**{**dict.fromkeys(unset), **fields})
 
 
-class LMDeployDriver(EngineDriver):
+class LMDeployDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
 
     capabilities = CAN

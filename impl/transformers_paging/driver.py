@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from impl.adapter import UnusableImplementation
-from impl.engine_driver import EngineDriver
+from impl.self_scheduling import SelfSchedulingDriver
 from impl.process.worker import serve
 from impl.transformers_paging.loading import CAN, load
 from impl.vllm.bare_scheduler import Values
@@ -22,7 +22,7 @@ from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestF
 from reference.commands import Abort, Reason
 
 
-class PagingDriver(EngineDriver):
+class PagingDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
 
     capabilities = CAN

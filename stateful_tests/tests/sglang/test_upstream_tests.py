@@ -20,7 +20,7 @@ READS = {"test_received_prompt_keeps_a_window_of_swa_kv.py": "sglang/srt/disaggr
 
 def test_what_the_newest_release_has_and_no_report_tells_has_a_test():
     assert {fault.test for fault in TESTED} == {path.name for path in REPORTS.glob("*.py")}
-    assert {fault.verdict for fault in TESTED} == {"none found", "cause known"}
+    assert {fault.verdict for fault in TESTED} == {"none found", "cause known", "not searched"}
     newest = [each for each in known_faults().values() if not each.fixed]
     assert all(fault in newest for fault in TESTED)
     assert all(fault.test for fault in newest if fault.verdict == "none found")

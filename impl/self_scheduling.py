@@ -9,7 +9,7 @@ from reference.blocks.facts import Lane, Output
 from reference.commands import Done, Outcome, Reason, Refused, prompt_len
 
 
-class EngineDriver:
+class SelfSchedulingDriver:
     """Carries commands out on one engine in this process.
 
     name: of the system. lanes, outputs: of the last command. memory: for each block that was written, a stamp
