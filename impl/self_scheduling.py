@@ -52,9 +52,8 @@ class SelfSchedulingDriver:
         return client_tokens(command.prompt, command.tokens, self.sent)
 
     def write(self, block: int, offset: int, stamp: int) -> None:
-        """The model writes the KV of one position. What it writes outside of a block's slots nobody reads."""
-        if offset < self.block_size:
-            self.memory.setdefault(block, [0] * self.block_size)[offset] = stamp
+        """The model writes the KV of one position."""
+        self.memory.setdefault(block, [0] * self.block_size)[offset] = stamp
 
     def written(self, block: int) -> tuple[int, tuple[int, ...]]:
         """What a block holds, as facts say it."""
