@@ -19,7 +19,7 @@ from impl.isolation import Bookkeeping
 Names = dict[str, ast.AST]  # of a module, or of a class
 
 
-class Entry(NamedTuple):
+class ApiLine(NamedTuple):
     """A line of the table: what releases from `since` on, before `before`, have in `file`. by: which part of
     the adapter uses it."""
 
@@ -47,20 +47,20 @@ def named(missing: Iterable[Missing]) -> str:
     return "; ".join(f"{file}: {', '.join(whats)}" for file, whats in by_file.items())
 
 
-def entries(table: str, by: str = "") -> Iterator[Entry]:
+def entries(table: str, by: str = "") -> Iterator[ApiLine]:
     """The lines of a table."""
     for line in table.strip().splitlines():
         where, _, uses = line.partition(" | ")
         since, before, file = where.split()
         parsed = [ast.parse(use.strip(), mode="eval").body for use in uses.split(";")]
-        yield Entry(since, before, file, tuple(parsed), by)
+        yield ApiLine(since, before, file, tuple(parsed), by)
 
 
 class Checkout:
     """The files of a package under `root`; each is read once, and none of it is run. below: the folder that
     the entries' files are in; modules: which of it is loaded."""
 
-    def __init__(self, root: Path, below: str, modules: Bookkeeping, table: Sequence[Entry]) -> None:
+    def __init__(self, root: Path, below: str, modules: Bookkeeping, table: Sequence[ApiLine]) -> None:
         self._root, self._below, self._modules_of, self._table = root, below, modules, table
         self._modules: dict[str, Names | None] = {}
         self._known: dict[tuple[str, ast.expr], str | None] = {}

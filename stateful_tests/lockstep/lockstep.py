@@ -35,7 +35,7 @@ from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.tiers import TierLockstep
-from stateful_tests.lockstep.policy import Answers, Policy
+from stateful_tests.lockstep.policy import Answers, ServerPolicy
 from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation, violation_of
 from stateful_tests.lockstep.tree_diff import tree_changes
 
@@ -79,7 +79,7 @@ class Lockstep(AnyLockstep):
     ) -> None:
         super().__init__(system, tallies, refusals, clause)
         self.state: State = model.initial(geometry, mode)
-        self._policy = Policy(self._can)
+        self._policy = ServerPolicy(self._can)
         self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._locks: Locks = {}
         self._view = abstraction.NOTHING

@@ -23,7 +23,7 @@ class Answers(NamedTuple):
     overreach: str = ""
 
 
-class Policy:
+class ServerPolicy:
     """What a system of these capabilities may decide."""
 
     def __init__(self, can: Capabilities) -> None:

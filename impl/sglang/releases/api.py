@@ -151,7 +151,7 @@ def files(root: Path, releases: Mapping[str, type[Release0510]]) -> probe.Checko
     return probe.Checkout(root, "sglang/srt", SGLANG, tuple(_entries(releases)))
 
 
-def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.Entry]:
+def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLine]:
     """The tables, with what each release calls the things in braces, and those that it has renamed."""
     order = [*releases, "..."]
     words = {version: _names(kind) for version, kind in releases.items()}
