@@ -48,7 +48,7 @@ class EngineDriver:
         for name in names:
             for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
                 alias(importlib.import_module(module), name, names)
-        self._root = root
+        self.root = root
         self.overlap, self.v2 = overlap, v2
         self._methods = {} if v2 else runner_methods(root, names)
         runner = (root / RUNNER).read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ class EngineDriver:
             return Refused(Reason.WRONG_PHASE)
         unset = r"\w*config\.\w+"
         problem = "does not fit the adapter", "vLLM"
-        with own_errors(self._root, *problem, "modules.py", lambda: unset, "bare_scheduler.py"):
+        with own_errors(self.root, *problem, "modules.py", lambda: unset, "bare_scheduler.py"):
             try:
                 self._commands[type(command)](command)
             except CommandRefused as refused:

@@ -79,7 +79,7 @@ class Loaded(EngineDriver):
     @contextmanager
     def faulty(self, fault: ReleaseFault) -> Iterator[None]:
         """With the fault."""
-        path = self._root / fault.file
+        path = self.root / fault.file
         if fault.file == RUNNER:
             was = self._methods
             with tempfile.TemporaryDirectory() as folder:
