@@ -83,18 +83,18 @@ class Finder:
 
     @property
     def has_new(self) -> bool:
-        """Something was found that is not the base's as well."""
-        return any(known.stands is not Standing.KNOWN for known in self._caught.values())
+        """A run found something that is not the base's as well."""
+        new = (known for known in self._caught.values() if known.stands is not Standing.KNOWN)
+        return any(not known.fixed_in_part for known in new)
 
     def find_what_is_left(self) -> None:
-        """What is left of known faults that were fixed in part is found already."""
+        """What is left of known faults that were fixed in part is found already, until there is a witness."""
         for mask in self.masks:
             for trace, _ in mask.there if mask.fixed else ():
                 clause, seen = trace.clause or "", replay(self.system, trace).violation
                 if seen is not None and clause not in self._caught:
-                    self._caught[clause] = _Caught(
-                        trace, trace, seen, {trace.mode}, 1, 0.0, 0, fixed_in_part=mask.fault.id
-                    )
+                    left = _Caught(trace, trace, seen, {trace.mode}, 1, 0.0, 0, Standing.UNTOLD)
+                    self._caught[clause] = replace(left, fixed_in_part=mask.fault.id)
         self._tell()
 
     def take(self, violation: Violation, trace: Trace) -> None:

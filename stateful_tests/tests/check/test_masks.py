@@ -173,10 +173,10 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
     mask = by_id(half, before)["retract-ends-turn"]
     path = "a_close_after_a_retract_and_an_abort_never_happens"
     assert not mask.holds and f"fixed in part: {path}" in mask.state
-    result = run(half, PLAN, base=before, masks=[mask])
+    result = run(half, replace(PLAN, after_finding=0), base=before, masks=[mask])
     [finding] = result.findings
     assert (finding.clause, finding.fixed_in_part, finding.old) == ("SES-2", "retract-ends-turn", False)
-    assert result.exit_code == 1
+    assert result.exit_code == 1 and not result.stopped  # something else may be new
     [found] = report.check_data(result, PLAN, capabilities=half.capabilities, base="before")["findings"]
     assert found["fixed_in_part"] == "retract-ends-turn" and not found["also_in"]
     fixed = by_id(called(TorchKV), before)["retract-ends-turn"]
