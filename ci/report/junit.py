@@ -1,5 +1,6 @@
 """The report of a check as JUnit XML: a suite for each machine, in it a test case for each clause."""
 
+import re
 from xml.dom import minidom
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
@@ -45,7 +46,7 @@ def text_of(data: Data) -> bytes:
     document.update_statistics()  # type: ignore[no-untyped-call]
     for suite, machine in zip(document, data["clauses_by_machine"]):
         suite.time = machine["seconds"]  # of its runs, in which all clauses are checked together
-    text = document.tostring()  # type: ignore[no-untyped-call]
+    text = re.sub(rb"[\x00-\x08\x0b-\x1f]", b" ", document.tostring())  # type: ignore[no-untyped-call]
     made: bytes = minidom.parseString(text).toprettyxml(encoding="utf-8")
     return made
 

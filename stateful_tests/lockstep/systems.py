@@ -73,7 +73,8 @@ def resolve(
 
 def _stranger(spec: str, limits: Limits, in_process: bool) -> Any:
     stranger: Any = made(spec) if in_process else StrangerSystem(spec, limits)
-    if unknown := sorted({*stranger.capabilities.waived} - EVERY_CLAUSE.keys()):
+    excused = {*stranger.capabilities.waived, *stranger.capabilities.known}
+    if unknown := sorted(excused - EVERY_CLAUSE.keys()):
         raise UnusableImplementation(f"--impl {spec}: waives {', '.join(unknown)}, which is no clause")
     return stranger
 

@@ -173,6 +173,10 @@ class WaivesNothingKnown(ExampleEngine):
     capabilities = replace(ExampleEngine.capabilities, waived={"NOPE-1": "harmless"})
 
 
+class KnowsNothingKnown(ExampleEngine):
+    capabilities = replace(ExampleEngine.capabilities, known={"NOPE-2": "a fault"})
+
+
 class WaivesReads(ExampleEngine):
     capabilities = replace(ExampleEngine.capabilities, waived={"READ-1": "harmless"})
 

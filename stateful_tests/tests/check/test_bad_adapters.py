@@ -123,6 +123,7 @@ def test_what_was_found_is_reported_whatever_comes_after(adapter, where, kvspec)
     ("adapter", "says"),
     [
         ("WaivesNothingKnown", "waives NOPE-1, which is no clause"),
+        ("KnowsNothingKnown", "waives NOPE-2, which is no clause"),
         ("SaysADictionary", "capabilities: expected Capabilities, got dict"),
     ],
 )

@@ -179,6 +179,11 @@ def written(
     return document, cases
 
 
+def test_control_characters_of_an_adapter_are_no_xml(tmp_path):
+    document, _ = written(tmp_path, system="ev\x1b[31mil\x07")
+    assert document.name == "kvspec check ev [31mil "
+
+
 def test_a_clause_is_a_test_case_of_its_machine(tmp_path):
     document, cases = written(tmp_path, finding())
     assert (document.failures, document.errors) == (1, 0)
