@@ -17,7 +17,7 @@ from ci import cli
 from ci.report.progress import Progress
 from reference import model
 from reference.commands import SHARED, Command, Mode
-from stateful_tests.check.driving import Configuration, start_run
+from stateful_tests.check.driving import start_run, unfitted
 from stateful_tests.check.tiers import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
@@ -65,7 +65,7 @@ def shrunk(line: CorpusLine) -> CorpusLine:
 def at_random(wanted: set[str]) -> Iterator[CorpusLine]:
     """A way to each of these in the sizes of the presets."""
     system, whole = resolve("reference"), plan("pr", seed=SEED)
-    configs = [Configuration(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES]
+    configs = [unfitted(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES]
     for example in range(RUNS):
         for config in configs:
             run, did, first_at = start_run(system, whole, config, example), list[Command](), dict[str, int]()

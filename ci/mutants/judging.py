@@ -186,7 +186,7 @@ def _judge(plan: Plan, mutant: Mutant, answer: Connection) -> None:
     area = area_of(mutant)
     assert area is not None
     if area.fixtures:  # what is left to random runs then are false alarms, and those come soon
-        plan = replace(plan, examples={name: -(-runs // 4) for name, runs in plan.examples.items()})
+        plan = replace(plan, commands=plan.commands // 4)
     runs = [functools.partial(_runs, plan, system) for system in area.systems]
     tests = functools.partial(_tests, area.tests)
     judges: list[Callable[[], Noticed | None]]

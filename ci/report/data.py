@@ -6,13 +6,14 @@ The text is rendered from these dictionaries alone, so that no figure is in one 
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 from ci import Data
 from ci.compare import snapshot, step_table
 from ci.explain import explanation_of
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
+from ci.report.verdict import check_verdict, waived
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
@@ -20,10 +21,10 @@ from reference.commands import Mode
 from reference.kinds import JudgedConfig
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
-from stateful_tests.check.tiers import CORPUS, Plan
+from stateful_tests.check.tiers import CORPUS, Plan, sizes_for
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.lockstep import mostly_refused, rejected_turns, unstated_refusals
-from stateful_tests.lockstep.results import OWN, CheckResult, Finding, Run, Tally, Trace, add_tallies
+from stateful_tests.lockstep.results import CheckResult, Finding, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
@@ -73,12 +74,12 @@ def check_data(
         "implementation": result.system,
         **fields_of(result, "tier seed"),
         "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines if m.name != CORPUS))),
+        "presets_fitted": _fitted(result),
         "presets_left_out": [name for name in plan.presets if name not in ran],
         "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],
         "modes": list(dict.fromkeys(m.mode.value for m in result.machines)),
-        "examples_asked": {
-            m: plan.examples[m] for m in dict.fromkeys(r.name for r in result.machines) if m != CORPUS
-        },
+        "commands_asked": result.asked or None,
+        "examples_asked": plan.examples,
         "steps_asked": plan.steps,
         "time_limit_s": plan.time_limit_s,
         "machines": [
@@ -99,7 +100,7 @@ def check_data(
                 "id": clause,
                 "title": title(clause),
                 "sentence": sentence(clause),
-                "waived": _waived(clause, capabilities),
+                "waived": waived(clause, capabilities),
                 "evaluated": tally.evaluated,
                 "runs_reached": tally.reached,
                 "reached": clause not in result.unreached,
@@ -111,7 +112,9 @@ def check_data(
         "commands_by_kind": dict(result.commands_by_kind),
         "situations": _situations(result),
         **fields_of(result, "examples commands timed_out interrupted"),
-        "examples_planned": result.planned,
+        "commands_carried_out": result.done,
+        "carried_out_by_kind": dict(result.carried_out),
+        "examples_planned": result.planned or None,
         "incomplete": result.incomplete,
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
@@ -127,7 +130,20 @@ def check_data(
             "missed": [f"{file}: {name}" for file, name in changed.missed],
         },
     }  # fmt: skip
-    return data | _verdict(result, plan, masks, capabilities=capabilities, base=base)
+    return data | {
+        "verdict": check_verdict(result, masks, capabilities, base), "exit_code": result.exit_code,
+    }  # fmt: skip
+
+
+def _fitted(result: CheckResult) -> Data:
+    """Of each preset the sizes that were changed so that the system takes it."""
+    found: Data = {}
+    for machine in result.machines:
+        asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
+        for size in fields(machine.sizes) if asked is not None else ():
+            if (value := getattr(machine.sizes, size.name)) != getattr(asked, size.name):
+                found.setdefault(machine.preset, {})[size.name] = value
+    return found
 
 
 def _known(mask: Mask, result: CheckResult) -> Data:
@@ -177,57 +193,6 @@ def _by_machine(name: str, result: CheckResult) -> Data:
         "runs_reached": {clause: tally.reached for clause, tally in tallies.items()},
         "violated": sorted(set().union(*(m.violated for m in runs))),
     }
-
-
-def _waived(clause: str, capabilities: Capabilities) -> str | None:
-    """Why a clause was not checked."""
-    known = capabilities.known.get(clause)
-    return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
-
-
-def _verdict(
-    result: CheckResult, plan: Plan, masks: Sequence[Mask], *, capabilities: Capabilities, base: str | None
-) -> Data:
-    old = sorted({f.clause for f in result.findings if f.old})
-    new = [f for f in result.findings if not f.old]
-    holding = [mask.fault.id for mask in masks if mask.holds]
-    code = replace(result, findings=new).exit_code
-    violated = list(dict.fromkeys(f.clause for f in new if f.clause != "BROKEN" and not f.flaky))
-    flaky = list(dict.fromkeys(f.clause for f in new if f.flaky))
-    effort = f"{result.commands} commands in {result.seconds:.1f} s"
-    parts = []
-    if code == 3:
-        parts.append("the system broke")
-    if violated:
-        parts.append(f"violates {', '.join(violated)}")
-    if flaky:
-        parts.append(f"flaky: {', '.join(flaky)}, and not when the trace is replayed")
-    if old or holding:
-        parts += [] if new else ["nothing new"]
-    if old:
-        parts.append(f"{', '.join(old)} also in {base}")
-    if holding:
-        parts.append(f"known faults: {', '.join(holding)}")
-    if result.broke_off:
-        parts.append(f"could not be driven on: {result.broke_off}")
-    if result.interrupted:
-        parts.append(f"interrupted after {result.examples} runs")
-        code = code if new else 130
-    elif result.incomplete and not new:
-        parts.append(f"incomplete: nothing was found, but {'; '.join(result.incomplete)}")
-    elif result.timed_out:
-        parts.append(f"{result.examples} of {result.planned} runs until the time limit")
-    # A narrowed run, or a system that offers less, need not trigger every clause.
-    whole = plan.whole and plan.tier != "smoke" and not result.stopped
-    if whole and result.unreached and (result.system in OWN or capabilities == Capabilities()):
-        parts.append(f"never triggered {', '.join(result.unreached)}")
-        code = code or 4
-    verdict = "; ".join(parts) or "conforms"
-    unchecked = {**capabilities.waived, **capabilities.known}
-    if unchecked:
-        reasons = (f"{clause} ({_waived(clause, capabilities)})" for clause in unchecked)
-        verdict += f"; not checked: {', '.join(reasons)}"
-    return {"verdict": f"{result.system}: {verdict} ({effort})", "exit_code": code}
 
 
 def groups(findings: Iterable[Finding]) -> list[list[Finding]]:

@@ -105,7 +105,8 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         _counted(out, data)
     elif data["incomplete"]:
         _missing(out, data["situations"], 10)
-    done = f"{'stopped after ' * data['stopped_early']}{data['examples']} of {data['examples_planned']} runs"
+    asked, runs = data["commands_asked"], data["examples_planned"]
+    done = "stopped before " * data["stopped_early"] + (f"{asked:,} commands" if asked else f"{runs} runs")
     required, clauses = data["situations"]["asked"], len(data["clauses"])
     reached = data["situations"]["reached"]
     parts = []
@@ -138,14 +139,18 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
 
 def _counted(out: Console, data: Data) -> None:
     """What was planned and done, by machine, clause, refusal, kind of command and situation."""
-    runs = ", ".join(f"{name} {count}" for name, count in data["examples_asked"].items())
-    plan = f"runs for each row below: {runs}; each of up to {data['steps_asked']} commands"
+    if data["commands_asked"]:
+        plan = f"{data['commands_asked']:,} commands carried out, in runs of up to {data['steps_asked']}"
+    else:
+        plan = f"{data['examples_asked']} runs for each row below, of up to {data['steps_asked']} commands"
     words = {
         "plan": plan + (f", time limit {data['time_limit_s']:g} s" if data["time_limit_s"] else ""),
         "presets": ", ".join(data["presets"]),
     }
+    if data["presets_fitted"]:
+        words["fitted"] = "; ".join(f"{name} with {sizes(of)}" for name, of in data["presets_fitted"].items())
     if left_out := data["machines_left_out"] + data["presets_left_out"]:
-        words["left out"] = f"{', '.join(left_out)} (the implementation cannot be built so)"
+        words["left out"] = f"{', '.join(left_out)} (not offered, or what another is when fitted)"
     labelled(out, words)
     out.print()
     numbers = ("runs", "commands", "commands/s")

@@ -8,23 +8,20 @@ are taken in the order of the plan.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, product, tee
+from itertools import tee
 
 from impl.adapter import AnySystem, UnusableImplementation
-from reference.commands import kind_name
-from reference.geometry import GeometryError
-from stateful_tests.check.driving import Configuration, Driven, Named, RunBatch, drive, drive_named, lines_of
+from stateful_tests.check.counted import Counted
+from stateful_tests.check.driving import Driven, Named, RunBatch, drive, drive_named
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
 from stateful_tests.check.masks import Mask
-from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
-from stateful_tests.check.corpus import FIXTURE
-from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.check.tiers import CORPUS, Plan, for_system
+from stateful_tests.check.turns import batches, configurations, planned
 from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.results import (
     CheckResult, MachineResult, Violation, add_tallies,
@@ -32,8 +29,6 @@ from stateful_tests.lockstep.results import (
 
 Progress = Callable[[str, int, int], None]
 
-_RUNS = 3  # runs of one configuration before the next has its turn
-_LINES = 24  # of the corpus, before runs have their turn: about as many commands
 
 
 def run(
@@ -73,12 +68,14 @@ def run(
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
     """The first that the plan's runs find, and the commands up to its end. Nothing is shrunk."""
     plan = for_system(plan, system)
-    campaign, commands = _Campaign(system, plan, Finder(system)), 0
-    for batch in campaign.batches(campaign.configs()):
+    commands = 0
+    for batch in batches(system, plan, configurations(system, plan)):
         for done, violations in drive(system, plan, batch).runs:
             commands += done
             if violations:
                 return violations[0][0], commands
+        if commands >= plan.commands:
+            return None
     return None
 
 
@@ -89,24 +86,28 @@ class _Campaign:
     finder: Finder
     progress: Progress | None = None
     started: float = field(default_factory=time.monotonic)
-    refusals: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
-    situations: Counter[str] = field(default_factory=Counter)
-    unfit: dict[str, str] = field(default_factory=dict)  # situation -> why its line could not be driven
+    lines: int = 0  # of the corpus, which wait
+    counted: Counted = field(default_factory=Counted)
 
     def run(self, executor: Executor, work: Callable[[RunBatch], Driven]) -> CheckResult:
         result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         can = self.system.capabilities
-        machines = {config: MachineResult(*config, tallies=new_tallies(can)) for config in self.configs()}
+        machines = {
+            config: MachineResult(*config[:3], tallies=new_tallies(can), sizes=config.sizes)
+            for config in configurations(self.system, self.plan)
+        }
         result.machines = list(machines.values())
-        result.planned = sum(map(self._planned, machines))
-        ahead, now = tee(self.batches(tuple(machines)))
+        self.lines = sum(planned(self.system, self.plan, each) for each in machines if each.machine == CORPUS)
+        if self.plan.examples is None:
+            result.asked = self.plan.commands
+        ahead, now = tee(batches(self.system, self.plan, tuple(machines)))
         try:
             self.finder.find_what_is_left()
             with closing(executor.map(work, ahead)) as driven:
                 for batch in now:
                     if self._over(result):
                         break
+                    self.lines -= len(batch.examples) * (batch.config.machine == CORPUS)
                     self._take(machines[batch.config], next(driven))
         except KeyboardInterrupt:
             result.interrupted = True
@@ -117,83 +118,20 @@ class _Campaign:
                 raise
             result.broke_off = str(error)
         result.masked = dict(self.finder.masked)
-        result.refusals = dict(self.refusals.most_common())
-        result.commands_by_kind = dict(self.kinds.most_common())
-        result.situations = dict(sorted(self.situations.items()))
-        result.required, result.unfit = self._required(machines), self.unfit
-        result.never_done = self._never_done(machines)
-        refused = sum(self.refusals.values())
-        result.carried_out = self.finder.commands - refused
+        if self.plan.examples is not None:
+            result.planned = self.plan.examples * sum(config.machine != CORPUS for config in machines)
         result.findings = self.finder.findings()
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
-        result.unreached = tuple(c for c, t in result.tallies.items() if not t.reached)
+        self.counted.enter(result, self.system, self.plan, tuple(machines))
         result.seconds = time.monotonic() - self.started
         return result
 
-    def configs(self) -> list[Configuration]:
-        """Machines, presets and modes in turns, so that the first few cover each of them."""
-        modes = self.plan.modes or self.system.capabilities.modes
-        reason: Exception = UnusableImplementation("no machine was named")
-        candidates = []
-        for turn, name in product(range(len(self.plan.machines) * len(modes)), self.plan.presets):
-            at = turn + self.plan.presets.index(name)
-            mode = modes[at // len(self.plan.machines) % len(modes)]
-            candidates.append(Configuration(self.plan.machines[at % len(self.plan.machines)], name, mode))
-        configs = []
-        for config in candidates:
-            try:
-                check_machine(self.system, config.machine, sizes_for(config.machine, config.preset))
-            except (UnusableImplementation, GeometryError) as error:
-                reason = error
-            else:
-                configs.append(config)
-        if not configs:
-            raise UnusableImplementation(str(reason))
-        corpus = [Configuration(CORPUS, "-", mode) for mode in modes] if self.plan.corpus else []
-        return [*corpus, *configs]
-
-    def _planned(self, config: Configuration) -> int:
-        """Runs of a configuration; of the corpus, its lines."""
-        if config.machine == CORPUS:
-            return len(lines_of(self.system, self.plan, config.mode))
-        return self.plan.examples[config.machine]
-
-    def batches(self, configs: Sequence[Configuration]) -> Iterator[RunBatch]:
-        """The runs of the plan, one of each configuration first; lines of the corpus in turns with them."""
-        lines = self._turns([config for config in configs if config.machine == CORPUS], _LINES, _LINES)
-        for runs in self._turns([config for config in configs if config.machine != CORPUS], 1, _RUNS):
-            yield from islice(lines, 1)
-            yield runs
-        yield from lines
-
-    def _turns(self, configs: Sequence[Configuration], first: int, size: int) -> Iterator[RunBatch]:
-        most, start, stop = max(map(self._planned, configs), default=0), 0, first
-        while start < most:
-            for config in configs:
-                if start < (end := min(stop, self._planned(config))):
-                    yield RunBatch(config, range(start, end))
-            start, stop = stop, stop + size
-
-    def _required(self, configs: Iterable[Configuration]) -> tuple[str, ...]:
-        """The situations of the corpus that the system can be driven into."""
-        of = [config for config in configs if config.machine == CORPUS]
-        lines = (line for config in of for line in lines_of(self.system, self.plan, config.mode))
-        texts = {line.situation for line in lines if line.origin != FIXTURE}
-        return tuple(sorted(text for text in texts if text in self.situations or text not in self.unfit))
-
-    def _never_done(self, configs: Iterable[Configuration]) -> tuple[str, ...]:
-        """Commands that the system offers and that it carried out in no run of a plan with the corpus."""
-        if self.system.capabilities.judged_alone or not self.plan.corpus:
-            return ()
-        machines = {config.machine for config in configs} - {CORPUS}
-        offered = {kind for machine in machines for kind in MACHINES[machine]}
-        done = {text.partition(",")[0] for text in self.situations if ", refused: " not in text}
-        names = {kind_name(k) for k in offered if k.__name__ in self.system.capabilities.commands}
-        return tuple(sorted(names - done))
-
     def _over(self, result: CheckResult) -> bool:
-        """The time limit was reached, or nothing new came up for long enough after a finding."""
+        """The commands of the plan were carried out, the time limit was reached, or nothing new came up for
+        long enough after a finding."""
+        if self.plan.examples is None and not self.lines and self.counted.enough(self.plan.commands):
+            return True
         limit = self.plan.time_limit_s
         result.timed_out = limit is not None and time.monotonic() - self.started > limit
         since = self.finder.commands - self.finder.last_new
@@ -202,19 +140,17 @@ class _Campaign:
 
     def _take(self, result: MachineResult, driven: Driven) -> None:
         """Enter the results of a batch, and shrink what it violated."""
-        self.refusals += driven.refusals
-        self.kinds += driven.kinds
+        self.counted.add(driven)
         add_tallies(result.tallies, driven.tallies)
         result.seconds += driven.seconds
         for commands, violations in driven.runs:
             result.examples += 1
             result.commands += commands
-            self.finder.commands += commands
+            self.counted.ran(commands)
+            self.finder.commands = self.counted.commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)
                 self.finder.take(violation, trace)
-        self.situations += driven.situations
-        self.unfit |= driven.unfit
         if self.progress is not None:
             sized = "directed corpus" if result.name == CORPUS else f"{result.name} on {result.preset}"
             where = f"{sized}, mode {result.mode.value}"

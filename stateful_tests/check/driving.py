@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits
-from reference.commands import SHARED, Command, Mode
+from reference import model
+from reference.commands import SHARED, Command, Done, Mode, Outcome, Refused, kind_name
 from reference.geometry import Geometry
 from reference.kinds import JudgedConfig
-from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, sizes_for
+from reference.state import State
+from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.coverage.situations import situation
@@ -54,11 +56,18 @@ class Named(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """One machine on one preset in one mode."""
+    """One machine on one preset in one mode. sizes: those of the preset, fitted to the system; None of the
+    corpus, whose lines have their own."""
 
     machine: str
     preset: str
     mode: Mode
+    sizes: Any = None
+
+
+def unfitted(machine: str, preset: str, mode: Mode) -> Configuration:
+    """With the sizes that the preset states."""
+    return Configuration(machine, preset, mode, sizes_for(machine, preset))
 
 
 class RunBatch(NamedTuple):
@@ -69,11 +78,22 @@ class RunBatch(NamedTuple):
 
 
 @dataclass(slots=True)
+class Declined:
+    """Commands of a kind that a system refuses. since: commands before the first; runs: that had one."""
+
+    name: str
+    since: int
+    runs: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Driven:
     """The results of a batch.
 
     runs: of each its commands and the violation that it ended with, if it did, with its trace; after that
         the one that came up when all was closed.
+    kinds: commands by kind; carried_out: without those that were refused. declined: kinds that the system
+        alone refuses since it last carried one out.
     unfit: situation -> why its line could not be driven.
     """
 
@@ -81,9 +101,22 @@ class Driven:
     runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
+    carried_out: Counter[str] = field(default_factory=Counter)
+    declined: dict[str, Declined] = field(default_factory=dict)
     situations: Counter[str] = field(default_factory=Counter)
     unfit: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def count(self, command: object, outcome: Outcome, declined: bool) -> None:
+        """Count a command of the run that comes next in `runs`. declined: the system alone refused it."""
+        kind = type(command).__name__
+        if not isinstance(outcome, Refused):
+            self.carried_out[kind] += 1
+            self.declined.pop(kind, None)
+        elif declined:
+            since = self.declined.setdefault(kind, Declined(kind_name(type(command)), self.kinds.total()))
+            since.runs.add(len(self.runs))
+        self.kinds[kind] += 1
 
 
 def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
@@ -140,9 +173,10 @@ def start_run(system: AnySystem, plan: Plan, config: Configuration, example: int
     """A run by its number."""
     machine, seed = config.machine, f"{plan.seed}/{config.preset}/{config.mode}/{example}"
     source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
-    profile, geometry = draw_profile(source, system.capabilities, machine), sizes_for(machine, config.preset)
+    profile, geometry = draw_profile(source, system.capabilities, machine), config.sizes
     if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
-        geometry = draw_geometry(source, geometry)
+        with suppress(UnusableImplementation):
+            geometry = fit_sizes(system, machine, draw_geometry(source, geometry))
     geometry = with_settings(RandomChoices(f"{seed}/settings"), geometry, system.capabilities)
     return StartedRun(geometry, source, profile)
 
@@ -173,8 +207,8 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
             commands, found = len(done), violations(lockstep, done, "generated")
     except UnusableImplementation as error:
         driven.unfit[line.situation] = str(error).removeprefix(system.name).strip()
-        found = []
-    driven.runs.append((commands, found))
+    else:
+        driven.runs.append((commands, found))
 
 
 def _engine_line(
@@ -188,7 +222,7 @@ def _engine_line(
     for command in line.commands:
         if lockstep.violation is None:
             done.append(command)
-            lockstep.do(command)
+            driven.count(command, outcome := lockstep.do(command), isinstance(outcome, Refused))
     trace = Trace(line.geometry, config.mode, tuple(done), "generated")
     return len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []
 
@@ -199,10 +233,17 @@ def _carry_out(lockstep: Lockstep, commands: Iterator[Command], done: list[Comma
         was = lockstep.state
         outcome = lockstep.do(command)
         done.append(command)
-        driven.kinds[type(command).__name__] += 1
+        driven.count(command, outcome, _declined(lockstep.system, was, command, outcome))
         if lockstep.violation is not None:
             return
         driven.situations[situation(was, command, outcome, lockstep.state)] += 1
+
+
+def _declined(system: Any, was: State, command: Command, outcome: Outcome) -> bool:
+    """The rules would carry it out; the system refuses, as it may."""
+    if not isinstance(outcome, Refused) or outcome.reason not in system.capabilities.may_refuse:
+        return False
+    return isinstance(model.step(was, command)[1], Done)
 
 
 def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
@@ -250,7 +291,7 @@ _DRAWS = {
 def _engine_example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
     draws = _DRAWS[config.machine]
-    profile, sizes = draws.profile(source), sizes_for(config.machine, config.preset)
+    profile, sizes = draws.profile(source), config.sizes
     tallied = partial(draws.lockstep, tallies=driven.tallies, refusals=driven.refusals)
     drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
     try:
@@ -271,7 +312,6 @@ def _engine_example(system: Any, plan: Plan, config: Configuration, example: int
                 break
             command = ending
         done.append(command)
-        driven.kinds[type(command).__name__] += 1
-        lockstep.do(command)
+        driven.count(command, outcome := lockstep.do(command), isinstance(outcome, Refused))
     trace = Trace(sizes, config.mode, tuple(done), "generated")
     driven.runs.append((len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.config import ENGINE_PRESETS
 from reference.commands import Mode
-from reference.geometry import PRESETS, GeometryError, preset
+from reference.geometry import PRESETS, Geometry, GeometryError, preset
 from reference.kinds import JUDGED_PRESETS, JudgedConfig
 from reference.tiers.config import TIER_PRESETS
 from stateful_tests.check.corpus import CorpusLine
@@ -19,6 +20,7 @@ from stateful_tests.lockstep.lockstep import check_fits
 
 CLIENTS = "clients"  # the machine that drives engines which schedule by themselves
 TIERED = "tiers"  # the one that drives trees with a host tier
+_PAGE_SIZES = [1 << power for power in range(9)]
 CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 
 
@@ -26,17 +28,20 @@ CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 class Plan:
     """What a check does.
 
-    modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
-    `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
-    after_finding: commands after the last new finding that end the check. corpus: with the lines of the
-    directed corpus. whole: it has all that its tier does. time_limit_s: when to leave the rest of the plan,
-    if one was given. first: lines of the corpus that are driven before others.
+    commands: that the system carries out, those of the corpus as well; configurations share them.
+    steps: commands of a run at most; one run in 32 is eight times as long, every fourth has drawn sizes.
+    after_finding: commands after the last new finding that end the check.
+    examples: runs of each configuration, where these were asked for; `commands` counts for nothing then.
+    modes: none stands for the system's own. corpus: with the lines of the directed corpus; first: those that
+    are driven before others. whole: it has all that its tier does.
+    time_limit_s: when to leave the rest of the plan, if one was given.
     """
 
     tier: str
-    examples: Mapping[str, int]
+    commands: int
     steps: int
     after_finding: int
+    examples: int | None = None
     corpus: bool = True
     whole: bool = True
     time_limit_s: float | None = None
@@ -47,14 +52,10 @@ class Plan:
     first: frozenset[CorpusLine] = frozenset()
 
 
-def _runs(*each: int) -> dict[str, int]:
-    return dict(zip((*MACHINES, CLIENTS, TIERED), each, strict=True))
-
-
 _TIERS = {
-    "smoke": Plan("smoke", _runs(13, 8, 8, 40, 40), 40, 4_000),
-    "pr": Plan("pr", _runs(75, 60, 60, 250, 250), 50, 15_000),
-    "nightly": Plan("nightly", _runs(1200, 1200, 1200, 8000, 8000), 80, 1_000_000),
+    "smoke": Plan("smoke", 30_000, 40, 4_000),
+    "pr": Plan("pr", 200_000, 50, 15_000),
+    "nightly": Plan("nightly", 5_000_000, 80, 1_000_000),
 }
 TIERS = tuple(_TIERS)
 
@@ -85,11 +86,10 @@ def plan(
     base = _TIERS[tier]
     if seed is None:
         seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed
-    if examples is not None:
-        base = replace(base, examples=dict.fromkeys(base.examples, examples))
     half = modes is not None and {*modes} != {*Mode}
     return replace(
         base,
+        examples=examples,
         corpus=not any((presets, examples, steps)),
         whole=not any((presets, half, examples, steps, machines, time_limit_s)),
         time_limit_s=time_limit_s,
@@ -127,12 +127,49 @@ def sizes_for(machine: str, name: str) -> Any:
     return replace(preset(name), tree=machine != "sessions")
 
 
-def check_machine(system: AnySystem, machine: str, geometry: Any) -> None:
-    """Raise UnusableImplementation when this machine cannot drive the system."""
-    check_fits(system, geometry)
-    if isinstance(geometry, JudgedConfig):
-        system.reset(geometry)  # type: ignore[arg-type]
-        return
-    missing = {"Match", "Insert"} - system.capabilities.commands
+def fit_sizes(system: AnySystem, machine: str, sizes: Any) -> Any:
+    """These sizes, with as little changed as it takes for this machine to drive the system on them: the
+    window, the size of a page, rows, the width. Raises UnusableImplementation where nothing helps."""
+    can = system.capabilities
+    missing = {"Match", "Insert"} - can.commands
     if machine == "tree" and missing:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
+    if isinstance(sizes, JudgedConfig) or can.judged_alone:
+        check_fits(system, sizes)
+        return taken(system, [sizes])
+    if sizes.window is not None and not can.swa:
+        sizes = replace(sizes, window=None, swa_pages=0)
+    elif sizes.window is None and not can.full_only:
+        sizes = replace(sizes, window=sizes.page_size + 1, swa_pages=max(2, sizes.full_pages - 2))
+    check_fits(system, sizes)
+    return taken(system, [sizes, *_alike(sizes)])
+
+
+def taken(system: Any, candidates: Iterable[Any]) -> Any:
+    """The first of these sizes that the system can be built with. Raises UnusableImplementation, with the
+    reason for the first, where there is none."""
+    reason: UnusableImplementation | None = None
+    for sizes in candidates:
+        try:
+            system.reset(sizes)
+        except UnusableImplementation as error:
+            reason = reason or error
+        except (Exception, SystemExit):  # which the first command of a run meets as well, and reports
+            return sizes
+        else:
+            return sizes
+    assert reason is not None
+    raise reason
+
+
+def _alike(sizes: Geometry) -> Iterator[Geometry]:
+    """Sizes with other pages, the nearest first; then with other widths, and with one row as well."""
+
+    def far(page_size: int) -> int:
+        return max(page_size, sizes.page_size) // min(page_size, sizes.page_size)
+
+    for rows, pages in product(dict.fromkeys((sizes.rows, 1)), (0, 8, 2)):
+        for page_size in sorted(_PAGE_SIZES, key=far):
+            wide = pages or max(2, -(-sizes.width // page_size))
+            full = max(sizes.full_pages, wide)
+            yield replace(sizes, page_size=page_size, rows=rows, width=wide * page_size, full_pages=full)

@@ -17,7 +17,7 @@ from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure
 from reference.state import State
 
-FEW = 100  # commands: a check that carried out fewer says nothing
+FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing
 OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
 
@@ -249,7 +249,8 @@ def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
 class MachineResult:
     """One machine (or engine) of a check on one preset in one mode.
 
-    tallies: its own, by clause; violated: clauses that it saw violated.
+    sizes: those of the preset, fitted to the system; None of the corpus. tallies: its own, by clause.
+    violated: clauses that it saw violated.
     """
 
     name: str
@@ -260,20 +261,24 @@ class MachineResult:
     seconds: float = 0.0
     tallies: dict[str, Tally] = field(default_factory=dict)
     violated: set[str] = field(default_factory=set)
+    sizes: Any = None
 
 
 @dataclass(slots=True)
 class CheckResult:
     """Everything a check measured.
 
-    refusals, situations: how often each was reached. unreached: clauses whose trigger never
-    came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
-    nothing new had come up for a while after a finding, so the rest of the plan was left. interrupted: by a
-    signal. broke_off: why the system could not be driven on after a finding. planned: runs of the plan.
-    never_done: commands that the system offers and never carried out;
-    carried_out: commands that were not refused. required: situations that the corpus drives the system into;
-    unfit: situation -> why its line could not be driven. masked: known faults and clause -> violations
-    that one of them explains.
+    asked: commands that the tier has the system carry out; 0 where runs were asked for, `planned` of them.
+    carried_out: commands that were not refused, by kind. declined: kind -> since which command the system has
+    refused all that the rules would do. never_done: commands that the system offers and never carried out.
+    excused: clauses that came up and that `known` or `waived` of the system take out, where these are most.
+    refusals, situations: how often each was reached. unreached: clauses whose trigger never came up;
+    untriggered: those of them that such a plan has to trigger.
+    timed_out: the time limit cut the check short, which says nothing of the system. stopped: nothing new had
+    come up for a while after a finding, so the rest of the plan was left. interrupted: by a signal.
+    broke_off: why the system could not be driven on after a finding.
+    required: situations that the corpus drives the system into; unfit: situation -> why its line could not be
+    driven. masked: known faults and clause -> violations that one of them explains.
     """
 
     system: str
@@ -284,46 +289,83 @@ class CheckResult:
     refusals: dict[str, int] = field(default_factory=dict)
     situations: dict[str, int] = field(default_factory=dict)
     commands_by_kind: dict[str, int] = field(default_factory=dict)
+    carried_out: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     masked: dict[tuple[tuple[str, ...], str], int] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
+    untriggered: tuple[str, ...] = ()
     timed_out: bool = False
     stopped: bool = False
     interrupted: bool = False
     broke_off: str = ""
+    asked: int = 0
     planned: int = 0
     never_done: tuple[str, ...] = ()
-    carried_out: int = 0
+    declined: dict[str, int] = field(default_factory=dict)
+    excused: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def commands(self) -> int:
+        """That were driven, refused ones as well."""
         return sum(m.commands for m in self.machines)
 
     @property
     def examples(self) -> int:
+        """Runs that were driven."""
         return sum(m.examples for m in self.machines)
 
     @property
+    def done(self) -> int:
+        """Commands that were carried out."""
+        return sum(self.carried_out.values())
+
+    @property
+    def new(self) -> list[Finding]:
+        """What the base does not show."""
+        return [finding for finding in self.findings if not finding.old]
+
+    @property
     def exit_code(self) -> int:
-        """0 conforms, 1 a clause was violated, 3 the system broke, 4 nothing was found by half a plan."""
-        if any(f.clause == "BROKEN" for f in self.findings):
+        """0 conforms, 1 a clause was violated, 3 the system broke; nothing new was found by half a plan: 4,
+        or 130 where it was interrupted."""
+        if any(finding.clause == "BROKEN" for finding in self.new):
             return 3
-        return 1 if self.findings else 4 if self.incomplete else 0
+        return 1 if self.new else 130 if self.interrupted else 4 if self.incomplete else 0
+
+    @property
+    def so_far(self) -> str:
+        """How much of the plan was done."""
+        if self.asked:
+            return f"{self.done:,} of {self.asked:,} commands"
+        return f"{self.examples:,} of {self.planned:,} runs"
 
     @property
     def incomplete(self) -> list[str]:
         """What is missing for a verdict, in words."""
         reasons = []
         if self.timed_out:
-            reasons.append(f"the time limit came after {self.examples} of {self.planned} runs")
-        if self.carried_out < FEW:
-            reasons.append(f"only {self.carried_out} commands were carried out")
+            reasons.append(f"the time limit came after {self.so_far}")
+        elif self.done < self.asked and not self.stopped and not self.interrupted:
+            reasons.append(f"only {self.so_far} were carried out")
+        elif self.done < FEW:
+            reasons.append(f"only {self.done} commands were carried out")
+        since: dict[int, list[str]] = {}
+        for kind, command in self.declined.items():
+            since.setdefault(command, []).append(kind)
+        for command, kinds in since.items():
+            when = f"from command {command:,} on" if command else "every time"
+            reasons.append(f"refused {when}: {', '.join(kinds)}")
         if self.never_done:
             reasons.append(f"never carried out: {', '.join(self.never_done)}")
+        if self.excused:
+            came_up = len(self.tallies) - len(self.unreached)
+            reasons.append(f"known or waived are {len(self.excused)} of the {came_up} clauses that came up")
         missed = len({*self.required} - self.situations.keys())
         if self.system in OWN and missed and not self.stopped:
             reasons.append(f"{missed} of {len(self.required)} situations were not met")
+        if self.untriggered:
+            reasons.append(f"never triggered {', '.join(self.untriggered)}")
         return reasons

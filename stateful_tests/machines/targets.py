@@ -11,7 +11,7 @@ from impl.adapter import AnySystem, System, UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import Geometry
 from stateful_tests.check.masks import Standing, beside
-from stateful_tests.check.tiers import check_machine
+from stateful_tests.check.tiers import fit_sizes
 from stateful_tests.lockstep.results import Trace, Violation
 
 
@@ -26,8 +26,9 @@ class MachineConfiguration(NamedTuple):
 class MachineTarget:
     """What a machine drives. The system is made when the first run begins.
 
-    machines, sizes, modes: what its runs may be; no modes stands for the system's own. vary: one run in four
-    has drawn sizes. base: what was there before; a violation that it shows as well fails no run.
+    machines, sizes, modes: what its runs may be, the sizes fitted to the system; no modes stands for the
+    system's own. vary: one run in four has drawn sizes. base: what was there before; a violation that it
+    shows as well fails no run.
     """
 
     def __init__(
@@ -64,9 +65,8 @@ class MachineTarget:
         found = []
         for machine in self._machines:
             for sizes in self._sizes:
-                geometry = replace(sizes, tree=machine != "sessions")
                 try:
-                    check_machine(self.system, machine, geometry)
+                    geometry = fit_sizes(self.system, machine, replace(sizes, tree=machine != "sessions"))
                 except UnusableImplementation as error:
                     reason = error
                     continue

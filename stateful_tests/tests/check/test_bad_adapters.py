@@ -53,7 +53,8 @@ def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
 @pytest.mark.parametrize("adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "not in every replay")])
 def test_what_comes_and_goes_is_found(adapter, says, kvspec):
     spec = f"{bad_adapters.__name__}:{adapter}"
-    code, out, _ = kvspec("check", "--impl", spec, *QUICK[2:], "-v", "--json", "report.json")
+    options = ("--examples", "13", *QUICK[2:], "-v", "--json", "report.json")
+    code, out, _ = kvspec("check", "--impl", spec, *options)
     verdict, flaky = " ".join(out.split()), adapter == "ComesAndGoes"
     assert code == 1 and says in verdict and ("flaky: OUT-1, and not when" in verdict) is flaky, out
     assert {each["flaky"] for each in json.loads(Path("report.json").read_text())["findings"]} == {flaky}

@@ -1,8 +1,9 @@
 """Campaigns: what they report, and that they survive systems that are worse than wrong."""
 
+import re
 import time
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from multiprocessing import active_children
 from multiprocessing.connection import wait
 
@@ -12,7 +13,7 @@ from ci.report.data import check_data
 from impl.adapter import Capabilities, UnusableImplementation
 from reference.commands import Abort, Decode, Done, Mode, Open, Reason, Refused, Retract
 from reference.geometry import PRESETS, preset
-from stateful_tests.check import campaign, driving, finder
+from stateful_tests.check import driving, finder, turns
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named
 from stateful_tests.check.executors import Processes
@@ -70,16 +71,20 @@ def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not():
     assert [f.clause for f in run(stingy, chosen).findings] == ["OUT-1"]
 
 
-def test_the_same_seed_gives_the_same_check_however_many_processes_run_it():
-    chosen = plan("smoke", presets=["page1", "page2"], examples=6, steps=25, seed=4, machines=["sessions"])
-    chosen, impl = replace(chosen, after_finding=150), "torch+pr22862-tail"
+@pytest.mark.parametrize(
+    "impl, commands, found", [("torch+pr22862-tail", 5_000, True), ("torch", 700, False)]
+)
+def test_the_same_seed_gives_the_same_check_however_many_processes_run_it(impl, commands, found):
+    chosen = plan("smoke", presets=["page1", "page2"], steps=25, seed=4, machines=["sessions"])
+    chosen = replace(chosen, after_finding=150, commands=commands)
     system, processes = resolve(impl), Processes(2)
     try:
         results = [run(system, chosen), run(system, chosen, executor=processes, named=Named(impl))]
     finally:
         processes.close()
     for result in results:
-        assert result.findings and result.stopped
+        assert bool(result.findings) is result.stopped is found
+        assert found or (700 <= result.done < 1_000 and result.exit_code == 0)
         result.seconds = 0
         result.findings = [replace(f, found_after_s=0) for f in result.findings]
         for machine in result.machines:
@@ -87,7 +92,7 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it():
     assert results[0] == results[1]
 
 
-FEW = replace(plan("smoke"), examples=dict.fromkeys(plan("smoke").examples, 1))
+FEW = replace(plan("smoke"), examples=1)
 
 
 def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clauses():
@@ -145,10 +150,8 @@ def test_what_a_system_cannot_be_driven_through_is_reported():
 def test_the_first_twentieth_of_a_plan_covers_each_preset_machine_and_mode():
     """Then no fault that one of them shows waits for the end of a plan."""
     whole = plan("smoke")
-    looked = campaign._Campaign(ReferenceSystem(), whole, finder.Finder(ReferenceSystem()))
-    batches = [batch for batch in looked.batches(looked.configs()) if batch.config.machine != "corpus"]
-    runs = sum(len(batch.examples) for batch in batches)
-    early = [batch.config for batch in batches[: runs // 20]]
+    planned = turns.batches(ReferenceSystem(), whole, turns.configurations(ReferenceSystem(), whole))
+    early = [batch.config for batch in islice(planned, 60) if batch.config.machine != "corpus"]
     assert {c.preset for c in early} == {*whole.presets} and {c.mode for c in early} == {*Mode}
     assert {c.machine for c in early} == {*whole.machines}
 
@@ -251,7 +254,9 @@ def test_of_known_traces_one_need_each_is_avoided():
 
 
 def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
-    chosen = plan("smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
+    chosen = plan(
+        "smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4, examples=13
+    )
     close, abort = run(KeepsOnThreeWays(), chosen).findings
     assert (close.name, abort.name) == ("SES-2", "SES-2 (2)")
     assert abort.without == ("a close",)
@@ -276,7 +281,7 @@ class RefusesDecode(ReferenceSystem):
 
 def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(monkeypatch):
     monkeypatch.setattr(finder, "_SHORT", 0)  # all traces are shrunk, also after the best is found
-    chosen = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL])
+    chosen = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=13)
     change, base = RefusesDecode(always=True), RefusesDecode(always=False)
     for before, kinds in ((None, []), (base, [Open])):
         [finding] = run(change, chosen, base=before).findings
@@ -334,11 +339,96 @@ def test_a_trace_of_the_tree_shrinks_to_pages_of_one_token():
     assert trace.commands[0].prompt == prompt_of("a1a1")
 
 
+class Takes(ReferenceSystem):
+    """Takes some sizes alone."""
+
+    def __init__(self, takes, **offers):
+        super().__init__()
+        self.takes, self.capabilities = takes, replace(self.capabilities, **offers)
+
+    def reset(self, geometry):
+        if not self.takes(geometry):
+            raise UnusableImplementation("no such sizes")
+        super().reset(geometry)
+
+
+@pytest.mark.parametrize(
+    "takes, offers, presets",
+    [
+        (lambda g: g.page_size == 16, {}, 8),
+        (lambda g: g.page_size >= 4 and g.page_size % 4 == 0, {}, 8),
+        (lambda g: g.rows == 1, {}, 8),
+        (lambda g: g.width <= 16, {}, 8),
+        (lambda g: g.page_size == 64 and g.width >= 512, {}, 8),
+        (lambda g: g.window is None, {"swa": False}, 6),
+        (lambda g: g.window is not None, {"full_only": False}, 8),
+    ],
+)
+def test_presets_are_fitted_to_what_a_system_takes(takes, offers, presets):
+    chosen = replace(plan("smoke", machines=["sessions"], steps=20), commands=600, corpus=False)
+    result = run(Takes(takes, **offers), chosen)
+    assert (result.findings, result.exit_code) == ([], 0) and result.done >= 600
+    assert len({machine.preset for machine in result.machines}) == presets
+    assert all(takes(machine.sizes) for machine in result.machines)
+
+
 def test_a_system_that_fits_no_preset_is_unusable():
+    with pytest.raises(UnusableImplementation, match="no such sizes"):
+        run(Takes(lambda geometry: False), FEW)
+
+
+class Serves(ReferenceSystem):
+    """Refuses commands of some kinds after so many, as its capabilities allow."""
+
+    capabilities = replace(ReferenceSystem.capabilities, exact_reasons=False, may_refuse=frozenset(Reason))
+
+    def __init__(self, kinds, until):
+        super().__init__()
+        self.kinds, self.until, self.served = kinds, until, 0
+
+    def apply(self, command):
+        self.served += 1
+        if self.served > self.until and isinstance(command, self.kinds):
+            return Refused(Reason.UNFAITHFUL)
+        return super().apply(command)
+
+
+@pytest.mark.parametrize(
+    "kinds, until, says",
+    [
+        (object, 300, "only 2.. of 1,000 commands were carried out; refused from command 3"),
+        (Decode, 0, "refused every time: decode"),
+        (Abort, 400, "refused from command [34].. on: abort"),
+        (Decode, 10**6, ""),
+    ],
+)
+def test_a_system_that_stops_serving_is_incomplete(kinds, until, says):
+    chosen = plan("smoke", presets=["page2"], machines=["sessions"], steps=50, modes=[Mode.FREE])
+    result = run(Serves(kinds, until), replace(chosen, commands=1_000))
+    assert not result.findings and result.exit_code == (4 if says else 0)
+    assert re.match(says, "; ".join(result.incomplete)), result.incomplete
+
+
+def test_a_system_that_excuses_most_clauses_is_incomplete():
+    system, chosen = ReferenceSystem(), plan("smoke", presets=["page2"], machines=["sessions"], examples=2)
+    came_up = [clause for clause, tally in run(system, chosen).tallies.items() if tally.reached]
+    for excused, code in ((len(came_up) // 2, 0), (len(came_up) // 2 + 1, 4)):
+        waived = dict.fromkeys(came_up[:excused], "harmless")
+        system.capabilities = replace(system.capabilities, waived=waived)
+        result = run(system, chosen)
+        assert result.exit_code == code
+    says = f"known or waived are {excused} of the {len(came_up)} clauses that came up"
+    assert result.incomplete == [says]
+
+
+def test_lines_of_the_corpus_that_were_not_driven_are_no_runs():
     system = ReferenceSystem()
-    system.capabilities = Capabilities(swa=False)
-    with pytest.raises(UnusableImplementation, match="has no SWA pool, and a window of 3 needs one"):
-        run(system, plan("smoke", presets=["page1"], modes=[Mode.FREE]))
+    system.capabilities = replace(system.capabilities, commands=frozenset({"Open", "Close"}))
+    result = run(system, replace(FEW, machines=("sessions",), modes=(Mode.FREE,)))
+    corpus_runs, *others = result.machines
+    assert corpus_runs.examples < 30 and corpus_runs.commands >= corpus_runs.examples
+    assert {*result.carried_out} == {"Open", "Close"} and [machine.examples for machine in others] == [1] * 8
+
 
 
 def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):

@@ -37,7 +37,7 @@ from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.traces.files import load
 
-PLAN = plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
+PLAN = plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4, examples=13)
 
 
 class ClosesAtOnce(KeepsOnThreeWays):
@@ -293,8 +293,7 @@ def test_nothing_is_new_in_the_newest_releases(name, release, vllm):
     engine, _, version = name.partition("==")
     system = {"sglang": release, "vllm": vllm}[engine](version)
     result = run(system, plan("smoke"), masks=list(masks(system)))
-    assert not result.findings and result.examples == result.planned
-    assert result.commands > 10_000
+    assert not result.findings and result.done >= 30_000
 
 
 FAULTS, MENDS = (

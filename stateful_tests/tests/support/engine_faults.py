@@ -78,7 +78,7 @@ def _first(system: Any, engine: Engine, root: Path, changes: list[dict[str, str]
             path = Path(root, *module.split(".")).with_suffix(".py")
             stack.enter_context(patched(path, module, change["old"], change["new"]))
         for example, preset in product(range(engine.runs), plan.presets):
-            config = driving.Configuration(tiers.CLIENTS, preset, Mode.FAITHFUL)
+            config = driving.unfitted(tiers.CLIENTS, preset, Mode.FAITHFUL)
             batch = driving.RunBatch(config, range(example, example + 1))
             [(_, violations)] = driving.drive(system, plan, batch).runs
             if violations:

@@ -46,6 +46,6 @@ def checked(*findings: Finding, **more: Any) -> CheckResult:
         commands_by_kind={"Open": 300, "Close": 100},
         findings=list(findings),
         unreached=("FREE-2",), planned=10,
-        seconds=2.0, carried_out=400,
+        seconds=2.0, carried_out={"Open": 300, "Close": 100},
     )  # fmt: skip
     return replace(made, **more)

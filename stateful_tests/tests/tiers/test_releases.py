@@ -47,7 +47,7 @@ def test_the_newest_release_conforms(newest):
     """A run of each kind of sizes, of every other with sizes that no preset has."""
     plan = tiers.plan("smoke", examples=1, steps=20)
     for at, name in enumerate(TIER_PRESETS):
-        config, example = driving.Configuration(tiers.TIERED, name, Mode.FAITHFUL), at % 2 * 3
+        config, example = driving.unfitted(tiers.TIERED, name, Mode.FAITHFUL), at % 2 * 3
         driven = driving.drive(newest, plan, driving.RunBatch(config, range(example, example + 1)))
         assert driven.runs[0][1] == []
 

@@ -80,7 +80,7 @@ def look_for(system: Loaded, fault: TierFault, seed: int, runs: int = 40) -> tup
     plan, commands = tiers.plan("smoke", presets=[*TIER_PRESETS], examples=runs, seed=seed), 0
     for example in range(runs):
         for preset in TIER_PRESETS:
-            config = driving.Configuration(tiers.TIERED, preset, Mode.FAITHFUL)
+            config = driving.unfitted(tiers.TIERED, preset, Mode.FAITHFUL)
             with system.faulty(fault):
                 driven = driving.drive(system, plan, driving.RunBatch(config, range(example, example + 1)))
             [(count, violations)] = driven.runs

@@ -98,7 +98,7 @@ def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace
     plan, ran, commands = tiers.plan("smoke", presets=fault.presets, examples=runs), 0, 0
     for example in range(runs):
         for preset in fault.presets:
-            config = driving.Configuration(tiers.CLIENTS, preset, Mode.FAITHFUL)
+            config = driving.unfitted(tiers.CLIENTS, preset, Mode.FAITHFUL)
             with system.faulty(fault):
                 driven = driving.drive(system, plan, driving.RunBatch(config, range(example, example + 1)))
             [(count, violations)] = driven.runs

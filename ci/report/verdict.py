@@ -1,0 +1,65 @@
+"""The verdict of a check: a part for each thing that it says, in this order, and what it stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from impl.adapter import Capabilities
+from stateful_tests.check.masks import Mask
+from stateful_tests.check.tiers import CORPUS
+from stateful_tests.lockstep.results import CheckResult
+
+_Part = tuple[bool, str]  # whether the verdict says it, and what
+
+
+def check_verdict(
+    result: CheckResult, masks: Sequence[Mask], capabilities: Capabilities, base: str | None
+) -> str:
+    """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
+    old = sorted({finding.clause for finding in result.findings if finding.old})
+    known = [mask.fault.id for mask in masks if mask.holds]
+    broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
+    flaky = [f.clause for f in result.new if f.flaky]
+    cut, missing = result.interrupted, "; ".join(result.incomplete)
+    parts: list[_Part] = [
+        (result.exit_code == 3, "the system broke"),
+        (bool(broken), f"violates {_names(broken)}"),
+        (bool(flaky), f"flaky: {_names(flaky)}, and not when the trace is replayed"),
+        (bool(old or known) and not result.new, "nothing new"),
+        (bool(old), f"{_names(old)} also in {base}"),
+        (bool(known), f"known faults: {_names(known)}"),
+        (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
+        (cut, f"interrupted after {result.so_far}"),
+        (not cut and not result.new and bool(missing), f"incomplete: nothing was found, but {missing}"),
+        (not cut and bool(result.new) and result.timed_out, f"{result.so_far} until the time limit"),
+    ]
+    said = "; ".join(text for holds, text in parts if holds) or "conforms"
+    return f"{result.system}: {said}{_unchecked(capabilities)} ({covered(result)}, {result.seconds:.1f} s)"
+
+
+def covered(result: CheckResult) -> str:
+    """What was carried out: a verdict is worth as much."""
+    presets = len({each.preset for each in result.machines if each.examples and each.name != CORPUS})
+    counts = (_count(result.done, "command"), _count(len(result.carried_out), "kind"),
+              _count(result.examples, "run"), _count(presets, "preset"))  # fmt: skip
+    return "{} of {} in {} of {}".format(*counts)
+
+
+def waived(clause: str, capabilities: Capabilities) -> str | None:
+    """Why a clause was not checked."""
+    known = capabilities.known.get(clause)
+    return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
+
+
+def _unchecked(capabilities: Capabilities) -> str:
+    clauses = {**capabilities.waived, **capabilities.known}
+    reasons = (f"{clause} ({waived(clause, capabilities)})" for clause in clauses)
+    return f"; not checked: {', '.join(reasons)}" if clauses else ""
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

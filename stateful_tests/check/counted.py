@@ -1,0 +1,108 @@
+"""What the runs of a check carried out and met, and what of it speaks against a verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from impl.adapter import AnySystem, Capabilities
+from reference.commands import kind_name
+from stateful_tests.check.corpus import FIXTURE
+from stateful_tests.check.driving import Configuration, Declined, Driven, lines_of
+from stateful_tests.check.tiers import CORPUS, Plan
+from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep.results import OWN, CheckResult
+
+# Runs in which a system refuses all commands of a kind: it does not serve it any more, or never has.
+NO_MORE, NEVER = 10, 3
+_SHORT, _MOST = 30, 3  # commands: a shorter run takes as much effort; effort for each that is carried out
+
+
+@dataclass(slots=True)
+class Counted:
+    """The counts of all batches so far.
+
+    effort: commands, with those that a run of _SHORT has for shorter ones. declined: kinds that the system
+    alone refuses since it last carried one out, with runs numbered from the start.
+    unfit: situation -> why its line could not be driven.
+    """
+
+    commands: int = 0
+    effort: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    carried_out: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    declined: dict[str, Declined] = field(default_factory=dict)
+    situations: Counter[str] = field(default_factory=Counter)
+    unfit: dict[str, str] = field(default_factory=dict)
+
+    def add(self, driven: Driven) -> None:
+        """Count what a batch did. Its runs come one by one."""
+        self.refusals += driven.refusals
+        self.kinds += driven.kinds
+        self.carried_out += driven.carried_out
+        self.situations += driven.situations
+        self.unfit |= driven.unfit
+        for kind in driven.carried_out:
+            self.declined.pop(kind, None)
+        for kind, declined in driven.declined.items():
+            so_far = self.declined.setdefault(kind, Declined(declined.name, self.commands + declined.since))
+            so_far.runs |= {self.runs + run for run in declined.runs}
+
+    def ran(self, commands: int) -> None:
+        """Count a run."""
+        self.runs += 1
+        self.commands += commands
+        self.effort += max(commands, _SHORT)
+
+    def enough(self, commands: int) -> bool:
+        """So many were carried out, or it takes too much effort."""
+        return self.carried_out.total() >= commands or self.effort >= _MOST * commands
+
+    def enter(
+        self, result: CheckResult, system: AnySystem, plan: Plan, configs: Iterable[Configuration]
+    ) -> None:
+        """Enter all of it into a result that has its tallies."""
+        can = system.capabilities
+        result.refusals = dict(self.refusals.most_common())
+        result.commands_by_kind = dict(self.kinds.most_common())
+        result.carried_out = dict(self.carried_out.most_common())
+        result.situations = dict(sorted(self.situations.items()))
+        result.required, result.unfit = self._required(system, plan, configs), self.unfit
+        result.never_done = self._never_done(can, plan, configs)
+        for kind, declined in self.declined.items():
+            once = kind in self.carried_out
+            if len(declined.runs) >= (NO_MORE if once else NEVER):
+                result.declined[declined.name] = declined.since if once else 0
+        came_up = [clause for clause, tally in result.tallies.items() if tally.reached]
+        excused = tuple(clause for clause in came_up if clause in can.waived or clause in can.known)
+        result.excused = excused if 2 * len(excused) > len(came_up) else ()
+        result.unreached = tuple(clause for clause in result.tallies if clause not in came_up)
+        # A narrowed run, or a system that offers less, need not trigger every clause.
+        own = system.name in OWN or can == Capabilities()
+        if own and plan.whole and plan.tier != "smoke" and not result.stopped:
+            result.untriggered = result.unreached
+
+    def _required(
+        self, system: AnySystem, plan: Plan, configs: Iterable[Configuration]
+    ) -> tuple[str, ...]:
+        """The situations of the corpus that the system can be driven into."""
+        of = [config for config in configs if config.machine == CORPUS]
+        lines = (line for config in of for line in lines_of(system, plan, config.mode))
+        texts = {line.situation for line in lines if line.origin != FIXTURE}
+        return tuple(sorted(text for text in texts if text in self.situations or text not in self.unfit))
+
+    def _never_done(
+        self, can: Capabilities, plan: Plan, configs: Iterable[Configuration]
+    ) -> tuple[str, ...]:
+        """Commands that the system offers and that it carried out in no run of a plan with the corpus."""
+        if can.judged_alone or not plan.corpus:
+            return ()
+        machines = {config.machine for config in configs} - {CORPUS}
+        offered = {kind for machine in machines for kind in MACHINES[machine]}
+        return tuple(sorted(
+            kind_name(kind) for kind in offered
+            if kind.__name__ in can.commands and not self.carried_out[kind.__name__]
+        ))  # fmt: skip
