@@ -1,6 +1,12 @@
-"""Validation finds each kind of change to a log of a real scheduler, or the change is one of NEVER."""
+"""Validation finds each kind of change to a log of a real scheduler, or the change is one of NEVER.
+
+What it counts in the logs as they are stands in counted.txt; `pytest --accept` writes it anew.
+"""
 
 import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,6 +14,7 @@ import pytest
 from stateful_tests.tests.support.log_changes import FOLDER, Change, ChangedLog
 from stateful_tests.watched.reader import Line
 
+COUNTED = Path(__file__).with_name("counted.txt")
 LOGS = [(path.stem, None) for path in sorted(FOLDER.glob("*.jsonl"))]
 LOGS += [("sglang-0.5.23-clients_that_do_not_wait", 2), ("sglang-0.5.23-pages_of_a_tree", 1)]
 # Changes that leave the log of another server which conforms, and why.
@@ -36,6 +43,27 @@ NEVER = {
     r"submit new": "a rejected turn adds nothing to the history",
     r"submit rejected": "an ordinary request",
 }
+
+
+def test_what_is_counted(request):
+    text = "\n\n".join(_counted(*log) for log in LOGS) + "\n"
+    if request.config.getoption("accept"):
+        COUNTED.write_text(text, encoding="utf-8")
+    assert text == COUNTED.read_text(encoding="utf-8")
+
+
+def _counted(name: str, begins: int | None) -> str:
+    log = ChangedLog(name, begins)
+    found = log.validated(log.lines)
+    values = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "mismatches"}
+    lines = [f"  {what}: {_plain(value)}" for what, value in values.items() if value]
+    return "\n".join([name if begins is None else f"{name} from snapshot {begins}", *lines])
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {count}" for name, count in sorted(value.items()))
+    return str(sorted(value) if isinstance(value, set) else value)
 
 
 @pytest.mark.parametrize("name, begins", LOGS)
