@@ -112,7 +112,7 @@ def content(data: Data, run: Run) -> Data:
         "steps": steps, "left_out": len(run.rows) - len(steps), "start": max(0, len(steps) - 1),
         "step_table": _step_table(steps), "story_open": True,
         "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True),
-        "windows": any(group.window for group in config.groups),
+        "windows": any(group.window for group in config.groups), "tree": False,
     }  # fmt: skip
 
 
