@@ -100,6 +100,8 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if data["known"]:
         out.print()
         _known(out, data, base or data["implementation"], detailed=detailed)
+    if unasked := [f"{c['id']} ({c['waived']})" for c in data["clauses"] if c["waived"]]:
+        say(out, f"not checked: {', '.join(unasked)}")
     out.print()
     if detailed:
         _counted(out, data)
