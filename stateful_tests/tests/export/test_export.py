@@ -294,6 +294,8 @@ def test_with_the_core_in_rust(tmp_path):
 def test_what_stands_in_no_one_file_is_refused():
     """Before anything runs."""
     assert [version for alike in SETS for version in alike] == list(TABLE)
+    for alike in SETS:
+        assert all(TABLE[version].renamed == TABLE[alike[0]].renamed for version in alike)
     for alike, others in itertools.pairwise(SETS):
         newer = export.ReleaseTarget(others[0], others[0], Path())
         with pytest.raises(NotExportable, match=f"no one test runs on {alike[-1]} and {others[0]}: too many"):

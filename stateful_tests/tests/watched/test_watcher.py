@@ -17,7 +17,7 @@ import torch
 from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
-from impl.sglang.server import environment
+from impl.sglang.server import environment, watch
 from impl.sglang.server.clients import EOS, Client, Clients, Turn
 from impl.sglang.server.events import HookFailed, Snapshot, Stepped
 from impl.sglang.server.log import EventLog
@@ -174,6 +174,20 @@ def test_a_request_that_waits_for_room_is_written_once():
 @pytest.mark.parametrize("name", sorted({name for *_, name in POINTS}))
 def test_every_point_has_its_hook(name):
     assert callable(getattr(Watcher(RELEASE), name))
+
+
+def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
+    """One line says what it lacks, and it serves."""
+
+    def lacks():
+        raise UnusableImplementation("managers/scheduler.py: Scheduler has no waiting_queue")
+
+    monkeypatch.setenv("KVSPEC_WATCH", "logs")
+    monkeypatch.setattr(watch, "installed", lacks)
+    watch.register()
+    [record] = caplog.records
+    assert record.levelname == "ERROR"
+    assert "not watched: managers/scheduler.py: Scheduler has no waiting_queue" in record.message
 
 
 def test_level_is_checked():
