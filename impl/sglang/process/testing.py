@@ -17,6 +17,7 @@ from impl.isolation import cut, source_of
 from impl.sglang.parts import stand_ins
 from impl.sglang.parts.modules import SGLANG, install
 from impl.sglang.releases.catalogue import supported
+from impl.sglang.releases.names import called
 
 
 class _Missing(importlib.abc.MetaPathFinder):
@@ -74,8 +75,9 @@ def hook(root: Path, version: str) -> None:
         "AbortReq": stand_ins.Bag, "DisaggregationMode": stand_ins.DisaggregationMode,
         "_make_abort_req": lambda *_, **__: None, "logger": logging.getLogger("sglang"),
     }  # fmt: skip
-    methods = frozenset({"Scheduler.abort_request", "Scheduler._release_aborted_request"})
-    aborts = cut(root / "sglang/srt/managers/scheduler.py", methods, env)
+    methods = ("Scheduler.abort_request", "Scheduler._release_aborted_request")
+    named = frozenset(called(name, release) for name in methods)
+    aborts = cut(root / "sglang/srt/managers/scheduler.py", named, env)
     provided["sglang.srt.managers.scheduler"] = {"Scheduler": type("Scheduler", (), aborts)}
     for name in (module, "sglang.srt.speculative.spec_utils"):
         load(name)

@@ -68,6 +68,9 @@ DRIVEN = """
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator(_, _, kvcache=_, dtype=_, device=_, need_sort=_); alloc_extend_naive(_, _, _, _, _, _, _)
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.available_size(); PagedTokenToKVPoolAllocator.free_group_begin()
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.free_group_end()
+0.5.10 0.5.13 mem_cache/allocator.py | alloc_extend_kernel; alloc_decode_kernel
+0.5.13 ...    mem_cache/allocator/paged.py | alloc_extend_kernel; alloc_decode_kernel
+0.5.16 ...    mem_cache/allocation.py | assign_req_to_token_pool_func
 0.5.13 0.5.20 mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.free_pages; PagedTokenToKVPoolAllocator.release_pages
 0.5.20 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.get_all_free_pages()
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
@@ -125,7 +128,6 @@ EXPORTED = """
 0.5.20 ...    managers/scheduler.py | Scheduler._release_aborted_request(_)
 0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.path_device_indices(_); UnifiedRadixCache.tree_core
 0.5.22 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeCore.match_full_device_prefix(_); UnifiedTreeCore.all_values_flatten()
-0.5.16 ...    mem_cache/allocation.py | assign_req_to_token_pool_func
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.root_node
 """
 # What a whole scheduler is built from, and the stand-ins of its sockets, device and clients

@@ -42,6 +42,8 @@ REFUSED = {
         f"{COMMON}: there is no release_kv_cache"),
     "a field renamed": Mutant(BATCH, "kv_committed_len", "kv_done_len",
         f"{BATCH}: ReqKvInfo has no kv_committed_len"),
+    "a kernel that a stand-in takes the place of": Mutant(ALLOCATION, "assign_req_to_token_pool_func",
+        "assign_rows", f"{ALLOCATION}: there is no assign_req_to_token_pool_func"),
     "a field of a request renamed": Mutant(BATCH, "extend_end", "chunk_end",
         f"{BATCH}: Req has no extend_end"),
     "a class renamed": Mutant(SESSION, "SessionController", "SessionRegistry",
@@ -138,8 +140,6 @@ WITHOUT = {
     "exported tests may not run on it": (
         Mutant("managers/scheduler.py", "_release_aborted_request", "_drop",
                "managers/scheduler.py: Scheduler has no _release_aborted_request"),
-        Mutant(ALLOCATION, "assign_req_to_token_pool_func", "assign_rows",
-               f"{ALLOCATION}: there is no assign_req_to_token_pool_func"),
     ),
     "serve-check cannot run it": (
         Mutant("managers/utils.py", "class GenerationBatchResult", "class Result",
