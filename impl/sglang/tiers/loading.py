@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -56,7 +56,8 @@ class _Tiered(Unified):
 
     def admission(self, cache: Any) -> Callable[..., Any]:
         """PrefillAdder._lock_node, which holds a node while a load is prepared."""
-        [lock] = cut(self.policy, frozenset({"PrefillAdder._lock_node"}), {}).values()
+        lock = _function(self.policy, "PrefillAdder._lock_node")
+        assert lock is not None
         return partial(contextmanager(lock), Bag(tree_cache=cache))
 
 
@@ -139,10 +140,16 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         setattr(cache.components[kind], f"_{pool}_kv_pool_host", pools[pool])
 
 
+@lru_cache(maxsize=8)
+def _function(file: Path, name: str) -> Callable[..., Any] | None:
+    """A function of a release's file, or `Class.name`; None where it is not there."""
+    return cut(file, frozenset({name}), {}).get(name.rpartition(".")[2])
+
+
 def _swa_room(cache: Any, files: Path) -> Callable[[int], Any]:
     """What makes room for SWA KV that is loaded back."""
-    own = "_evict_swa_for_device_alloc"
-    if found := cut(files.joinpath(*ASSEMBLER.split(".")).with_suffix(".py"), frozenset({own}), {}):
-        return partial(found[own], cache)
+    file = files.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
+    if (own := _function(file, "_evict_swa_for_device_alloc")) is not None:
+        return partial(own, cache)
     params = importlib.import_module(f"{_CACHE}.base_prefix_cache").EvictParams
     return lambda n: cache.evict(params(swa_num_tokens=n))
