@@ -7,7 +7,7 @@ from types import MethodType, SimpleNamespace
 
 import kvspec
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, reporting, settings
 from hypothesis.stateful import INVARIANT_MARKER, RULE_MARKER, run_state_machine_as_test
 
 from reference.clauses import CLAUSES
@@ -98,3 +98,10 @@ def test_they_ask_for_a_close_past_what_ends_a_run(tmp_path, monkeypatch):
     buggy = kvspec.machine(LosesAnyTurn, machines=["sessions"], presets=["page2"], modes=[Mode.FAITHFUL])
     with pytest.raises(kvspec.ClauseViolated, match=r"1 of 2\): (FREE-1|SES-2)(.|\n)*2 of 2\): SES-4"):
         buggy.TestCase().runTest()
+
+
+def test_a_bounded_search_says_nothing_of_its_bound(capsys):
+    with shrinking.bounded():
+        reporting.report("it took too long to shrink")
+        reporting.report("a failure")
+    assert capsys.readouterr().out == "a failure\n"
