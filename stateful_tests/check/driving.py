@@ -18,7 +18,6 @@ from impl.process.remote_system import LIMITS, Limits
 from reference import model
 from reference.commands import SHARED, Command, Done, Mode, Outcome, Refused, kind_name
 from reference.geometry import Geometry
-from reference.kinds import JudgedConfig
 from reference.state import State
 from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus
@@ -34,11 +33,10 @@ from stateful_tests.generate.tier_commands import (
 )  # fmt: skip
 from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import systems
-from stateful_tests.lockstep.engine import EngineLockstep
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies
+from stateful_tests.lockstep.base import AnyLockstep
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, lockstep_on, new_tallies
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.results import Tally, Trace, Violation
-from stateful_tests.lockstep.tiers import TierLockstep
 
 
 class Named(NamedTuple):
@@ -190,60 +188,51 @@ _lines = lru_cache(maxsize=4)(corpus.driven)
 
 
 def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
-    """A line of the corpus, by its number. Every other is closed at its end."""
-    line, commands = lines_of(system, plan, config.mode)[example], 0
+    """A line of the corpus, by its number. Every other that a model stands beside is closed at its end."""
+    line = lines_of(system, plan, config.mode)[example]
     try:
         check_fits(system, line.geometry, line.commands)
-        if isinstance(line.geometry, JudgedConfig):
-            commands, found = _engine_line(system, line, config, driven)
-        else:
-            lockstep = Lockstep(
-                system, line.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
-            )
-            done: list[Command] = []
-            _carry_out(lockstep, iter(line.commands), done, driven)
-            if example % 2 and lockstep.violation is None:
-                _carry_out(lockstep, iter(finale(lockstep.state, system.capabilities)), done, driven)
-            commands, found = len(done), violations(lockstep, done, "generated")
+        lockstep = _begun(system, line.geometry, config, driven)
+        done: list[Any] = []
+        _carry_out(lockstep, iter(line.commands), done, driven)
+        if example % 2:
+            _end(lockstep, done, driven)
+        found = violations(lockstep, done, "generated")
     except UnusableImplementation as error:
         driven.unfit[line.situation] = str(error).removeprefix(system.name).strip()
     else:
-        driven.runs.append((commands, found))
+        driven.runs.append((len(done), found))
 
 
-def _engine_line(
-    system: Any, line: CorpusLine, config: Configuration, driven: Driven
-) -> tuple[int, list[tuple[Violation, Trace]]]:
-    """A line of an engine that schedules by itself: its commands, and the violation if there is one."""
-    lockstep = _DRAWS[line.machine].lockstep(
-        system, line.geometry, tallies=driven.tallies, refusals=driven.refusals
-    )
-    done: list[Any] = []
-    for command in line.commands:
-        if lockstep.violation is None:
-            done.append(command)
-            driven.count(command, outcome := lockstep.do(command), isinstance(outcome, Refused))
-    trace = Trace(line.geometry, config.mode, tuple(done), "generated")
-    return len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []
+def _begun(system: Any, geometry: Any, config: Configuration, driven: Driven) -> AnyLockstep:
+    return lockstep_on(system, geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals)
 
 
-def _carry_out(lockstep: Lockstep, commands: Iterator[Command], done: list[Command], driven: Driven) -> None:
-    """Commands up to a violation, and the situations that they meet."""
+def _carry_out(lockstep: AnyLockstep, commands: Iterator[Any], done: list[Any], driven: Driven) -> None:
+    """Commands up to a violation; where a model stands beside the system, the situations that they meet."""
     for command in commands:
-        was = lockstep.state
+        was = lockstep.state if isinstance(lockstep, Lockstep) else None
         outcome = lockstep.do(command)
         done.append(command)
         driven.count(command, outcome, _declined(lockstep.system, was, command, outcome))
         if lockstep.violation is not None:
             return
-        driven.situations[situation(was, command, outcome, lockstep.state)] += 1
+        if isinstance(lockstep, Lockstep) and was is not None:
+            driven.situations[situation(was, command, outcome, lockstep.state)] += 1
 
 
-def _declined(system: Any, was: State, command: Command, outcome: Outcome) -> bool:
-    """The rules would carry it out; the system refuses, as it may."""
-    if not isinstance(outcome, Refused) or outcome.reason not in system.capabilities.may_refuse:
-        return False
-    return isinstance(model.step(was, command)[1], Done)
+def _end(lockstep: AnyLockstep, done: list[Any], driven: Driven) -> None:
+    """End everything that runs; what no model stands beside ends by its own last commands."""
+    if lockstep.violation is None and isinstance(lockstep, Lockstep):
+        _carry_out(lockstep, iter(finale(lockstep.state, lockstep.system.capabilities)), done, driven)
+
+
+def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) -> bool:
+    """The rules would carry it out; the system refuses, as it may. Where there is no model, any refusal."""
+    if not isinstance(outcome, Refused) or was is None:
+        return isinstance(outcome, Refused)
+    may = outcome.reason in system.capabilities.may_refuse
+    return may and isinstance(model.step(was, command)[1], Done)
 
 
 def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
@@ -255,19 +244,17 @@ def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> 
 
 
 def _example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
-    run = start_run(system, plan, config, example)
+    run, done = start_run(system, plan, config, example), list[Any]()
     lockstep = Lockstep(system, run.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals)
-    done: list[Command] = []
     _carry_out(lockstep, _proposed(run, lockstep, plan, example), done, driven)
-    if example % 4 != 1 and lockstep.violation is None:  # else the next run starts on what this one leaves
-        _carry_out(lockstep, iter(finale(lockstep.state, system.capabilities)), done, driven)
+    if example % 4 != 1:  # else the next run starts on what this one leaves
+        _end(lockstep, done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))
 
 
 class _Draws(NamedTuple):
     """How runs of a kind of system are drawn that no model stands beside."""
 
-    lockstep: Any
     beside: Callable[[Any], Any]  # what is kept beside a run of it
     profile: Any
     sizes: Any
@@ -278,11 +265,11 @@ class _Draws(NamedTuple):
 
 _DRAWS = {
     CLIENTS: _Draws(
-        EngineLockstep, attrgetter("texts"), draw_engine_profile, draw_engine_config, fitted,
-        propose_engine_command, engine_finale,
+        attrgetter("texts"), draw_engine_profile, draw_engine_config, fitted, propose_engine_command,
+        engine_finale,
     ),
     TIERED: _Draws(
-        TierLockstep, attrgetter("beside"), draw_tier_profile, draw_tier_config, lambda sizes, _: sizes,
+        attrgetter("beside"), draw_tier_profile, draw_tier_config, lambda sizes, _: sizes,
         propose_tier_command, tier_finale,
     ),
 }  # fmt: skip
@@ -290,28 +277,22 @@ _DRAWS = {
 
 def _engine_example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
-    draws = _DRAWS[config.machine]
+    draws, done = _DRAWS[config.machine], list[Any]()
     profile, sizes = draws.profile(source), config.sizes
-    tallied = partial(draws.lockstep, tallies=driven.tallies, refusals=driven.refusals)
     drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
     try:
-        lockstep = tallied(system, draws.fitted(drawn, profile))
+        lockstep = _begun(system, draws.fitted(drawn, profile), config, driven)
     except UnusableImplementation:  # a release need not take every configuration
-        lockstep = tallied(system, sizes)
-    beside = draws.beside(lockstep)
-    sizes = beside.config
-    done: list[Any] = []
-    steps = plan.steps * (8 if example % 32 == 8 else 1)
-    while lockstep.violation is None and len(done) < 2 * steps + 100:
-        facts = lockstep.facts
-        if len(done) < steps:
-            command = draws.propose(beside, facts, source, profile)
-        else:
-            ending = draws.finale(beside, facts)
-            if ending is None:
-                break
-            command = ending
-        done.append(command)
-        driven.count(command, outcome := lockstep.do(command), isinstance(outcome, Refused))
-    trace = Trace(sizes, config.mode, tuple(done), "generated")
-    driven.runs.append((len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []))
+        lockstep = _begun(system, sizes, config, driven)
+    beside, steps = draws.beside(lockstep), plan.steps * (8 if example % 32 == 8 else 1)
+
+    def proposed() -> Iterator[Any]:
+        for _ in range(steps):
+            yield draws.propose(beside, lockstep.facts, source, profile)
+        for _ in range(steps + 100):
+            if (command := draws.finale(beside, lockstep.facts)) is None:
+                return
+            yield command
+
+    _carry_out(lockstep, proposed(), done, driven)
+    driven.runs.append((len(done), violations(lockstep, done, "generated")))

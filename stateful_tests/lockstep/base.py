@@ -12,7 +12,7 @@ from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import described
 from impl.process.wire import checked
 from reference.clauses import Clause
-from reference.commands import Broken, Outcome, Refused
+from reference.commands import Broken, Mode, Outcome, Refused
 from reference.failures import Failure
 from stateful_tests.lockstep.results import Row, Tally, Violation, tally_up, violation_of
 
@@ -49,6 +49,11 @@ class AnyLockstep(ABC):
         can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         self._unstarted: Broken | None = None  # why there is no empty system, as the first command meets it
+
+    @property
+    @abstractmethod
+    def config(self) -> tuple[Any, Mode]:
+        """What the run is configured with, and its mode, as its trace states them."""
 
     @abstractmethod
     def do(self, command: Any) -> Outcome:

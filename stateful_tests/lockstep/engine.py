@@ -11,7 +11,7 @@ from reference.blocks.commands import EngineCommand, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts
-from reference.commands import Broken, Done, Outcome
+from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.results import EngineMoment, Row, Tally
@@ -37,6 +37,10 @@ class EngineLockstep(AnyLockstep):
         self.texts = RequestTexts(config)
         system.reset(config)
         self._look()
+
+    @property
+    def config(self) -> tuple[EngineConfig, Mode]:
+        return self.texts.config, Mode.FAITHFUL
 
     def do(self, command: EngineCommand) -> Outcome:
         """Run one command; sets `violation` if it leaves the specification."""

@@ -6,20 +6,24 @@ A fault that is known must not hide a session that nobody can close any more (SE
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from reference.commands import Abort, Close, Command
+from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.results import Trace, Violation
 
 _CLOSED = "SES-4"
 
 
-def violations(lockstep: Lockstep, done: Sequence[Command], origin: str) -> list[tuple[Violation, Trace]]:
+def violations(lockstep: AnyLockstep, done: Sequence[Any], origin: str) -> list[tuple[Violation, Trace]]:
     """The violation that a run of these commands has ended with, if it did, and the close that does not
     happen when all is closed then; each with its trace. Nothing may be done afterwards."""
-    (geometry, mode), found = lockstep.state.config, []
+    (geometry, mode), found = lockstep.config, []
     if lockstep.violation is not None:
         found.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
+        if not isinstance(lockstep, Lockstep):
+            return found
         done = (*done, *_all_closed(lockstep))
         if lockstep.violation is not None:
             found.append((lockstep.violation, Trace(geometry, mode, done, origin)))

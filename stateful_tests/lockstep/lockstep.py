@@ -30,7 +30,7 @@ from reference.commands import (
 from reference.cursors import ceil_page
 from reference.failures import Failure
 from reference.geometry import Geometry
-from reference.state import Phase, State, full_pages, holders, swa_pages
+from reference.state import Phase, RunConfig, State, full_pages, holders, swa_pages
 from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import EngineLockstep
@@ -91,6 +91,11 @@ class Lockstep(AnyLockstep):
             raise
         except (Exception, SystemExit) as error:
             self._unstarted = Broken(described(error))
+
+    @property
+    def config(self) -> RunConfig:
+        """The sizes, and the mode."""
+        return self.state.config
 
     def do(self, command: Command) -> Outcome:
         """Run one command on both. Returns the reference's outcome; sets `violation` if they part."""
@@ -173,15 +178,15 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
 
 
 def lockstep_on(
-    system: AnySystem, geometry: Geometry | JudgedConfig, mode: Mode, clause: str | None = None
+    system: AnySystem, geometry: Geometry | JudgedConfig, mode: Mode, clause: str | None = None, **counts: Any
 ) -> AnyLockstep:
-    """A run of any system. clause: as of Lockstep."""
+    """A run of any system. clause, counts (tallies, refusals): as of AnyLockstep."""
     on: Any = system
     if isinstance(geometry, TierConfig):
-        return TierLockstep(on, geometry, clause=clause)
+        return TierLockstep(on, geometry, clause=clause, **counts)
     if isinstance(geometry, EngineConfig):
-        return EngineLockstep(on, geometry, clause=clause)
-    return Lockstep(on, geometry, mode, clause=clause)
+        return EngineLockstep(on, geometry, clause=clause, **counts)
+    return Lockstep(on, geometry, mode, clause=clause, **counts)
 
 
 def check_fits(

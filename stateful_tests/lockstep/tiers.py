@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from reference.clauses import Clause
-from reference.commands import Broken, Done, Outcome
+from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
 from reference.prefix_cache import path_text
 from reference.tiers.clauses import TIER_CLAUSES, TierStep, broken
@@ -47,6 +47,10 @@ class TierLockstep(AnyLockstep):
         self.beside = LockRanges(config)
         system.reset(config)
         self._look()
+
+    @property
+    def config(self) -> tuple[TierConfig, Mode]:
+        return self.beside.config, Mode.FAITHFUL
 
     def do(self, command: TierCommand) -> Outcome:
         """Run one command; sets `violation` if it leaves the specification."""
