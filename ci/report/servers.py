@@ -1,5 +1,7 @@
 """Reports on whole servers: what validation of a log found, and what a check of a release's scheduler did."""
 
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from ci import Data
 from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
+from reference.state import Cursors
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.watched.live import LiveRun
 from stateful_tests.watched.results import Mismatch, Validated
@@ -41,8 +44,57 @@ def validation(name: str, header: WatchHeader, found: Validated, seconds: float,
             {"name": name, "times": times, "says": known_faults()[name].summary}
             for name, times in found.known.most_common()
         ],
+        "unreadable": "",
         "mismatches": [mismatch(each) for each in found.found], "more_mismatches": found.more,
     }  # fmt: skip
+
+
+def validation_verdict(logs: list[Data]) -> str:
+    """Of a log, or of all together, in the words of a check."""
+    number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
+    known: Counter[str] = Counter()
+    for log in logs:
+        known.update({each["name"]: each["times"] for each in log["known"]})
+    empty = sum(not log["events"] for log in logs)
+    parts = []
+    if number:
+        parts.append(f"{number} mismatch{'es' * (number > 1)}")
+    elif any(log["skipped"] or log["unreadable"] for log in logs):
+        parts.append("no mismatch in what could be read")
+    elif known:
+        parts.append("nothing new")
+    if known:
+        counts = (f"{name} ({times})" for name, times in known.most_common())
+        parts.append(f"known faults: {', '.join(counts)}")
+    if empty and not number:
+        which = f"{empty} of {len(logs)} logs have" if len(logs) > 1 else "the log has"
+        parts.append(f"incomplete: {which} a header and no event")
+    return "; ".join(parts) or "conforms"
+
+
+_TOTALS = {"events": "events", "steps": "steps", "commands": "commands", "values_compared": "values compared"}
+
+
+def validations(logs: list[Data], strict: bool) -> Data:
+    """All logs together. strict: a gap or a cut line fails as well."""
+    code = 4 if any(not log["events"] or (strict and log["skipped"]) for log in logs) else 0
+    code = 1 if any(log["mismatches"] for log in logs) else code
+    return {
+        "format": "kvspec-validation", "version": 1, "verdict": validation_verdict(logs),
+        **{total: sum(log[total] for log in logs) for total in _TOTALS},
+        "exit_code": 2 if any(log["unreadable"] for log in logs) else code, "logs": logs,
+    }  # fmt: skip
+
+
+def validated_all(out: Console, data: Data) -> None:
+    """The total of several logs as text."""
+    if len(data["logs"]) > 1:
+        read = f"{len(data['logs'])} logs, {_read(data)}"
+        say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
+
+
+def _read(data: Data) -> str:
+    return ", ".join(f"{data[name]:,} {what}" for name, what in _TOTALS.items())
 
 
 def mismatch(m: Mismatch) -> Data:
@@ -52,8 +104,17 @@ def mismatch(m: Mismatch) -> Data:
         "file": m.file, "line": m.line, "event": m.event, "command": m.command, "clause": m.clause,
         "title": title,
         "expected": m.expected, "observed": m.observed, "because": m.sentence, "request": m.about,
-        "known": m.known,
+        "known": m.known, "differs": _differing(m.expected, m.observed),
     }  # fmt: skip
+
+
+_CURSOR = re.compile(rf"\b({'|'.join(Cursors._fields)}) (\d+)")
+
+
+def _differing(expected: str, observed: str) -> list[str]:
+    """The cursors of which both sides show a value, and not the same."""
+    wanted = dict(_CURSOR.findall(expected))
+    return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
 
 
 def validated(out: Console, data: Data, ended: str = "") -> None:
@@ -62,8 +123,7 @@ def validated(out: Console, data: Data, ended: str = "") -> None:
     say(out, data["log"], "bold", whole=True)
     words = {
         "server": data["server"],
-        "read": f"{data['events']} events, {data['steps']} steps, {data['commands']} commands,"
-        f" {data['values_compared']} values compared in {data['seconds']:.1f} s",
+        "read": f"{_read(data)} in {data['seconds']:.1f} s",
     }
     if data["given"]:
         words["begins"] = f"in the middle: {data['given']} sessions and requests were taken as given"
@@ -77,10 +137,8 @@ def validated(out: Console, data: Data, ended: str = "") -> None:
         shown_mismatch(out, found)
     if number > SHOWN:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
-    verdict = f"{number} mismatch{'es' * (number > 1)}" if number else "conforms"
-    if (data["skipped"] or data.get("unreadable")) and not number:
-        verdict = "no mismatch in the part of the log that could be read"
-    say(out, ended or verdict, "bold red" if number or ended else "bold green")
+    bad = number or ended or not data["events"]
+    say(out, ended or validation_verdict([data]), "bold red" if bad else "bold green")
 
 
 def shown_mismatch(out: Console, found: Data) -> None:
@@ -88,7 +146,8 @@ def shown_mismatch(out: Console, found: Data) -> None:
     at = f"{found['file']}:{found['line']}: {found['event']}"
     say(out, f"{at}: {found['clause']} ({found['title']})", "bold red",
         whole=True)  # fmt: skip
-    words = {"command": found["command"], "expected": found["expected"], "server": found["observed"]}
+    seen = re.sub(r"\w+", lambda word: "!" * (word[0] in found["differs"]) + word[0], found["observed"])
+    words = {"command": found["command"], "expected": found["expected"], "server": seen}
     if found["request"]:
         words["state"] = found["request"]
     labelled(out, {k: v for k, v in words.items() if v})

@@ -70,7 +70,7 @@ class SubmitHarness(Harness[Submit]):
         if c.profile.long_prompts and once_in(c.source, 2):
             tokens = 1 + c.source.upto(width // 2)
         if c.invalid and once_in(c.source, 6):
-            tokens = pick(c.source, (0, -1))
+            tokens = pick(c.source, (0, -1, width, width + 1))
         return tokens, pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
 
     def _prompted(self, c: Enabled, plain: Submit) -> Submit:

@@ -29,9 +29,32 @@ def test_a_mismatch(wrong, tmp_path, capsys):
     assert run(["validate", wrong, "--json", str(report), "--save", str(tmp_path)]) == 1
     text = capsys.readouterr().out
     assert "LEN-2 (finish and retract cap at target)" in text and "wrong.jsonl:" in text
+    assert "!kv_allocated_len" in text and "!kv_committed_len" not in text
     data = json.loads(report.read_text())
     assert data["exit_code"] == 1 and data["logs"][0]["mismatches"][0]["clause"] == "LEN-2"
     assert run(["replay", data["logs"][0]["saved"], "--impl", "reference"]) == 0
+
+
+@pytest.mark.parametrize("strict", [(), ("--strict",)])
+def test_a_log_without_an_event_is_incomplete(strict, tmp_path, capsys):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text(Path(LOG).read_text().splitlines(keepends=True)[0])
+    assert run(["validate", str(empty), *strict]) == 4
+    assert "incomplete: the log has a header and no event" in capsys.readouterr().out
+    assert run(["validate", str(empty), LOG, *strict]) == 4
+    end = capsys.readouterr().out
+    assert "incomplete: 1 of 2 logs have a header and no event (2 logs, 285 events" in " ".join(end.split())
+
+
+def test_known_faults_are_named_in_the_words_of_a_check(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    assert run(["validate", LOG, SPECULATION, "--json", str(report)]) == 0
+    *_, log, total, again = capsys.readouterr().out.splitlines()
+    data = json.loads(report.read_text())
+    assert log == data["verdict"] == "nothing new; known faults: last-token (5)"
+    read = "2 logs, 673 events, 224 steps, 457 commands, "
+    assert " ".join((*total.split(), *again.split())).startswith(f"{log} ({read}")
+    assert data["events"] == sum(each["events"] for each in data["logs"]) == 673
 
 
 def test_follow_ends_with_the_server(wrong, capsys):
