@@ -92,6 +92,7 @@ SAID = {
     "a_request_preempted_in_its_own_step_runs_all_the_same_in_time": "r1 at [0, 2) of group 0",
     "a_chunk_preempted_in_its_own_step_runs_all_the_same": "nobody has written block 7",
     "a_turn_that_ends_twice_stands_twice_in_the_queue": "RuntimeError: Invalid request status: RUNNING",
+    "a_loaded_request_waits_behind_one_that_has_no_room": "5 blocks free, where there is a batch",
     "a_store_counts_a_block_that_the_window_left_out": "assert sum(group_sizes) == len(block_ids)",
     "a_next_turn_keeps_the_first_turns_max_tokens_in_time": "it ends: length, where r1 goes on",
     "a_token_of_a_step_in_flight_becomes_text_of_the_next_turn": "3 tokens, another one at position 1",
