@@ -60,7 +60,8 @@ EVERY = API + API_STATE.lstrip() + API_V2.lstrip() + API_OFFLOAD.lstrip()
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
 # release has the one name or the other (impl.renamed).
 RENAMED: dict[str, str] = {}
-SINCE = {"v2": "0.31.0", "offload": "0.21.0", "state": "0.27.0"}  # the first release that is driven so
+# The first release that is driven so.
+SINCE = {"v2": "0.31.0", "offload": "0.21.0", "state": "0.27.0", "state+v2": "0.32.0"}
 
 
 def drives(release: str, what: str) -> bool:

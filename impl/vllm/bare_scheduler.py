@@ -95,12 +95,14 @@ def state_spec(interface: Any, config: Any, group: Any) -> Any:
     """Of layers with a convolution and a recurrent state. A row of either is (group + 1, stamp); the window
     of the convolution has a row for each token of a round of drafts."""
     torch = importlib.import_module("torch")
+    exports = vars(importlib.import_module("vllm.model_executor.layers.mamba.checkpoint"))
+    kept = config.checkpoints and "compute_mamba_prefill_checkpoints" in exports
     shape = {
         "block_size": group.block_size, "shapes": ((1 + config.drafts, 2), (2,)),
         "dtypes": (torch.int64, torch.int64), "mamba_cache_mode": "align" if config.caching else "none",
         "num_speculative_blocks": config.drafts,
-        "num_prefill_checkpoint_blocks": int(bool(config.checkpoints)),
-        "prefill_checkpoint_alignment": config.checkpoints or None,
+        "num_prefill_checkpoint_blocks": int(bool(kept)),
+        "prefill_checkpoint_alignment": config.checkpoints if kept else None,
     }  # fmt: skip
     return interface.MambaSpec(**taken(interface.MambaSpec, shape))
 

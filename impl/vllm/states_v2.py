@@ -14,7 +14,7 @@ from impl.vllm.states import RecurrentLayers, StateMemory
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane
 
-_HYBRID = "vllm.v1.worker.gpu.model_states.mamba_hybrid"
+HYBRID = "vllm.v1.worker.gpu.model_states.mamba_hybrid"
 
 
 class DefaultModelState:
@@ -56,7 +56,7 @@ class StateRunnerV2(ModelRunnerV2):
             max_model_len=config.max_model_len,
         )  # fmt: skip
         model = Values(get_mamba_state_copy_funcs=lambda _: copies)
-        kind = importlib.import_module(_HYBRID).MambaHybridModelState
+        kind = importlib.import_module(HYBRID).MambaHybridModelState
         self._state = kind(settings, model, None, torch.device("cpu"))
         self._state.initialize_kv_cache(pool, self.worker.block_tables)
         self.worker.model_state = self._state

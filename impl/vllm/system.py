@@ -54,7 +54,7 @@ class VLLMSystem(WorkerSystem):
         if path is not None:
             self.remark = f"{self.root}: taken for {self.release}"
         require(self.root, self.name, self.release, v2, offloads)
-        if drives(self.release, "state"):
+        if drives(self.release, "state+v2" if v2 else "state"):
             self.capabilities = replace(self.capabilities, recurrent=True)
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)

@@ -142,6 +142,8 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a reset of the cache": partial(_none_of, ResetCache),
     "drafts": partial(_engine_without, drafts=0, eagle=False),
     "a window": _no_window,
+    "hits within a block": partial(_engine_without, match=0),
+    "checkpoints within a chunk": partial(_engine_without, checkpoints=0),
     "chunks of several blocks": partial(_engine_without, chunk_blocks=1),
     "chunks that go on": _no_chunks,
     "a small host": _host_room,
