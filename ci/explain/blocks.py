@@ -110,8 +110,11 @@ def _moved(past: Past, chunk: int) -> str:
 
 
 def _written(past: Past, block: int) -> str:
-    """Who wrote into a block last, which positions, and when."""
-    for at, moment in reversed(list(enumerate(past.run.history, past.run.first))):
+    """Who wrote into a block last, which positions, and when; before an entry read the state in it."""
+    moments = list(enumerate(past.run.history, past.run.first))
+    if isinstance(past.violation.failure.at[0], AtCount):
+        moments.pop()
+    for at, moment in reversed(moments):
         for lane in reversed(moment.facts.lanes):
             if (left := _left(lane, block)) is not None:
                 return f"{lane.request} left {left} in block {block} last, in {past.command(at)}"
