@@ -109,6 +109,8 @@ SAID = {
     "a_next_turn_goes_on_in_the_first_column_on_the_device": "its recurrent state is that after token 2",
     "a_turn_that_stops_with_a_step_in_flight_leaves_a_state_that_is_too_far": "after its token 2 in",
     "a_turn_that_ends_within_a_round_leaves_a_state_that_is_too_far": "is that of another text, where",
+    "a_request_that_a_batch_leaves_out_goes_on_in_the_first_column": "state is that after token 3",
+    "a_preempted_session_finds_its_old_column": "its recurrent state is that of another text, where r2",
     "a_prompt_ends_with_drafts_of_the_turn_before": "where r1 keeps the state after its first 6 tokens",
     "a_prompt_of_one_token_is_padded_and_runs_as_a_prompt": "r2 keeps the state after its first 1 tokens",
 }  # fmt: skip
