@@ -228,9 +228,12 @@ def _end(lockstep: AnyLockstep, done: list[Any], driven: Driven) -> None:
 
 
 def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) -> bool:
-    """The rules would carry it out; the system refuses, as it may. Where there is no model, any refusal."""
-    if not isinstance(outcome, Refused) or was is None:
-        return isinstance(outcome, Refused)
+    """The rules would carry it out; the system refuses, as it may. Without a model, any refusal of what the
+    system offers."""
+    if not isinstance(outcome, Refused):
+        return False
+    if was is None:
+        return type(command).__name__ in system.capabilities.commands
     may = outcome.reason in system.capabilities.may_refuse
     return may and isinstance(model.step(was, command)[1], Done)
 

@@ -337,5 +337,6 @@ def live(
                 break
     except KeyboardInterrupt:
         tour.tour.stopped = INTERRUPTED
+        tour.runner.finder.give_up()
     return tour.finish()
 

@@ -70,11 +70,13 @@ HOST_QUESTIONS = (
 OF_A_GPU = ("is_cuda", "is_cuda_alike", "is_pin_memory_available", "support_triton")
 
 
-def install(root: Path, provided: Provided, gpu: bool = False, modules: Bookkeeping = SGLANG) -> None:
+def install(root: Path, provided: Provided, gpu: bool = False, modules: Bookkeeping | None = None) -> None:
     """Hook the imports of this process up to the SGLang under `root`.
 
-    Besides what is provided, the utilities are those of the release's own file. modules: what is real.
+    Besides what is provided, the utilities are those of the release's own file. modules: what is real, SGLANG
+    unless it is given.
     """
+    modules = modules or SGLANG
     install_hook(root, replace(modules, absent=modules.absent[:1]) if gpu else modules, provided)
     env: dict[str, Any] = {
         "torch": sys.modules["torch"],

@@ -68,7 +68,8 @@ def test_of_a_page_that_row_and_tree_own_the_cause_is_reported(release):
     argument = explanation_of(replay(release("0.5.18"), trace))
     assert argument.text == (
         "full page 1 has 2 owners: r1 has it at [0, 3) since command 2 (extend r1 +8) and the tree has it at"
-        " [0, 3) of #1:3 since command 2; R (cache_protected_len) of r1 is 0 since command 1 (admit r1)."
+        " [0, 3) of #1:3 since command 2; R (cache_protected_len) of r1 is 0 since command 1 (admit r1);"
+        " expected: full page 1 belongs to r1 alone."
     )
 
 
