@@ -366,6 +366,7 @@ def replay_data(
         else:
             shows = f"violates {', '.join(before)}" if before else "conforms"
             note = f"new: {base.name} {shows if before is not None else 'cannot run the trace'}"
+            known = known if before else None  # what the base does not show is no fault of its
     head = {"file": file, "verdict": verdict, "note": note, "exit_code": code}
     head |= {"unstated_refusals": unstated_refusals(run), "mostly_refused": mostly_refused(run)}
     return head | {"base": base and base.name, "also_in": also_in} | run_data(run, known)

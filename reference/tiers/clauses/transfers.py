@@ -12,7 +12,7 @@ from reference.tiers.step import TierStep, target
     "XFER-1",
     "a source stays until it is read",
     "Nobody writes what a transfer in flight has not read yet: device slots of a store, host slots of a load."
-    " In a tree it keeps its one owner so long.",
+    " A source in a tree keeps its one owner until the transfer has read it.",
     why="The copy would be of another text than its hash or node names.",
     rule="tiers.facts",
     source="vllm#42761, vllm#29870, sglang#26728",
@@ -32,9 +32,9 @@ def _source_stays(step: HasTier) -> Failure | None:
 @clause(
     "XFER-2",
     "a destination is its transfer's",
-    "What a load in flight writes is not free and belongs to one request, one node, or the load alone; in a"
-    " tree what a store writes as well. Nobody computes with it before the load completes, and no step in"
-    " flight writes it.",
+    "What a load in flight writes is not free and belongs to one request, one node, or the load alone. In a"
+    " tree the same holds for the host slots that a store writes. Nobody computes with it before the load"
+    " completes, and no step in flight writes it.",
     why="An owner loses its KV when the transfer arrives; an early reader reads what is not there. A step"
     " that was scheduled earlier may write after the load.",
     rule="tiers.facts",
