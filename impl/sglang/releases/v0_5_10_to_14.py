@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import importlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from impl.adapter import Cursors, NodeView, UnusableImplementation
+from impl.adapter import Cursors, UnusableImplementation
 from impl.isolation import cut
 from impl.lazy import torch
 from impl.sglang.parts import stand_ins, memory_checks, trees
 from impl.sglang.parts.stand_ins import SERVER_ARGS
 from impl.sglang.parts.modules import install
+from impl.sglang.releases.objects import Objects
 from reference.geometry import Geometry
 
 
-class Release0510:
+class Release0510(Objects):
     """0.5.10. The session registers a request when it is created, and is closed at once."""
 
     version = "0.5.10"
-    session_cache = ("sglang.srt.mem_cache.session_aware_cache", "SessionAwareCache")
     session_controller = "sglang.srt.managers.session_controller"
     checker = ("sglang.srt.managers.scheduler_runtime_checker_mixin", "SchedulerRuntimeCheckerMixin")
     observer: ClassVar[tuple[str, str] | None] = None  # where the sizes of pools are counted, if apart
@@ -46,8 +45,6 @@ class Release0510:
     # What it has renamed: "Req.prefix_len" -> "matched_len", or "release_kv_cache" -> "give_back". The left
     # name is that of api.py and of all other code here.
     renamed: ClassVar[dict[str, str]] = {}
-    # Where a request, or a session's slot, has its row and its cursors.
-    places: ClassVar[dict[str, str]] = {name: name for name in ("req_pool_idx", *Cursors._fields)}
     # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": where the
     # cache ends), the chunks that are under way, and the look at its last outputs.
     chunk_ends, chunks, looks = "", "is_chunked", "check_finished"
@@ -62,16 +59,6 @@ class Release0510:
     waived: ClassVar[dict[str, str]] = {}
     # The paged two-pool allocator declines an extend that leaves no page to spare per entry.
     spare_page_per_lane = True
-
-    @classmethod
-    def record(cls) -> str:
-        """The attribute of a request, or of a session's slot, that has its row; "" for itself."""
-        return cls.places["req_pool_idx"].rpartition(".")[0]
-
-    @classmethod
-    def in_record(cls) -> dict[str, str]:
-        """`places`, seen from that attribute."""
-        return {name: place.removeprefix(f"{cls.record()}.") for name, place in cls.places.items()}
 
     @classmethod
     def require(cls, root: Path) -> None:
@@ -210,10 +197,6 @@ class Release0510:
     def make_controller(self, cache: Any) -> Any:
         return self.controller.SessionController(cache)
 
-    def free_pages(self, pool: Any) -> list[int]:
-        """The free list of one pool, as it stands."""
-        return [*pool.free_pages.tolist(), *pool.release_pages.tolist()]
-
     # -- requests ---------------------------------------------------------------------------------
 
     def prefix(self, req: Any) -> int:
@@ -315,11 +298,6 @@ class Release0510:
         self.put(req, "kv_allocated_len", len(tokens))
         self.eviction_cursor(req, evicted)
 
-    def put(self, req: Any, name: str, value: int) -> None:
-        """Set the row or a cursor of a request, by its name in `places`."""
-        record, _, attribute = self.places[name].rpartition(".")
-        setattr(attrgetter(record)(req) if record else req, attribute, value)
-
     def eviction_cursor(self, req: Any, evicted: int) -> None:
         """Have the request's swa_evicted_seqlen at `evicted`."""
         self.put(req, "swa_evicted_seqlen", evicted)
@@ -346,28 +324,6 @@ class Release0510:
         del page_size
         return cursors.kv_committed_len + 2 * draft_len
 
-    @cached_property
-    def _row(self) -> Callable[[Any], Any]:
-        return attrgetter(self.places["req_pool_idx"])
-
-    @cached_property
-    def _cells(self) -> Callable[[Any], tuple[int, int, int, int]]:
-        return self.cells()
-
-    def cells(self) -> Callable[[Any], tuple[int, int, int, int]]:
-        """What reads the cursors of a request, or of a session's slot, in every forward pass: as fast as can
-        be."""
-        return attrgetter(*map(self.places.__getitem__, Cursors._fields))
-
-    def row(self, holder: Any) -> int | None:
-        """Of a request, or of a session's slot."""
-        row: int | None = self._row(holder)
-        return row
-
-    def cursors(self, holder: Any) -> Cursors:
-        """Of a request, or of a session's slot: both carry the same four attributes."""
-        return Cursors._make(self._cells(holder))
-
     def commit(self, req: Any, tokens: int) -> None:
         """What processing a verify round's result does to the committed length."""
         self.put(req, "kv_committed_len", self.cursors(req).kv_committed_len + tokens - self.claimed)
@@ -378,62 +334,6 @@ class Release0510:
         _resolve_spec_overlap_token_ids asks for neither and commits it.
         """
         self.commit(req, tokens)
-
-    # -- a whole scheduler, as the watcher reads it -------------------------------------------------
-
-    def planned(self, plan: Any) -> Any:
-        """The batch that get_next_batch_to_run has decided on, None for none."""
-        return plan
-
-    def nodes(self, tree: Any, mapping: Any) -> Iterator[NodeView]:
-        """Of the radix tree in a scheduler's cache; mapping: the allocator's, None without a window."""
-        wrapped = type(tree).__name__ == self.session_cache[1]
-        return self.shown_tree(tree.inner if wrapped else tree, mapping).nodes()
-
-    def shown_tree(self, cache: Any, mapping: Any) -> trees.ReleaseTree:
-        """What reads the nodes of a tree of this kind."""
-        kinds: dict[str, type[trees.ReleaseTree]] = {
-            "UnifiedRadixCache": trees.ComponentTree,
-            "SWARadixCache": trees.SWARadixTree,
-            "RadixCache": trees.ReleaseTree,
-        }
-        return kinds[type(cache).__name__](cache, mapping)
-
-    def slots(self, tree: Any) -> dict[str, Any]:
-        """What sessions keep, by their names: of the tree's sessions, or of the wrapper that has them."""
-        kind, sessions = type(tree).__name__, None
-        if kind == self.session_cache[1]:
-            sessions = tree
-        elif kind == "UnifiedRadixCache":
-            sessions = tree.session
-        slots: dict[str, Any] = {} if sessions is None else sessions.slots
-        return slots
-
-    # -- sessions ---------------------------------------------------------------------------------
-
-    def slot(self, cache: Any, session_id: str) -> Any:
-        """The session's slot while it holds a row, else None."""
-        slot = cache.slots.get(session_id)
-        return slot if slot is not None and slot.is_holding_kv else None
-
-    def closing(self, session: Any) -> bool:
-        """0.5.10 knows no deferred close."""
-        del session
-        return False
-
-    def history(self, session: Any) -> list[int]:
-        """The tokens that Session.create_req would put in front of the next turn's input."""
-        for node in session.req_nodes.values():
-            last = node.req
-            outputs = last.output_ids[: last.sampling_params.max_new_tokens]
-            return [*last.origin_input_ids[: self.committed(session)], *outputs]
-        return []
-
-    def committed(self, session: Any) -> int | None:
-        """How much of the last turn's input counts, None for all (tokens)."""
-        del session
-        return None
-
 
 class Release0511(Release0510):
     """0.5.11. Turns in flight are known to the session; a close waits for them."""
