@@ -50,7 +50,6 @@ DRIVEN = """
 0.5.10 ...    {sessions} | {SessionCache}(_); {SessionCache}.slots
 0.5.10 0.5.19 {sessions} | SessionSlot.is_holding_kv
 0.5.19 ...    {sessions} | SessionSlot.kv
-0.5.22 ...    {sessions} | SessionSlot.publishes_prompt
 0.5.10 0.5.14 mem_cache/common.py | release_kv_cache(_, _)
 0.5.14 0.5.22 mem_cache/common.py | release_kv_cache(_, _, is_insert=_)
 0.5.22 ...    mem_cache/common.py | release_kv_cache(_, _, checkpoint=_); match_kv_cache(_, _, _)

@@ -57,15 +57,6 @@ class Release0522(Release0521):
         if evicted:  # in decode, before which the checkpoint of its prefill has used this
             req.swa_branching_seqlen = None
 
-    # -- sessions ---------------------------------------------------------------------------------
-
-    def slot(self, cache: Any, session_id: str) -> Any:
-        """The session's slot while it holds a row. During the first turn it only stands in for that turn."""
-        slot = cache.session.slots.get(session_id)
-        if slot is None or not slot.kv.holds_kv or slot.publishes_prompt:
-            return None
-        return slot
-
 
 class Release0523(Release0522):
     """0.5.23. A window eviction keeps whole pages of at least a window."""

@@ -18,7 +18,7 @@ class Ends(OnServer):
     def _kept(self, turn: LiveRequest, allocated: int, target: int, first: int | None) -> list[Choice]:
         """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`; or
         that it counts up to `first`, with the token that a round in flight computes first."""
-        slot = None if turn.session is None else self.release.slot(self.server.cache, turn.session)
+        slot = None if turn.session is None else self.server.slot(turn.session)
         if slot is None:
             return []
         committed, kept = self.release.cursors(slot)[:2]
@@ -98,7 +98,7 @@ class Ends(OnServer):
         self._retract(turn)
         self.server.scheduler.leave(turn.req)
         self.results.skip(turn)
-        turn.phase = RequestPhase.QUEUED
+        turn.phase, turn.first = RequestPhase.QUEUED, False
         return self._kept(turn, allocated, target, first)
 
     def abort(self, command: c.Abort) -> None:

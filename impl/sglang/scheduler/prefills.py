@@ -111,6 +111,9 @@ class Prefills(OnServer):
     def _launched(self, batch: _Batch, spans: Sequence[tuple[int, int]]) -> None:
         """Prepare the batch, and run it (Scheduler._get_new_batch_prefill)."""
         server, turns = self.server, [chunk.turn for chunk in batch.chunks]
+        for turn in turns:
+            if turn.session is not None and self.release.row(turn.req) is None:
+                turn.first = server.slot(turn.session) is None
         prefill = server.new_batch(turns, ForwardMode.EXTEND)
         if batch.received:
             self._receive(prefill, turns[0], *spans[0])

@@ -43,8 +43,10 @@ class LiveRequest:
     """A live request: the release's own `req`, and what only the scheduler and the client know.
 
     history: how many tokens of its input the session put there. locked: it waits with a prefix of the
-    radix tree locked; once it has a row, the lock is the release's business. pending: results of launched
-    batches that are not processed yet, the oldest first. other: it is in the namespace (namespaces.py).
+    radix tree locked; once it has a row, the lock is the release's business. first: its session kept nothing
+    when it got its row, so from 0.5.22 on a slot of the session stands for this turn alone. pending: results
+    of launched batches that are not processed yet, the oldest first. other: it is in the namespace
+    (namespaces.py).
     """
 
     release: Release0510
@@ -56,6 +58,7 @@ class LiveRequest:
     phase: RequestPhase = RequestPhase.QUEUED
     started: bool = False
     locked: bool = False
+    first: bool = False
     other: bool = False
     pending: list[Result] = field(default_factory=list)
 
@@ -205,8 +208,14 @@ class Server:
 
     def hands_prompt_in(self, turn: LiveRequest) -> bool:
         """Processing the result of the request's prefill hands its prompt to the radix tree."""
-        later = turn.session is not None and self.release.slot(self.cache, turn.session) is not None
+        later = turn.session is not None and self.slot(turn.session) is not None
         return self.tree is not None and not later
+
+    def slot(self, session: str) -> Any:
+        """What the session keeps of finished and retracted turns, with a row, else None."""
+        if any(turn.first and turn.session == session for turn in self.turns.values()):
+            return None
+        return self.release.slot(self.cache, session)
 
     # -- making release objects -------------------------------------------------------------------
 
@@ -317,7 +326,7 @@ class Server:
         requests: dict[str, RequestView] = {}
         held: set[int] = set()
         for name, session in self.controller.sessions.items():
-            slot = release.slot(self.cache, name)
+            slot = self.slot(name)
             row = None if slot is None else release.row(slot)
             sessions[name] = SessionView(
                 history=self.history(name),
