@@ -1,4 +1,4 @@
-"""The command line, and everything that it shows: reports, explanations, exports, documents, benchmarks."""
+"""The command line, and everything that it shows: reports, `because`, exports, documents, benchmarks."""
 
 from functools import cache
 from pathlib import Path

@@ -154,7 +154,7 @@ def _driven(
                     note(report.first_word(run, "" if before is None else before.name))
 
             with unusable(f"--since {since:.80}: ", ValueError):
-                lines = (*corpus.known_faults(), *corpus.load())
+                lines = (*corpus.fault_lines(), *corpus.load())
                 changed = changes.changes(system, since, lines, tell)
             note(changed.text)
             plan = replace(plan, first=changed.first)

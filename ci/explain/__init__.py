@@ -19,14 +19,14 @@ from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
 
 
-class Explanation(NamedTuple):
+class Because(NamedTuple):
     """text: the sentence. claims: what it says of the past."""
 
     text: str
     claims: tuple[Claim, ...] = ()
 
 
-def explanation_of(run: Run) -> Explanation | None:
+def because(run: Run) -> Because | None:
     """Why the end of a violated run is impossible; None if there is nothing to explain, or if this replay
     does not show what was found."""
     violation = run.violation
@@ -38,14 +38,14 @@ def explanation_of(run: Run) -> Explanation | None:
         failed = f"command {violation.step} ({describe(row.command)}) makes the system fail"
         failed += f", {violation.observed.rstrip('.')}"
         ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
-        return Explanation(f"{failed}{ruled}.")
+        return Because(f"{failed}{ruled}.")
     alone = isinstance(step, BlockStep | TierStep)
     past = Past(run, violation) if alone else History(run, violation, step)
     try:
         text = _of_engine(past) if not isinstance(past, History) else reasons.reason(past) or _described(past)
     except (LookupError, AssertionError, StopIteration):
         text = _expected(past)  # a view that is odd in more ways than the clause says
-    return Explanation(past.words(f"{text}."), tuple(past.claims))
+    return Because(past.words(f"{text}."), tuple(past.claims))
 
 
 def _described(past: Past) -> str:

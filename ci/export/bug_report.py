@@ -82,8 +82,8 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
     if trace["story"]:
         lines += [*_paragraph(trace["story"]), ""]
     where = f"`{command}` on {data['implementation']}"
-    if data["argument"]:
-        lines += [*_paragraph(data["argument"][:1].upper() + data["argument"][1:]), ""]
+    if data["because"]:
+        lines += [*_paragraph(data["because"][:1].upper() + data["because"][1:]), ""]
     lines += [f"{where} breaks this rule:", ""]
     engine = "config" in trace  # which schedules by itself, and has no cursors
     lines += [f"> {violation['clause']}: {violation['sentence']}", *([] if engine else [">", f"> {LEGEND}"])]

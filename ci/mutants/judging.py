@@ -65,7 +65,7 @@ _SITUATIONS = tuple(
 _OF_CLAUSES = tuple(
     f"{_TESTS}/reference/test_{name}.py"
     for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
-) + (f"{_TESTS}/report/test_explanations.py",)
+) + (f"{_TESTS}/report/test_because.py",)
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
 # What calls vLLM itself: the faults of `stateful_tests/tests/vllm` go through it.
 _OF_RELEASES = ("impl/vllm/offload.py expose:", *(

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields, replace
 
 from ci import Data
 from ci.compare import snapshot, step_table
-from ci.explain import explanation_of
+from ci.explain import because
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
 from ci.report.verdict import check_verdict, waived
@@ -277,11 +277,11 @@ def _changed(run: Run, changed: Changes) -> list[Data]:
 
 def first_word(run: Run, base: str) -> str:
     """Of a violation that was just found, in a line: the check goes on, and shrinks it."""
-    violation, argued = run.violation, explanation_of(run)
+    violation, told = run.violation, because(run)
     assert violation is not None
     where = f"NEW against {base}" if base else "violation"
     sides = f"expected {violation.expected}; observed {violation.observed}"
-    return f"{where}: {', '.join(violation.clauses)}: {argued.text if argued is not None else sides}"
+    return f"{where}: {', '.join(violation.clauses)}: {told.text if told is not None else sides}"
 
 
 def run_data(run: Run, known: KnownFault | None = None) -> Data:
@@ -310,11 +310,11 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
 
 def _explained(run: Run) -> Data:
     """Why the violation cannot be, where the sides differ, and how it came to that."""
-    argued = explanation_of(run)
-    drawn = argued is not None and not isinstance(run.trace.geometry, JudgedConfig)
+    told = because(run)
+    drawn = told is not None and not isinstance(run.trace.geometry, JudgedConfig)
     states = snapshot.snapshots(run, step_table.MAX_ROWS) if drawn else []
     return {
-        "argument": argued.text if argued is not None else None,
+        "because": told.text if told is not None else None,
         "differences": states[-1]["differences"] if states else [],
         "step_table": step_table.step_table(run, states) if states else None,
     }

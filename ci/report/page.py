@@ -49,7 +49,7 @@ def page(data: Data, run: Run) -> str:
         **drawn,
         data=data,
         title=violation["clause"] if violation is not None else _name(data),
-        argument=_opened(data["argument"] or violation["observed"]) if violation is not None else "",
+        because=_opened(data["because"] or violation["observed"]) if violation is not None else "",
         violated=_violated(violation) if violation is not None else [],
         style=Markup(_source("replay.css")),
         script=Markup(script),

@@ -243,7 +243,7 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
     if not detailed:
         first, violation = data["clauses"][0], data["violation"]
-        because = data["argument"] or f"expected {violation['expected']}; observed {violation['observed']}"
+        because = data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
         words = {"because": because}
         notable = [text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)]
         if notable and not data.get("flaky"):
@@ -283,7 +283,7 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
         out.print()
         rows = data["rows"]
         say(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
-        words = {"because": data["argument"]} if data["argument"] else {}
+        words = {"because": data["because"]} if data["because"] else {}
         if data["differences"]:
             words["differs"] = difference(data["differences"], data["implementation"])
         words |= {"expected": violation["expected"], "observed": violation["observed"]}

@@ -80,7 +80,7 @@ def situations() -> set[str]:
 
 
 @lru_cache(maxsize=1)
-def known_faults() -> tuple[CorpusLine, ...]:
+def fault_lines() -> tuple[CorpusLine, ...]:
     """The traces of named bugs and of faults of releases."""
     paths = sorted([*FIXTURES.glob("regressions/*.json"), *FIXTURES.glob("releases/*/*.json")])
     traces = [(path.stem, load_trace(path)) for path in paths]
@@ -107,7 +107,7 @@ def driven(
     After `first` come known faults, then lines by hand, then the shortest. A line of faithful mode runs in
     free mode where that is the only mode.
     """
-    lines = *known_faults(), *sorted(load(), key=lambda n: (n.origin != "hand", len(n.commands)))
+    lines = *fault_lines(), *sorted(load(), key=lambda n: (n.origin != "hand", len(n.commands)))
     return [
         line for line in sorted(lines, key=lambda each: each not in first)
         if line.machine in machines and mode is (line.mode if line.mode in modes else Mode.FREE)

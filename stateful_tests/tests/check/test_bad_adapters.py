@@ -150,8 +150,8 @@ def test_what_comes_by_chance_is_flaky(adapter):
     render.check(render.console(io.StringIO()), data)
     for found in data["findings"]:
         assert found["flaky"] and FLAKY in found["violation"]["observed"]
-        shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["argument"]
-        assert shown or found["argument"] is None
+        shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["because"]
+        assert shown or found["because"] is None
 
 
 @pytest.mark.parametrize(

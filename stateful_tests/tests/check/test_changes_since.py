@@ -94,7 +94,7 @@ FAULTY = "torch+free-repeats-a-page"
 def test_a_fault_in_what_changed_is_told_at_once(base, new):
     """What the base shows too is not new, nor is a known fault without a base."""
     before = base and resolve(base)
-    [line] = (n for n in corpus.known_faults() if n.situation == "a_capped_frontier_counts_whole_pages")
+    [line] = (n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages")
     line = line._replace(origin="hand" if base is None else line.origin)
     run = changes.new_fault(resolve(FAULTY), before, line)
     assert (run is not None) is new

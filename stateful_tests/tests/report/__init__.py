@@ -1,1 +1,1 @@
-"""What pages, explanations and drawings say of a run."""
+"""What pages, `because` and drawings say of a run."""

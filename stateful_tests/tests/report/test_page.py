@@ -170,8 +170,8 @@ def test_what_is_wrong_is_marked_on_both_sides():
     assert re.findall(r'<td class="number differs">(\d+)</td>', last) == ["38", "42"]
     assert "C A 38</text>" in last
     assert "E 42 ≠</text>" in last
-    argument = report.run_data(run)["argument"]
-    assert argument[1:] in " ".join(Reader(text).text.split())
+    why = report.run_data(run)["because"]
+    assert why[1:] in " ".join(Reader(text).text.split())
 
 
 def test_the_rule_is_on_the_page():
@@ -186,7 +186,7 @@ def test_the_rule_is_on_the_page():
     for name, (expected, observed) in zip(data["violation"]["also"], data["violation"]["details"]):
         sentences = f"Rule{CLAUSES[name].sentence}Expected{expected}Observed{observed}"
         assert sentences.replace(" ", "") in page_text.replace(" ", ""), name
-    assert page_text.count(data["argument"][1:]) == 1
+    assert page_text.count(data["because"][1:]) == 1
 
 
 def test_each_side_says_where_its_turn_resumes():
@@ -269,7 +269,7 @@ def test_replay_writes_the_page(kvspec):
     assert "kvspec replay &#39;a trace.json&#39; --impl torch+pr22897" in text
     [data] = json.loads(Path("r.json").read_text())["replays"]
     assert [s["step"] for s in data["states"]] == list(range(len(data["rows"])))
-    assert data["argument"] in " ".join(out.split())
+    assert data["because"] in " ".join(out.split())
     kvspec(*arguments)
     assert "states" not in json.loads(Path("r.json").read_text())["replays"][0]
 

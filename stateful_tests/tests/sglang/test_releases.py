@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ci.explain import explanation_of
+from ci.explain import because
 from reference.commands import Abort, Admit, Chunk, Draft, Extend, Mode, Open, SpecDecode, Submit
 from reference.geometry import Geometry, preset
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults
@@ -42,7 +42,7 @@ def test_a_release_has_the_fault_until_it_is_fixed(path, fault, version, release
     assert (run.violation and run.violation.clause) == shown
     if shown == trace.clause and fault.is_in(version):
         assert run.violation.step == len(trace.commands) - 1
-        assert "; observed: " not in explanation_of(run).text, "told from the facts of the run"
+        assert "; observed: " not in because(run).text, "told from the facts of the run"
 
 
 @pytest.mark.parametrize(("version", "value", "shows"), [("0.5.22", "0", False), ("0.5.17", "1", True)])
@@ -65,8 +65,8 @@ def test_the_last_resort_is_taken_where_the_next_verify_round_does_not_fit(name,
 
 def test_of_a_page_that_row_and_tree_own_the_cause_is_reported(release):
     trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
-    argument = explanation_of(replay(release("0.5.18"), trace))
-    assert argument.text == (
+    why = because(replay(release("0.5.18"), trace))
+    assert why.text == (
         "full page 1 has 2 owners: r1 has it at [0, 3) since command 2 (extend r1 +8) and the tree has it at"
         " [0, 3) of #1:3 since command 2; R (cache_protected_len) of r1 is 0 since command 1 (admit r1);"
         " expected: full page 1 belongs to r1 alone."

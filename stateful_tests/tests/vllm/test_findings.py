@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ci.explain import explanation_of
+from ci.explain import because
 from ci.export import engine_test
 from ci.export.recorded_run import NotExportable
 from ci.report import data as report
@@ -131,7 +131,7 @@ def released(path):
 @pytest.mark.parametrize("path", [path for path, _ in TRACES], ids=lambda path: path.stem)
 def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
     run = replay(vllm(released(path)), traces.load(path))
-    explained = explanation_of(run)
+    explained = because(run)
     assert SAID[path.stem] in explained.text
     for claim in explained.claims:
         held = [claim.holds(moment) for moment in run.history]

@@ -12,7 +12,7 @@ from msgspec import structs
 from ci.explain import reasons
 from ci.compare import step_table
 from ci.compare.snapshot import snapshots
-from ci.explain import Explanation, explanation_of
+from ci.explain import Because, because
 from ci.report import data as report
 from ci.report import render
 from reference.clauses import CLAUSES
@@ -28,7 +28,7 @@ from stateful_tests.traces.notation import format_command as describe
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "regressions"
 FIXTURES = {p.stem: p for p in sorted(FOLDER.glob("*.json"))}
-SENTENCES = Path(__file__).with_name("explanations.txt")
+SENTENCES = Path(__file__).with_name("because.txt")
 BUGS = {name: trace for name, path in FIXTURES.items() if (trace := traces.load(path)).bug is not None}
 
 
@@ -43,32 +43,32 @@ def violated(name: str) -> Run:
         system.close()
 
 
-def explained(name: str) -> Explanation:
-    return explanation_of(violated(name))
+def explained(name: str) -> Because:
+    return because(violated(name))
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_statements_about_the_past_are_true(name):
-    run, explanation = violated(name), explained(name)
-    for claim in explanation.claims:
+    run, told = violated(name), explained(name)
+    for claim in told.claims:
         held = [claim.holds(moment) for moment in run.history]
         first = claim.since - run.first
         end = len(held) if claim.until is None else claim.until - run.first
         assert all(held[first:end]), claim.what
         assert first == 0 or not held[first - 1], claim.what
-    dates = {claim.since for claim in explanation.claims}
-    assert {int(index) for index in re.findall(r"since command (\d+)", explanation.text)} <= dates
-    ends = {claim.until for claim in explanation.claims}
-    assert {int(index) for index in re.findall(r"let go at command (\d+)", explanation.text)} <= ends
-    for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explanation.text):
+    dates = {claim.since for claim in told.claims}
+    assert {int(index) for index in re.findall(r"since command (\d+)", told.text)} <= dates
+    ends = {claim.until for claim in told.claims}
+    assert {int(index) for index in re.findall(r"let go at command (\d+)", told.text)} <= ends
+    for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", told.text):
         assert what == describe(run.trace.commands[int(index)])
-    for index in re.findall(r"command (\d+)", explanation.text):
-        assert f"command {index} (" in explanation.text, "told once in full"
+    for index in re.findall(r"command (\d+)", told.text):
+        assert f"command {index} (" in told.text, "told once in full"
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_free_lists_say_the_same(name):
-    """What can be read off the view by other means than the explanation's own."""
+    """What can be read off the view by other means than the told's own."""
     run, text = violated(name), re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", explained(name).text)
     page = r"(full|swa) page (\d+) is "
     for pool, number, since in re.findall(page + r"in the free list since command (\d+)", text.lower()):
@@ -128,7 +128,7 @@ def test_what_is_freed_where_the_tree_policy_is_free(bug, name, says):
     with_tree = replace(trace, geometry=replace(trace.geometry, tree=True), bug=None, clause=None)
     run = lockstep.replay(OwnShape(resolve(f"torch+{bug}")), with_tree)
     assert run.violation.clause in ("FREE-1", "FREE-2")
-    found = explanation_of(run)
+    found = because(run)
     assert found.text == says
 
 
@@ -151,7 +151,7 @@ class Forgetful(OwnShape):
 
 def test_a_history_of_other_tokens():
     trace = traces.load(FIXTURES["three_turns_of_one_conversation"])
-    found = explanation_of(lockstep.replay(Forgetful(resolve("torch")), trace))
+    found = because(lockstep.replay(Forgetful(resolve("torch")), trace))
     assert found.text == (
         "command 5 (finish r1 keep 3) must leave the history of s1 with 13 tokens: the history of s1 has 13"
         " tokens, a token that nobody sent at position 0, since command 5 and must have token 0 of the"
@@ -197,7 +197,7 @@ def test_a_refusal_is_explained_by_the_condition_that_failed():
     extend = Extend((Chunk("r1", 2),))
     commands = (Submit("r1", None, 2), Admit("r1"), extend, Retract("r1"), Abort("r1", marked=True))
     run = lockstep.replay(ObeysAll(), Trace(PRESETS["page1"], Mode.FAITHFUL, commands))
-    found = explanation_of(run)
+    found = because(run)
     assert found.text == (
         "the system carries out command 4 (abort r1 (marked)) and must refuse it as wrong_phase"
         " (marked, and it has been admitted before), for r1 is queued again since command 3 (retract r1)."
@@ -227,7 +227,7 @@ class AddsToTheInput(ReferenceSystem):
 
 def test_an_input_of_other_tokens():
     trace = Trace(PRESETS["page1"], Mode.FAITHFUL, script("open s1; submit r1 in s1 +3"))
-    text = explanation_of(lockstep.replay(AddsToTheInput(), trace)).text
+    text = because(lockstep.replay(AddsToTheInput(), trace)).text
     assert text.startswith(
         "command 1 (submit r1 in s1 +3) must leave r1 in s1 with 3 tokens of input, and leaves it in s1 with"
         " 5 tokens of input: the text of r1 has 5 tokens"
@@ -261,9 +261,9 @@ def test_both_parts_of_a_split_count_as_changed():
 def test_a_conforming_run_has_nothing_to_argue():
     system = resolve("reference")
     run = lockstep.replay(system, BUGS["a_trim_frees_both_pools"])
-    assert explanation_of(run) is None
+    assert because(run) is None
     data = report.run_data(run)
-    assert (data["argument"], data["differences"], data["step_table"]) == (None, [], None)
+    assert (data["because"], data["differences"], data["step_table"]) == (None, [], None)
 
 
 def test_of_a_long_run_the_end_is_kept(monkeypatch):
