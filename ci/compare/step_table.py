@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from ci import Data
 from ci.compare.differences import POOL, spans
+from stateful_tests.lockstep.pictures import span, swa_of
 from stateful_tests.lockstep.results import Run
 
 MAX_COLUMNS = 3
@@ -53,6 +54,7 @@ def letters(run: Run, states: list[Data]) -> str:
     return "CA" + "E" * (geometry.window is not None) + "R" * (geometry.tree or any(c["R"] for c in cursors))
 
 
+NOTHING = "-"  # it is not there
 UNKNOWN = "?"  # how many pages the rules would have free, where they had more in use than there are
 
 
@@ -117,46 +119,48 @@ class _Drawer:
         return (requests[name]["session"] if name in requests else None) or name
 
     def cell(self, state: Data, which: str, column: Column) -> Cell:
+        """What a column shows of a state, on one side."""
         side = state[which]
-        kind, *names = column
-        if kind == "outcome":
-            return {"": side["outcome"]}
-        if kind == "cursors":
-            value = side["cursors"].get(names[0])
-            if isinstance(value, dict):
-                return {k: str(value[k]) for k in self.letters} if any(value.values()) else {"": "-"}
-            return {"": value or "-"}
-        if kind == "holders" and len(names) == 1:
-            holder = side["holders"].get(names[0])
-            if holder is None:
-                return {"": "-"}
-            return {"": holder["who"].split()[0], **{k: str(holder["cursors"][k]) for k in self.letters}}
-        if kind == "holders" and self._has_past(column):
-            pages = side["holders"].get(names[0], {}).get(names[1], ())
-            return {"": spans(pages, self.page_size)}
-        if kind == "nodes":
-            node = side["nodes"].get(names[0])
-            if node is None:
-                return {"": "-"}
-            where, locks = f"[{node['start']}, {node['end']})", str(node["full_locks"])
-            if node["live"] is not None:
-                where += " live" if node["live"] else " tombstone"
-                locks += f"/{node['swa_locks']}"
-            return {"": where, "locks": locks}
-        if kind == "lock_holders":
-            locked = side["lock_holders"].get(names[0])
-            return {"": "-" if locked is None else f"[0, {locked})" if locked else "nothing"}
-        if kind == "free":
-            return {POOL.get(k, k): UNKNOWN if v is None else str(v) for k, v in side["free"].items()}
-        if kind == "pools" and "pools" in side:
-            page = side["pools"][names[0]].get(int(names[1]), {"owners": [], "free": 1})
-            size = self.page_size
-            owners = [f"{who.removeprefix('tree ')} {spans([at], size)}" for who, at in page["owners"]]
-            free = {0: [], 1: ["free"]}.get(page["free"], [f"free {page['free']} times"])
-            return {"": " + ".join([*owners, *free]) or "nobody"}
-        if kind == "pools":
-            return {"": "one owner, or free"} if state is self.last else {}
-        return {"": self.differences[column][which]} if state is self.last else {}
+        match column:
+            case ["outcome"]:
+                return {"": side["outcome"]}
+            case ["cursors", name]:
+                value = side["cursors"].get(name)
+                if isinstance(value, dict) and any(value.values()):
+                    return self._cursors(value)
+                return {"": value if isinstance(value, str) and value else NOTHING}
+            case ["holders", name]:
+                holder = side["holders"].get(name)
+                if holder is None:
+                    return {"": NOTHING}
+                return {"": holder["who"].split()[0], **self._cursors(holder["cursors"])}
+            case ["holders", name, pool] if self._has_past(column):
+                return {"": spans(side["holders"].get(name, {}).get(pool, ()), self.page_size)}
+            case ["nodes", path]:
+                return _node(side["nodes"].get(path))
+            case ["lock_holders", name]:
+                locked = side["lock_holders"].get(name)
+                return {"": NOTHING if locked is None else span(0, locked) if locked else "nothing"}
+            case ["free"]:
+                return {POOL.get(k, k): UNKNOWN if v is None else str(v) for k, v in side["free"].items()}
+            case ["pools", pool, page] if "pools" in side:
+                return {"": self._owners(side["pools"][pool].get(int(page)))}
+        if state is not self.last:  # it is known of the end only
+            return {}
+        if column[0] == "pools":
+            return {"": "one owner, or free"}
+        return {"": self.differences[column][which]}
+
+    def _cursors(self, cursors: Data) -> Cell:
+        return {letter: str(cursors[letter]) for letter in self.letters}
+
+    def _owners(self, page: Data | None) -> str:
+        """Who has a page, each with the positions that he has in it, and how often it is free."""
+        if page is None:
+            return "free"
+        owners = [f"{who.removeprefix('tree ')} {spans([at], self.page_size)}" for who, at in page["owners"]]
+        free = {0: [], 1: ["free"]}.get(page["free"], [f"free {page['free']} times"])
+        return " + ".join([*owners, *free]) or "nobody"
 
     def title(self, column: Column) -> str:
         kind, *names = column
@@ -165,6 +169,16 @@ class _Drawer:
         if kind in ("nodes", "lock_holders") and len(names) == 1:
             return f"{kind[:-1]} {names[0]}"
         return str(self.differences[column]["about"])
+
+
+def _node(node: Data | None) -> Cell:
+    """A node's positions and SWA KV, and how many locks count on it: full/SWA."""
+    if node is None:
+        return {"": NOTHING}
+    where, locks = span(node["start"], node["end"]), str(node["full_locks"])
+    if node["live"] is not None:
+        where, locks = f"{where} {swa_of(node['live'])}", f"{locks}/{node['swa_locks']}"
+    return {"": where, "locks": locks}
 
 
 def changed_nodes(states: list[Data]) -> list[str]:
@@ -196,9 +210,9 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
     for cell, was, rule in zip(cells, before, rules):
         text = []
         for label, value in cell.items():
-            changed = bool(was) and was.get(label, "0") != value and value not in ("-", "", "idle")
+            changed = bool(was) and was.get(label, "0") != value and value not in (NOTHING, "", "idle")
             wrong = rule.get(label) not in (value, UNKNOWN)
-            if value == "-" != was.get(label, "-"):
+            if value == NOTHING != was.get(label, NOTHING):
                 value, changed = "gone", True
             text.append(" ".join(filter(None, [label, f"{'!' * wrong}{value}{'*' * changed}"])))
         texts.append(" ".join(text))

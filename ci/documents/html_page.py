@@ -13,7 +13,8 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from ci import templates
-from ci.documents import drawing, findings
+from ci.documents import findings
+from stateful_tests.lockstep import pictures
 from stateful_tests.lockstep.known_faults import releases
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
     body = _HEADING.sub(heading, body).removeprefix("</section>") + "</section>"
     return templates(escape=True).get_template("spec.html").render(
         title=contents[0][2], contents=contents[1:], body=Markup(body), cells=list(_CELL.items()),
-        legend=drawing.LEGEND, findings=findings.table(), anchor=anchor,
+        legend=pictures.LEGEND, findings=findings.table(), anchor=anchor,
         engines={engine: (name, releases(engine)) for engine, (name, _, _) in findings.ENGINES.items()},
     )  # fmt: skip
 

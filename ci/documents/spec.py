@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ci import Data, templates
-from ci.documents import drawing, steps
+from ci.documents import diagrams, steps
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
@@ -30,7 +30,7 @@ from reference.rules.sessions import TURNS
 from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
-from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep import lockstep, pictures
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.prove import window_theorem
@@ -87,9 +87,9 @@ def collect() -> Data:
         "sizes": example.geometry,
         "steps": _steps(example),
         "cached_row": cached,
-        "legend": drawing.legend(cached),
-        "request_diagram": drawing.states(requests, Phase),
-        "session_diagram": drawing.states(sessions, lives.Life),
+        "legend": pictures.legend(cached),
+        "request_diagram": diagrams.states(requests, Phase),
+        "session_diagram": diagrams.states(sessions, lives.Life),
         "reasons": list(Reason),
         "turns": [
             {"command": kind_name(kind), "ends": ends, "mark": mark, "keeps": keeps}
@@ -277,7 +277,7 @@ def _held(state: State) -> tuple[str, Cursors | None]:
 def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None) -> str:
     if cursors is None or geometry.window is None:
         return ""
-    return drawing.row(cursors, geometry.page_size, geometry.window, target)
+    return pictures.row(cursors, geometry.page_size, geometry.window, target)
 
 
 def _cached_row() -> str:

@@ -5,12 +5,12 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from ci.compare.snapshot import lockers
-from ci.documents import drawing
 from reference import model
 from reference.commands import Command, Done, Outcome
 from reference.state import Session, State, free, holders
 from reference.prefix_cache import path_text
-from reference.radix_tree import Tree, nodes
+from reference.radix_tree import Placed, Tree, nodes
+from stateful_tests.lockstep import pictures
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command, format_outcome
 
@@ -87,7 +87,7 @@ def blocks(state: State) -> Blocks:
         whose = f", lent to {holder.request.name}" if holder.request and holder.request.session else ""
         title = f"row of {holder.name}{whose}"
         drawn[f"row of {holder.name}"] = (
-            f"{title}\n{drawing.row(holder.cursors, geometry.page_size, geometry.window)}"
+            f"{title}\n{pictures.row(holder.cursors, geometry.page_size, geometry.window)}"
         )
     for session in state.sessions:
         drawn[f"session {session.name}"] = _session(session)
@@ -109,16 +109,15 @@ def _session(session: Session) -> str:
 
 def tree(drawn: Tree) -> str:
     """The radix tree: a node a line, below its parent, with who pins what of it."""
-    lines = ["radix tree" if drawn.children else "radix tree: empty"]
-    for placed in sorted(nodes(drawn), key=lambda p: p.path):
-        full, swa = map(sorted, lockers(drawn, placed))
-        depth = sum(len(p.path) < placed.end and placed.path[: p.end] == p.path for p in nodes(drawn))
-        parts = [f"{'   ' * depth}└─ [{placed.start}, {placed.end}) {path_text(placed.node.key)}"]
-        if drawn.window is not None:
-            parts.append("SWA live" if placed.node.live else "tombstone")
-        if full:
-            parts.append(f"full pinned by {' '.join(full)}")
-        if swa:
-            parts.append(f"SWA pinned by {' '.join(swa)}")
-        lines.append(", ".join(parts))
-    return "\n".join(lines)
+    placed = sorted(nodes(drawn), key=lambda p: p.path)
+    return pictures.tree((_depth(p, placed), [_node(p, drawn)]) for p in placed)
+
+
+def _depth(placed: Placed, others: list[Placed]) -> int:
+    return sum(len(p.path) < placed.end and placed.path[: p.end] == p.path for p in others)
+
+
+def _node(placed: Placed, tree: Tree) -> str:
+    full, swa = map(sorted, lockers(tree, placed))
+    live = None if tree.window is None else placed.node.live
+    return pictures.node((placed.start, placed.end), path_text(placed.node.key), live, full, swa)

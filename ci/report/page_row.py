@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import NamedTuple
 
 from ci import Data
 from ci.compare.differences import CURSORS, POOL, trouble
 from reference.geometry import Geometry
+from stateful_tests.lockstep.pictures import span
 
 UNIT = 36.0  # width of a token in a drawing, where there is room
 DRAWING_WIDTH = 560.0
@@ -25,19 +27,14 @@ def drawing(
     unit = min(UNIT, DRAWING_WIDTH / (pages * size))
     keys = [d["key"] for d in state["differences"]]
     foreign = {int(key[3]) for key in keys if key[:3] == ["holders", who, "prefix"]}  # not what the tree has
-    lanes = []
-    for pool in geometry.pools:
-        theirs = set(other[pool]) if other is not None else set()
-        wrong = set(holder.get("wrong", {}).get(pool, ()))
-        lanes.append(
-            {
-                "pool": POOL[pool],
-                "segments": [
-                    _segment(a, b, pool, holder, theirs, wrong, foreign, state, geometry, physical, unit)
-                    for a, b in _cuts(cursors, pages * size, size, unit)
-                ],
-            }
-        )
+    theirs = {pool: set(other[pool]) if other is not None else set() for pool in geometry.pools}
+    of_system = state["system"]["pools"] if physical else None
+    row = _Row(holder, theirs, foreign, of_system, geometry, unit)
+    cuts = [*_cuts(cursors, pages * size, size, unit)]
+    lanes = [
+        {"pool": POOL[pool], "segments": [row.segment(start, end, pool) for start, end in cuts]}
+        for pool in geometry.pools
+    ]
     _, target, called = cut if cut is not None and cut[0] == who else (who, holder["target"], "target")
     marks: dict[int, list[str]] = {}
     for letter, position in cursors.items():
@@ -66,58 +63,80 @@ def drawing(
     }
 
 
+class _Row(NamedTuple):
+    """A holder's row on one side, and what is seen of it on the other.
+
+    holder: as a snapshot has it. theirs: pool -> pages that the other side has. foreign: pages that are not
+    the tree's. pages: the system's pages by pool, None on the reference's side. unit: width of a token.
+    """
+
+    holder: Data
+    theirs: dict[str, set[int]]
+    foreign: set[int]
+    pages: Data | None
+    geometry: Geometry
+    unit: float
+
+    def segment(self, start: int, end: int, pool: str) -> Data:
+        """Positions [start, end) of a pool, all of one page and one kind."""
+        size, mine = self.geometry.page_size, self.holder[pool]
+        page, of_tree = start // size, start < self.holder["cursors"]["R"]
+        kind, number = self._kind(start, pool), mine.get(page)
+        if of_tree:
+            prefix = self.holder.get("prefix", ()) if self.pages is not None and pool == "full" else ()
+            number = prefix[page] if page < len(prefix) else None
+        bad = self._bad(pool, page, number, of_tree)
+        misread = [p for p in sorted(self.holder.get("wrong", {}).get(pool, ())) if start <= p < end]
+        title = f"{POOL[pool]} {span(start, end)}: {_MEANING[kind]}"
+        if misread:
+            title += f"; position {misread[0]} reads another token's KV"
+        if number is not None:
+            title += f", page {number}" + (f" ({bad})" if bad else "")
+        room = min(size - start % size, end - start) * self.unit
+        shown = number is not None and start % size == 0 and len(str(number)) * CHARACTER < room
+        return {
+            "x": start * self.unit,
+            "width": (end - start) * self.unit,
+            "kind": kind,
+            "differs": bool(bad) or (not of_tree and (page in mine) != (page in self.theirs[pool])),
+            "text": "✗" if misread else str(number) if shown else "",
+            "title": title,
+        }
+
+    def _kind(self, start: int, pool: str) -> str:
+        cursors, size = self.holder["cursors"], self.geometry.page_size
+        if start < cursors["R"]:
+            return "tree"
+        if start // size in self.holder[pool]:
+            return "held" if start < cursors["C"] else "ahead" if start < cursors["A"] else "rest"
+        if start >= -(-cursors["A"] // size) * size:
+            return "none"
+        return "evicted" if pool == "swa" and start < cursors["E"] else "hole"
+
+    def _bad(self, pool: str, page: int, number: int | None, of_tree: bool) -> str:
+        """What is wrong with the page that lies there; empty on the reference's side."""
+        if self.pages is None:
+            return ""
+        if of_tree:
+            return "not the page that the tree has" if pool == "full" and page in self.foreign else ""
+        cell = self.pages[pool].get(number)
+        if number is None or cell is None:
+            return ""
+        return trouble(number, self.geometry.pages(pool), len(cell["owners"]), cell["free"])
+
+
+_MEANING = {
+    "tree": "the radix tree's", "held": "committed", "ahead": "allocated ahead", "evicted": "evicted",
+    "rest": "rest of the page", "none": "nothing", "hole": "no slot",
+}  # fmt: skip
+
+
 def _cuts(cursors: dict[str, int], end: int, size: int, unit: float) -> Iterable[tuple[int, int]]:
     """Stretches of one kind: between page boundaries (where they can be seen) and cursors."""
     at = {0, end, *(c for c in cursors.values() if 0 < c < end)}
     if size * unit >= 4:
         at |= set(range(0, end, size))
     return pairwise(sorted(at))
-
-
-def _segment(
-    start: int, end: int, pool: str, holder: Data, theirs: set[int], wrong: set[int], foreign: set[int],
-    state: Data, geometry: Geometry, physical: bool, unit: float,
-) -> Data:  # fmt: skip
-    page, cursors, size = start // geometry.page_size, holder["cursors"], geometry.page_size
-    mine: dict[int, int | None] = holder[pool]
-    number = mine.get(page)
-    if start < cursors["R"]:
-        kind = "tree"
-        prefix = holder.get("prefix", ())
-        number = prefix[page] if physical and pool == "full" and page < len(prefix) else None
-    elif page in mine:
-        kind = "held" if start < cursors["C"] else "ahead" if start < cursors["A"] else "rest"
-    elif start >= -(-cursors["A"] // size) * size:
-        kind = "none"
-    else:
-        kind = "evicted" if pool == "swa" and start < cursors["E"] else "hole"
-    meaning = {
-        "tree": "the radix tree's", "held": "committed", "ahead": "allocated ahead", "evicted": "evicted",
-        "rest": "rest of the page", "none": "nothing", "hole": "no slot",
-    }[kind]  # fmt: skip
-    bad = ""
-    if physical and number is not None and kind != "tree":
-        cell = state["system"]["pools"][pool].get(number)
-        if cell is not None:
-            bad = trouble(number, geometry.pages(pool), len(cell["owners"]), cell["free"])
-    elif kind == "tree" and physical and pool == "full" and page in foreign:
-        bad = "not the page that the tree has"
-    misread = sorted(p for p in wrong if start <= p < end)
-    if misread:
-        meaning += f"; position {misread[0]} reads another token's KV"
-    title = f"{POOL[pool]} [{start}, {end}): {meaning}"
-    if number is not None:
-        title += f", page {number}" + (f" ({bad})" if bad else "")
-    room = min(size - start % size, end - start) * unit
-    shown = number is not None and start % size == 0 and len(str(number)) * CHARACTER < room
-    return {
-        "x": start * unit,
-        "width": (end - start) * unit,
-        "kind": kind,
-        "differs": ((page in mine) != (page in theirs) and start >= cursors["R"]) or bool(bad),
-        "text": "✗" if misread else str(number) if shown else "",
-        "title": title,
-    }
 
 
 def _levels(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:

@@ -4,19 +4,16 @@ What stands in each node, who pins it, and when it would be evicted. Positions a
 """
 
 from rich.console import Console
-from rich.text import Text
-from rich.tree import Tree as Drawing
 
 from ci import Data
 from ci.compare.snapshot import lockers
-from ci.output import plain
 from ci.report.render import say, table
 from reference import model
 from reference.commands import Outcome
-from reference.cursors import ceil_page
 from reference.state import State, free
 from reference.prefix_cache import path_text
 from reference.radix_tree import Key, Lock, Tree, evict, nodes, sizes
+from stateful_tests.lockstep import pictures
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command, format_outcome
 
@@ -112,17 +109,16 @@ def _pools(state: State, tree: Tree) -> list[Data]:
 
 
 def _lock(state: State, tree: Tree, lock: Lock) -> Data:
-    """needs: the least that whole pages can pin for one window."""
     session = state.session(lock.holder) is not None
     kind = "session" if session else "request" if state.request(lock.holder) is not None else "lock owner"
-    length = len(lock.key)
     return {
         "holder": lock.holder,
         "kind": kind,
-        "length": length,
+        "length": len(lock.key),
         "text": path_text(lock.key),
-        "pins": length - lock.swa_from,
-        "needs": 0 if tree.window is None else min(ceil_page(tree.window, tree.page_size), length),
+        "pins": pictures.swa_pinned(lock),
+        "window_needs": pictures.swa_needed(tree, lock),
+        "says": pictures.lock(tree, lock, path_text(lock.key)),
     }
 
 
@@ -130,14 +126,15 @@ def text(out: Console, data: Data) -> None:
     """The drawing, and below it the sums and the locks."""
     head = f"{data['file']} after step {data['step']}: {data['command']} ({data['outcome']})"
     say(out, head, "bold", whole=True)
-    root = Drawing(Text("root" if data["nodes"] else "root (the tree is empty)"))
-    drawn: dict[int | None, tuple[Drawing, int]] = {None: (root, 0)}
+    depths: dict[int | None, int] = {None: -1}
+    drawn = []
     for at, node in enumerate(data["nodes"][:MAX_NODES]):
-        if node["parent"] in drawn and drawn[node["parent"]][1] < MAX_DEPTH:
-            above, depth = drawn[node["parent"]]
-            drawn[at] = above.add(Text("\n".join(map(plain, _label(node))))), depth + 1
-    out.print(root)
-    if hidden := len(data["nodes"]) + 1 - len(drawn):
+        if depths.get(node["parent"], MAX_DEPTH) < MAX_DEPTH - 1:
+            depths[at] = depths[node["parent"]] + 1
+            drawn.append((depths[at], _lines(node)))
+    for line in pictures.tree(drawn).split("\n"):
+        say(out, line, whole=True)
+    if hidden := len(data["nodes"]) - len(drawn):
         say(out, f"{hidden} more nodes are left out here; --json has them all")
     out.print()
     sums = ("evictable", "protected", "free", "total")
@@ -148,38 +145,23 @@ def text(out: Console, data: Data) -> None:
     if data["locks"]:
         out.print()
     for lock in data["locks"]:
-        say(out, f"{lock['kind']} {lock['holder']} {_lock_text(lock, data['window'])}")
+        say(out, f"{lock['kind']} {lock['holder']} {lock['says']}")
 
 
-def _lock_text(lock: Data, window: int | None) -> str:
-    if not lock["length"]:
-        return "has nothing locked"
-    text = f"locks [0, {lock['length']}) {lock['text']}"
-    if window is None:
-        return text
-    pins = f"{lock['pins']} SWA token{'s' * (lock['pins'] != 1)}"
-    if not lock["pins"]:
-        return f"{text}: full KV alone"
-    return f"{text}: pins {pins}, a window needs {lock['needs']}"
-
-
-def _label(node: Data) -> list[str]:
-    """What the node is, and per component why it stays or when it goes."""
-    pages = f"{node['pages']} full page{'s' * (node['pages'] != 1)}"
-    swa = f", SWA {node['swa']}" if node["swa"] is not None else ""
-    lines = [f"[{node['start']}, {node['end']}) {node['text']}: {pages}{swa}"]
-    below = f"inner node: {', '.join(node['children'])} below it" if node["children"] else ""
-    lines.append(f"full: {_why(node['full_locked_by'], node['full_rank'], below)}")
-    if node["swa"] == "live":
-        pinned = node["full_locked_by"] or node["children"]
-        then = "leaves a tombstone" if pinned else "takes the node with it"
-        lines.append(f"SWA: {_why(node['swa_locked_by'], node['swa_rank'], then)}")
+def _lines(node: Data) -> list[str]:
+    """What the node is and who pins it, and when what nobody pins goes."""
+    live = {"live": True, "tombstone": False}.get(node["swa"])
+    full, swa = node["full_locked_by"], node["swa_locked_by"]
+    lines = [pictures.node((node["start"], node["end"]), node["text"], live, full, swa)]
+    if not full:
+        below = f"inner node: {', '.join(node['children'])} below it" if node["children"] else ""
+        lines.append(f"full: {_goes(node['full_rank'], below)}")
+    if live and not swa:
+        then = "leaves a tombstone" if full or node["children"] else "takes the node with it"
+        lines.append(f"SWA: {_goes(node['swa_rank'], then)}")
     return lines
 
 
-def _why(lockers: list[str], rank: int | None, more: str) -> str:
-    """Why a component stays (who pins it), or when it goes."""
-    if lockers:
-        return f"pinned by {', '.join(lockers)}"
+def _goes(rank: int, more: str) -> str:
     goes = f"LRU {rank}" + (" (goes first)" if rank == 1 else "")
     return f"{goes}, {more}" if more else goes

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reference.cursors import ceil_page
 from reference.state import State
 from reference.prefix_cache import path_text
-from reference.radix_tree import Key, Lock, Placed, Tree, nodes, path_of
+from reference.radix_tree import Key, Placed, Tree, nodes, path_of
+from stateful_tests.lockstep import pictures
 
 
 def tree_changes(was: State, now: State) -> tuple[str, ...]:
@@ -23,11 +23,13 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
         elif b is None and a is not None:
             lines.append(f"- {_node(a, was.tree)}")
         elif a is not None and b is not None and a.node.live != b.node.live:
-            lines.append(f"{_range(b)} {'has SWA KV again' if b.node.live else 'is a tombstone'}")
+            becomes = "has SWA KV again" if b.node.live else "is a tombstone"
+            lines.append(f"{pictures.node((b.start, b.end), path_text(path))} {becomes}")
     old, new = ({k.holder: k for k in tree.locks if k.key} for tree in (was.tree, now.tree))
-    lines += [f"{name} unlocks [0, {len(old[name].key)})" for name in sorted(old.keys() - new.keys())]
+    gone = sorted(old.keys() - new.keys())
+    lines += [f"{name} unlocks {pictures.span(0, len(old[name].key))}" for name in gone]
     taken = [k for name, k in new.items() if name not in old or k.key != old[name].key]
-    lines += [_lock(now.tree, k) for k in sorted(taken)]
+    lines += [f"{k.holder} {pictures.lock(now.tree, k)}" for k in sorted(taken)]
     return tuple(lines)
 
 
@@ -37,19 +39,6 @@ def _inside(tree: Tree, path: Key) -> bool:
     return bool(found) and found[-1].path[: len(path)] == path
 
 
-def _range(placed: Placed) -> str:
-    return f"[{placed.start}, {placed.end}) {path_text(placed.path)}"
-
-
 def _node(placed: Placed, tree: Tree) -> str:
-    tombstone = "" if placed.node.live or tree.window is None else ", tombstone"
-    return f"{_range(placed)}{tombstone}"
-
-
-def _lock(tree: Tree, lock: Lock) -> str:
-    if tree.window is None:
-        return f"{lock.holder} locks [0, {len(lock.key)})"
-    need = min(ceil_page(tree.window, tree.page_size), len(lock.key))
-    pinned = len(lock.key) - lock.swa_from
-    pins = f"pins {pinned} SWA token{'s' * (pinned != 1)}"
-    return f"{lock.holder} locks [0, {len(lock.key)}): {pins}, a window needs {need}"
+    dead = tree.window is not None and not placed.node.live
+    return pictures.node((placed.start, placed.end), path_text(placed.path), False if dead else None)

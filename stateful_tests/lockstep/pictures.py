@@ -1,11 +1,10 @@
-"""Pictures for documents: a row with its pages and cursors as text, lives as Mermaid state diagrams."""
+"""Rows, radix trees and locks as text: for SPEC.md, `kvspec tree`, step tables and the lines of a replay."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from reference.commands import DescribedEnum
-from reference.cursors import Cursors, window_start
+from reference.cursors import Cursors, ceil_page, window_start
+from reference.radix_tree import Lock, Tree
 from reference.state import full_pages, swa_pages
-from stateful_tests.explore.lifecycle import NOWHERE, Edge
 
 LEGEND = {
     "#": "KV of a token of the text",
@@ -63,16 +62,54 @@ def legend(*drawings: str) -> str:
     return "; ".join(f"`{sign}` {meaning}" for sign, meaning in LEGEND.items() if sign in used)
 
 
-def states(edges: Iterable[Edge], names: type[DescribedEnum]) -> str:
-    """A Mermaid state diagram, in the order of the names; commands between two states share an arrow."""
-    order = [NOWHERE, *names]
-    arrows: dict[tuple[str, str], list[str]] = {}
-    for edge in sorted(edges, key=lambda e: (order.index(e.before), order.index(e.after), e.command)):
-        arrows.setdefault((edge.before, edge.after), []).append(edge.command)
-    lines = ["stateDiagram-v2"]
-    lines += [f'    state "{name.replace("_", " ")}: {name.says}" as {name}' for name in names]
-    lines += [f"    {a} --> {b}: {', '.join(commands)}" for (a, b), commands in arrows.items()]
-    return "\n".join(lines)
+def span(start: int, end: int) -> str:
+    """Positions, such as "[0, 4)"."""
+    return f"[{start}, {end})"
 
 
-__all__ = ["LEGEND", "legend", "row", "states"]
+def swa_of(live: bool | None) -> str:
+    """What a node has of the SWA pool; None: there is no window."""
+    return "" if live is None else "live" if live else "tombstone"
+
+
+def node(
+    place: tuple[int, int], text: str, live: bool | None = None,
+    full: Sequence[str] = (), swa: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """A node of the tree in a line. place: its positions. full, swa: whose locks pin its KV in that pool."""
+    parts = [f"{span(*place)} {text}", f"{'SWA ' * bool(live)}{swa_of(live)}"]
+    for pool, names in ("full", full), ("SWA", swa):
+        if names:
+            parts.append(f"{pool} pinned by {' '.join(names)}")
+    return ", ".join(filter(None, parts))
+
+
+def tree(nodes: Iterable[tuple[int, Sequence[str]]]) -> str:
+    """A tree: each node below its parent. nodes: how deep each is (0: below the root), and its lines."""
+    lines = ["radix tree"]
+    for depth, (first, *more) in nodes:
+        lines.append(f"{'   ' * depth}└─ {first}")
+        lines += ["   " * (depth + 1) + line for line in more]
+    return "\n".join(lines) if lines[1:] else f"{lines[0]}: empty"
+
+
+def lock(tree: Tree, lock: Lock, text: str = "") -> str:
+    """What a lock holds, and what it pins. text: that of its prefix, where it is to be shown."""
+    if not lock.key:
+        return "has nothing locked"
+    what = f"locks {span(0, len(lock.key))}{text and f' {text}'}"
+    if tree.window is None:
+        return what
+    if not (pins := swa_pinned(lock)):
+        return f"{what}: full KV alone"
+    return f"{what}: pins {pins} SWA token{'s' * (pins != 1)}, a window needs {swa_needed(tree, lock)}"
+
+
+def swa_pinned(lock: Lock) -> int:
+    """How much SWA KV a lock pins (tokens)."""
+    return len(lock.key) - lock.swa_from
+
+
+def swa_needed(tree: Tree, lock: Lock) -> int:
+    """The least that whole pages can pin for one window (tokens); 0 without a window."""
+    return 0 if tree.window is None else min(ceil_page(tree.window, tree.page_size), len(lock.key))
