@@ -1,11 +1,15 @@
-"""What drivers of engines that schedule by themselves have in common: outcomes, requests, memory."""
+"""What drivers of engines that schedule by themselves have in common: outcomes, requests, the model."""
 
 from __future__ import annotations
 
-from impl.adapter import Capabilities
+from collections.abc import Sequence
+from typing import Any
+
+from impl.release_system import REQUESTS_ALONE
 from impl.vocabulary import CommandRefused, require, well_formed
-from reference.blocks.commands import Add, EngineCommand, client_tokens
-from reference.blocks.facts import Lane, Output
+from impl.vllm.runner import greedy
+from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, client_tokens
+from reference.blocks.facts import BlockFacts, Lane, Output, Published
 from reference.commands import Done, Outcome, Reason, Refused, prompt_len
 
 
@@ -13,11 +17,12 @@ class SelfSchedulingDriver:
     """Carries commands out on one engine in this process.
 
     name: of the system. lanes, outputs: of the last command. memory: for each block that was written, a stamp
-    for each of its slots, 0 where none was. sent: requests that were accepted.
+    for each of its slots, 0 where none was. sent: requests that were accepted. stop: those that are sampled a
+    stop token.
     """
 
     name: str
-    capabilities: Capabilities
+    capabilities = REQUESTS_ALONE
 
     def clear(self, block_size: int) -> None:
         """Forget all of the run before."""
@@ -25,9 +30,13 @@ class SelfSchedulingDriver:
         self.memory: dict[int, list[int]] = {}
         self.lanes: list[Lane] = []
         self.outputs: list[Output] = []
+        self.stop: tuple[str, ...] = ()
+        self._delivered: dict[str, int] = {}  # tokens of each request
 
     def apply(self, command: EngineCommand) -> Outcome:
         self.lanes, self.outputs = [], []
+        if isinstance(command, Schedule):
+            self.stop = command.stop
         try:
             self.carry_out(command)
         except CommandRefused as refused:
@@ -49,12 +58,27 @@ class SelfSchedulingDriver:
         require(not command.resumable, Reason.UNFAITHFUL)
         require(not known, Reason.REQUEST_EXISTS)
         self.sent += 1
+        self._delivered[command.request] = 0
         return client_tokens(command.prompt, command.tokens, self.sent)
+
+    def sample(self, name: str, stamp: int) -> int:
+        """The token of the model behind a text."""
+        return STOP_TOKEN if name in self.stop else greedy(stamp)
+
+    def deliver(self, name: str, tokens: Sequence[int], finished: bool) -> None:
+        """A client gets what it does not have yet of all its tokens."""
+        fresh, self._delivered[name] = tuple(tokens[self._delivered[name] :]), len(tokens)
+        ended = ("stop" if STOP_TOKEN in tokens[-1:] else "length") if finished else ""
+        self.outputs.append(Output(name, fresh, ended))
 
     def write(self, block: int, offset: int, stamp: int) -> None:
         """The model writes the KV of one position."""
         self.memory.setdefault(block, [0] * self.block_size)[offset] = stamp
 
-    def written(self, block: int) -> tuple[int, tuple[int, ...]]:
-        """What a block holds, as facts say it."""
-        return (0, tuple(self.memory[block])) if block in self.memory else (-1, ())
+    def facts(self, refs: Sequence[int], published: Sequence[Published], **more: Any) -> BlockFacts:
+        """Facts of one group, with what the model and the clients have seen."""
+        memory = {block: (0, tuple(slots)) for block, slots in self.memory.items()}
+        return BlockFacts(
+            refs=tuple(refs), memory=tuple(memory.get(block, (-1, ())) for block in range(len(refs))),
+            published=tuple(published), lanes=tuple(self.lanes), outputs=tuple(self.outputs), **more,
+        )  # fmt: skip

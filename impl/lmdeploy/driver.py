@@ -6,58 +6,35 @@ before it is taken. `Schedule` dispatches the next batch, if there is one; `Upda
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Coroutine, Iterator
-from inspect import signature
 from pathlib import Path
-from types import SimpleNamespace as Values
 from typing import Any
 
 import numpy as np
 import torch
 
 from impl.adapter import UnusableImplementation
+from impl.lmdeploy.loading import load
+from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
-from impl.lmdeploy.loading import CAN, load
-from impl.process.worker import serve
-from impl.vllm.runner import greedy
+from impl.vllm.bare_scheduler import Values, taken
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
+from reference.blocks.facts import BlockFacts, Lane, Published, RequestFact, chained
 from reference.commands import Abort, Reason
 
 _AHEAD = 16  # tokens that a server allocates slots for ahead of a decode (prefill_interval)
 
 
-class _Row:
-    """A request in the worker's batch (step_inputs.py): positions that have KV, the stamp of the last, the
-    token that was sampled behind it, and how many more it may have."""
-
-    def __init__(self, seq: Any, past: int, stamp: int) -> None:
-        self.seq, self.past, self.stamp, self.token = seq, past, stamp, 0
-        self.left: int = seq.sampling_param.max_new_tokens - seq.num_new_tokens
-
-
-class _Inputs(Values):
-    """In the place of ModelInputs and ModelInputsDelta: their fields."""
-
-    def __init__(self, **fields: Any) -> None:
-        unset = ("is_chunk", "is_last_chunk", "is_first_chunk", "is_dummy", "is_decoding", "logits_indices",
-                 "seq_logit_length", "block_offsets", "indice_cpu")  # fmt: skip
-        super().__init__(**{**dict.fromkeys(unset), **fields})
-
-
 class LMDeployDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
-
-    capabilities = CAN
 
     def __init__(self, root: Path, name: str = "lmdeploy") -> None:
         self.name, self._of = name, load(root)
         maker, loop = self._of["inputs_maker"], self._of["engine_loop"]
-        maker.ModelInputs = maker.ModelInputsDelta = _Inputs
+        maker.ModelInputs = maker.ModelInputsDelta = Values
         maker.fill_logits_indices = lambda inputs, *_: inputs
         loop.InferOutput = Values
 
@@ -83,7 +60,7 @@ class LMDeployDriver(SelfSchedulingDriver):
             max_batches=geometry.max_seqs, max_session_len=self._longest,
             prefill_interval=max(1, min(_AHEAD, slots - self._longest)),
         )  # fmt: skip
-        meta = self._of["messages"].SequenceMeta(size, strategy=self._of["sequences"].ARSequenceStrategy())
+        meta = self._of["messages"].SequenceMeta(size, strategy=self._of["sequence"].ARSequenceStrategy())
         self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
         self._notes_released(self.scheduler)
         self.maker = self._maker(plan, cache)
@@ -95,45 +72,34 @@ class LMDeployDriver(SelfSchedulingDriver):
             config=Values(num_speculative_tokens=None, enable_metrics=False),
             resp_queue=Values(put_nowait=self._deliver),
         )  # fmt: skip
-        self._rows: list[_Row] = []
-        self._batch: list[Any] = []  # requests of the batch that was made last
+        self._rows: list[Any] = []  # of the worker's batch (step_inputs.py), as `_prefilled` makes them
         self._flights: deque[tuple[Any, Any, Any, Any]] = deque()  # requests, inputs, delta, output
         self._dispatched_next = False  # whether the loop waits for the oldest output
         self._listens = True  # whether the loop gives clients a turn before it goes on
         self._names: dict[int, str] = {}  # of sessions that clients have not ended
         self._past: dict[int, int] = {}  # of sessions that ran: positions that the worker has computed
         self._ending: list[int] = []
-        self._stop = frozenset[str]()
         self._released: list[str] = []
 
     def _maker(self, plan: Any, cache: Any) -> Any:
-        """The release's maker of batches, whose last batch is known to the worker."""
-        module, size = self._of["inputs_maker"], cache.block_size
-        config = _fitting(module.InputsMakerConfig)(
-            max_batches=cache.max_batches, max_prefill_token_num=cache.max_prefill_token_num,
-            role=self._of["roles"].EngineRole.Hybrid, block_size=size, kernel_block_size=size,
-            window_size=cache.window_size, enable_prefix_caching=cache.enable_prefix_caching,
-            prefix_cache_decode_state_interval=0, prefill_interval=plan.prefill_interval,
-        )  # fmt: skip
-        maker = _fitting(module.InputsMakerAsync)(
-            executor=Values(device_type="cpu", forward_async=self._forward), scheduler=self.scheduler,
-            state_checkpoints=getattr(self.scheduler, "state_checkpoints", None),
-            adapter_manager=Values(num_adapters=lambda: 0),
-            engine_strategy=self._of["strategy"].AREngineStrategy(plan, cache),
-            sampling_strategy=Values(make_sampling_inputs=lambda _: None),
-            model_agent_strategy=Values(
+        """The release's maker of batches. Each release is given what it takes."""
+        module = self._of["inputs_maker"]
+        sizes = {
+            **vars(cache), **vars(plan), "role": module.EngineRole.Hybrid,
+            "prefix_cache_decode_state_interval": 0,
+        }  # fmt: skip
+        parts = {
+            "executor": Values(device_type="cpu", forward_async=_sent), "scheduler": self.scheduler,
+            "state_checkpoints": getattr(self.scheduler, "state_checkpoints", None),
+            "adapter_manager": Values(num_adapters=lambda: 0),
+            "engine_strategy": self._of["engine"].AREngineStrategy(plan, cache),
+            "sampling_strategy": Values(make_sampling_inputs=lambda _: None),
+            "model_agent_strategy": Values(
                 make_extra_inputs=lambda *_: None, make_stopping_criteria=lambda _: None
             ),
-            config=config,
-        )  # fmt: skip
-        made = maker._make_forward_inputs
-
-        def remembered(*given: Any) -> Any:
-            self._batch = (inputs := made(*given)) and inputs["running"]
-            return inputs
-
-        maker._make_forward_inputs = remembered
-        return maker
+            "config": module.InputsMakerConfig(**taken(module.InputsMakerConfig, sizes)),
+        }  # fmt: skip
+        return module.InputsMakerAsync(**taken(module.InputsMakerAsync, parts))
 
     def carry_out(self, command: EngineCommand) -> None:
         self._released = []
@@ -142,7 +108,6 @@ class LMDeployDriver(SelfSchedulingDriver):
                 require(not self._dispatched_next, Reason.WRONG_PHASE)
                 waits = self.scheduler.has_unfinished() or self.maker.has_pending_long_context_chunk()
                 require(waits or bool(self._flights), Reason.EMPTY)
-                self._stop = frozenset(command.stop)
                 self._dispatch()
             case Update():
                 require(self._dispatched_next, Reason.EMPTY)
@@ -177,20 +142,18 @@ class LMDeployDriver(SelfSchedulingDriver):
         wants = self._of["messages"].SamplingParam(max_new_tokens=command.max_tokens)
         session = self.scheduler.add_session(self.sent)
         sequence = session.add_sequence(np.array(tokens), sampling_param=wants)
-        sequence.resp = Values(_input_logprobs=None, data=None)
+        sequence.resp = Values()
         self._names[self.sent] = command.request
 
     def _dispatch(self) -> None:
         """The loop up to its next wait."""
         if not self._flights:
-            _ran(self.maker.send_next_inputs())
+            self._send(self.maker.send_next_inputs())
         else:
             running, inputs, *_ = self._flights[0]
             self.scheduler.activate_seqs(running)
             self.maker.update_running_seqs(running, inputs)
-            if self.maker.__dict__.get("state_checkpoints") is not None:
-                self.maker.state_checkpoints.finish_forward_dispatch(running, has_save_plan=False)
-            _ran(self.maker.prefetch_next_inputs())
+            self._send(self.maker.prefetch_next_inputs())
             self._dispatched_next = True
         self._listens = True
 
@@ -210,17 +173,22 @@ class LMDeployDriver(SelfSchedulingDriver):
 
     # -- the worker (model_agent) and the clients -----------------------------------------------------
 
-    async def _forward(self, made: dict[str, Any]) -> None:
+    def _send(self, next_inputs: Coroutine[Any, Any, Any]) -> None:
+        """Have the worker run the batch that is made, if one is."""
+        made, running = _ran(next_inputs)
+        if made is not None:
+            self._forward(made["inputs"], made["delta"], running)
+
+    def _forward(self, inputs: Any, delta: Any, running: list[Any]) -> None:
         """Run a batch: a stamp in each slot, a token for each request whose prompt is done."""
-        inputs, delta = made["inputs"], made["delta"]
         if delta is not None and delta.indice_cpu is not None:
             self._rows = [self._rows[at] for at in delta.indice_cpu]
         samples = inputs is None or not inputs.is_chunk or bool(inputs.is_last_chunk)
         batch, source = ([(row, [row.token]) for row in self._rows], delta)
         if inputs is not None:
-            batch, source = list(self._prefilled(inputs)), inputs
+            batch, source = list(_prefilled(inputs, running)), inputs
             self._rows += [row for row, _ in batch] if samples else []
-        assert [row.seq for row, _ in batch] == self._batch, "the worker has another batch than the engine"
+        assert [row.seq for row, _ in batch] == running, "the worker has another batch than the engine"
         tokens, stopped = [], []
         ignored, tables = source.num_ignored_history.tolist(), source.block_offsets.tolist()
         for (row, given), skipped, table in zip(batch, ignored, tables):
@@ -231,20 +199,12 @@ class LMDeployDriver(SelfSchedulingDriver):
         if inputs is None:
             delta.seq_length, delta.is_decoding = torch.ones(len(batch), dtype=torch.long), True
         output = Values(
-            next_token_ids=torch.tensor(tokens), stopped=torch.tensor(stopped), logits=None, logprobs=None,
-            all_routed_experts=None, ce_loss=None, model_metas=None, new_token_timestamp=0,
-            stop_pos=torch.zeros(len(batch), dtype=torch.long), kv_connector_output=None,
+            next_token_ids=torch.tensor(tokens), stopped=torch.tensor(stopped), new_token_timestamp=0,
+            stop_pos=torch.zeros(len(batch), dtype=torch.long),
         )  # fmt: skip
-        self._flights.append((list(self._batch), inputs, delta, output))
+        self._flights.append((running, inputs, delta, output))
 
-    def _prefilled(self, inputs: Any) -> Iterator[tuple[_Row, list[int]]]:
-        """A row for each request of a prefill, and its inputs."""
-        given = inputs.input_ids[0].split(inputs.seq_length.tolist())
-        for sequence, past, tokens in zip(self._batch, inputs.history_lengths.tolist(), given):
-            before = [0, *chained(sequence.all_ids[:past].tolist())]
-            yield _Row(sequence, past, before[-1]), tokens.tolist()
-
-    def _run(self, row: _Row, tokens: list[int], table: list[int], samples: bool) -> int:
+    def _run(self, row: Any, tokens: list[int], table: list[int], samples: bool) -> int:
         start, stamps = row.past, chained(tokens, row.stamp)
         for position, stamp in enumerate(stamps, start):
             at, offset = divmod(position, self.block_size)
@@ -252,21 +212,18 @@ class LMDeployDriver(SelfSchedulingDriver):
                 self.write(table[at], offset, stamp)
         name = self._names.get(row.seq.session_id, "")
         row.past, row.stamp = start + len(tokens), stamps[-1]
-        row.token = STOP_TOKEN if name in self._stop else greedy(row.stamp)
+        row.token = self.sample(name, row.stamp)
         self._past[row.seq.session_id] = row.past
         if name:
             sampled = (row.token,) if samples else ()
             held = tuple(table[: -(-row.past // self.block_size)])
             self.lanes.append(Lane(name, start, tuple(tokens), 0, sampled, (held,)))
-        return row.token
+        return int(row.token)
 
     def _deliver(self, outputs: dict[int, Any]) -> None:
         for session, output in outputs.items():
-            [sequence] = self.scheduler.sessions[session].sequences.values()
-            had = len(sequence.resp.data["token_ids"]) if sequence.resp.data else 0
-            sequence.resp.data = {"token_ids": (tokens := output.token_ids.tolist())}
-            ended = ("stop" if tokens[-1] == STOP_TOKEN else "length") if output.finish else ""
-            self.outputs.append(Output(self._names[session], tuple(tokens[had:]), ended))
+            output.resp.data = {"token_ids": (tokens := output.token_ids.tolist())}
+            self.deliver(self._names[session], tokens, output.finish)
             if output.finish:
                 self._ending.append(session)
                 del self._names[session]
@@ -276,7 +233,7 @@ class LMDeployDriver(SelfSchedulingDriver):
     def view(self) -> BlockFacts:
         allocator = self.scheduler.block_manager.allocator
         of, pool = allocator._log_mem.phy_map.tolist(), allocator._gpu_allocator
-        published = tuple(self._published(of))
+        published = list(self._published(of))
         cached = [each.block for each in published]
         requests, kept = {}, []
         for sequence in self.scheduler.seq_manager.get_all_sequences():
@@ -292,16 +249,13 @@ class LMDeployDriver(SelfSchedulingDriver):
         free = pool._free_blocks[pool._num_blocks - pool._free_count :].tolist()
         free += [block for block in cached if not refs[block]]  # evicted when blocks run out
         ours = {*self._names, *self._ending}
-        return BlockFacts(
-            refs=tuple(refs),
-            free=tuple(free),
-            memory=tuple(map(self.written, range(len(refs)))),
+        return self.facts(
+            refs=refs,
             published=published,
+            free=tuple(free),
             mapped={block: cached.count(block) for block in cached},
             requests=requests,
             leftovers=tuple(f"session {each}" for each in self.scheduler.sessions if each not in ours),
-            lanes=tuple(self.lanes),
-            outputs=tuple(self.outputs),
             steps_in_flight=len(self._flights),
             results_due=self._dispatched_next,
             kept=tuple(kept),
@@ -332,6 +286,20 @@ class LMDeployDriver(SelfSchedulingDriver):
         return RequestFact(status, tuple(sequence.all_ids.tolist()), computed, (table,))
 
 
+def _prefilled(inputs: Any, running: list[Any]) -> Iterator[tuple[Any, list[int]]]:
+    """A row for each request of a prefill, and its inputs. past: positions that have KV; stamp: of the last;
+    token: that was sampled behind it; left: how many more it may have."""
+    given = inputs.input_ids[0].split(inputs.seq_length.tolist())
+    for sequence, past, tokens in zip(running, inputs.history_lengths.tolist(), given):
+        stamp = [0, *chained(sequence.all_ids[:past].tolist())][-1]
+        left = sequence.sampling_param.max_new_tokens - sequence.num_new_tokens
+        yield Values(seq=sequence, past=past, stamp=stamp, token=0, left=left), tokens.tolist()
+
+
+async def _sent(_: Any) -> None:
+    """A batch goes to the worker, which runs it once it is made."""
+
+
 def _ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """What a coroutine gives that waits for nothing."""
     try:
@@ -341,13 +309,5 @@ def _ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("the maker of batches waits for something that is not played")
 
 
-def _fitting(made: Any) -> Any:
-    """A constructor that is given only what it takes: earlier releases take less."""
-    takes = signature(made).parameters
-    return lambda **given: made(**{name: value for name, value in given.items() if name in takes})
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    root = Path(sys.argv[1])
-    sys.exit(serve(lambda: LMDeployDriver(root, sys.argv[2]), root))
+    raise SystemExit(work(LMDeployDriver))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,19 @@ from typing import Any
 import torch
 
 from impl.adapter import UnusableImplementation
+from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
-from impl.process.worker import serve
-from impl.transformers_paging.loading import CAN, load
+from impl.transformers_paging.loading import load
 from impl.vllm.bare_scheduler import Values
-from impl.vllm.runner import greedy
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
+from reference.blocks.facts import BlockFacts, Lane, Published, RequestFact, chained
 from reference.commands import Abort, Reason
 
 
 class PagingDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
-
-    capabilities = CAN
 
     def __init__(self, root: Path, name: str = "transformers") -> None:
         self.name, self.root, self._of = name, root, load(root)
@@ -63,7 +59,6 @@ class PagingDriver(SelfSchedulingDriver):
         )  # fmt: skip
         self._texts: dict[int, tuple[int, ...]] = {}  # of a hash: the stamps of its block, after those before
         self._in_step = False
-        self._delivered: dict[str, int] = {}
 
     def carry_out(self, command: EngineCommand) -> None:
         require(self._in_step == isinstance(command, Update), Reason.WRONG_PHASE)  # clients: between steps
@@ -76,7 +71,6 @@ class PagingDriver(SelfSchedulingDriver):
                 self.scheduler.clear_cancelled_requests()
             case Schedule():
                 require(self.scheduler.has_pending_requests(), Reason.EMPTY)
-                self._stop = command.stop
                 self._in_step = bool(self.processor.prepare_next_batch())
             case Update():
                 self._in_step = False
@@ -90,7 +84,6 @@ class PagingDriver(SelfSchedulingDriver):
     def _add(self, command: Add) -> None:
         known = command.request in self._known()
         tokens = self.accept(command, self.config.max_model_len, known)  # it has no such bound of its own
-        self._delivered[command.request] = 0
         self.scheduler.add_waiting_request(self._of["requests"].RequestState(
             request_id=command.request, initial_tokens=tokens, streaming=True,
             max_new_tokens=command.max_tokens, eos_token_id=STOP_TOKEN,
@@ -113,11 +106,11 @@ class PagingDriver(SelfSchedulingDriver):
             text = (state.initial_tokens + state.generated_tokens)[:past]
             before = chained(text)[-1] if text else 0
             for stamp, index in zip(chained(tokens, before), write[0]):
-                self.write(index // stride, index % stride, stamp)
+                self.write(self._block(index // stride), index % stride, stamp)
             state.position_offset += count
             sampled: tuple[int, ...] = ()
             if future.has_new_token:
-                sampled = (STOP_TOKEN if name in self._stop else greedy(stamp),)
+                sampled = (self.sample(name, stamp),)
                 state.tokens_to_process = [-1]
                 self._tokens += sampled
             row = tuple(self._block(index // stride) for index in read[0][:: self.block_size])
@@ -128,10 +121,7 @@ class PagingDriver(SelfSchedulingDriver):
 
     def deliver_batch(self, outputs: Sequence[Any]) -> None:
         for output in outputs:
-            name, tokens = output.request_id, output.generated_tokens
-            fresh, self._delivered[name] = tuple(tokens[self._delivered[name] :]), len(tokens)
-            ended = ("stop" if tokens[-1:] == [STOP_TOKEN] else "length") if output.is_finished() else ""
-            self.outputs.append(Output(name, fresh, ended))
+            self.deliver(output.request_id, output.generated_tokens, output.is_finished())
 
     def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
         """The hash of a block: the stamp of its last token."""
@@ -164,16 +154,13 @@ class PagingDriver(SelfSchedulingDriver):
         mapped: dict[int, int] = {}
         for raw in ledger.hash_to_block.values():
             mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
-        return BlockFacts(
+        return self.facts(
             refs=(0, *refs),
+            published=[Published(self._block(raw), 0, self._texts[value]) for raw, value in hashes],
             free=tuple(map(self._block, free)),
-            memory=((-1, ()), *map(self.written, blocks)),
-            published=tuple(Published(self._block(raw), 0, self._texts[value]) for raw, value in hashes),
             mapped=mapped,
             requests=requests,
             leftovers=tuple(name for name in pages.block_table if name not in requests),
-            lanes=tuple(self.lanes),
-            outputs=tuple(self.outputs),
             steps_in_flight=int(self._in_step),
             results_due=self._in_step,
             in_step=self._in_step,
@@ -185,6 +172,4 @@ def _nothing(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    root = Path(sys.argv[1])
-    sys.exit(serve(lambda: PagingDriver(root, sys.argv[2]), root))
+    raise SystemExit(work(PagingDriver))

@@ -181,12 +181,16 @@ def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str,
 
 def releases(engine: Engine) -> Sequence[str]:
     """The releases of an engine that are driven, the oldest first."""
-    from impl.lmdeploy.loading import RELEASES as LMDEPLOY
+    from impl.lmdeploy.loading import LMDeploySystem
     from impl.sglang.releases.catalogue import TABLE
-    from impl.transformers_paging.loading import NEWEST
+    from impl.transformers_paging.loading import TransformersSystem
     from impl.vllm.api import RELEASES as VLLM
 
-    return {"sglang": tuple(TABLE), "vllm": VLLM, "transformers": (NEWEST,), "lmdeploy": LMDEPLOY}[engine]
+    driven: dict[Engine, Sequence[str]] = {
+        "sglang": tuple(TABLE), "vllm": VLLM, "transformers": TransformersSystem.releases,
+        "lmdeploy": LMDeploySystem.releases,
+    }  # fmt: skip
+    return driven[engine]
 
 
 def _order(version: str) -> tuple[int, ...]:

@@ -50,13 +50,13 @@ def forked_workers() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
+    from impl.release_system import ReleaseSystem
     from impl.sglang import SGLangSystem
-    from impl.transformers_paging.loading import TransformersSystem
     from impl.vllm.system import VLLMSystem
     from stateful_tests.tests.support.forked_workers import Forked
 
     with pytest.MonkeyPatch.context() as patch:
-        for system in (SGLangSystem, TransformersSystem, VLLMSystem):
+        for system in (SGLangSystem, ReleaseSystem, VLLMSystem):
             patch.setattr(system, "launch", Forked)
         yield
 

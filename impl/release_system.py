@@ -1,0 +1,72 @@
+"""A release of a Python package that a worker drives: from its wheel, or from a checkout."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from impl import fetch
+from impl.adapter import Capabilities, UnusableImplementation
+from impl.process.remote_system import LIMITS, Limits, WorkerSystem
+from impl.process.worker import serve
+from impl.wheel_parts import unpack_parts
+from reference.commands import Mode
+
+# Of engines without sessions, resets of their cache and connectors.
+REQUESTS_ALONE = Capabilities(
+    commands=frozenset({"Add", "Abort", "Schedule", "Update"}), modes=(Mode.FAITHFUL,)
+)
+
+
+class ReleaseSystem(WorkerSystem):
+    """A release (`version`) or a checkout (`path`), in a worker. Raises UnusableImplementation.
+
+    package: its name. releases: that are driven, the oldest first; a checkout that states none of them counts
+    as the newest. driver: the module of the worker. kept: beginnings of the names of files that are kept of a
+    wheel; needed: a file or folder without which it is not driven. source: the folder of a checkout that has
+    the package.
+    """
+
+    package = driver = needed = ""
+    releases: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    source = "."
+    capabilities = REQUESTS_ALONE
+
+    def __init__(self, version: str | None, path: str | None = None, limits: Limits = LIMITS) -> None:
+        super().__init__(limits)
+        self.name = f"{self.package}=={version}" if path is None else f"{self.package}@checkout"
+        self.root: Path
+        if path is None:
+            self.root = fetch.release_root(self.package, str(version), self._unpacked)
+        else:
+            self.root = Path(path, self.source).expanduser().resolve()
+        if not (self.root / self.needed).exists():
+            raise UnusableImplementation(f"{self.name}: there is no {self.needed} in {path or 'its wheel'}")
+        self.release = version or self._stated()
+
+    def command_line(self) -> list[str]:
+        return [sys.executable, "-m", self.driver, str(self.root), self.name]
+
+    def _unpacked(self, _: Path, target: Path) -> None:
+        unpack_parts(self.name, target, self._is_kept)
+
+    def _is_kept(self, path: PurePosixPath) -> bool:
+        return path.suffix == ".py" and path.as_posix().startswith(self.kept)
+
+    def _stated(self) -> str:
+        file = self.root / self.package / "version.py"
+        found = re.search(r"__version__ = '([\d.]+)'", file.read_text()) if file.is_file() else None
+        return found[1] if found and found[1] in self.releases else self.releases[-1]
+
+
+def work(driver: Callable[[Path, str], Any]) -> int:
+    """What the module of a worker does: it serves the driver of the release that its command line names."""
+    import torch
+
+    torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
+    root, name = Path(sys.argv[1]), sys.argv[2]
+    return serve(lambda: driver(root, name), root)
