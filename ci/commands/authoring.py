@@ -31,7 +31,7 @@ def shrink(
     target = target_file(Path(into) if into else usual, force)
 
     from ci.report import data as report
-    from ci.report import render
+    from ci.report import render_run
     from stateful_tests.check import fixtures as authoring
     from stateful_tests.check.masks import known_fault
     from stateful_tests.lockstep import lockstep
@@ -52,7 +52,7 @@ def shrink(
         "before": report.replay_data(file, before),
         "after": report.replay_data(str(target), after, known=known),
     }  # fmt: skip
-    render.shrunk(out.console, data)
+    render_run.shrunk(out.console, data)
     return out.end(data)
 
 
@@ -105,7 +105,7 @@ def new_fixture(
         raise Unusable(f"{where}: there is no such folder{hint}")
 
     from ci.report import data as report
-    from ci.report import render
+    from ci.report import render_run
     from stateful_tests.check import fixtures as authoring
 
     with unusable("--name: ", authoring.NotPossible):
@@ -126,7 +126,7 @@ def new_fixture(
         for each in (system, *healthy):
             if each is not None:
                 each.close()
-    render.replay(out.console, report.replay_data(file, run))
+    render_run.replay(out.console, report.replay_data(file, run))
     save_trace(run.trace, path)
     head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
     data = head | report.replay_data(str(path), run)

@@ -54,7 +54,7 @@ def alone(selector: SystemSelector, **options: str | None) -> None:
 
 def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed: bool) -> int:
     """Check each, one at a time; an interrupt ends the row with what there is."""
-    from ci.report import render
+    from ci.report import render, render_check
 
     interrupted = False
     rows: list[Data] = []
@@ -62,7 +62,7 @@ def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed:
         for impl in systems:
             rows.append(row := _row(impl, one))
             if row["check"] is not None and detailed:
-                render.check(out.console, row["check"], detailed=True)
+                render_check.check(out.console, row["check"], detailed=True)
                 out.console.print()
             verdict = f"kvspec: {row['unusable']}" if row["unusable"] else row["check"]["verdict"]
             render.verdict(render.console(sys.stderr), verdict, row)
@@ -80,7 +80,7 @@ def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed:
         "systems": systems, "commands": sum(check["commands"] for check in driven),
         "seconds": round(sum(check["seconds"] for check in driven), 3), "releases": rows,
     }  # fmt: skip
-    render.releases(out.console, data)
+    render_check.releases(out.console, data)
     return out.end(data)
 
 
@@ -103,7 +103,7 @@ def replay(
 
     The exit code is the worst of the replays; 2 where no release could be driven.
     """
-    from ci.report import render
+    from ci.report import render_run
 
     rows: list[list[Data]] = [[] for _ in traces]
     interrupted = False
@@ -120,7 +120,7 @@ def replay(
         "traces": [{"file": path, "releases": of_trace} for (path, _), of_trace in zip(traces, rows)],
     }  # fmt: skip
     for each in data["traces"]:
-        render.replays(out.console, each)
+        render_run.replays(out.console, each)
     return out.end(data)
 
 

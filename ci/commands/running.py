@@ -113,7 +113,7 @@ def check(
         release_row.alone(selector, junit=junit)
         return release_row.check(names, one, plan, out, detailed=verbose)
 
-    from ci.report import render
+    from ci.report import render_check
 
     data, save = one(selector.impl)
     save()
@@ -122,7 +122,7 @@ def check(
 
         write_beside(junit, text_of(data), "--junit", data)
     code = out.end(data) if out.file != "-" else 0
-    render.check(out.console, data, detailed=verbose)
+    render_check.check(out.console, data, detailed=verbose)
     return out.end(data) if out.file == "-" else code
 
 
@@ -238,7 +238,7 @@ def replay(
         return release_row.replay(names, loaded, selector, out)
 
     from ci.report import data as report
-    from ci.report import page, render
+    from ci.report import page, render_run
     from stateful_tests.check.masks import known_fault
     from stateful_tests.lockstep import lockstep
 
@@ -255,7 +255,7 @@ def replay(
             if html_file is not None:
                 replays[-1]["states"] = page.states(run)
                 write_beside(html_file, page.page(replays[-1], run), "--html", replays[-1])
-            render.replay(out.console, replays[-1], brief=len(loaded) > 1)
+            render_run.replay(out.console, replays[-1], brief=len(loaded) > 1)
     if len(replays) > 1:
         bad = [data["file"] for data in replays if data["exit_code"]]
         which = f": {', '.join(bad)}" if bad else ""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ci import Data
-from ci.report import render
+from ci.report import render, render_run
 from ci.report.data import finding_data, groups, rate, fields_of
 from reference.clauses import CLAUSES
 from stateful_tests.coverage.scopes import SCOPES
@@ -135,7 +135,7 @@ def tour_text(out: Console, data: Data) -> None:
 def _end(out: Console, data: Data) -> None:
     for number, found in enumerate(data["findings"], 1):
         out.print()
-        render.finding(out, found, f"violation {number} of {len(data['findings'])}")
+        render_run.finding(out, found, f"violation {number} of {len(data['findings'])}")
     out.print()
     render.verdict(out, data["verdict"], data)
     out.print()

@@ -1,26 +1,22 @@
-"""Reports as text, from the dictionaries of `ci.report.data`: for a terminal, and plain for a pipe."""
+"""What all reports as text share: the console, tables, paragraphs, listings; plain in a pipe."""
 
 import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from shutil import get_terminal_size
 from typing import IO, Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions
-from rich.measure import Measurement
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ci import Data
 from ci.output import plain as plain
-from ci.report import FREE_ONLY, IMPATIENT
 from reference.accounts import account_text
 from reference.commands import Account
 
 PIPE_WIDTH = 100
-MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -59,479 +55,12 @@ def verdict(out: Console, text: str, data: Data) -> None:
     say(out, text, "bold red" if data["exit_code"] else "bold green")
 
 
-def sizes(geometry: Data) -> str:
-    """Such as "page_size 4, window none, tree"."""
-    given: Data = {k: "none" if v is None else v for k, v in geometry.items() if v is not False}
-    given |= given.pop("settings", {})
-    if groups := given.pop("groups", None):
-        of_group = (
-            " window ".join(str(group[part]) for part in ("block_size", "window") if group.get(part))
-            + " with state" * bool(group.get("state"))
-            for group in groups
-        )
-        given = {"blocks of": " and ".join(of_group), **{k: v for k, v in given.items() if v}}
-    return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
-
-
-def sized(trace: Data) -> Data:
-    """What a trace's system is built with."""
-    sizes: Data = trace["geometry"] if "geometry" in trace else trace["config"]
-    return sizes
-
-
-def check(out: Console, data: Data, *, detailed: bool = False) -> None:
-    """The report of `kvspec check`: verdict, violations, coverage. detailed: everything that was counted."""
-    verdict(out, data["verdict"], data)
-    base = data["base"]["implementation"] if data["base"] else None
-    old = [found for found in data["findings"] if found["also_in"]]
-    new = [found for found in data["findings"] if not found["also_in"]]
-    for number, found in enumerate(new, 1):
-        out.print()
-        of = f" {number} of {len(new)}" if len(new) > 1 else ""
-        kind = "flaky" if found["flaky"] else "NEW" if base else "violation"
-        against = f" against {base}" if base else ""
-        finding(out, found, f"{kind}{of}{against}", detailed=detailed)
-    if old:
-        out.print()
-        say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
-    for found in old:
-        names = ", ".join(c["id"] for c in found["clauses"])
-        say(out, f"  {names}: {found['saved'] or found['not_saved']}", whole=True)
-    if data["known"]:
-        out.print()
-        _known(out, data, base or data["implementation"], detailed=detailed)
-    if unasked := [f"{c['id']} ({c['waived']})" for c in data["clauses"] if c["waived"]]:
-        say(out, f"not checked: {', '.join(unasked)}")
-    out.print()
-    if detailed:
-        _counted(out, data)
-    elif data["incomplete"]:
-        _missing(out, data["situations"], 10)
-    asked, runs = data["commands_asked"], data["examples_planned"]
-    done = "stopped before " * data["stopped_early"] + (f"{asked:,} commands" if asked else f"{runs} runs")
-    required, clauses = data["situations"]["asked"], len(data["clauses"])
-    reached = data["situations"]["reached"]
-    parts = []
-    if reached or required:
-        parts.append(f"{reached}{f' of {required}' * (required > 0)} situations")
-    if data["unreached"] or not required:
-        parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
-    hint = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(parts)} reached{hint}")
-
-
-def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
-    """The known faults of a release: a line for each that the tree has no more, and how many it has."""
-    alike: dict[str, int] = {}
-    for fault in data["known"]:
-        if (fault["masked"] or fault["elsewhere"]) and not fault["instead"] and not detailed:
-            alike[fault["state"]] = alike.get(fault["state"], 0) + 1
-            continue
-        among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
-        times = f", met {fault['times']} times{among}" if fault["times"] else ""
-        if fault["instead"]:
-            times += f"; where the base shows it, this tree violates {', '.join(fault['instead'])}"
-        head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
-        says = f"{fault['says']} ({fault['upstream']})" if detailed else fault["says"].partition(". ")[0]
-        say(out, f"{head}: {says}")
-    for state, count in alike.items():
-        faults, are, them = ("faults", "are", "them") if count > 1 else ("fault", "is", "it")
-        say(out, f"{count} known {faults} of {release} {are} {state}; -v lists {them}")
-
-
-def _counted(out: Console, data: Data) -> None:
-    """What was planned and done, by machine, clause, refusal, kind of command and situation."""
-    if data["commands_asked"]:
-        plan = f"{data['commands_asked']:,} commands carried out, in runs of up to {data['steps_asked']}"
-    else:
-        plan = f"{data['examples_asked']} runs for each row below, of up to {data['steps_asked']} commands"
-    words = {
-        "plan": plan + (f", time limit {data['time_limit_s']:g} s" if data["time_limit_s"] else ""),
-        "presets": ", ".join(data["presets"]),
-    }
-    if data["presets_fitted"]:
-        words["fitted"] = "; ".join(f"{name} with {sizes(of)}" for name, of in data["presets_fitted"].items())
-    if left_out := data["machines_left_out"] + data["presets_left_out"]:
-        words["left out"] = f"{', '.join(left_out)} (not offered, or what another is when fitted)"
-    labelled(out, words)
-    out.print()
-    numbers = ("runs", "commands", "commands/s")
-    machines = table("machine", "preset", "mode", *numbers, right=numbers)
-    started = [m for m in data["machines"] if m["commands"]]
-    for m in started:
-        row = (m["machine"], m["preset"], m["mode"], m["examples"], m["commands"], m["commands_per_s"])
-        machines.add_row(*map(str, row))
-    total = (data["examples"], data["commands"], data["commands_per_s"])
-    machines.add_row("all", "", "", *map(str, total), style="bold")
-    out.print(machines)
-    if waiting := len(data["machines"]) - len(started):
-        say(out, f"not started when the check ended: {waiting} more")
-    out.print()
-    counts = ("evaluated", "runs that trigger it")
-    clauses = table("clause", "about", *counts, right=counts)
-    for c in data["clauses"]:
-        reached = str(c["runs_reached"]) if c["reached"] else "never"
-        about = f"{c['title']} (not checked: {c['waived']})" if c["waived"] else c["title"]
-        evaluated = "-" if c["waived"] else str(c["evaluated"])
-        clauses.add_row(c["id"], Text(about), evaluated, "-" if c["waived"] else reached)
-    out.print(clauses)
-    out.print()
-    say(out, f"refusals met: {_counts(data['refusals'])}")
-    say(out, f"commands: {_counts(data['commands_by_kind'])}")
-    situations = data["situations"]
-    for group in situations["left_out"]:
-        say(out, f"situations left out: {len(group['situations'])}, {group['why']}")
-    _missing(out, situations, len(situations["missing"]))
-    out.print()
-
-
-def _missing(out: Console, situations: Data, most: int) -> None:
-    """Situations that no run has reached, `most` of them."""
-    texts = situations["missing"]
-    for text in texts[:most]:
-        say(out, f"situation never reached: {text}", "yellow")
-    if texts[most:]:
-        say(out, f"and {len(texts) - most} more (-v)")
-
-
-def releases(out: Console, data: Data) -> None:
-    """Which release shows which clause, by machine: a table in Markdown, whole lines of it."""
-    machines = data["machines"]
-    lines = [["release", "commands", "seconds", *machines, "not checked"]]
-    for row in data["releases"]:
-        name, check = row["implementation"].rpartition("==")[2], row["check"]
-        if check is None:
-            lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
-            continue
-        violated = {m["machine"]: ", ".join(m["violated"]) or "-" for m in check["clauses_by_machine"]}
-        unasked = ", ".join(clause["id"] for clause in check["clauses"] if clause["waived"])
-        cells = [violated.get(machine, "") for machine in machines]
-        lines.append([name, str(check["commands"]), f"{check['seconds']:.0f}", *cells, unasked])
-    lines.insert(1, ["---", "---:", "---:", *["---"] * (len(machines) + 1)])
-    widths = [*(max(map(len, column)) for column in zip(*(cells[:-1] for cells in lines))), 0]
-    for cells in lines:
-        say(out, f"| {' | '.join(map(str.ljust, cells, widths))} |", whole=True)
-    out.print()
-    done = f"{len(data['releases'])} of " * data["interrupted"] + str(len(data["systems"]))
-    left = "; interrupted" if data["interrupted"] else ""
-    effort = f"{done} releases, {data['commands']} commands in {data['seconds']:.0f} s{left}"
-    verdict(out, f"{data['tier']}, seed {data['seed']}: {effort}", data)
-
-
-_MOST_FILES, _MOST_NAMES = 5, 3  # of what a step calls: files, and functions of each, that the text names
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
-
-
-def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> None:
-    """A violated clause with its smallest trace."""
-    apart = " or ".join(data.get("without", ()))
-    names = [
-        (f"{c['id']} without {apart}" if apart else c["name"])
-        + (f" (also in {c['also_in']})" if c["also_in"] else "")
-        for c in data["clauses"]
-    ]
-    about = f" ({data['clauses'][0]['title']})" if data["clauses"][0]["title"] else ""
-    say(out, f"{title}: {', '.join(names)}{about}", "bold red")
-    for c in data["clauses"] if detailed else ():
-        times = "once" if c["times"] == 1 else f"{c['times']} times"
-        often = f"met {times}, first after {c['found_after_commands']} commands"
-        reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {c['clients']}"
-        reach += f"; {often}, {c['found_after_s']:.1f} s"
-        labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
-    if not detailed:
-        first, violation = data["clauses"][0], data["violation"]
-        because = data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
-        words = {"because": because}
-        notable = [text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)]
-        if notable and not data.get("flaky"):
-            words["reach"] = "; ".join(notable)
-        if data.get("fixed_in_part"):
-            words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
-        if apart:
-            words["apart"] = f"the other traces of {first['id']} need {apart}, and this one does not"
-        if data.get("changed"):
-            words["changed"] = "\n".join(_changed(data))
-        labelled(out, words if data.get("changed") else words | _called(data))
-    out.print()
-    run(out, data, detailed=detailed)
-    if data["saved"] is not None:
-        beside: dict[str, list[str]] = {}
-        for clause in data["clauses"]:
-            beside.setdefault(clause["saved"] or data["saved"], []).append(clause["id"])
-        for file, clauses in [*beside.items()][1:]:
-            say(out, f"beside  {', '.join(clauses)}: {file}", whole=True)
-        for label in ("saved", "replay", "page"):
-            if data[label] is not None:
-                say(out, f"{label:<7} {data[label]}", whole=True)
-    elif data.get("not_saved"):
-        say(out, f"the trace could not be saved: {data['not_saved']}", "yellow")
-
-
-def run(out: Console, data: Data, *, detailed: bool = True) -> None:
-    """The violation that a trace ends with, and the trace as a table of commands."""
-    trace, violation = data["trace"], data["violation"]
-    if data["step_table"] is not None:
-        _step_table(out, data)
-    else:
-        _steps(out, data)
-    way = f"mode {trace['mode']}" if "mode" in trace else "configuration"
-    say(out, f"{trace['origin']} trace, {way}: {sizes(sized(trace))}", "dim")
-    if violation is not None and detailed:
-        out.print()
-        rows = data["rows"]
-        say(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
-        words = {"because": data["because"]} if data["because"] else {}
-        if data["differences"]:
-            words["differs"] = difference(data["differences"], data["implementation"])
-        words |= {"expected": violation["expected"], "observed": violation["observed"]}
-        if (since := violation["since"]) is not None:
-            words["since"] = f"step {since} ({rows[since]['command']}): run before it, the check balances"
-        if (first := violation["first_violation"]) is not None:
-            before, command = ", ".join(first["clauses"]), rows[first["step"]]["command"]
-            words["first_violation"] = (
-                f"step {first['step']} ({command}) violates {before};"
-                f" from there on only {violation['clause']} is checked"
-            )
-        if violation["also"]:
-            words["also"] = f"{', '.join(violation['also'])} at the same step"
-            for clause, (expected, observed) in zip(violation["also"], violation["details"]):
-                words[clause] = f"expected {expected}\nobserved {observed}"
-        if known := data["known"]:
-            words["known"] = f"{known['id']}: {known['summary']}"
-        if violation["why"]:  # a clause of the specification
-            words["more"] = f"kvspec clauses {violation['clause']}; SPEC.md under {violation['clause']}"
-        labelled(out, words | _called(data))
-
-
-def _changed(data: Data) -> list[str]:
-    """The changed functions that a trace calls, and in which commands."""
-    lines = []
-    for each in data["changed"]:
-        first, *more = each["steps"]
-        again = [f"again in {', '.join(map(str, more[:4]))}{' ...' * (len(more) > 4)}"] if more else []
-        ran = [f"command {first} ({data['rows'][first]['command']})", *again]
-        lines.append(f"{each['function']} ran in {', '.join(ran)}")
-    left = len(lines) - _MOST_FILES
-    return [*lines[:_MOST_FILES], f"and {left} more (--json has all)"] if left > 0 else lines
-
-
-def _called(data: Data) -> dict[str, str]:
-    """Files of the system that the failing command ran through, those with the most functions first."""
-    called = [line.partition(": ") for line in data["called"]]
-    files = sorted(((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1]))
-    lines = [f"{file}: {_first(names)}" for file, names in files[:_MOST_FILES]]
-    if len(files) > _MOST_FILES:
-        lines.append(f"and {len(files) - _MOST_FILES} more files (--json has all)")
-    return {"calls": "\n".join(lines)} if lines else {}
-
-
-def _first(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
-
-
-def difference(differences: list[Data], system: str) -> str:
-    """The first difference between reference and system, and how many more there are."""
-    first = differences[0]
-    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-    return f"{first['about']}: {first['reference']} expected, {first['system']} in {system}{more}"
-
-
-def _left_out(out: Console, shown: int, rows: int) -> None:
-    if rows > shown:
-        say(out, f"steps 0 to {rows - shown - 1} are left out here; --json has them all")
-
-
-def _steps(out: Console, data: Data) -> None:
-    """What each command changed in the reference."""
-    rows = data["rows"]
-    _left_out(out, MAX_ROWS, len(rows))
-    engine = "config" in data["trace"]  # which picks what it does: there is nothing beside it
-    expected = ("reference", "what changes and what is freed in the reference")
-    steps = table("#", "command", *(("outcome", "what it did") if engine else expected))
-    for row in rows[-MAX_ROWS:]:
-        mark = "> " if row["violates"] else "  "
-        lines = changes(row) or list(filter(None, [row.get("why")]))
-        if row["violates"]:
-            violation = data["violation"]
-            lines.append(f"violates {', '.join([violation['clause'], *violation['also']])}")
-        cells = (f"{mark}{row['step']}", row["command"], row["outcome"], "\n".join(map(plain, lines)))
-        steps.add_row(
-            *(Text(cell if cell is cells[3] else plain(cell)) for cell in cells),
-            style="bold red" if row["violates"] else "",
-        )
-    out.print(steps)
-
-
-class _Cell:
-    """A cell of the step table; it breaks between its parts, never within one, such as "C 3*" or "[0, 4)"."""
-
-    def __init__(self, text: str) -> None:
-        self.parts = re.findall(r"\[\d+, \d+\)\S*|\S+(?: !?[\d?]\S*)?", text)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        del console, options
-        return Measurement(max(map(len, self.parts), default=0), len(" ".join(self.parts)))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        del console
-        line = ""
-        for part in self.parts:
-            if line and len(line) + 1 + len(part) > options.max_width:
-                yield Text(line)
-                line = ""
-            line = f"{line} {part}".lstrip()
-        yield Text(line)
-
-
-def _step_table(out: Console, data: Data) -> None:
-    """Who has what after each command; the last twice, as expected and as observed."""
-    rows, columns = data["step_table"]["rows"], data["step_table"]["columns"]
-    _left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
-    made = table("#", "command", *map(plain, columns))
-    made.columns[1].max_width = 30  # so that there is room for cursors
-    for row in rows:
-        refused = data["rows"][row["step"]]["outcome"]
-        outcome = f" ({refused})" if refused.startswith("refused") and row["what"] != "observed" else ""
-        bad = row["step"] == data["violation"]["step"]
-        head = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}")
-        cells = (_Cell(plain(cell)) for cell in row["cells"])
-        made.add_row(*(Text(plain(cell)) for cell in head), *cells, style="bold red" if bad else "")
-    out.print(made)
-    say(out, "; ".join(_legend(columns, [cell for row in rows for cell in row["cells"]])), "dim")
-
-
-# A sign of the step table, and what it stands for.
-_SIGNS = {
-    r"\b[CAER] \d": "tokens: C committed, A allocated, E SWA-evicted, R owned by the tree",
-    r"\*": "* changed by the command", r"!": "! differs from the reference", r"^!?-$": "- is not there",
-}  # fmt: skip
-
-
-def _legend(columns: list[str], cells: list[str]) -> Iterator[str]:
-    """What the signs mean that occur in a step table."""
-    for sign, meaning in _SIGNS.items():
-        if any(re.search(sign, cell) for cell in cells):
-            yield meaning
-    if any(column.startswith("node ") for column in columns):
-        yield "of a node: its tokens, live or tombstone, full/SWA locks"
-
-
 def labelled(out: Console, words: dict[str, str]) -> None:
     """Labels and what they stand for; lines that go on are set under the text, not the label."""
     grid = Table.grid(padding=(0, 2))
     for label, text in words.items():
         grid.add_row(f"  {label}", Text("\n".join(map(plain, text.split("\n")))))
     out.print(grid)
-
-
-def changes(row: Data) -> list[str]:
-    """What a step changed: a line for each cursor, each holder's freed ranges, each part of the tree."""
-    lines = [f"{c['holder']} {c['cursor']} {c['before']} -> {c['after']}" for c in row["cursors"]]
-    freed: dict[str, list[str]] = {}
-    for f in row["freed"]:
-        freed.setdefault(f["holder"], []).append(f"{f['pool']} [{f['start']}, {f['end']})")
-    lines += [account_text(Account(**account)) for account in row["accounts"]]
-    lines += [f"{holder} freed {' '.join(ranges)}" for holder, ranges in freed.items()]
-    return [*lines, *row["tree"]]
-
-
-def refusals(out: Console, data: Data) -> None:
-    """What was refused without the trace saying so: in a trace by hand often a mistake."""
-    if not data["unstated_refusals"]:
-        return
-    first = data["rows"][data["unstated_refusals"][0]]
-    many = ": the trace hardly does what it was written for" if data["mostly_refused"] else ""
-    count = f"{len(data['unstated_refusals'])} of {len(data['rows'])} commands refused, and not stated so"
-    reason = ", ".join(filter(None, (first["outcome"].removeprefix("refused: "), first.get("why"))))
-    say(out, f"{count}{many}. The first: command {first['step']} ({first['command']}), {reason}.", "yellow")
-
-
-def replay(out: Console, data: Data, *, brief: bool = False) -> None:
-    """One file of `kvspec replay`; brief: a line when it conforms."""
-    refused = len(data["unstated_refusals"])
-    end_of_table = refused and data["violation"] is None  # else it stands above the table
-    stated = f"{refused} of {len(data['rows'])} commands refused, and not stated so" if end_of_table else ""
-    remarks = "; ".join(filter(None, (data["note"], stated)))
-    note = f" ({remarks})" if remarks else ""
-    if brief and not data["exit_code"]:
-        say(out, f"{data['file']}: {data['verdict']}{note}", whole=True)
-        return
-    say(out, f"{data['file']} on {data['implementation']}", "bold", whole=True)
-    trace = data["trace"]
-    if about := [f"{key} {trace[key]}" for key in ("bug", "clause") if trace.get(key)]:
-        say(out, ", ".join(about))
-    if trace["story"]:
-        say(out, " ".join(trace["story"].split()))
-    refusals(out, data)
-    run(out, data)
-    out.print()
-    steps = f" after {len(data['rows'])} of {len(trace['steps'])} steps" if trace["steps"] else ""
-    verdict(out, f"{data['verdict']}{steps}{note}", data)
-    out.print()
-
-
-def replays(out: Console, data: Data) -> None:
-    """One file of `kvspec replay` on every release: a line each, and which conform."""
-    rows = data["releases"]
-    say(out, data["file"], "bold", whole=True)
-    driven = [row["replay"] for row in rows if row["replay"] is not None]
-    if driven:
-        refusals(out, max(driven, key=lambda each: len(each["rows"])))
-    made = table("release", "what the trace does there")
-    made.columns[0].no_wrap = True
-    for row in rows:
-        style = "red" if row["replay"] is not None and row["exit_code"] else ""
-        made.add_row(Text(row["implementation"]), Text(plain(_does(row))), style=style)
-    out.print(made)
-    ends: dict[str, list[str]] = {}
-    for row in rows:
-        end = "cannot be driven" if row["replay"] is None else row["replay"]["verdict"]
-        ends.setdefault(end, []).append(row["implementation"].partition("==")[2])
-    names = [row["implementation"].partition("==")[2] for row in rows]
-    say(out, "; ".join(f"{end}: {_ranges(of_end, names)}" for end, of_end in ends.items()), "bold")
-    out.print()
-
-
-def _does(row: Data) -> str:
-    """What a trace does on a release, in a line."""
-    replayed, why = row["replay"], (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
-    if replayed is None:
-        return f"cannot be driven: {why}"
-    violation, known, note = replayed["violation"], replayed["known"], replayed["note"]
-    where = f" at command {violation['step']}" if violation else ""
-    label = f"known: {known['id']}" if known else "no known fault" if violation else ""
-    remarks = "; ".join(filter(None, (label, note)))
-    return f"{replayed['verdict']}{where}" + (f" ({remarks})" if remarks else "")
-
-
-def _ranges(some: list[str], names: list[str]) -> str:
-    """Those of `names`, in its order, such as "0.5.10 to 0.5.12, 0.5.14"."""
-    runs: list[list[str]] = []
-    for at, name in enumerate(names):
-        if name in some:
-            if at and names[at - 1] in some:
-                runs[-1].append(name)
-            else:
-                runs.append([name])
-    return ", ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
-
-
-def shrunk(out: Console, data: Data) -> None:
-    """The report of `kvspec shrink`."""
-    before, after = data["before"], data["after"]
-    run(out, after)
-    out.print()
-    steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"
-    now = sized(after["trace"])
-    was = sized(before["trace"]).items()
-    smaller = [f"{name} {size} -> {now.get(name)}" for name, size in was if size != now.get(name)]
-    say(out, f"{data['clause']} on {after['implementation']}: {', '.join([steps, *smaller])}", "bold")
-    for label in ("saved", "replay"):
-        say(out, f"{label:<7} {data[label]}", whole=True)
 
 
 def record(out: Console, row: Data) -> None:
@@ -558,3 +87,34 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
 
 def _cell(value: Any, between: str = ", ") -> str:
     return between.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def sizes(geometry: Data) -> str:
+    """Such as "page_size 4, window none, tree"."""
+    given: Data = {k: "none" if v is None else v for k, v in geometry.items() if v is not False}
+    given |= given.pop("settings", {})
+    if groups := given.pop("groups", None):
+        of_group = (
+            " window ".join(str(group[part]) for part in ("block_size", "window") if group.get(part))
+            + " with state" * bool(group.get("state"))
+            for group in groups
+        )
+        given = {"blocks of": " and ".join(of_group), **{k: v for k, v in given.items() if v}}
+    return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
+
+
+def sized(trace: Data) -> Data:
+    """What a trace's system is built with."""
+    sizes: Data = trace["geometry"] if "geometry" in trace else trace["config"]
+    return sizes
+
+
+def changes(row: Data) -> list[str]:
+    """What a step changed: a line for each cursor, each holder's freed ranges, each part of the tree."""
+    lines = [f"{c['holder']} {c['cursor']} {c['before']} -> {c['after']}" for c in row["cursors"]]
+    freed: dict[str, list[str]] = {}
+    for f in row["freed"]:
+        freed.setdefault(f["holder"], []).append(f"{f['pool']} [{f['start']}, {f['end']})")
+    lines += [account_text(Account(**account)) for account in row["accounts"]]
+    lines += [f"{holder} freed {' '.join(ranges)}" for holder, ranges in freed.items()]
+    return [*lines, *row["tree"]]

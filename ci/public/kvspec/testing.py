@@ -16,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from ci.commands.shared import SystemSelector, save_traces
 from ci.report import data as report
-from ci.report import render
+from ci.report import render, render_run
 from impl.adapter import System, UnusableImplementation
 from kvspec import plugin
 from reference.commands import Mode
@@ -175,7 +175,7 @@ def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
     if run.violation is not None:
         text = io.StringIO()
         name = "a trace" if loaded is trace else str(trace)
-        render.replay(render.console(text), report.replay_data(name, run))
+        render_run.replay(render.console(text), report.replay_data(name, run))
         raise ClauseViolated(text.getvalue(), [run])
     return run
 
@@ -227,7 +227,7 @@ def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> Clause
             python = f"kvspec.replay({found['saved']!r}, make)"
             found["replay"] = _python_path(spelled) + found["replay"] if spelled else python
         which = f" (violation {number} of {len(reports)})" if len(reports) > 1 else ""
-        render.finding(out, found, f"{found['implementation']} violates{which}")
+        render_run.finding(out, found, f"{found['implementation']} violates{which}")
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     return ClauseViolated("\n".join([*lines, again]).rstrip(), [f.run for f in findings])
 

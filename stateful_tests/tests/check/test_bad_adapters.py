@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ci.report import data as report
-from ci.report import render
+from ci.report import render, render_check
 from reference.commands import Mode
 from stateful_tests.check import campaign, tiers
 from stateful_tests.check.finder import FLAKY
@@ -147,7 +147,7 @@ def test_what_comes_by_chance_is_flaky(adapter):
     result = campaign.run(system, plan)
     data = report.check_data(result, plan, capabilities=system.capabilities)
     assert data["exit_code"] == 1 and f"{system.name}: flaky: " in data["verdict"]
-    render.check(render.console(io.StringIO()), data)
+    render_check.check(render.console(io.StringIO()), data)
     for found in data["findings"]:
         assert found["flaky"] and FLAKY in found["violation"]["observed"]
         shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["because"]

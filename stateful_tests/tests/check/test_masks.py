@@ -13,7 +13,7 @@ import pytest
 
 from ci.export import bug_report
 from ci.report import data as report
-from ci.report import render
+from ci.report import render, render_check, render_run
 from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
@@ -80,7 +80,7 @@ def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
     [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
     assert first["masked"] and first["times"] and first["state"] == "still there"
     assert "#40252" in first["upstream"]
-    render.check(out := render.console(io.StringIO()), data)
+    render_check.check(out := render.console(io.StringIO()), data)
     assert "known: last-token (LEN-2, READ-1), not there any more" in out.file.getvalue()
 
 
@@ -116,7 +116,7 @@ def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line()
     for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
         [known] = [fault for fault in data["known"] if fault["id"] == one]
         assert known["times"] == sum(same.masked.values()) and known["among"] == [two]
-    render.check(out := render.console(io.StringIO()), data)
+    render_check.check(out := render.console(io.StringIO()), data)
     may_be, text = "times (some of them may be rejection-ends-turn)", " ".join(out.file.getvalue().split())
     assert f"{may_be}; where the base shows it, this tree violates FREE-1" in text
     [finding] = run(again, PLAN, base=THREE).findings
@@ -282,7 +282,7 @@ def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):
     odd = replay(release("0.5.23"), refused)
     assert odd.violation is not None and known_fault(release("0.5.23"), odd) is None
     data = report.replay_data("t.json", run, known=fault)
-    render.replay(out := render.console(io.StringIO()), data)
+    render_run.replay(out := render.console(io.StringIO()), data)
     for text in (out.file.getvalue(), bug_report.story(data | {"text": ""}, "t.json", "")):
         assert "retract-ends-turn" in text and "#40252" in text
 

@@ -14,7 +14,7 @@ from ci.compare import step_table
 from ci.compare.snapshot import snapshots
 from ci.explain import Because, because
 from ci.report import data as report
-from ci.report import render
+from ci.report import render, render_run
 from reference.clauses import CLAUSES
 from reference.commands import Abort, Admit, Chunk, Extend, Mode, Retract, Submit
 from reference.geometry import PRESETS
@@ -242,7 +242,7 @@ def test_the_step_table_fits_and_marks_what_is_wrong(capsys, monkeypatch):
         assert [row["step"] for row in rows[-2:]] == [len(data["rows"]) - 1] * 2
         assert any("!" in cell for cell in rows[-1]["cells"]), name
         assert not any("!" in cell for row in rows[:-1] for cell in row["cells"]), name
-        render.run(render.console(), data)
+        render_run.run(render.console(), data)
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 80
         cells = " ; ".join(cell for row in rows for cell in row["cells"])

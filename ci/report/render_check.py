@@ -1,0 +1,151 @@
+"""The reports of `kvspec check` as text, from the dictionaries of `ci.report.data`."""
+
+from rich.console import Console
+from rich.text import Text
+
+from ci import Data
+from ci.report.render import labelled, say, sizes, table, verdict
+from ci.report.render_run import finding
+
+
+def check(out: Console, data: Data, *, detailed: bool = False) -> None:
+    """The report of `kvspec check`: verdict, violations, coverage. detailed: everything that was counted."""
+    verdict(out, data["verdict"], data)
+    base = data["base"]["implementation"] if data["base"] else None
+    old = [found for found in data["findings"] if found["also_in"]]
+    new = [found for found in data["findings"] if not found["also_in"]]
+    for number, found in enumerate(new, 1):
+        out.print()
+        of = f" {number} of {len(new)}" if len(new) > 1 else ""
+        kind = "flaky" if found["flaky"] else "NEW" if base else "violation"
+        against = f" against {base}" if base else ""
+        finding(out, found, f"{kind}{of}{against}", detailed=detailed)
+    if old:
+        out.print()
+        say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
+    for found in old:
+        names = ", ".join(c["id"] for c in found["clauses"])
+        say(out, f"  {names}: {found['saved'] or found['not_saved']}", whole=True)
+    if data["known"]:
+        out.print()
+        _known(out, data, base or data["implementation"], detailed=detailed)
+    if unasked := [f"{c['id']} ({c['waived']})" for c in data["clauses"] if c["waived"]]:
+        say(out, f"not checked: {', '.join(unasked)}")
+    out.print()
+    if detailed:
+        _counted(out, data)
+    elif data["incomplete"]:
+        _missing(out, data["situations"], 10)
+    asked, runs = data["commands_asked"], data["examples_planned"]
+    done = "stopped before " * data["stopped_early"] + (f"{asked:,} commands" if asked else f"{runs} runs")
+    required, clauses = data["situations"]["asked"], len(data["clauses"])
+    reached = data["situations"]["reached"]
+    parts = []
+    if reached or required:
+        parts.append(f"{reached}{f' of {required}' * (required > 0)} situations")
+    if data["unreached"] or not required:
+        parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
+    hint = "" if detailed else " (-v)"
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(parts)} reached{hint}")
+
+
+def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
+    """The known faults of a release: a line for each that the tree has no more, and how many it has."""
+    alike: dict[str, int] = {}
+    for fault in data["known"]:
+        if (fault["masked"] or fault["elsewhere"]) and not fault["instead"] and not detailed:
+            alike[fault["state"]] = alike.get(fault["state"], 0) + 1
+            continue
+        among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
+        times = f", met {fault['times']} times{among}" if fault["times"] else ""
+        if fault["instead"]:
+            times += f"; where the base shows it, this tree violates {', '.join(fault['instead'])}"
+        head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
+        says = f"{fault['says']} ({fault['upstream']})" if detailed else fault["says"].partition(". ")[0]
+        say(out, f"{head}: {says}")
+    for state, count in alike.items():
+        faults, are, them = ("faults", "are", "them") if count > 1 else ("fault", "is", "it")
+        say(out, f"{count} known {faults} of {release} {are} {state}; -v lists {them}")
+
+
+def _counted(out: Console, data: Data) -> None:
+    """What was planned and done, by machine, clause, refusal, kind of command and situation."""
+    if data["commands_asked"]:
+        plan = f"{data['commands_asked']:,} commands carried out, in runs of up to {data['steps_asked']}"
+    else:
+        plan = f"{data['examples_asked']} runs for each row below, of up to {data['steps_asked']} commands"
+    words = {
+        "plan": plan + (f", time limit {data['time_limit_s']:g} s" if data["time_limit_s"] else ""),
+        "presets": ", ".join(data["presets"]),
+    }
+    if data["presets_fitted"]:
+        words["fitted"] = "; ".join(f"{name} with {sizes(of)}" for name, of in data["presets_fitted"].items())
+    if left_out := data["machines_left_out"] + data["presets_left_out"]:
+        words["left out"] = f"{', '.join(left_out)} (not offered, or what another is when fitted)"
+    labelled(out, words)
+    out.print()
+    numbers = ("runs", "commands", "commands/s")
+    machines = table("machine", "preset", "mode", *numbers, right=numbers)
+    started = [m for m in data["machines"] if m["commands"]]
+    for m in started:
+        row = (m["machine"], m["preset"], m["mode"], m["examples"], m["commands"], m["commands_per_s"])
+        machines.add_row(*map(str, row))
+    total = (data["examples"], data["commands"], data["commands_per_s"])
+    machines.add_row("all", "", "", *map(str, total), style="bold")
+    out.print(machines)
+    if waiting := len(data["machines"]) - len(started):
+        say(out, f"not started when the check ended: {waiting} more")
+    out.print()
+    counts = ("evaluated", "runs that trigger it")
+    clauses = table("clause", "about", *counts, right=counts)
+    for c in data["clauses"]:
+        reached = str(c["runs_reached"]) if c["reached"] else "never"
+        about = f"{c['title']} (not checked: {c['waived']})" if c["waived"] else c["title"]
+        evaluated = "-" if c["waived"] else str(c["evaluated"])
+        clauses.add_row(c["id"], Text(about), evaluated, "-" if c["waived"] else reached)
+    out.print(clauses)
+    out.print()
+    say(out, f"refusals met: {_counts(data['refusals'])}")
+    say(out, f"commands: {_counts(data['commands_by_kind'])}")
+    situations = data["situations"]
+    for group in situations["left_out"]:
+        say(out, f"situations left out: {len(group['situations'])}, {group['why']}")
+    _missing(out, situations, len(situations["missing"]))
+    out.print()
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def _missing(out: Console, situations: Data, most: int) -> None:
+    """Situations that no run has reached, `most` of them."""
+    texts = situations["missing"]
+    for text in texts[:most]:
+        say(out, f"situation never reached: {text}", "yellow")
+    if texts[most:]:
+        say(out, f"and {len(texts) - most} more (-v)")
+
+
+def releases(out: Console, data: Data) -> None:
+    """Which release shows which clause, by machine: a table in Markdown, whole lines of it."""
+    machines = data["machines"]
+    lines = [["release", "commands", "seconds", *machines, "not checked"]]
+    for row in data["releases"]:
+        name, check = row["implementation"].rpartition("==")[2], row["check"]
+        if check is None:
+            lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
+            continue
+        violated = {m["machine"]: ", ".join(m["violated"]) or "-" for m in check["clauses_by_machine"]}
+        unasked = ", ".join(clause["id"] for clause in check["clauses"] if clause["waived"])
+        cells = [violated.get(machine, "") for machine in machines]
+        lines.append([name, str(check["commands"]), f"{check['seconds']:.0f}", *cells, unasked])
+    lines.insert(1, ["---", "---:", "---:", *["---"] * (len(machines) + 1)])
+    widths = [*(max(map(len, column)) for column in zip(*(cells[:-1] for cells in lines))), 0]
+    for cells in lines:
+        say(out, f"| {' | '.join(map(str.ljust, cells, widths))} |", whole=True)
+    out.print()
+    done = f"{len(data['releases'])} of " * data["interrupted"] + str(len(data["systems"]))
+    left = "; interrupted" if data["interrupted"] else ""
+    effort = f"{done} releases, {data['commands']} commands in {data['seconds']:.0f} s{left}"
+    verdict(out, f"{data['tier']}, seed {data['seed']}: {effort}", data)
