@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from ci.commands import release_row
 from ci.commands.parallel import parallel_options
+from ci.commands.planning import plan_options
 from ci.commands.shared import (
     ReportOut, Saved, SystemSelector, Unusable, load_trace, note, replay_command, save_option, save_traces,
     system_options, unusable, worker_limits, writable, write_beside,
@@ -34,39 +35,7 @@ base_option = click.option(
 
 @click.command()
 @system_options
-@click.option(
-    "--preset", "presets", multiple=True, metavar="NAME",
-    help="Sizes of pools, pages and window to run with (repeatable). [default: all of the tier]",
-)  # fmt: skip
-@click.option(
-    "--tier", type=click.Choice(["smoke", "pr", "nightly"]), default="smoke", show_default=True,
-    help="How much is done: smoke takes seconds, pr minutes, nightly hours.",
-)  # fmt: skip
-@click.option(
-    "--examples", type=click.IntRange(1), metavar="N",
-    help="Runs for each machine, preset and mode. [default: of the tier]",
-)  # fmt: skip
-@click.option(
-    "--steps", type=click.IntRange(1), metavar="N",
-    help="Longest run, in commands. [default: of the tier]",
-)  # fmt: skip
-@click.option(
-    "--seed", type=int, metavar="N",
-    help="Start of the random decisions. [default: 0; nightly: a fresh one, which is printed]",
-)  # fmt: skip
-@click.option(
-    "--time-limit", type=click.FloatRange(1), metavar="SECONDS",
-    help="Leave the rest of the plan after this time; the verdict is then incomplete. [default: none]",
-)  # fmt: skip
-@click.option(
-    "--machine", "machines", multiple=True, metavar="NAME",
-    help="What is driven: sessions, tree, both (repeatable). [default: all]",
-)  # fmt: skip
-@click.option(
-    "--mode", type=click.Choice(["free", "faithful", "both"]),
-    help="How far window eviction may go: faithful as in a real scheduler, free up to kv_allocated_len."
-    " [default: both; of a release faithful]",
-)  # fmt: skip
+@plan_options
 @save_option("Where the smallest trace of each violation is saved.")
 @base_option
 @click.option(
@@ -81,9 +50,7 @@ base_option = click.option(
     "-v", "--verbose", is_flag=True, help="Show the plan, clauses, refusals and situations, as --json does."
 )
 def check(
-    selector: SystemSelector, out: ReportOut, where: Callable[..., Any], presets: tuple[str, ...], tier: str,
-    examples: int | None, steps: int | None, seed: int | None, time_limit: float | None,
-    machines: tuple[str, ...], mode: str | None,
+    selector: SystemSelector, out: ReportOut, where: Callable[..., Any], plan: Plan,
     save_dir: str, base: str | None, since: str | None, html: bool, junit: str | None, verbose: bool,
 ) -> int:  # fmt: skip
     """Drive an implementation beside the reference.
@@ -93,21 +60,14 @@ def check(
     --impl sglang==all, vllm==all or lmdeploy==all drives every release, one after the other, and prints which
     shows which clause; after it may stand +unified, +rust, +overlap (+async, +offload): all that have it.
     """
-    from reference.commands import Mode
-    from stateful_tests.check import tiers
-
-    modes = None if mode is None else tuple(Mode) if mode == "both" else (Mode(mode),)
-    with unusable("--", ValueError):
-        plan = tiers.plan(
-            tier, presets=presets or None, modes=modes, examples=examples, steps=steps, seed=seed,
-            machines=machines or None, time_limit_s=time_limit,
-        )  # fmt: skip
     writable(junit, "--junit")
     if since is not None and selector.checkout is None:
         raise Unusable("--since goes with a checkout, such as --sglang-path or --vllm-path")
 
+    how = _How(where, save_dir, base, since, html)
+
     def one(impl: str) -> tuple[Data, Callable[[], None]]:
-        return _driven(replace(selector, impl=impl), plan, base, since, where, save_dir, html)
+        return _driven(replace(selector, impl=impl), plan, how)
 
     if names := release_row.names(selector.impl):
         release_row.alone(selector, junit=junit)
@@ -126,10 +86,17 @@ def check(
     return out.end(data) if out.file == "-" else code
 
 
-def _driven(
-    selector: SystemSelector, plan: Plan, base: str | None, since: str | None, where: Callable[..., Any],
-    save_dir: str, html: bool,
-) -> tuple[Data, Callable[[], None]]:  # fmt: skip
+class _How(NamedTuple):
+    """How a check is run. where: makes the executor. since: the git revision of --since. html: pages too."""
+
+    where: Callable[..., Any]
+    save_dir: str
+    base: str | None
+    since: str | None
+    html: bool
+
+
+def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Callable[[], None]]:
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
     from ci.report.progress import Progress
@@ -137,14 +104,14 @@ def _driven(
     from stateful_tests.check import masks as known
 
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, selector)))
+        before = None if how.base is None else opened.enter_context(closing(_base(how.base, selector)))
         system = opened.enter_context(closing(selector.resolve()))
-        if base is None and selector.checkout is not None:
+        if how.base is None and selector.checkout is not None:
             before = _taken_from(system, selector)
             if before is not None:
                 opened.enter_context(closing(before))
         plan, changed = tiers.for_system(plan, system), None
-        if since is not None:
+        if how.since is not None:
             told: set[str] = set()
 
             def tell(line: CorpusLine) -> None:
@@ -153,16 +120,16 @@ def _driven(
                     told.update(run.violation.clauses)
                     note(report.first_word(run, "" if before is None else before.name))
 
-            with unusable(f"--since {since:.80}: ", ValueError):
+            with unusable(f"--since {how.since:.80}: ", ValueError):
                 lines = (*corpus.fault_lines(), *corpus.load())
-                changed = changes.changes(system, since, lines, tell)
+                changed = changes.changes(system, how.since, lines, tell)
             note(changed.text)
             plan = replace(plan, first=changed.first)
         strange = ":" in selector.impl  # it may hold what there is once
         cuda = selector.device == "cuda"
         named = driving.Named(selector.impl, selector.device, selector.checkout, **worker_limits())
-        with where(pays=not strange and not cuda, fork=not cuda) as executor, Progress() as progress:
-            saved = Saved(system.name, save_dir, progress.say)
+        with how.where(pays=not strange and not cuda, fork=not cuda) as executor, Progress() as progress:
+            saved = Saved(system.name, how.save_dir, progress.say)
             with unusable(f"--impl {selector.impl}: "):
                 masks = []
                 for mask in known.masks(system, before):
@@ -178,7 +145,7 @@ def _driven(
         )  # fmt: skip
 
     def save() -> None:
-        save_traces(result.findings, data["findings"], save_dir, selector.options, html)
+        save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)
         saved.tidy(data["findings"])
 
     return data, save
