@@ -39,6 +39,8 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         name = "ignored-end-token-in-chunks"
     elif "ut of memory" in error and config.mixed and seen.prepared:
         name = "mixed-without-room"
+    elif "ut of memory" in error and config.mixed and not config.window and seen.next_chunk:
+        name = "chunk-without-room"
     elif "Mem Leak Detected" in error and seen.parked:
         name = "parked-chunk"
     elif "Mem Leak Detected" in error and config.tree and _evicts_too_far(config.window, config.page_size):

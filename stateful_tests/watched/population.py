@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import tomllib
+from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,19 +19,123 @@ SCENES = Path(__file__).with_name("scenes.toml")
 USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
 
 
-def drawn(
-    rng: random.Random, number: int, *, fixed: dict[str, int | bool], count: int = 12, impatient: bool = False
-) -> tuple[Config, tuple[Client, ...]]:
-    """Run number `number`: random clients, and in every second one a scene. fixed: fields of the server."""
-    known = scenes()
-    scene = known[number // 2 % len(known)] if number % 2 else None
-    config = configuration(rng, **{**(scene["server"] if scene else {}), **fixed})
-    if scene is None:
-        return config, clients(rng, config, count=count, impatient=impatient)
+# Every second run is a scene, one after the other; what the clients of the others are, in turns.
+KINDS = ("storm", "flood", "storm", "random")
+TRIES = 40  # servers of which one is chosen
+# Memory is short, and what runs is retracted. A flood has prompts of many chunks.
+STORMS: dict[str, dict[str, int | bool]] = {
+    "storm": {"pressure": True, "running": 6, "tokens": 64},
+    "flood": {"pressure": True, "running": 6, "tokens": 192, "chunk": 8},
+}
+# What the log shows where a switch that is on does something. Overlap and pages always do.
+AT_WORK = {
+    "window": "a window eviction", "draft": "a verify round that accepts several", "mixed": "a mixed batch",
+    "tree": "a prefix from the tree", "chunk": "a chunked prefill", "pressure": "a retract",
+}  # fmt: skip
+Triple = tuple[tuple[str, int | bool], ...]
+
+
+class Population:
+    """The runs of a check, in order. fixed: fields of the server that are not left to chance.
+
+    A fault often needs two or three switches at once, and chance leaves out many of these for long. So a run
+    has, of some random servers, the one with the most triples of switches that no run has had at work.
+    """
+
+    def __init__(
+        self, seed: int, *, fixed: dict[str, int | bool] | None = None, count: int = 12,
+        impatient: bool = False,
+    ) -> None:  # fmt: skip
+        self.seed, self.fixed, self.count, self.impatient = seed, fixed or {}, count, impatient
+        self._number = -1
+        self._config = Config()
+        self._at_work: set[Triple] = set()
+        self._tried: Counter[Triple] = Counter()
+
+    def draw(self) -> tuple[Config, tuple[Client, ...], int]:
+        """The next run: its server, its clients and its seed."""
+        self._number += 1
+        number, known = self._number, scenes()
+        rng = random.Random(f"{self.seed} {number}")
+        scene = known[number // 2 % len(known)] if number % 2 else None
+        kind = KINDS[number // 2 % len(KINDS)]
+        given = scene["server"] if scene else STORMS.get(kind, {})
+        drawn = [configuration(rng, **{**given, **self.fixed}) for _ in range(TRIES)]
+        config = self._config = max(drawn, key=self._news)
+        if scene is not None:
+            found = of_scene(scene)
+        elif kind in STORMS:
+            found = storm(rng, config, count=self.count, flood=kind == "flood", impatient=self.impatient)
+        else:
+            found = clients(rng, config, count=self.count, impatient=self.impatient)
+        return config, found, rng.randrange(1 << 30)
+
+    def ran(self, reached: Mapping[str, int]) -> None:
+        """The last run reached this. A triple counts once each of its switches has done something."""
+        for triple in triples(self._config):
+            self._tried[triple] += 1
+            shown_by = [AT_WORK[name] for name, on in triple if on and name in AT_WORK]
+            if all(reached.get(each) for each in shown_by):
+                self._at_work.add(triple)
+
+    def _news(self, config: Config) -> float:
+        """How many triples would be new; one that was tried in vain counts less each time."""
+        return sum(1 / (1 + self._tried[each]) for each in triples(config) if each not in self._at_work)
+
+
+def triples(config: Config) -> list[Triple]:
+    """The switches of a server three at a time, as classes: 0 is off."""
+    window, page = config.window, config.page_size
+    switches = {
+        "page": page - 1, "window": 0 if not window else 1 if window < page else 2 if window % page else 3,
+        "draft": config.draft, "overlap": config.overlap, "tree": config.tree, "mixed": config.mixed,
+        "chunk": config.chunk < 24, "pressure": config.pressure,
+    }  # fmt: skip
+    return list(itertools.combinations(switches.items(), 3))
+
+
+def of_scene(scene: dict[str, Any]) -> tuple[Client, ...]:
+    """The clients of a scene."""
     kinds = [each for kind in scene["clients"] for each in _one_by_one(kind)]
-    return config, tuple(
+    return tuple(
         msgspec.convert({"start": 0, **each, "name": f"c{at}"}, Client) for at, each in enumerate(kinds, 1)
     )
+
+
+def storm(
+    rng: random.Random, config: Config, *, count: int = 12, flood: bool = False, impatient: bool = False
+) -> tuple[Client, ...]:
+    """Clients that come at once and want long answers to short prompts, so that memory ends while they are
+    decoded. flood: half of the prompts are long, and chunks meet that.
+
+    Every third client has many tiny turns. These alone are still admitted when hardly anything is free, and
+    are then retracted before their first result.
+    """
+    share, lanes = config.tokens // 6, config.running + 1
+
+    def turn(tiny: bool) -> Turn:
+        tokens, limit = rng.randint(1, share // 2 + 1), rng.randint(share, 2 * share)
+        if tiny:
+            tokens, limit = rng.randint(1, 3), rng.randint(1, 4)
+        elif flood and rng.random() < 0.5:
+            tokens, limit = rng.randint(share, 2 * share), rng.randint(1, share)
+        return Turn(
+            wait=rng.choice((0, 0, 1, 3)), tokens=tokens, limit=limit,
+            stop=rng.randint(1, limit) if rng.random() < 0.2 else 0,
+            abort=rng.randint(1, 40) if rng.random() < 0.15 else 0,
+            shared=rng.randint(0, tokens) if rng.random() < 0.4 else 0, text=rng.randrange(3),
+        )  # fmt: skip
+
+    def client(number: int) -> Client:
+        tiny = number % 3 == 0
+        turns = tuple(turn(tiny) for _ in range(rng.randint(5, 10) if tiny else rng.randint(1, 3)))
+        return Client(
+            f"c{number}", rng.randrange(5), turns, session=rng.random() < 0.5,
+            impatient=impatient and rng.random() < 0.5,
+            after=f"c{number - lanes}" if number > lanes else "",
+        )  # fmt: skip
+
+    return tuple(client(number) for number in range(1, count + 1))
 
 
 @lru_cache(maxsize=1)

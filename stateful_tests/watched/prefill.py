@@ -27,6 +27,7 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
     session, cursors = beside.session_of(request), Cursors(*e.cursors)
     if request.phase not in (Phase.QUEUED, Phase.ADMITTED):
         beside.stands(e.request, cursors)
+        beside.result.next_chunk = request.phase is Phase.EXTENDING
     elif session is not None and session.slot is not None:
         beside.result.reach("a turn that resumes")
         beside.result.reach("a tail that admission frees", session.slot.kv_allocated_len > e.prefix)
@@ -63,6 +64,7 @@ def orphaned(beside: Beside, request: Request) -> Request:
 )
 def extended(beside: Beside, e: log.Extended) -> None:
     prepared(beside, [name for name, *_ in e.lanes])
+    beside.result.next_chunk = False
     for name, prefix, tokens, cells in e.lanes:
         seen = beside.of(name)
         admitted_at, seen.matched = seen.matched, None

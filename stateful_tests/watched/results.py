@@ -46,6 +46,8 @@ class Validated:
     ended: the known fault after which two turns write into one row; no later line is judged.
     prepared: a prefill was prepared, and has not run.
     parked: a request waited between two chunks when the last round was prepared.
+    next_chunk: the next chunk of a request was admitted, and its prefill not prepared.
+    situation: who held what at the last line, in a sentence.
     """
 
     events: int = 0
@@ -63,6 +65,8 @@ class Validated:
     ended: str = ""
     prepared: bool = False
     parked: bool = False
+    next_chunk: bool = False
+    situation: str = ""
 
     @property
     def found(self) -> list[Mismatch]:

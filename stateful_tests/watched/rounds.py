@@ -171,7 +171,7 @@ def stepped(beside: Beside, e: log.Stepped) -> None:
         raise Diverged("OUT-1", want, f"runs one of {e.batch}")
     launched(beside, e.lanes)
     step.entries.clear()
-    result.prepared = False
+    result.prepared = result.next_chunk = False
     _counts(beside, e)
 
 
@@ -195,6 +195,7 @@ def notes_gaps(beside: Beside, e: log.Event) -> None:
 
 def _counts(beside: Beside, e: log.Stepped) -> None:
     state, size = beside.state, beside.header.page_size
+    beside.step.last = e
     left, swa = free(state), 0
     if beside.geometry.window:
         swa = left.swa * size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from impl.sglang.server.events import Stepped
 from reference.commands import Choice
 
 
@@ -66,6 +67,7 @@ class StepSeen:
     due: sessions that a client closed since, while no turn was in flight.
     unpaged: the pages of the last step are to come.
     joined_late: validation began with the last snapshot, and nothing was counted yet.
+    last: the last step that was read.
     """
 
     number: int | None = 0
@@ -75,3 +77,4 @@ class StepSeen:
     due: dict[str, None] = field(default_factory=dict)
     unpaged: bool = False
     joined_late: bool = False
+    last: Stepped | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import re
 import tempfile
 import time
@@ -28,10 +27,11 @@ from stateful_tests.shrink.searching import Search, first_improvement
 from stateful_tests.watched import deviations, population
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.results import Mismatch, Validated
+from stateful_tests.watched.situation import situation
 from stateful_tests.watched.validator import Validator
 
 FORMAT, VERSION = "kvspec-served-run", 1
-SHRINKS = 150  # runs that shrinking one finding may take
+SHRINKS, SHRINK_S = 100, 60.0  # runs and seconds that shrinking one finding may take
 
 
 class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +110,9 @@ def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
         validated, tail = Validated(), []
         if any(Path(folder).iterdir()):
             (log,) = logs_of([folder])
-            validated = Validator(log.header).run(log.lines())
+            validator = Validator(log.header)
+            validated = validator.run(log.lines())
+            validated.situation = situation(validator)
             tail = log.files[-1].read_text().splitlines()[-12:]
     return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)), tail)
 
@@ -167,7 +169,8 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
         key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
         known = ended or deviations.explains_end(run.release, outcome.error, run.config, validated)
-        yield ServedFinding("server", key, outcome.error, known)
+        says = f"{outcome.error}; {validated.situation}" if validated.situation else outcome.error
+        yield ServedFinding("server", key, says, known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
         known = deviations.stalls(run.release, kind) or ended
         yield ServedFinding("progress", f"stalls: {kind}", stall.says, known)
@@ -188,15 +191,12 @@ def check(
     started = time.monotonic()
     checking = _Check(runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf))
     result = checking.result
+    drawn = population.Population(seed, fixed=fixed, count=count, impatient=impatient)
     try:
         for number in range(runs):
             if checking.over():
                 break
-            rng = random.Random(f"{seed} {number}")
-            config, clients = population.drawn(
-                rng, number, fixed=fixed or {}, count=count, impatient=impatient
-            )
-            checking.take(ServedRun(release, config, clients, rng.randrange(1 << 30)))
+            drawn.ran(checking.take(ServedRun(release, *drawn.draw())))
             checking.tell(f"run {number + 1} of {runs}")
     except KeyboardInterrupt:
         result.interrupted = True
@@ -219,8 +219,8 @@ class _Check:
     def tell(self, what: str) -> None:
         self.say(what, self.result.forwards, len(self.result.found))
 
-    def take(self, run: ServedRun) -> None:
-        """Serve a run; a new finding is kept, and shrunk."""
+    def take(self, run: ServedRun) -> Counter[str]:
+        """Serve a run; a new finding is kept, and shrunk. What the run reached."""
         judged, result = judge(self.runner, run, self.before), self.result
         result.runs += 1
         result.forwards += judged.outcome.forwards
@@ -237,6 +237,7 @@ class _Check:
                 judged.run = msgspec.structs.replace(run, key=key)
                 self._found(judged)
                 self._shrink(judged.run)
+        return judged.validated.reached
 
     def _found(self, judged: JudgedRun) -> None:
         self.result.found[judged.run.key] = judged
@@ -244,10 +245,10 @@ class _Check:
 
     def _shrink(self, run: ServedRun) -> None:
         """Look for the smallest run that still shows the finding, in so many tries."""
-        tries = itertools.count(1)
+        tries, ends = itertools.count(1), time.monotonic() + SHRINK_S
 
         def still_shows(smaller: ServedRun) -> ServedRun | None:
-            if self.over():
+            if self.over() or time.monotonic() > ends:
                 return None
             self.tell(f"shrinks {run.key}, try {next(tries)} of {SHRINKS} at most")
             judged = judge(self.runner, smaller, self.before)
@@ -277,8 +278,9 @@ def _smaller(of: Any) -> Iterator[Any]:
     """A run, or a part of one: with a client or a turn less; plainer itself; with a smaller part."""
     for name, least in (("clients", 0), ("turns", 1)):
         parts = getattr(of, name, ())
-        for at in range(len(parts) if len(parts) > least else 0):
-            yield msgspec.structs.replace(of, **{name: parts[:at] + parts[at + 1 :]})
+        for size in sorted({len(parts) // 2, len(parts) // 4, 1} - {0}, reverse=True):  # many at once first
+            for at in range(0, len(parts) if len(parts) - size >= least else 0, size):
+                yield msgspec.structs.replace(of, **{name: parts[:at] + parts[at + size :]})
     for name, plain in _PLAINEST.get(type(of), {}).items():
         value = getattr(of, name)
         if isinstance(of, Turn):  # numbers, that go down step by step; two that a third bounds
@@ -289,11 +291,11 @@ def _smaller(of: Any) -> Iterator[Any]:
                     yield msgspec.structs.replace(made, **bounds)
         elif value != plain:
             yield msgspec.structs.replace(of, **{name: plain})
+    if isinstance(of, ServedRun):
+        for config in _smaller(of.config):
+            yield msgspec.structs.replace(of, config=config)
     for name in ("clients", "turns"):
         parts = getattr(of, name, ())
         for at, part in enumerate(parts):
             for less in _smaller(part):
                 yield msgspec.structs.replace(of, **{name: (*parts[:at], less, *parts[at + 1 :])})
-    if isinstance(of, ServedRun):
-        for config in _smaller(of.config):
-            yield msgspec.structs.replace(of, config=config)

@@ -132,13 +132,35 @@ def test_the_same_seed_gives_the_same_population():
 
 
 def test_every_second_run_is_a_scene():
-    known = population.scenes()
-    for number, scene in enumerate(known):
-        config, clients = population.drawn(random.Random(1), 2 * number + 1, fixed={"running": 4})
+    runs = population.Population(1, fixed={"running": 4}, count=5)
+    for scene in population.scenes():
+        assert len(runs.draw()[1]) == 5
+        config, clients, _ = runs.draw()
         assert config.running == 4 and len(clients) > len(scene["clients"])
         fields = {**scene["server"], "running": 4}
         assert all(getattr(config, name) == value for name, value in fields.items())
-    assert len(population.drawn(random.Random(1), 0, fixed={}, count=5)[1]) == 5
+
+
+def test_runs_between_scenes_are_storms_floods_and_random_clients():
+    runs = population.Population(1)
+    servers = [runs.draw()[0] for _ in range(8)][::2]
+    assert [each.tokens for each in servers[:3]] == [64, 192, 64]
+    assert all(each.pressure for each in servers[:3]) and servers[1].chunk == 8
+    again, other = population.Population(1), population.Population(2)
+    assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
+
+
+def test_a_triple_of_switches_counts_once_each_has_done_something():
+    """One that was tried in vain is wanted less, and is wanted."""
+    runs, config = population.Population(1), Config(window=4, draft=4, tree=False, chunk=64, pressure=False)
+    runs._config, fresh = config, runs._news(config)
+    triple = (("window", 3), ("draft", 4), ("tree", False))
+    assert triple in population.triples(config)
+    runs.ran({"a window eviction": 3})
+    assert triple not in runs._at_work and 0 < runs._news(config) < fresh
+    assert (("page", 0), ("window", 3), ("overlap", False)) in runs._at_work
+    runs.ran({"a window eviction": 1, "a verify round that accepts several": 1})
+    assert triple in runs._at_work and runs._news(config) == 0
 
 
 def test_a_part_of_the_package_is_no_server(tmp_path):
@@ -154,6 +176,34 @@ def test_a_server_that_broke_has_a_key_without_numbers():
     run = serving.ServedRun(RELEASE, Config(), (), 1)
     keys = {f.key for o in (one, two) for f in serving._findings(run, o, serving.Validated())}
     assert len(keys) == 1 and "AssertionError" in keys.pop()
+
+
+class RunsOut(Pretends):
+    """Ends out of memory after so many lines of a log."""
+
+    lines = 0
+
+    def run(self, job):
+        lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines(keepends=True)
+        Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[: self.lines]))
+        error = "RuntimeError: Prefill out of memory. at srt/mem_cache/allocation.py:9"
+        return RunOutcome(10, 20, [], {}, error)
+
+
+def test_an_end_is_told_with_what_led_there():
+    lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines()
+    runner, said = RunsOut(), {}
+    for kind in ("admit", "extend", "step"):
+        runner.lines = max(at for at, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
+        (found,) = serving.serve(runner, serving.ServedRun(RELEASE, Config(), (), 1)).new
+        assert found.key == "server RuntimeError srt/mem_cache/allocation.py:"
+        said[kind] = found.says.partition("; ")[2]
+    assert said["admit"] == (
+        "since step 52 admission looked at c5.2 (from the queue, input 46); a batch of 1 has run, in which"
+        " c6.2 decode; 1 wait; tokens of KV: c6 40, c5 37; 12 were free at that step, SWA 12, 36 evictable"
+    )
+    assert said["extend"].startswith("since step 52 a batch of c5.2 (runs, 46 tokens) was prepared; 0 wait")
+    assert said["step"].startswith("since step 59 0 wait; tokens of KV: nobody holds any; 92 were free")
 
 
 SMALL, ROOM = Room(4, 4, 1), Room(9, 9, 1)
@@ -271,9 +321,12 @@ PREFIXED = "AssertionError:  at srt/managers/schedule_policy.py:1368"
     ("0.5.21", "Decode out of memory.", "prepared", "mixed-without-room"),
     ("0.5.21", "Decode out of memory.", "", ""),
     ("0.5.22", "Decode out of memory.", "prepared", ""),
+    ("0.5.23", "Prefill out of memory.", "next_chunk", "chunk-without-room"),
+    ("0.5.23", "Out of memory.", "prepared", ""),
 ])  # fmt: skip
 def test_known_faults_explain_what_they_cause_alone(release, error, seen, name):
-    validated = Validated(parked=seen == "parked", prepared=seen == "prepared")
+    flags = {name: seen == name for name in ("parked", "prepared", "next_chunk")}
+    validated = Validated(**flags)
     validated.reached[seen] += 1
     assert explains_end(release, error, Config(mixed=True, tree=False), validated) == name
 
@@ -332,10 +385,10 @@ def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
     copy_of(next(python.parents[1].glob("lib/python*/site-packages/sglang")), fault, tmp_path)
     runner = WholeScheduler(python, tmp_path)
     try:
-        for number in range(RUNS):
-            rng = random.Random(f"{fault.name} {number}")
-            config, clients = population.drawn(rng, number, fixed=fault.fixed, impatient=fault.impatient)
-            judged = serving.serve(runner, serving.ServedRun(RELEASE, config, clients, number))
+        runs = population.Population(1, fixed=fault.fixed, impatient=fault.impatient)
+        for _ in range(RUNS):
+            judged = serving.serve(runner, serving.ServedRun(RELEASE, *runs.draw()))
+            runs.ran(judged.validated.reached)
             if fault.sees in {each.judge for each in judged.new}:
                 break  # a run that a busy machine has cut short is seen by another judge, and says nothing
     finally:
