@@ -32,9 +32,13 @@ def because(run: Run) -> Because | None:
     violation = run.violation
     if violation is None or len(run.history) < 2 or len(run.rows) != violation.step + 1:
         return None
-    step = run.history[-1].step
+    step, row = run.history[-1].step, run.rows[violation.step]
+    if violation.clause == "TRACE":
+        why = reasons.refusal(run, violation.step)
+        text = f"command {violation.step} ({describe(row.command)}): {violation.expected}"
+        text += f", {violation.observed}"
+        return Because(f"{text}: {why}." if why else f"{text}.")
     if step is None:
-        row = run.rows[violation.step]
         failed = f"command {violation.step} ({describe(row.command)}) makes the system fail"
         failed += f", {violation.observed.rstrip('.')}"
         ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"

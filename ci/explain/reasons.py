@@ -6,7 +6,19 @@ from dataclasses import replace
 from ci.compare.differences import POOL
 from ci.explain.history import History, cursors_of, some
 from reference.clauses.step import Step, evicted_below
-from reference.commands import Abort, Admit, Chunk, Command, Evict, EvictSwa, Extend, Reason, Refused, Submit
+from reference.commands import (
+    Abort,
+    Admit,
+    Chunk,
+    Command,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Reason,
+    Refused,
+    Submit,
+)
 from reference.failures import Failure
 from reference.state import IN_BATCH, Phase, Request, free
 from reference.prefix_cache import path_text
@@ -40,6 +52,8 @@ def refusal(run: Run, index: int) -> str:
     step = run.history[at].step if at > 0 else None
     # Too long ago, or not run by the system; or no model stands beside it.
     if not isinstance(step, Step) or not isinstance(step.expected, Refused):
+        if at > 0 and isinstance(row.command, Finish) and row.outcome.reason is Reason.UNFAITHFUL:
+            return _taken_back(run.history[at - 1], row.command)
         return RULES_OF[type(row.command)].refused.get(row.outcome.reason, "")
     until = replace(run, rows=run.rows[: index + 1], history=run.history[: at + 1])
     past = History(until, Violation("OUT-1", index, Failure("", "")), step)
@@ -147,6 +161,17 @@ def _lengths(past: History) -> str:
         return ""
     text = f"{one.name} has {some(one.origin, 'token')} of input and {one.output} of output"
     return f"{text}; {_left(one)} of them without KV"
+
+
+def _taken_back(before: Moment, command: Finish) -> str:
+    """What a finish would take back that no scheduler does."""
+    request = before.state.request(command.request)
+    assert request is not None  # else the refusal has another reason
+    target, processed = request.origin + command.finished_len, request.processed_outputs[0]
+    if target < request.evicted:
+        return f"window eviction has counted {some(request.evicted, 'token')}, and the finish keeps {target}"
+    kept = command.finished_len
+    return f"{some(processed, 'output')} are older than two rounds, and the finish keeps {kept}"
 
 
 def _window_lost(past: History, ours: bool) -> str:

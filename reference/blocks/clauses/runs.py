@@ -109,7 +109,8 @@ def _stall(step: BlockStep) -> Failure | None:
     if step.before.requests != step.after.requests:
         return None  # somebody was preempted: the next schedule has another pool before it
     statuses = {name: fact.status for name, fact in step.after.requests.items()}
-    got = f"none; {statuses}, {len(step.after.free)} blocks free"
+    those = ", ".join(f"{name} {status}" for name, status in statuses.items())
+    got = f"no batch comes, with {len(step.after.free)} blocks free and {those}"
     waiting = (AtNamed("request", name) for name in statuses)
-    want = "there is a batch, as somebody waits and nothing is in flight"
+    want = "a batch must come, for somebody waits or runs and nothing is in flight"
     return failure(want, got, AtCount("batch", "stall"), *waiting)

@@ -16,7 +16,7 @@ from ci.explain import Because, because
 from ci.report import data as report
 from ci.report import render, render_run
 from reference.clauses import CLAUSES
-from reference.commands import Abort, Admit, Chunk, Extend, Mode, Retract, Submit
+from reference.commands import Abort, Admit, Chunk, Done, Extend, Mode, Retract, Submit
 from reference.geometry import PRESETS
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -183,6 +183,12 @@ class ObeysAll(ReferenceSystem):
          " output; 3 of them without KV"),
         ("open s1; submit r1 in s1 +3; submit r2 in s1 +1",
          "r1 is in flight in s1 since command 1 (submit r1 in s1 +3)"),
+        ("submit r1 (no session) +3; admit r1; extend r1 +3; decode r1; decode r1; decode r1;"
+         " finish r1 keep 1",
+         "2 outputs are older than two rounds, and the finish keeps 1"),
+        ("submit r1 (no session) +12; admit r1; extend r1 +12; decode r1; decode r1;"
+         " evict_swa r1 at length 14; finish r1 keep 1",
+         "window eviction has counted 14 tokens, and the finish keeps 13"),
         ("unlock h1", "no lock owner is called that"),
         ("open s1; open s1", "a session, request or lock owner is called that"),
     ],
@@ -190,6 +196,15 @@ class ObeysAll(ReferenceSystem):
 def test_a_refused_command_says_its_reason(script_of, says):
     run = lockstep.replay(ReferenceSystem(), Trace(PRESETS["page1"], Mode.FAITHFUL, script(script_of)))
     assert reasons.refusal(run, len(run.rows) - 1) == says
+
+
+def test_a_stated_outcome_that_the_rules_contradict_has_their_reason():
+    commands = script("submit r1 (no session) +3; admit r1; extend r1 +3; finish r1 keep 2")
+    trace = Trace(PRESETS["page1"], Mode.FAITHFUL, commands, expected=((3, Done()),))
+    assert because(lockstep.replay(ReferenceSystem(), trace)).text == (
+        "command 3 (finish r1 keep 2): the trace states done, the rules say refused: bad_length: not 1 <="
+        " finished_len <= output; r1 has 3 tokens of input and 1 of output; 1 of them without KV."
+    )
 
 
 def test_a_refusal_is_explained_by_the_condition_that_failed():

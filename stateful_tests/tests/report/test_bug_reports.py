@@ -1,0 +1,25 @@
+"""The bug reports beside the findings are what `kvspec export --as story` prints today."""
+
+import pytest
+
+from ci import cli
+from stateful_tests.lockstep.known_faults import FOLDER, known_faults, releases, ways_of
+
+REPORTS = sorted((FOLDER / "reports").glob("*.md"))
+
+
+def without_versions(text: str) -> str:
+    return text.partition("## Versions")[0]
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+def test_a_report_says_what_is_printed_today(path, request, capsys):
+    fault, trace = next((f, t) for f in known_faults().values() for t in f.traces if path.stem in t)
+    newest = [version for version in releases(fault.engine) if fault.is_in(version)][-1]
+    system = "+".join([f"{fault.engine}=={newest}", *ways_of(trace)])
+    assert cli.run(["export", str(FOLDER / trace), "--as", "story", "--impl", system]) == 0
+    printed = capsys.readouterr().out
+    if request.config.getoption("accept"):
+        path.write_text(printed, encoding="utf-8")
+    told = path.read_text(encoding="utf-8")
+    assert without_versions(printed) == without_versions(told), "accept what is true: pytest --accept"
