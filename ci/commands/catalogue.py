@@ -20,7 +20,7 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     """List the named bugs, or explain one, also of a release.
 
     `--impl torch+BUG` puts a named bug into the built-in implementation. NAMES: these in full, known bugs of
-    releases too. A word: those that mention it.
+    releases too. Words: those that mention them all, of releases first.
     """
     from ci.documents.findings import known_bugs
     from impl.bugs import BUGS
@@ -30,7 +30,7 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     for row in rows:
         row["modes"] = ", ".join(mode.value for mode in row["modes"])
     headings = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
-    return list_rows(rows + known_bugs() if names else rows, out, headings, names)
+    return list_rows(known_bugs() + rows if names else rows, out, headings, names)
 
 
 @click.command()
@@ -39,7 +39,7 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
 def clauses(names: tuple[str, ...], out: ReportOut) -> int:
     """List the clauses of the specification, or explain one.
 
-    NAMES: these in full. A word: those that mention it.
+    NAMES: these in full. Words: those that mention them all.
     """
     from impl.bugs import BUGS
     from reference.blocks.clauses import EVERY_CLAUSE

@@ -97,10 +97,14 @@ def validate(
                 note(unreadable)
             seconds = time.perf_counter() - started
             data = servers.validation(log.name, log.header, read.result, seconds, log.cut)
-            if save_dir is not None and (trace := read.trace()) is not None:
-                path = Path(save_dir, f"{log.files[0].stem}.json")
-                save_trace(trace, path, "--save ")
-                data["saved"] = str(path)
+            if save_dir is not None and read.result.found:
+                if (trace := read.trace()) is None:
+                    needs = "a trace needs a log from the server's start on, without a tree"
+                    note(f"{log.name}: not saved: {needs}")
+                else:
+                    path = Path(save_dir, f"{log.files[0].stem}.json")
+                    save_trace(trace, path, "--save ")
+                    data["saved"] = str(path)
             data["unreadable"] = unreadable
             reports.append(data)
             servers.validated(out.console, data)

@@ -397,12 +397,12 @@ def _mentions(row: Data, word: str) -> bool:
 def list_rows(
     rows: list[Data], out: ReportOut, columns: dict[str, str], names: tuple[str, ...] = ()
 ) -> int:
-    """Rows as a table, or those called `names` in full. One unknown name: the rows that mention the word."""
+    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each."""
     from ci.report import render
 
     known = {row["id"]: row for row in rows}
-    if len(names) == 1 and names[0] not in known:
-        found = [row for row in rows if _mentions(row, names[0])]
+    if names and not known.keys() & {*names}:
+        found = [row for row in rows if all(_mentions(row, word) for word in names)]
         if found:
             render.listing(out.console, found, columns)
             return out.end(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import product
 from typing import Any
 
@@ -60,6 +61,17 @@ _TIERS = {
 TIERS = tuple(_TIERS)
 
 
+def _presets_like(name: str) -> str:
+    """The presets that may be meant, or else all, by what they are for."""
+    if close := get_close_matches(name, (*PRESETS, *JUDGED_PRESETS), 3):
+        return f"is it {' or '.join(close)}?"
+    of_engines, of_tiers = ", ".join(ENGINE_PRESETS), ", ".join(TIER_PRESETS)
+    return (
+        f"one of {', '.join(PRESETS)}; of an engine that schedules by itself {of_engines};"
+        f" of a tree with a second tier {of_tiers}"
+    )
+
+
 def plan(
     tier: str,
     *,
@@ -76,7 +88,7 @@ def plan(
         raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
     for name in presets or ():
         if name not in PRESETS and name not in JUDGED_PRESETS:
-            raise ValueError(f"preset: unknown {name!r}; one of {', '.join((*PRESETS, *JUDGED_PRESETS))}")
+            raise ValueError(f"preset: unknown {name!r}; {_presets_like(name)}")
     for name in machines or ():
         if name not in (*MACHINES, CLIENTS, TIERED):
             raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")

@@ -77,10 +77,9 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def is_in(self, release: str) -> bool:
         """Whether a release has it. Raises ValueError where `release` is no version."""
-        at = _order(release)
-        if self.fixed is None:  # nobody has looked at what comes after the newest
-            return _order(self.first) <= at and at[:3] <= _order(releases(self.engine)[-1])[:3]
-        return _order(self.first) <= at < _order(self.fixed)
+        if self.fixed is None:
+            return _order(self.first) <= _order(release) and looked_for(self.engine, release)
+        return _order(self.first) <= _order(release) < _order(self.fixed)
 
     def shown(self, clause: str, release: str) -> str | None:
         """What a trace that shows `clause` where the fault is shows in that release; None: it conforms."""
@@ -148,6 +147,11 @@ def label(release: str, fault: str) -> str | None:
     """
     known = known_faults()[fault]
     return fault if _VERSION.match(release) and known.is_in(release) else None
+
+
+def looked_for(engine: Engine, release: str) -> bool:
+    """Somebody has looked for the faults of this release: it is none after the newest that is driven."""
+    return bool(_VERSION.match(release)) and _order(release)[:3] <= _order(releases(engine)[-1])[:3]
 
 
 def ways_of(trace: str) -> list[str]:
