@@ -31,7 +31,7 @@ class LMDeploySystem(ReleaseSystem):
     releases = ("0.16.0", "0.17.0", "0.18.0")
     driver = "impl.lmdeploy.driver"
     kept = ("lmdeploy/pytorch/", "lmdeploy/messages.py", "lmdeploy/version.py")
-    needed = "lmdeploy/pytorch/engine/inputs_maker.py"
+    needed = "lmdeploy/pytorch/paging/block_trie/trie.py"  # since 0.16.0
 
 
 def load(root: Path) -> dict[str, Any]:
