@@ -53,6 +53,7 @@ class Capabilities:
     settings: names of switches that it has -> the values, besides its default, that a check tries. `reset` is
         given them with the sizes (Geometry.settings).
     recurrent: of an engine that schedules by itself: groups may have recurrent state (LayerGroup.state).
+    storage: of a tree with a host tier: a storage behind the host can be attached (TierConfig.storage).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -75,6 +76,7 @@ class Capabilities:
     known: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recurrent: bool = False
+    storage: bool = False
     new_views: bool = False
 
     @property

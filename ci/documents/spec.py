@@ -14,7 +14,7 @@ from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.tiers.clauses import TIER_CLAUSES
-from reference.tiers.commands import Load, Poll, Send
+from reference.tiers.commands import Backup, Fetch, Load, Poll, Prefetch, Query, Send
 from reference.clauses import CLAUSES, Clause
 from reference.clauses.base import CONCERNS
 from reference.commands import (
@@ -103,6 +103,7 @@ def collect() -> Data:
         "concerns": CONCERNS,
         "engine_clauses": [clause for clause in BLOCK_CLAUSES.values() if clause.id not in TIER_CLAUSES],
         "tier_clauses": [*TIER_CLAUSES.values()],
+        "storage_commands": {kind_name(kind): _about_engine(kind) for kind in (Prefetch, Query, Fetch, Backup)},
         "tier_commands": {kind_name(kind): _about_engine(kind) for kind in (Load, Send, Poll)},
         "engine_commands": {kind_name(kind): _about_engine(kind) for kind in ENGINE_COMMANDS},
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},

@@ -32,10 +32,11 @@ def facts_at(place: Place, m: TierMoment) -> list[Fact]:
         case AtTreeNode(node):
             return _of_node(facts, node)
         case AtTransfer(job):
-            return [
+            found = [
                 Fact("", "has completed" if each.completed else "has copied" if each.copied else "waits")
                 for each in facts.transfers if each.job == job
             ]  # fmt: skip
+            return found + [Fact("", f"is at: {op.state}") for op in facts.operations if op.job == job]
     return []
 
 
@@ -53,6 +54,21 @@ def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
         if any((part.host if host else part.device) == slot and part.pool == pool for part in job.parts):
             verb = "writes" if job.load != host else "reads"
             found.append(Fact(job.called, f"{verb} it"))
+    if host:
+        found += _of_storage(facts, pool, slot)
+    return found
+
+
+def _of_storage(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
+    """What operations of a storage have to do with a host slot."""
+    found = []
+    for op in facts.operations:
+        if slot in op.moving.get(pool, ()):
+            found.append(Fact(op.called, "is to write it to the storage" if op.back else "writes it"))
+        elif slot in op.slots.get(pool, ()) and not op.back:
+            found.append(Fact(op.called, "has it"))
+    if slot in facts.returned.get(pool, ()):
+        found.append(Fact("", "waits to be freed"))
     return found
 
 

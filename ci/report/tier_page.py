@@ -6,7 +6,7 @@ from ci import Data
 from ci.report import render
 from reference.failures import AtSlot, AtTreeNode
 from reference.prefix_cache import path_text
-from reference.tiers.facts import TierFacts, TierNode, TierTransfer
+from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
 from stateful_tests.lockstep.results import Run
 from stateful_tests.lockstep.tiers import TierMoment
 from stateful_tests.traces.notation import format_command, format_outcome
@@ -39,7 +39,7 @@ def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
         "requests": [_node(node, was.facts, stake) for node in facts.nodes],
         "pool": pool, "free": sorted(facts.free["full"]), "in_flight": 0,
         "host": _pool(True, range(config.host_slots("full")), facts, was.facts, stake),
-        "moving": [_moving(job) for job in facts.transfers],
+        "moving": [*map(_moving, facts.transfers), *map(_operation, facts.operations)],
     }  # fmt: skip
 
 
@@ -95,6 +95,12 @@ def _moving(job: TierTransfer) -> str:
     state = "completed" if job.completed else "copied" if job.copied else "sent" if job.sent else "queued"
     parts = ", ".join(f"{part.pool} {part.device}:{part.host}" for part in job.parts)
     return f"{job.called} ({state}), device:host {parts}"
+
+
+def _operation(operation: TierOperation) -> str:
+    """An operation of the storage, in words."""
+    slots = ", ".join(f"{pool} {slot}" for pool, own in operation.slots.items() for slot in own)
+    return f"{operation.called} ({operation.state}), host {slots or 'nothing yet'}"
 
 
 def content(data: Data, run: Run) -> Data:

@@ -1,7 +1,12 @@
-"""What is done to a radix tree with a host tier: by requests, by the scheduler's loop, by the copy engine.
+"""What is done to a radix tree with a host tier: by requests, by the scheduler's loop, by the copy engine,
+and by the threads that talk to a storage behind it.
 
 Match, Unlock, Insert, Evict are as without a host tier, Copy and Complete as of vLLM's connector. A command
 that does not apply is refused and changes nothing, so that any part of a trace means something.
+
+A thread of the storage runs when a command lets it: it takes its next operation and goes on to its first call
+of the backend; then, command by command, through that call to the next, or to the end of the operation. So a
+slow backend is one whose command comes late; a full one, or one that has lost pages, does less of a call.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from dataclasses import dataclass
 from typing import Union, get_args
 
 from reference.blocks.commands import Complete, Copy, ResetCache
-from reference.commands import Evict, Insert, Match, Prompt, Unlock
+from reference.commands import Abort, Evict, Insert, Match, Prompt, Unlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,49 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The scheduler sends queued stores and takes note of the transfers that have completed."""
+    """The scheduler sends queued stores and takes note of what has completed: transfers, and what the threads
+    of a storage have done."""
+
+
+ALL = -1  # pages: as many as there are
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A request that waits asks the storage for what of its prompt neither tier has. Match or Load of its
+    name and prompt admits it, Abort gives it up."""
+
+    holder: str
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The thread that asks the storage which pages it has goes on. pages: that the backend answers for at
+    most, -1 for all."""
+
+    pages: int = ALL
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The thread that reads pages from the storage into host memory goes on. pages: that the backend reads at
+    most, -1 for all."""
+
+    pages: int = ALL
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """The thread that writes pages from host memory to the storage goes on. pages: that the backend writes at
+    most, -1 for all."""
+
+    pages: int = ALL
 
 
 TierCommand = Union[
-    Match, Load, Insert, Unlock, Evict, Send, Copy, Complete, Poll, ResetCache
-]
+    Match, Load, Insert, Unlock, Evict, Send, Copy, Complete, Poll, ResetCache, Prefetch, Query, Fetch,
+    Backup, Abort,
+]  # fmt: skip
+StorageCommand = Prefetch | Query | Fetch | Backup | Abort
 TIER_COMMANDS: tuple[type, ...] = get_args(TierCommand)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from reference.geometry import Geometry, GeometryError
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
+STORAGE = ("", "best_effort", "wait_complete")
 MAX_SLOTS = 1 << 12  # tokens of a pool: every slot is looked at after every command
 
 
@@ -17,7 +18,8 @@ class TierConfig:
     window: positions that a query sees (tokens), None: one pool, no SWA. full_pages, swa_pages: of the
     device; host_pages, host_swa_pages: of the host. width: the longest text (tokens). policy: when KV is
     copied to the host. namespaces: texts b, d, f are asked for in a namespace; bigram: the tree knows pairs
-    of tokens. Raises GeometryError when a size is out of bounds or the sizes do not fit together.
+    of tokens. storage: how long a request waits for pages of a storage behind the host, "" for none. Raises
+    GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
     page_size: int
@@ -30,10 +32,12 @@ class TierConfig:
     policy: str = "write_through"
     namespaces: bool = False
     bigram: bool = False
+    storage: str = ""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise GeometryError("policy", f"must be one of {', '.join(POLICIES)}, not {self.policy!r:.40}")
+        for name, values in (("policy", POLICIES), ("storage", STORAGE)):
+            if (value := getattr(self, name)) not in values:
+                raise GeometryError(name, f"must be one of {', '.join(map(repr, values))}, not {value!r:.40}")
         for name in ("page_size", "window"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MAX_SLOTS:
@@ -85,6 +89,13 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "tier-page16": TierConfig(16, 5, 6, 6, 6, 4, 64),
     "tier-names": TierConfig(1, 3, 24, 16, 32, 24, 24, namespaces=True),
     "tier-bigram": TierConfig(1, 3, 24, 16, 32, 24, 24, bigram=True),
+    "storage": TierConfig(1, None, 16, 0, 12, 0, 16, storage="best_effort"),
+    "storage-wait": TierConfig(1, None, 16, 0, 12, 0, 16, storage="wait_complete"),
+    "storage-back": TierConfig(2, None, 10, 0, 8, 0, 20, "write_back", storage="best_effort"),
+    "storage-window": TierConfig(1, 3, 20, 16, 14, 10, 16, storage="wait_complete"),
+    "storage-window-page2": TierConfig(2, 3, 12, 10, 10, 6, 24, storage="best_effort"),
+    "storage-names": TierConfig(1, None, 16, 0, 12, 0, 16, namespaces=True, storage="wait_complete"),
+    "storage-bigram": TierConfig(1, 3, 20, 16, 14, 10, 16, bigram=True, storage="best_effort"),
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 Slots = dict[str, tuple[int, ...]]  # by pool
+NO_SLOTS: Slots = {}  # not to be changed
 
 
 class TierNode(NamedTuple):
@@ -82,6 +83,42 @@ class TierUser(NamedTuple):
     lock: int
 
 
+class TierOperation(NamedTuple):
+    """An operation of the storage that is not over: a prefetch, or a backup.
+
+    job: its number, among transfers. back: from the host to the storage. name: the request that asked for it.
+    state: what it waits for, such as "to be read"; GONE where only a record is left of it. slots: host slots
+    that it has, by pool; moving: those that a call of the backend has still to read (of a backup all that it
+    has not read) or to write.
+    """
+
+    job: int
+    back: bool
+    name: str
+    state: str
+    slots: Slots
+    moving: Slots
+
+    @property
+    def called(self) -> str:
+        """Such as "prefetch 3 of h1"."""
+        return f"backup {self.job}" if self.back else f"prefetch {self.job} of {self.name}"
+
+
+GONE = "gone"
+
+
+class TierPage(NamedTuple):
+    """A page that a command has written to the storage. key: the number of its hash; slots: of the host;
+    found: their stamps; wanted: of the tokens that the hash stands for."""
+
+    key: int
+    pool: str
+    slots: tuple[int, ...]
+    found: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+
 class TierRead(NamedTuple):
     """What a forward pass finds at a position of its prefix. slot: -1 where there is none."""
 
@@ -100,6 +137,8 @@ class TierFacts(NamedTuple):
     such on the device, by pool. memory, host_memory: the stamp of each slot. nodes: parents before
     children. reads: of an Insert whose request had a prefix. complaint: of the release's own check at rest,
     "" for none. loose: how its locks differ, see locks.py.
+    With a storage: operations; stored: pages that the command has written; returned: host slots that wait to
+    be freed; asked: requests that the cache has a record of; reserved: tokens that count as being fetched.
     """
 
     nodes: tuple[TierNode, ...]
@@ -114,8 +153,13 @@ class TierFacts(NamedTuple):
     reads: tuple[TierRead, ...] = ()
     complaint: str = ""
     loose: tuple[str, ...] = ()
+    operations: tuple[TierOperation, ...] = ()
+    stored: tuple[TierPage, ...] = ()
+    returned: Slots = NO_SLOTS
+    asked: tuple[str, ...] = ()
+    reserved: int = 0
 
     @property
     def in_flight(self) -> bool:
-        """A transfer of the present cache is not acknowledged."""
-        return any(not transfer.stale for transfer in self.transfers)
+        """A transfer of the present cache is not acknowledged, or an operation of the storage is not over."""
+        return any(not transfer.stale for transfer in self.transfers) or bool(self.operations)

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reference.commands import Insert, Match, Prompt, Unlock
-from reference.tiers.commands import Load, TierCommand
+from reference.commands import Abort, Insert, Match, Prompt, Unlock
+from reference.tiers.commands import Load, Prefetch, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierUser
 
@@ -34,14 +34,17 @@ class LockRange(NamedTuple):
 
 
 class LockRanges:
-    """The ranges of all users, by the number of their lock. prompts: of those who hold one, by name; seen:
-    of the last inserts."""
+    """The ranges of all users, by the number of their lock. prompts: of those who hold one, by name; waiting:
+    of those who have asked a storage; seen: of the last inserts."""
 
     def __init__(self, config: TierConfig) -> None:
         self.config = config
         self.ranges: dict[tuple[int, bool], LockRange] = {}
         self.prompts: dict[str, Prompt] = {}
+        self.waiting: dict[str, Prompt] = {}
         self.seen: list[Prompt] = []
+        self._nodes: dict[int, TierNode] = {}
+        self._inserted = False  # by the last command: it evicts, and a backup locks, before it splits
 
     def note(self, command: TierCommand) -> None:
         """Remember who holds what text after a command that was carried out."""
@@ -50,6 +53,11 @@ class LockRanges:
                 self.prompts[holder] = prompt
             case Insert(holder) | Unlock(holder):
                 self.prompts.pop(holder, None)
+            case Prefetch(holder, prompt):
+                self.waiting[holder] = prompt
+        if isinstance(command, Match | Load | Abort):
+            self.waiting.pop(command.request if isinstance(command, Abort) else command.holder, None)
+        self._inserted = isinstance(command, Insert)
         if isinstance(command, Insert):
             self.seen = [command.prompt, *self.seen[:5]]
 
@@ -57,6 +65,7 @@ class LockRanges:
         """The ranges of the users that there are now."""
         nodes = {node.node: node for node in facts.nodes}
         known, self.ranges = self.ranges, {}
+        were, self._nodes = self._nodes, nodes
         for user in facts.users:
             key = user.lock, user.host
             was = known.get(key)
@@ -64,7 +73,8 @@ class LockRanges:
                 self.ranges[key] = was._replace(user=user)
                 continue
             gaps = _tombstones(user, nodes) if "tombstones" in facts.loose else ()
-            self.ranges[key] = LockRange(user, self._low(user, nodes, gaps), gaps)
+            at = were if user.host and self._inserted and user.node in were else nodes
+            self.ranges[key] = LockRange(user, self._low(user, at, gaps), gaps)
         return [*self.ranges.values()]
 
     def _low(self, user: TierUser, nodes: dict[int, TierNode], gaps: Spans) -> dict[str, int]:

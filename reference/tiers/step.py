@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from reference.blocks.commands import ResetCache
-from reference.failures import AtSlot, AtTransfer, AtTreeNode, Failure, failure
+from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure, failure
 from reference.remembered import remembered
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import TierFacts, TierNode, TierPart, TierTransfer
+from reference.tiers.facts import GONE, Slots, TierFacts, TierNode, TierPart, TierTransfer
 from reference.tiers.locks import LockRange, Where, counts
 from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
@@ -20,7 +20,8 @@ Slot = tuple[bool, str, int]  # on the host, pool, slot
 
 @dataclass(eq=False)
 class TierStep:
-    """before, after: facts. refused: the command changed nothing. ranges: what users have locked, after."""
+    """before, after: facts. refused: the command changed nothing. ranges: what users have locked, after.
+    waiting: who has asked a storage, after."""
 
     config: TierConfig
     command: TierCommand
@@ -28,6 +29,7 @@ class TierStep:
     before: TierFacts
     after: TierFacts
     ranges: list[LockRange]
+    waiting: Collection[str] = ()
 
     @remembered
     def nodes(self) -> dict[int, TierNode]:
@@ -52,6 +54,17 @@ class TierStep:
         for host, lists in ((False, self.after.free), (True, self.after.host_free)):
             for pool, slots in lists.items():
                 found.update((host, pool, slot) for slot in slots)
+        return found
+
+    @remembered
+    def held_back(self) -> dict[Slot, list[str]]:
+        """Host slots that operations of the storage have, and those that wait to be freed."""
+        found: dict[Slot, list[str]] = {}
+        for operation in self.after.operations:
+            for slot in () if operation.back else host_slots(operation.slots):
+                found.setdefault(slot, []).append(operation.called)
+        for slot in host_slots(self.after.returned):
+            found.setdefault(slot, []).append("the queue of slots to free")
         return found
 
     @remembered
@@ -91,10 +104,13 @@ class TierStep:
     def reached(self) -> frozenset[str]:
         """Clauses of a second tier that could break at this step."""
         after, users = self.after, any(user.node for user in self.after.users)
+        copying = any(not job.copied for job in after.transfers)
         found = {
             "HOST-1": any(any(node.host.values()) for node in after.nodes), "HOST-2": bool(after.nodes),
-            "HOST-3": users, "XFER-1": any(not job.copied for job in after.transfers),
-            "XFER-2": bool(self.unfinished), "XFER-3": self.before.in_flight and not after.in_flight,
+            "HOST-3": users,
+            "XFER-1": copying or any(op.back for op in after.operations),
+            "XFER-2": bool(self.unfinished) or any(not op.back and op.moving for op in after.operations),
+            "XFER-3": self.before.in_flight and not after.in_flight,
         }  # fmt: skip
         return frozenset(name for name, could in found.items() if could)
 
@@ -102,9 +118,10 @@ class TierStep:
         for pool in self.config.pools:
             for at in range(self.config.host_slots(pool)):
                 slot = True, pool, at
-                owners = len(self.owners.get(slot, ()))
-                yield HostUnit(called(slot), AtSlot(pool, at, True), owners, self.free[slot], False,
-                           f"{owners} nodes have it")  # fmt: skip
+                nodes, others = len(self.owners.get(slot, ())), self.held_back.get(slot, [])
+                owned = f"{nodes} nodes have it" + "".join(f", {other} has it" for other in others)
+                owners = nodes + len(others)
+                yield HostUnit(called(slot), AtSlot(pool, at, True), owners, self.free[slot], False, owned)
 
     def copies(self) -> Iterator[KeptCopy]:
         for node in self.after.nodes:
@@ -157,6 +174,18 @@ class TierStep:
             if (job.load, part) in were:
                 before = held(self.before, slot)
             yield Source(job.called, called(slot), AtSlot(slot[1], slot[2], slot[0]), before, now, lost)
+        yield from self._backed_up()
+
+    def _backed_up(self) -> Iterator[Source]:
+        """What backups have still to read."""
+        were = {op.job: {*host_slots(op.moving)} for op in self.before.operations if op.back}
+        for operation in self.after.operations:
+            for slot in host_slots(operation.moving) if operation.back else ():
+                owners = len(self.owners.get(slot, ()))
+                lost = "" if owners == 1 else "it is free" if self.free[slot] else f"{owners} nodes have it"
+                now = held(self.after, slot)
+                before = held(self.before, slot) if slot in were.get(operation.job, ()) else now
+                yield Source(operation.called, called(slot), AtSlot(*slot[1:], True), before, now, lost)
 
     def taken(self) -> Iterator[Failure]:
         for job, part in self.moving(lambda job: not job.completed):
@@ -166,11 +195,32 @@ class TierStep:
                 got = "it is free" if self.free[slot] else f"{len(owners)} nodes have it"
                 at = AtSlot(slot[1], slot[2], slot[0])
                 yield failure(f"{called(slot)} is kept for {job.called}", got, at, AtTransfer(job.job))
+        for operation in self.after.operations:
+            for slot in () if operation.back else host_slots(operation.moving):
+                nodes, others = self.owners.get(slot, []), self.held_back.get(slot, [])
+                if self.free[slot] or nodes or others != [operation.called]:
+                    names = [*(f"node {node}" for node in nodes), *others]
+                    got = "it is free" if self.free[slot] else f"{' and '.join(names) or 'nobody'} has it"
+                    where = AtSlot(*slot[1:], True)
+                    want = f"{called(slot)} is kept for {operation.called}"
+                    yield failure(want, got, where, AtTransfer(operation.job))
 
     def left_over(self) -> Iterator[Failure]:
+        for name in self.after.asked:
+            if name not in self.waiting:
+                at = AtCount(name, "record")
+                yield failure(f"no record of {name}, which waits no more", "there is one", at)
+        for operation in self.after.operations:
+            if operation.state == GONE:
+                expected = f"{operation.called} is in flight, for it has a record"
+                yield failure(expected, "it is not", AtTransfer(operation.job))
         if self.after.in_flight:
             return
         expected = "nothing is in flight: no record, no mark, no pin on the host"
+        if self.after.reserved:
+            at = AtCount("storage", "tokens being fetched", 0)
+            yield failure("nothing is in flight: no token counts as being fetched",
+                          f"{self.after.reserved} do", at)  # fmt: skip
         for record in self.after.records:
             what = f"the {'load' if record.load else 'store'} of node {record.ack}"
             yield failure(expected, f"there is a record of {what}", AtTreeNode(record.ack))
@@ -182,6 +232,13 @@ class TierStep:
             ):  # fmt: skip
                 if wrong:
                     yield failure(expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host))
+
+
+def host_slots(slots: Slots) -> Iterator[Slot]:
+    """Slots of the host, one by one."""
+    for pool, own in slots.items():
+        for slot in own:
+            yield True, pool, slot
 
 
 def held(facts: TierFacts, slot: Slot) -> int:

@@ -22,6 +22,7 @@ from reference.commands import (
     Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, prompt_len,
 )  # fmt: skip
 from reference.geometry import GeometryError
+from reference.tiers.commands import Backup, Fetch, Prefetch, Query
 from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.results import Trace
@@ -130,6 +131,13 @@ def _host_room(system: AnySystem, trace: Trace) -> Trace:
     return _with_sizes(trace, host_pages=most[0], host_swa_pages=most[1])
 
 
+def _no_storage(system: AnySystem, trace: Trace) -> Trace:
+    """Nothing stands behind the host."""
+    if not isinstance(trace.geometry, TierConfig) or not trace.geometry.storage:
+        return trace
+    return _with_sizes(_none_of((Prefetch, Query, Fetch, Backup, Abort), system, trace), storage="")
+
+
 # What a trace may need, and the trace without it. Which turns are rejected depends on the ends before.
 _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a retract": partial(_none_of, Retract),
@@ -147,6 +155,7 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "chunks of several blocks": partial(_engine_without, chunk_blocks=1),
     "chunks that go on": _no_chunks,
     "a small host": _host_room,
+    "a storage": _no_storage,
     "a reset of host memory": partial(_none_of, ResetConnector),
     "a failed load": partial(_none_of, Fail),
     "priorities": partial(_engine_without, priority=False),

@@ -124,7 +124,8 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
             if config.connects == ("Copy" in can.commands) and (can.recurrent or not config.recurrent)
         )
     if system.capabilities.tiers:
-        machines, presets = (TIERED,), tuple(TIER_PRESETS)
+        machines, can = (TIERED,), system.capabilities
+        presets = tuple(name for name, sizes in TIER_PRESETS.items() if can.storage or not sizes.storage)
     if plan.presets == tuple(PRESETS):
         plan = replace(plan, presets=presets)
     return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan

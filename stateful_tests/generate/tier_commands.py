@@ -10,10 +10,10 @@ from itertools import groupby
 
 from reference.blocks.commands import Complete, Copy, ResetCache
 from reference.commands import (
-    POSITION_BITS, SHARED, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len,
+    POSITION_BITS, SHARED, Abort, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len,
 )  # fmt: skip
-from reference.tiers.commands import Load, Poll, Send, TierCommand
-from reference.tiers.config import POLICIES, TierConfig
+from reference.tiers.commands import ALL, Backup, Fetch, Load, Poll, Prefetch, Query, Send, TierCommand
+from reference.tiers.config import POLICIES, STORAGE, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierTransfer
 from reference.tiers.locks import LockRanges, path
 from stateful_tests.generate.choice_source import Choices, once_in, pick
@@ -27,7 +27,8 @@ class TierProfile:
 
     names: holders at a time. texts: those that prompts begin with. longest: of a prompt, in pages. loads: one
     in so many matches loads nothing back. chunks: one in so many inserts goes on. aims: one in so many
-    prompts is for a node of the tree: to load it, or to split it.
+    prompts is for a node of the tree: to load it, or to split it. prefetch, threads, abort: with a storage;
+    short: one in so many calls of its backend does not do all.
     """
 
     names: tuple[str, ...]
@@ -45,6 +46,10 @@ class TierProfile:
     loads: int
     chunks: int
     aims: int
+    prefetch: int
+    threads: int
+    abort: int
+    short: int
 
 
 def draw_tier_profile(source: Choices) -> TierProfile:
@@ -55,6 +60,8 @@ def draw_tier_profile(source: Choices) -> TierProfile:
         evict=pick(source, (3, 9, 18)), send=pick(source, (0, 3, 9)), poll=pick(source, (1, 3, 15)),
         copy=pick(source, (0, 3, 9)), complete=pick(source, (2, 9, 24)), reset=pick(source, (0, 0, 0, 3)),
         loads=pick(source, (2, 8, 20)), chunks=pick(source, (1, 2, 4)), aims=pick(source, (1, 2, 2, 6)),
+        prefetch=pick(source, (6, 12, 24)), threads=pick(source, (4, 12, 24)),
+        abort=pick(source, (0, 1, 4)), short=pick(source, (4, 12, 100)),
     )  # fmt: skip
 
 
@@ -68,7 +75,7 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
     return replace(
         like, page_size=page, window=1 + source.upto(3 * page + 3) if windowed else None, full_pages=full,
         swa_pages=swa, host_pages=host, host_swa_pages=host_swa, width=page * max(4, min(full, 24)),
-        policy=pick(source, POLICIES),
+        policy=pick(source, POLICIES), storage=pick(source, STORAGE[1:]) if like.storage else "",
     )  # fmt: skip
 
 
@@ -77,22 +84,30 @@ def propose_tier_command(
 ) -> TierCommand:
     """The next command."""
     holders = [name for name in profile.names if name in beside.prompts]
-    absent = [name for name in profile.names if name not in beside.prompts]
+    absent = [name for name in profile.names if name not in beside.prompts and name not in beside.waiting]
     moving = [job for job in facts.transfers if job.sent and not job.completed]
     queued = [job for job in facts.transfers if not job.sent]
-    done = any(job.completed for job in facts.transfers)
+    done = any(job.completed for job in facts.transfers) or _to_drain(facts)
     weights = {
         "match": profile.match * bool(absent and facts.nodes),
-        "insert": profile.insert * (2 if not facts.nodes else 1),
+        "insert": profile.insert * (2 if not facts.nodes else 1) * bool(holders or absent),
         "unlock": profile.unlock * bool(holders),
         "evict": profile.evict * any(facts.evictable.values()),
         "send": profile.send * bool(queued),
         "poll": profile.poll * (2 if done else 1 if queued else 0) + once_in(source, 4),
         "copy": profile.copy * any(not job.copied for job in moving),
         "complete": profile.complete * bool(moving),
-        "reset": profile.reset * (not holders and once_in(source, 4)),
+        "reset": profile.reset * (not holders and not beside.waiting and once_in(source, 4)),
         "refused": 3 * once_in(source, 40),
     }
+    if beside.config.storage:
+        weights |= {
+            "prefetch": profile.prefetch * bool(absent and beside.seen),
+            "thread": profile.threads * bool(_threads(facts)),
+            "admit": profile.match * bool(beside.waiting),
+            "abort": profile.abort * bool(beside.waiting),
+            "forget": profile.prefetch * (not holders and not beside.waiting and not facts.in_flight),
+        }
     kind = _drawn(source, weights)
     return _command(kind, beside, facts, source, profile, holders, absent, moving, queued)
 
@@ -103,7 +118,7 @@ def _drawn(source: Choices, weights: dict[str, int]) -> str:
         if at < weight:
             return kind
         at -= weight
-    return "insert"
+    return "poll"
 
 
 def _command(
@@ -126,12 +141,49 @@ def _command(
             return Copy(pick(source, [job for job in moving if not job.copied]).load)
         case "complete":
             return Complete(pick(source, moving).load)
-        case "reset":
+        case "reset" | "forget":
             return ResetCache()
+        case "prefetch":
+            return Prefetch(pick(source, absent), _stored(beside, source))
+        case "thread":
+            pages = source.upto(3) if once_in(source, profile.short) else ALL
+            return pick(source, _threads(facts))(pages)
+        case "admit":
+            name = pick(source, [*beside.waiting])
+            return (Match if once_in(source, profile.loads) else Load)(name, beside.waiting[name])
+        case "abort":
+            return Abort(pick(source, [*beside.waiting]))
         case "refused":
             few: tuple[TierCommand, ...] = (Unlock("h9"), Copy(), Copy(True), Complete(), Send(True))
+            if beside.config.storage:
+                few += Query(), Fetch(), Backup(), Abort("h9")
             return pick(source, (*few, ResetCache()))
     return _insert(beside, facts, source, profile, holders, absent)
+
+
+Thread = type[Query] | type[Fetch] | type[Backup]
+_THREAD_OF: dict[str, Thread] = {
+    "to ask": Query, "asks": Query, "to read": Fetch, "reads": Fetch, "to write": Backup, "writes": Backup,
+}  # fmt: skip
+
+
+def _threads(facts: TierFacts) -> list[Thread]:
+    """Threads of the storage that can go on."""
+    return [*dict.fromkeys(_THREAD_OF[op.state] for op in facts.operations if op.state in _THREAD_OF)]
+
+
+def _to_drain(facts: TierFacts) -> bool:
+    """The next Poll takes something from a queue of the storage."""
+    waits = any(op.state in ("answered", "done") for op in facts.operations)
+    return waits or any(facts.returned.values())
+
+
+def _stored(beside: LockRanges, source: Choices) -> Prompt:
+    """A text that was inserted, cut or a page longer: the last page of a prompt is never asked for."""
+    prompt = pick(source, beside.seen)
+    if once_in(source, 4):
+        prompt = _cut(prompt, 1 + source.upto(prompt_len(prompt) - 1))
+    return _more(beside, prompt, beside.config.page_size, source)
 
 
 def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
@@ -249,6 +301,10 @@ def tier_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
     for job in facts.transfers:
         if not job.completed:
             return Complete(job.load)
-    if facts.transfers:
+    if threads := _threads(facts):
+        return threads[0]()
+    if facts.transfers or _to_drain(facts):
         return Poll()
+    if beside.waiting:
+        return Abort(next(iter(beside.waiting)))
     return Unlock(next(iter(beside.prompts))) if beside.prompts else None

@@ -202,6 +202,8 @@ def check_fits(
         if not can.tiers:
             needs = "the trace needs sglang==VERSION+hicache"
             raise UnusableImplementation(f"{system.name} has no host tier: {needs}")
+        if geometry.storage and not can.storage:
+            raise UnusableImplementation(f"{system.name} is not driven with a storage behind the host")
         return
     if can.tiers:
         raise UnusableImplementation(f"{system.name} is driven with its host tier, which the trace has not")

@@ -69,7 +69,8 @@ class TierLockstep(AnyLockstep):
 
     def _step(self, command: TierCommand, refused: bool, before: TierFacts) -> TierStep:
         ranges = self.beside.follow(self.facts)
-        return TierStep(self.beside.config, command, refused, before, self.facts, ranges)
+        waiting = self.beside.waiting.keys()
+        return TierStep(self.beside.config, command, refused, before, self.facts, ranges, waiting)
 
     def _look(self) -> None:
         self.facts = self.system.view()
@@ -80,7 +81,8 @@ class TierLockstep(AnyLockstep):
 
     def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
         """What a command did."""
-        lines = *_nodes(before.facts, self.facts), *_transfers(before.facts, self.facts), *_reads(self.facts)
+        was, now = before.facts, self.facts
+        lines = *_nodes(was, now), *_transfers(was, now), *_operations(was, now), *_reads(now)
         return Row(command, outcome, tree=lines)  # type: ignore[arg-type]
 
 
@@ -156,6 +158,25 @@ def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
             yield f"{job.called} has copied"
         if job.completed and not (was and was.completed):
             yield f"{job.called} completes"
+
+
+def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """What operations of the storage did."""
+    were, are = ({op.job: op for op in facts.operations} for facts in (before, now))
+    for number in sorted(were | are):
+        was, operation = were.get(number), are.get(number)
+        if operation is None:
+            yield f"{were[number].called} is over"
+        elif was is None or was != operation:
+            has, moves = " ".join(_kv("host", operation.slots)), " ".join(_kv("host", operation.moving))
+            parts = [operation.state, has, f"the backend still moves {moves}" if moves else ""]
+            yield f"{operation.called}: {', '.join(filter(None, parts))}"
+    for page in now.stored:
+        where = f"host {page.pool} {_ranges(page.slots)}"
+        yield f"{where} is stored under hash {page.key}: {path_text(page.found)}"
+    for pool, slots in now.returned.items():
+        if slots and slots != before.returned.get(pool):
+            yield f"host {pool} {_ranges(slots)} waits to be freed"
 
 
 def _reads(now: TierFacts) -> Iterator[str]:

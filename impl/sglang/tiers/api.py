@@ -24,6 +24,19 @@ API = """
 0.5.18 ...    managers/cache_controller.py | HiCacheController.ack_write_queue; HiCacheController.ack_load_queue
 0.5.18 ...    managers/cache_controller.py | HiCacheController.write_queue; HiCacheController.load_queue
 0.5.18 ...    managers/schedule_policy.py | PrefillAdder._lock_node
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.attach_storage_backend(_, _, _, _, _)
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.check_prefetch_progress(_); UnifiedRadixCache.release_aborted_request(_)
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.pop_prefetch_loaded_span(_); UnifiedRadixCache.ongoing_backup
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.ongoing_prefetch; UnifiedRadixCache.prefetch_loaded_tokens_by_reqid
+0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_thread_func(); HiCacheController.prefetch_io_aux_func()
+0.5.20 ...    managers/cache_controller.py | HiCacheController.backup_thread_func(); HiCacheController.prefetch_sync_thread_func()
+0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_hit_queue; HiCacheController.ack_backup_queue
+0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_queue; HiCacheController.prefetch_buffer
+0.5.20 ...    managers/cache_controller.py | HiCacheController.backup_queue; HiCacheController.host_mem_release_queue
+0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_tokens_occupied; STORAGE_BATCH_SIZE
+0.5.20 ...    mem_cache/hicache_storage.py | HiCacheFile.batch_exists_v2; HiCacheFile._collect_existing_component_keys
+0.5.20 ...    mem_cache/utils.py | get_native_hash
+0.5.20 ...    managers/scheduler.py | Scheduler._prefetch_kvcache
 0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.alloc(_); HostKVCache.free(_); HostKVCache.free_slots
 """
 

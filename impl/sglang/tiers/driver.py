@@ -11,12 +11,13 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from impl.adapter import Capabilities
+from impl.adapter import Capabilities, UnusableImplementation
 from impl.lazy import Tensor
 from impl.process.failures import own_errors
 from impl.process.worker import serve
@@ -25,10 +26,11 @@ from impl.sglang.scheduler.server import LockHolder, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.loading import tiered
-from impl.vocabulary import CommandRefused, Played, done, require
+from impl.sglang.tiers.storage import BACKUP, FETCH, FIRST_WITH_STORAGE, QUERY, IOThread, Storage
+from impl.vocabulary import CommandRefused, Played, done, require, spelled
 from reference.blocks.commands import Complete, Copy, ResetCache
-from reference.commands import Evict, Insert, Match, Outcome, Reason, Refused, Unlock
-from reference.tiers.commands import Load, Poll, Send, TierCommand
+from reference.commands import Abort, Evict, Insert, Match, Outcome, Reason, Refused, Unlock
+from reference.tiers.commands import Backup, Fetch, Load, Poll, Prefetch, Query, Send, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRead
 
@@ -46,15 +48,19 @@ class TierDriver(TreeCommands):
         self.release, self.root = release, root
         self._checks_loads = _ALL_OR_NONE in release.policy.read_text(encoding="utf-8")
         self._commands: dict[type, Callable[[Any], Played]] = {
-            Match: self.match, Load: self._load, Insert: self.insert, Unlock: self.unlock, Evict: self.evict,
-            Send: self._send, Copy: self._copy, Complete: self._complete, Poll: self._poll,
-            ResetCache: self._reset,
+            Match: self._match, Load: self._load, Insert: self._insert, Unlock: self.unlock,
+            Evict: self.evict, Send: self._send, Copy: self._copy, Complete: self._complete,
+            Poll: self._poll, ResetCache: self._reset, Prefetch: self._prefetch, Abort: self._abort,
+            Query: partial(self._go_on, QUERY, "prefetch_queue"),
+            Fetch: partial(self._go_on, FETCH, "prefetch_buffer"),
+            Backup: partial(self._go_on, BACKUP, "backup_queue"),
         }  # fmt: skip
 
     def reset(self, geometry: TierConfig) -> None:
         """Start an empty tree of these sizes."""
         with self._own_errors():
             self.config = geometry
+            IOThread.end_all()
             self.server = server = Server(self.release, geometry.device)
             self.cache: Any = server.cache
             self._start_tier()
@@ -62,8 +68,13 @@ class TierDriver(TreeCommands):
             self.copies.memory = {"full": server.full_stamps, "swa": server.swa_stamps}
             self.copies.host = {pool: [0] * geometry.host_slots(pool) for pool in geometry.pools}
             self.held = self.release.admission(self.cache)
-            self.facts = Gatherer(self.release, server, geometry)
             self._loads = False
+            self._waiting: dict[str, Any] = {}
+            self._texts: dict[str, list[int]] = {}
+            self.storage: Storage | None = None
+            if geometry.storage:
+                self._attach_storage(geometry)
+            self.facts = Gatherer(self.release, server, geometry, self.storage)
             self._reads: tuple[TierRead, ...] = ()
 
     def _start_tier(self) -> None:
@@ -79,9 +90,22 @@ class TierDriver(TreeCommands):
         self.cache.init_hicache(SERVER_ARGS, params)
         self.cache.load_back_threshold = 1  # of ten tokens, tuned for real texts
 
+    def _attach_storage(self, config: TierConfig) -> None:
+        if not self.release.stores:
+            why = f"a storage behind the host is driven from {FIRST_WITH_STORAGE} on"
+            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {why}")
+        for name in ("tp", "pp", "attn_dcp"):  # one process
+            setattr(SERVER_ARGS, f"{name}_size", 1)
+            setattr(SERVER_ARGS, f"{name}_rank", 0)
+        self.storage = Storage(self.cache, self.copies.host, config.page_size, self.release.hashes)
+        self.storage.attach(config.storage, config.policy)
+        self._ask = self.release.prefetching(self.cache)
+
     def apply(self, command: TierCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._reads = ()
+        if self.storage is not None:
+            self.storage.written.clear()
         with self._own_errors():
             try:
                 return done(self._commands[type(command)](command))
@@ -105,9 +129,42 @@ class TierDriver(TreeCommands):
     def _load(self, command: Load) -> None:
         self._loads = True
         try:
-            self.match(Match(command.holder, command.prompt))
+            self._match(Match(command.holder, command.prompt))
         finally:
             self._loads = False
+
+    def _match(self, command: Match) -> None:
+        """Scheduler.get_new_batch_prefill: who waits for pages of the storage is admitted when it may be."""
+        req = self._waiting.get(command.holder)
+        if req is not None:
+            require(not command.full_only, Reason.UNFAITHFUL)
+            require(spelled(command.prompt) == self._texts[command.holder], Reason.WRONG_PHASE)
+            request = req.cache_request_handle
+            require(self.cache.check_prefetch_progress(request), Reason.WRONG_PHASE)
+            self.cache.pop_prefetch_loaded_span(request)
+            del self._waiting[command.holder]
+        self.match(command)
+
+    def _insert(self, command: Insert) -> None:
+        require(command.holder not in self._waiting, Reason.WRONG_PHASE)
+        self.insert(command)
+
+    def _prefetch(self, command: Prefetch) -> None:
+        """Scheduler._add_request_to_queue."""
+        server, tokens = self.server, spelled(command.prompt)
+        require(tokens, Reason.EMPTY)
+        require(not server.named(command.holder) and command.holder not in self._waiting,
+                Reason.REQUEST_EXISTS)  # fmt: skip
+        require(self.storage is not None, Reason.UNFAITHFUL)
+        require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
+        req = server.new_request(command.holder, tokens, None, None, **server.namespace_of(tokens))
+        self._waiting[command.holder], self._texts[command.holder] = req, tokens
+        self._ask(req)
+
+    def _abort(self, command: Abort) -> None:
+        require(command.request in self._waiting, Reason.UNKNOWN_REQUEST)
+        require(not command.marked, Reason.UNFAITHFUL)
+        self.cache.release_aborted_request(self._waiting.pop(command.request).cache_request_handle)
 
     def _found(self, holder: LockHolder, ids: Any) -> Tensor:
         """PrefillAdder.add_one_req: a load is prepared while the match is held."""
@@ -153,7 +210,8 @@ class TierDriver(TreeCommands):
     def _reset(self, command: ResetCache) -> None:
         """Scheduler.flush_cache: nobody runs, so no forward pass waits for a load."""
         require(not command.running, Reason.UNFAITHFUL)
-        require(not self.server.lock_holders and not self.copies.queues[True], Reason.NOT_IDLE)
+        cache, busy = self.cache, self.server.lock_holders or self.copies.queues[True] or self._waiting
+        require(not (busy or cache.ongoing_prefetch or cache.ongoing_backup), Reason.NOT_IDLE)
         self.cache.reset()
         self.server.rows.clear()
         self.server.allocator.clear()
@@ -180,6 +238,16 @@ class TierDriver(TreeCommands):
     def _complete(self, command: Complete) -> None:
         require(self.copies.queues[command.load], Reason.EMPTY)
         self.copies.complete(command.load)
+
+
+    # -- the threads of the storage ----------------------------------------------------------------
+
+    def _go_on(self, body: str, waiting: str, command: Query | Fetch | Backup) -> None:
+        require(self.storage is not None, Reason.UNFAITHFUL)
+        assert self.storage is not None
+        at_work = self.storage.thread(body).operation is not None
+        require(at_work or getattr(self.cache.cache_controller, waiting).qsize(), Reason.EMPTY)
+        self.storage.go_on(body, command.pages)
 
 
 def main(arguments: list[str]) -> int:

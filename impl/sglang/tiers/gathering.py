@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,9 +11,12 @@ import torch
 from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.scheduler.server import LockHolder, Server
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
+from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
 from reference.commands import token_of
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import TierFacts, TierNode, TierPart, TierRead, TierRecord, TierTransfer, TierUser
+from reference.tiers.facts import (
+    GONE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord, TierTransfer, TierUser,
+)  # fmt: skip
 
 
 class Numbers:
@@ -33,8 +36,10 @@ class Numbers:
 class Gatherer:
     """Looks at one tree; what it numbers keeps its number for the run."""
 
-    def __init__(self, release: Any, server: Server, config: TierConfig) -> None:
-        self.release, self.server, self.config = release, server, config
+    def __init__(
+        self, release: Any, server: Server, config: TierConfig, storage: Storage | None = None
+    ) -> None:
+        self.release, self.server, self.config, self.storage = release, server, config, storage
         self.cache: Any = server.cache
         self.controller = self.cache.cache_controller
         self.copies: CopyEngine = self.controller.l2_transfer_engine
@@ -43,6 +48,7 @@ class Gatherer:
         pools = (entry.host_pool for entry in self.cache.host_pool_group.entries)
         self.host_pools = dict(zip(self.kinds, pools))
         self.nodes, self.locks, self.jobs = Numbers(), Numbers(), Numbers()
+        self.staged: set[int] = set()  # prefetches whose slots were seen: they hold nothing at first
         self.device_pools = {"full": server.full_pool, "swa": server.swa_pool}
 
     @property
@@ -51,14 +57,15 @@ class Gatherer:
         return getattr(self.cache, "tree_core", self.cache)
 
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
-        transfers = tuple(self._transfers())
+        transfers, operations = tuple(self._transfers()), self._operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
         return TierFacts(
             tuple(self._nodes()), {pool: self._free(pool) for pool in self.kinds},
             {pool: tuple(_host_free(self.host_pools[pool])) for pool in self.kinds}, self._evictable(),
             memory, {pool: tuple(self.copies.host[pool]) for pool in self.kinds}, transfers,
             tuple(self._records()), tuple(self._users()), reads,
-            "" if transfers else self._complaint(), self.release.loose,
+            "" if transfers or operations else self._complaint(), self.release.loose, operations,
+            **(self._kept_for_storage() if self.storage is not None else {}),
         )  # fmt: skip
 
     def _free(self, pool: str) -> tuple[int, ...]:
@@ -110,6 +117,12 @@ class Gatherer:
             for host in (False, True):
                 lock = (record[1], record[2])[host] if len(record) > 2 else record[1]
                 yield self._user(name, host, record[0], id(lock), lock)
+        if self.storage is not None:
+            for request, asked in self.cache.ongoing_prefetch.items():
+                lock = asked.anchor_lock_params
+                yield self._user(f"prefetch of {request.rid}", True, asked.anchor_node_id, id(lock), lock)
+            for node, lock in self.cache.ongoing_backup.values():
+                yield self._user(f"backup of {self.nodes.of(node)}", True, node, id(lock), lock)
 
     def _user(self, name: str, host: bool, node: Any, key: Any, lock: Any) -> TierUser:
         root = _id(node) == _id(self.core.root_node)
@@ -143,6 +156,83 @@ class Gatherer:
             yield TierRecord(False, self.nodes.of(ack), tuple(map(self.nodes.of, named)))
         for ack, record in self.cache.ongoing_load_back.items():
             yield TierRecord(True, self.nodes.of(ack), (self.nodes.of(_id(record[0])),))
+
+    # -- a storage behind the host ------------------------------------------------------------------
+
+    def _operations(self) -> tuple[TierOperation, ...]:
+        """Those that are in a queue, at a thread, or of which the cache has a record."""
+        if self.storage is None:
+            return ()
+        states: dict[int, tuple[Any, str]] = {}
+        for operation, state in self._at_work():
+            states.setdefault(id(operation), (operation, state))
+        for asked in self.cache.ongoing_prefetch.values():
+            states.setdefault(id(asked.operation), (asked.operation, GONE))
+        found = [self._operation(*each) for each in states.values()]
+        there = {operation.id for operation, _ in states.values()}
+        for number in self.cache.ongoing_backup.keys() - there:
+            found.append(TierOperation(self.jobs.of(("backup", number)), True, "", GONE, {}, {}))
+        return tuple(sorted(found))
+
+    def _at_work(self) -> Iterator[tuple[Any, str]]:
+        assert self.storage is not None
+        controller = self.controller
+        for name, waits, body, works in (
+            ("prefetch_queue", "to ask", QUERY, "asks"), ("prefetch_buffer", "to read", FETCH, "reads"),
+            ("backup_queue", "to write", BACKUP, "writes"),
+        ):  # fmt: skip
+            if (operation := self.storage.thread(body).operation) is not None:
+                yield operation, works
+            yield from ((operation, waits) for operation in getattr(controller, name).queue if operation)
+        yield from ((operation, "answered") for operation in controller.prefetch_hit_queue.queue)
+        yield from ((ack.operation, "done") for ack in controller.ack_prefetch_queue.queue)
+        yield from ((operation, "done") for operation in controller.ack_backup_queue.queue)
+
+    def _operation(self, operation: Any, state: str) -> TierOperation:
+        assert self.storage is not None
+        handle, host = getattr(operation, "handle", None), operation.host_indices
+        if handle is None:
+            slots = _of_pools(host, operation.pool_transfers)
+            done = self.storage.thread(BACKUP).done if state == "writes" else set()
+            moving = {
+                pool: tuple(slot for slot in own if (pool, slot) not in done)
+                for pool, own in slots.items() if state != "done"
+            }  # fmt: skip
+            number = self.jobs.of(("backup", operation.id))
+            return TierOperation(number, True, "", state, slots, moving)
+        asked = self.cache.ongoing_prefetch.get(handle)
+        if asked is not None and asked.operation is operation:
+            transfers = (transfer for each in asked.comp_xfers.values() for transfer in each)
+            slots = _of_pools(asked.host_indices, transfers)
+        elif host is None:
+            slots = {}
+        else:  # what it has not read is freed when it is over
+            left = () if operation.pool_transfers_done else operation.pool_transfers
+            slots = _of_pools(host[operation.completed_tokens :], left)
+        call = self.storage.thread(FETCH).call if state == "reads" else None
+        moving = {pool: tuple(own) for pool, own in (call or {}).items()}
+        number = self.jobs.of(id(operation), operation)
+        if host is not None and number not in self.staged:
+            self.staged.add(number)
+            for pool, own in slots.items():
+                for slot in own:
+                    self.copies.host[pool][slot] = 0
+        return TierOperation(number, False, handle.rid, state, slots, moving)
+
+    def _kept_for_storage(self) -> dict[str, Any]:
+        assert self.storage is not None
+        cache, controller = self.cache, self.controller
+        queues = controller.host_mem_release_queue, *controller.extra_host_mem_release_queues.values()
+        returned = {
+            pool: tuple(slot for slots in each.queue for slot in slots.tolist())
+            for pool, each in zip(self.kinds, queues, strict=True)
+        }
+        asked = {*cache.ongoing_prefetch, *cache.prefetch_loaded_tokens_by_reqid}
+        return {
+            "stored": tuple(self.storage.written), "returned": returned,
+            "asked": tuple(sorted(request.rid for request in asked)),
+            "reserved": int(controller.prefetch_tokens_occupied),
+        }  # fmt: skip
 
     # -- reads and checks -------------------------------------------------------------------------
 
@@ -180,6 +270,15 @@ def _host_free(pool: Any) -> list[int]:
     """A host pool's free slots, as its lists have them."""
     lists = [pool.free_slots, *(getattr(pool, "release_slots", None) or [])]
     slots: list[int] = torch.cat(lists).tolist()
+    return slots
+
+
+def _of_pools(full: Any, transfers: Iterable[Any] | None) -> dict[str, tuple[int, ...]]:
+    """Host slots of an operation of the storage, by pool."""
+    slots = {"full": _slots(full)}
+    for each in transfers or ():
+        if each.indices_from_pool is None and each.host_indices is not None:
+            slots["swa"] = _slots(each.host_indices)
     return slots
 
 

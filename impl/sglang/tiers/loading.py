@@ -17,10 +17,10 @@ from impl.sglang.parts import stand_ins
 from impl.sglang.parts.modules import ASSEMBLER, WITH_TIERS, install
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.releases.catalogue import TABLE, supported
-from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.api import FIRST
+from impl.sglang.tiers.storage import BATCH, FIRST_WITH_STORAGE, Hashes, IOThread, Operations
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
 
@@ -33,6 +33,7 @@ class _Tiered(Unified):
     """What a host tier changes in a release: its tree is the unified one, and the tier is loaded with it."""
 
     loose: ClassVar[tuple[str, ...]] = ()
+    stores: ClassVar[bool] = False  # a storage behind the host is driven
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -50,9 +51,15 @@ class _Tiered(Unified):
         controller: Any = load("sglang.srt.managers.cache_controller")
         controller.device_module = Bag(Event=Event, Stream=Stream, current_stream=Stream)
         controller.L2TransferEngine = CopyEngine
+        controller.threading = Bag(**vars(threading) | {"Thread": IOThread})
+        controller.Queue, controller.STORAGE_BATCH_SIZE = Operations, BATCH
+        self.hashes = Hashes()
+        utils: Any = load(f"{_CACHE}.utils")
+        utils.get_native_hash = self.hashes.of
         self.unified.atexit = Bag(register=lambda _: None)
         self.base = load(f"{_CACHE}.base_prefix_cache")
-        self.policy = root / "sglang/srt/managers/schedule_policy.py"
+        managers = root / "sglang/srt/managers"
+        self.policy, self.scheduler_file = managers / "schedule_policy.py", managers / "scheduler.py"
 
     def admission(self, cache: Any) -> Callable[..., Any]:
         """PrefillAdder._lock_node, which holds a node while a load is prepared."""
@@ -60,8 +67,14 @@ class _Tiered(Unified):
         assert lock is not None
         return partial(contextmanager(lock), Bag(tree_cache=cache))
 
+    def prefetching(self, cache: Any) -> Callable[[Any], Any]:
+        """Scheduler._prefetch_kvcache, which asks the storage for a request that waits."""
+        ask = _function(self.scheduler_file, "Scheduler._prefetch_kvcache")
+        assert ask is not None
+        return partial(ask, Bag(tree_cache=cache, enable_hicache_storage=True, enable_lmcache=False))
 
-def tiered(version: str) -> type[Release0510]:
+
+def tiered(version: str) -> Any:
     """The release with its host tier; raises UnusableImplementation where it is not driven with one."""
     release, order = supported(version), list(TABLE)
     if order.index(version) < order.index(FIRST):
@@ -69,7 +82,9 @@ def tiered(version: str) -> type[Release0510]:
             f"sglang {version}+hicache: driven from {FIRST} on; before there is no mem_cache/l2_transfer.py"
         )
     loose = tuple(name for name, end in _LOOSE.items() if order.index(version) < order.index(end))
-    return type(f"Tiered{release.__name__}", (_Tiered, release), {"__doc__": release.__doc__, "loose": loose})
+    stores = order.index(version) >= order.index(FIRST_WITH_STORAGE)
+    facts = {"__doc__": release.__doc__, "loose": loose, "stores": stores}
+    return type(f"Tiered{release.__name__}", (_Tiered, release), facts)
 
 
 def _host_pool(base: Any, slots: int, page_size: int) -> Any:
@@ -143,7 +158,8 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
 @lru_cache(maxsize=8)
 def _function(file: Path, name: str) -> Callable[..., Any] | None:
     """A function of a release's file, or `Class.name`; None where it is not there."""
-    return cut(file, frozenset({name}), {}).get(name.rpartition(".")[2])
+    env = {"get_memory": lambda: stand_ins.SERVER_ARGS}
+    return cut(file, frozenset({name}), env).get(name.rpartition(".")[2])
 
 
 def _swa_room(cache: Any, files: Path) -> Callable[[int], Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
@@ -13,7 +15,9 @@ from impl.sglang.releases.catalogue import detect
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.api import require
 from reference.commands import Mode
-from reference.tiers.commands import TIER_COMMANDS
+from reference.tiers.commands import TIER_COMMANDS, StorageCommand
+
+STORAGE = frozenset(kind.__name__ for kind in get_args(StorageCommand))
 
 
 class TierSystem(WorkerSystem):
@@ -27,8 +31,9 @@ class TierSystem(WorkerSystem):
     remark = ""  # what the user of a checkout should know about how it is driven
     overlap = False
     capabilities = Capabilities(
-        commands=frozenset(kind.__name__ for kind in TIER_COMMANDS), modes=(Mode.FAITHFUL,), bigram=True
-    )
+        commands=frozenset(kind.__name__ for kind in TIER_COMMANDS), modes=(Mode.FAITHFUL,), bigram=True,
+        storage=True,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -47,7 +52,9 @@ class TierSystem(WorkerSystem):
         else:
             assert version is not None
             self.release, self.name = version, f"sglang=={version}+hicache"
-        tiered(self.release)
+        if not tiered(self.release).stores:
+            without = self.capabilities.commands - STORAGE
+            self.capabilities = replace(self.capabilities, commands=without, storage=False)
         if version is not None:
             self.root = release_root(version)
         require(self.root, self.name, self.release)

@@ -7,12 +7,12 @@ from collections.abc import Collection
 
 from reference.clauses.base import Clause, by_cause, in_order
 from reference.failures import Failure
-from reference.tiers.clauses import host, reads, transfers
+from reference.tiers.clauses import host, reads, storage, transfers
 from reference.tiers.clauses.base import REGISTERED
 from reference.tiers.step import TierStep
 
 __all__ = ["OF_CONNECTORS", "TIER_CLAUSES", "TierStep", "broken"]
-TIER_CLAUSES = in_order(REGISTERED, (host, transfers, reads))
+TIER_CLAUSES = in_order(REGISTERED, (host, transfers, reads, storage))
 OF_CONNECTORS = ("HOST-1", "HOST-2", "HOST-3", "HOST-4", "XFER-1", "XFER-2", "XFER-3")
 
 

@@ -7,14 +7,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from reference.commands import token_id
 from reference.tiers.clauses import TierStep, broken
 from reference.tiers.commands import Poll, TierCommand
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import TierFacts, TierNode, TierPart, TierRead, TierRecord, TierTransfer, TierUser
+from reference.tiers.facts import (
+    TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierTransfer, TierUser,
+)  # fmt: skip
 from reference.tiers.locks import LockRanges
 
 SIZES = TierConfig(1, 2, 6, 6, 6, 6, 8)
@@ -67,6 +69,17 @@ REST = FACTS._replace(
 )  # fmt: skip
 
 
+# A storage behind the host: node 1 is to be written to it, a prefetch reads into host slot 5.
+BACKUP = TierOperation(3, True, "", "to write", kv((0, 1), (0, 1)), kv((0, 1), (0, 1)))
+PREFETCH = TierOperation(4, False, "h2", "reads", kv((5,), (5,)), kv((5,)))
+PAGE = TierPage(1, "full", (0,), A[:1], A[:1])
+STORING = FACTS._replace(
+    operations=(BACKUP, PREFETCH), host_free=kv((), ()), stored=(PAGE,), asked=("h2",), reserved=1,
+    returned=kv(),
+)  # fmt: skip
+WAITING = ("h2",)
+
+
 def node(at: int, **changes: Any) -> Callable[[TierFacts], TierFacts]:
     """Another node in the place of one."""
 
@@ -93,12 +106,12 @@ def together(*changes: Callable[[TierFacts], TierFacts]) -> Callable[[TierFacts]
 
 def violated(
     change: Callable[[TierFacts], TierFacts], *, was: TierFacts = FACTS, command: TierCommand | None = None,
-    sizes: TierConfig = SIZES, refused: bool = False,
+    sizes: TierConfig = SIZES, refused: bool = False, waiting: Collection[str] = WAITING,
 ) -> tuple[list[str], str]:  # fmt: skip
     """The clauses that a command violates after which the facts are changed, and what of the first."""
     ranges = LockRanges(sizes)
     ranges.follow(was)
     now = change(was)
-    found = broken(TierStep(sizes, command or Poll(), refused, was, now, ranges.follow(now)))
+    found = broken(TierStep(sizes, command or Poll(), refused, was, now, ranges.follow(now), waiting))
     first = found[0][1] if found else None
     return [clause.id for clause, _ in found], f"{first.expected}; {first.observed}" if first else ""

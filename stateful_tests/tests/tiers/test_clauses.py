@@ -6,13 +6,14 @@ from dataclasses import replace
 import pytest
 
 from reference.blocks.commands import ResetCache
-from reference.commands import Evict
+from reference.commands import Evict, Insert
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.tiers.commands import Poll
-from reference.tiers.facts import TierRead, TierRecord, TierTransfer
+from reference.tiers.facts import GONE, TierRead, TierRecord, TierTransfer, TierUser
 from reference.tiers.locks import LockRanges
 from stateful_tests.tests.tiers.scenes import (
-    A, C, DEVICE, FACTS, HOST, NODES, OTHER, RECORDS, REST, SIZES, TRANSFERS, USERS, count, facts, kv, node,
+    A, BACKUP, C, DEVICE, FACTS, HOST, NODES, OTHER, PAGE, PREFETCH, RECORDS, REST, SIZES,
+    STORING, TRANSFERS, USERS, count, facts, kv, node,
     part, together, violated,
 )  # fmt: skip
 
@@ -89,8 +90,72 @@ def test_a_clause_sees_the_fault_first(row):
     assert found[0] == clause and words in text, (found, text)
 
 
+GONE_FETCH = PREFETCH._replace(state=GONE, moving=kv())
+OF_A_STORAGE = [
+    ("an operation has a slot of a node", facts(
+        operations=(BACKUP, PREFETCH._replace(slots=kv((4, 5), (5,))))), "HOST-1",
+     "1 nodes have it, prefetch 4 of h2 has it, 0 times in the free list"),
+    ("a slot of an operation is free", facts(host_free=kv((5,), ())), "HOST-1",
+     "0 nodes have it, prefetch 4 of h2 has it, 1 times in the free list"),
+    ("a slot waits to be freed and is an operation's", facts(returned=kv((5,))), "HOST-1",
+     "prefetch 4 of h2 has it, the queue of slots to free has it, 0 times in the free list"),
+    ("a slot of no operation is lost", facts(operations=(BACKUP,)), "HOST-1", "0 nodes have it, 0 times"),
+    ("what a backup reads is written", facts(host_memory=kv((OTHER, *HOST[1:]), HOST)), "HOST-2",
+     "host full slot 0 of position 0 holds KV of another token"),
+    ("what a backup reads has left the tree", together(node(1, host=kv((0, 1), ())), facts(
+        returned=kv((), (0, 1)))), "XFER-1",
+     "host swa slot 0 stays as it is until backup 3 has read it; 0 nodes have it"),
+    ("what a backup reads is free", together(node(1, host=kv((0, 1), ())), facts(host_free=kv((), (0, 1)))),
+     "XFER-1", "host swa slot 0 stays as it is until backup 3 has read it; it is free"),
+    ("what is being read from the storage is somebody's", facts(
+        operations=(BACKUP, PREFETCH._replace(moving=kv((4,))))), "XFER-2",
+     "host full slot 4 is kept for prefetch 4 of h2; node 4 has it"),
+    ("what is being read waits to be freed", facts(
+        operations=(BACKUP, PREFETCH._replace(slots=kv((), (5,)))), returned=kv((5,))), "XFER-2",
+     "host full slot 5 is kept for prefetch 4 of h2; the queue of slots to free has it"),
+    ("what is being read is free", facts(
+        operations=(BACKUP, PREFETCH._replace(slots=kv((), (5,)))), host_free=kv((5,), ())), "XFER-2",
+     "host full slot 5 is kept for prefetch 4 of h2; it is free"),
+    ("a record of who waits no more", facts(asked=("h2", "h3")), "XFER-3",
+     "no record of h3, which waits no more; there is one"),
+    ("a record without an operation", facts(operations=(BACKUP, GONE_FETCH)), "XFER-3",
+     "prefetch 4 of h2 is in flight, for it has a record; it is not"),
+    ("a page of another text is stored", facts(stored=(PAGE._replace(found=C[:1]),)), "STORE-1",
+     "hash 1 is that of the full KV that is stored under it; it stands for #1:1; host slot 0 holds KV of"),
+    ("a page that was not written is stored", facts(stored=(PAGE._replace(found=(0,)),)), "STORE-1",
+     "host slot 0 holds nothing"),
+    ("half a page is stored", facts(stored=(PAGE._replace(wanted=A[:2]),)), "STORE-1",
+     "it is of 2 tokens, and 1 are stored"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", OF_A_STORAGE, ids=lambda row: row[0])
+def test_a_clause_sees_what_is_wrong_with_a_storage(row):
+    _, change, clause, words = row
+    found, text = violated(change, was=STORING)
+    assert found[0] == clause and words in text, (found, text)
+
+
+def test_what_counts_as_being_fetched_is_nothing_at_rest():
+    found, text = violated(facts(reserved=3), was=REST)
+    assert found == ["XFER-3"] and text.endswith("no token counts as being fetched; 3 do")
+
+
+def test_a_backup_locks_a_node_before_the_insert_of_the_same_command_splits_it():
+    """Node 1 is backed up and split; both parts count the backup."""
+    ranges = LockRanges(SIZES)
+    ranges.follow(FACTS)
+    ranges.note(Insert("h3", ()))
+    last = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
+    now = FACTS._replace(nodes=(NODES[1]._replace(node=7, stamps=A[:1]), last, *FACTS.nodes[1:]),
+                         users=(*USERS, TierUser("backup of 1", True, 1, 9)))  # fmt: skip
+    found = [each for each in ranges.follow(now) if each.user.name == "backup of 1"]
+    assert found[0].low == {"full": 0, "swa": 0}
+
+
 def test_the_scenes_conform():
     assert violated(facts()) == ([], "")
+    assert violated(facts(), was=STORING) == ([], "")
     assert violated(facts(), was=REST) == ([], "")
 
 
@@ -204,7 +269,7 @@ def test_an_evict_frees_what_counts_as_evictable():
 
 
 def test_every_clause_has_a_row():
-    seen = {row[2] for row in (*FAULTS, *AT_REST)} | {"HOST-4", "TREE-17"}
+    seen = {row[2] for row in (*FAULTS, *AT_REST, *OF_A_STORAGE)} | {"HOST-4", "TREE-17"}
     assert seen == {*TIER_CLAUSES}
     assert {*OF_CONNECTORS} <= {*TIER_CLAUSES}
 

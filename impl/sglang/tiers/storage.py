@@ -1,0 +1,273 @@
+"""A storage behind the host tier: its threads, which run when a command lets them, and the backend that they
+talk to.
+
+The bodies of the threads are the release's own. A thread stops where it waits for its next operation, and
+before each call of the backend.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from impl.sglang.parts.namespaces import exchanged
+from impl.sglang.parts.stand_ins import Bag
+from reference.commands import token_of, tree_key
+from reference.tiers.facts import TierPage
+
+FIRST_WITH_STORAGE = "0.5.20"  # before it the thread that reads frees what it has not read
+BATCH = 2  # pages of a call of the backend; 128 in a server, more than a run has
+QUERY, FETCH, BACKUP, SYNC = (
+    "prefetch_thread_func", "prefetch_io_aux_func", "backup_thread_func", "prefetch_sync_thread_func",
+)  # fmt: skip
+_RUNNING = threading.local()
+
+
+class _Over(BaseException):
+    """Ends a thread whose server is gone."""
+
+
+class IOThread:
+    """`threading.Thread` of the cache controller: one runs at a time, while a command waits for it.
+
+    operation: the one that it works on. call: slots of the host, by pool, that its call of the backend will
+    read or write; None between calls. done: slots that its calls have read or written, of this operation.
+    pages: those that the backend handles in the next call at most.
+    """
+
+    known: ClassVar[dict[str, IOThread]] = {}  # by the name of the body; of the present server
+    started: ClassVar[list[IOThread]] = []
+
+    def __init__(self, target: Any, daemon: bool = True) -> None:
+        del daemon
+        self._body, self.ended, self._give_up = target, False, False
+        self._turn, self._back = threading.Lock(), threading.Lock()
+        self._turn.acquire()
+        self._back.acquire()
+        self._error: BaseException | None = None
+        self.operation: Any = None
+        self.call: dict[str, list[int]] | None = None
+        self.done: set[tuple[str, int]] = set()
+        self.pages = 0
+        IOThread.known[target.__name__] = self
+        IOThread.started.append(self)
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True).start()
+        self.go_on()
+
+    def _run(self) -> None:
+        self._turn.acquire()
+        _RUNNING.thread = self
+        try:
+            self._body()
+        except _Over:
+            pass
+        except BaseException as error:  # the command that let it run reports it
+            self._error = error
+        self.ended = True
+        self._back.release()
+
+    def go_on(self, pages: int = -1) -> None:
+        """Let it run up to its next stop."""
+        if self.ended:
+            return
+        self.pages = pages
+        self._turn.release()
+        self._back.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def pause(self) -> None:
+        """Of the thread itself: a stop."""
+        self._back.release()
+        self._turn.acquire()
+        if self._give_up:
+            raise _Over
+
+    def join(self, timeout: float | None = None) -> None:
+        """What is under way ends first."""
+        del timeout
+        while not self.ended:
+            self.go_on()
+
+    def is_alive(self) -> bool:
+        return not self.ended
+
+    @classmethod
+    def end_all(cls) -> None:
+        """The server is gone, and with it its threads."""
+        for thread in cls.started:
+            if not thread.ended:
+                thread._give_up = True
+                thread.go_on()
+        cls.started, cls.known = [], {}
+
+
+class Operations(queue.Queue[Any]):
+    """`queue.Queue` of the cache controller: a thread stops before it takes its next operation."""
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        thread: IOThread | None = getattr(_RUNNING, "thread", None)
+        if thread is None:
+            return super().get(block, timeout)
+        thread.operation, thread.call, thread.done = None, None, set()
+        thread.pause()
+        try:
+            thread.operation = super().get(block=False)
+        except queue.Empty:
+            thread.operation = None
+            raise
+        return thread.operation
+
+
+class Hashes:
+    """Hashes of pages, in the place of the release's compiled function, and what each stands for: whether in
+    the namespace, and the tokens of the page."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, tuple[bool, tuple[int, ...]]] = {}
+
+    def of(self, key: Any, prior: bytes | None, page_size: int | None = None) -> Any:
+        """As get_native_hash: one hash for each whole page, chained; of all tokens without a size."""
+        tokens, bigram = list(getattr(key, "token_ids", key)), bool(getattr(key, "is_bigram", False))
+        elements = tree_key(tokens, bigram)
+        known = self.pages.get(prior.hex()) if prior is not None else None
+        inside = known[0] if known is not None else prior is not None  # else it is the namespace's seed
+        size, last, found = page_size or len(elements), prior or b"", list[str]()
+        for at in range(0, len(elements) - size + 1, size) if size else ():
+            page = elements[at : at + size]
+            last = hashlib.sha256(last + repr(page).encode()).digest()
+            spelt = [*map(token_of, page)]
+            self.pages[last.hex()] = inside, tuple(exchanged(spelt) if inside else spelt)
+            found.append(last.hex())
+        return found if page_size else found[0]
+
+
+class Storage:
+    """The storage of one server: what the backend has, and how its threads go on.
+
+    host: stamps of the host, by pool; written: pages since the last command."""
+
+    def __init__(self, cache: Any, host: dict[str, list[int]], page_size: int, hashes: Hashes) -> None:
+        self.cache, self.host, self.page_size, self.hashes = cache, host, page_size, hashes
+        self.pages: dict[tuple[str, str], tuple[int, ...]] = {}
+        self.numbers: dict[str, int] = {}
+        self.written: list[TierPage] = []
+
+    def attach(self, how_long: str, policy: str) -> None:
+        """Attach the backend, as the release's own command of an operator does."""
+        backend = importlib.import_module("sglang.srt.mem_cache.hicache_storage").HiCacheFile
+        made = type("Backend", (Backend, backend), {})(self)
+        module: Any = importlib.import_module("sglang.srt.mem_cache.storage")
+        module.StorageBackendFactory = Bag(create_backend=lambda *_, **__: made)
+        settings = {"interface_v1": 1, "prefetch_threshold": 1}
+        ok, message = self.cache.attach_storage_backend(
+            "dynamic", json.dumps(settings), None, how_long, policy
+        )
+        if not ok:
+            raise RuntimeError(message)
+
+    def thread(self, body: str) -> IOThread:
+        return IOThread.known[body]
+
+    def called(self, slots: dict[str, list[int]]) -> int:
+        """A call of the backend begins: the pages that it handles, once it is let."""
+        thread: IOThread | None = getattr(_RUNNING, "thread", None)
+        if thread is None:
+            return 1 << 30
+        thread.call = slots
+        thread.pause()
+        thread.call = None
+        thread.done |= {(pool, slot) for pool, own in slots.items() for slot in own}
+        return thread.pages if thread.pages >= 0 else 1 << 30
+
+    def go_on(self, body: str, pages: int) -> None:
+        self.thread(body).go_on(pages)
+        if body == FETCH:  # ranks agree on what was read
+            while self.cache.cache_controller.prefetch_sync_queue.qsize():
+                self.thread(SYNC).go_on()
+
+    def read(self, pool: str, key: str, slots: Sequence[int]) -> bool:
+        page = self.pages.get((pool, key))
+        if page is None:
+            return False
+        for slot, stamp in zip(slots, page):
+            self.host[pool][slot] = stamp
+        return True
+
+    def write(self, pool: str, key: str, slots: Sequence[int]) -> bool:
+        """One that is there stays."""
+        if (pool, key) not in self.pages:
+            found = tuple(self.host[pool][slot] for slot in slots)
+            self.pages[pool, key] = found
+            number = self.numbers.setdefault(key, len(self.numbers) + 1)
+            wanted = self.hashes.pages.get(key, (False, ()))[1]
+            self.written.append(TierPage(number, pool, tuple(slots), found, wanted))
+        return True
+
+    def paged(self, slots: Any) -> Iterator[list[int]]:
+        size, every = self.page_size, slots.tolist()
+        return (every[at : at + size] for at in range(0, len(every), size))
+
+
+class Backend:
+    """A backend that reads and writes host memory itself. Which pages make a hit is the release's own rule,
+    of its backend in files."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def _get_component_key(self, key: str, component_name: Any = None) -> str:
+        return f"{key}.{_pool(component_name)}"
+
+    def _collect_existing_component_keys(self, keys: list[str], pool_transfers: Any = None) -> set[str]:
+        pages = self._storage.pages
+        names = [None, *(transfer.name for transfer in pool_transfers or ())]
+        return {
+            f"{self._get_component_key(key, name)}.bin" for name in names for key in keys
+            if (_pool(name), key) in pages
+        }  # fmt: skip
+
+    def batch_exists(self, keys: list[str], _: Any = None) -> int:
+        most = self._storage.called({})
+        there = (("full", key) in self._storage.pages for key in keys[: max(0, most)])
+        return next((i for i, found in enumerate(there) if not found), min(most, len(keys)))
+
+    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
+        most = self._storage.called({})
+        known: Any = super()
+        return known.batch_exists_v2(keys[:most], pool_transfers, extra_info)
+
+    def batch_get_v1(self, keys: list[str], host_indices: Any, _: Any = None) -> list[bool]:
+        return self._each("full", keys, host_indices, self._storage.read)
+
+    def batch_set_v1(self, keys: list[str], host_indices: Any, _: Any = None) -> list[bool]:
+        return self._each("full", keys, host_indices, self._storage.write)
+
+    def batch_get_v2(self, transfers: Any, **_: Any) -> dict[str, list[bool]]:
+        return {t.name: self._of(t, self._storage.read) for t in transfers}
+
+    def batch_set_v2(self, transfers: Any, **_: Any) -> dict[str, list[bool]]:
+        return {t.name: self._of(t, self._storage.write) for t in transfers}
+
+    def _of(self, transfer: Any, act: Any) -> list[bool]:
+        keys, slots = transfer.keys or [], transfer.host_indices
+        if slots is None or slots.numel() != len(keys) * self._storage.page_size:
+            return [False] * len(keys)
+        return self._each(_pool(transfer.name), keys, slots, act)
+
+    def _each(self, pool: str, keys: list[str], slots: Any, act: Any) -> list[bool]:
+        most = self._storage.called({pool: slots.tolist()})
+        pages = enumerate(zip(keys, self._storage.paged(slots)))
+        return [i < most and act(pool, key, page) for i, (key, page) in pages]
+
+
+def _pool(name: Any) -> str:
+    """A pool of host memory by the release's name of it."""
+    return "swa" if getattr(name, "value", name) == "swa" else "full"
