@@ -36,8 +36,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The scheduler sends queued stores and takes note of what has completed: transfers, and what the threads
-    of a storage have done."""
+    """The scheduler sends queued stores and takes note of what has completed, and of what threads of a storage
+    have done."""
 
 
 ALL = -1  # pages: as many as there are
@@ -54,24 +54,22 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The thread that asks the storage which pages it has goes on. pages: that the backend answers for at
-    most, -1 for all."""
+    """The thread that asks the storage which pages it has goes on. pages: that the backend finds at most, -1
+    for all."""
 
     pages: int = ALL
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """The thread that reads pages from the storage into host memory goes on. pages: that the backend reads at
-    most, -1 for all."""
+    """The thread that reads pages into host memory goes on. pages: as above."""
 
     pages: int = ALL
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """The thread that writes pages from host memory to the storage goes on. pages: that the backend writes at
-    most, -1 for all."""
+    """The thread that writes pages to the storage goes on. pages: as above."""
 
     pages: int = ALL
 
