@@ -103,7 +103,9 @@ def collect() -> Data:
         "concerns": CONCERNS,
         "engine_clauses": [clause for clause in BLOCK_CLAUSES.values() if clause.id not in TIER_CLAUSES],
         "tier_clauses": [*TIER_CLAUSES.values()],
-        "storage_commands": {kind_name(kind): _about_engine(kind) for kind in (Prefetch, Query, Fetch, Backup)},
+        "storage_commands": {
+            kind_name(kind): _about_engine(kind) for kind in (Prefetch, Query, Fetch, Backup)
+        },
         "tier_commands": {kind_name(kind): _about_engine(kind) for kind in (Load, Send, Poll)},
         "engine_commands": {kind_name(kind): _about_engine(kind) for kind in ENGINE_COMMANDS},
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},

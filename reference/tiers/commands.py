@@ -36,8 +36,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The scheduler sends queued stores and takes note of what has completed, and of what threads of a storage
-    have done."""
+    """The scheduler sends queued stores and takes note of what has completed, and of what threads of a
+    storage have done."""
 
 
 ALL = -1  # pages: as many as there are
