@@ -140,14 +140,15 @@ def sizes_for(machine: str, name: str) -> Any:
     return replace(preset(name), tree=machine != "sessions")
 
 
-def fit_sizes(system: AnySystem, machine: str, sizes: Any) -> Any:
+def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False) -> Any:
     """These sizes, with as little changed as it takes for this machine to drive the system on them: the
-    window, the size of a page, rows, the width. Raises UnusableImplementation where nothing helps."""
+    window, the size of a page, rows, the width. exactly: nothing is changed. Raises UnusableImplementation
+    where nothing helps."""
     can = system.capabilities
     missing = {"Match", "Insert"} - can.commands
     if machine == "tree" and missing:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
-    if isinstance(sizes, JudgedConfig) or can.judged_alone:
+    if exactly or isinstance(sizes, JudgedConfig) or can.judged_alone:
         check_fits(system, sizes)
         return taken(system, [sizes])
     if sizes.window is not None and not can.swa:

@@ -26,9 +26,9 @@ class MachineConfiguration(NamedTuple):
 class MachineTarget:
     """What a machine drives. The system is made when the first run begins.
 
-    machines, sizes, modes: what its runs may be, the sizes fitted to the system; no modes stands for the
-    system's own. vary: one run in four has drawn sizes. base: what was there before; a violation that it
-    shows as well fails no run.
+    machines, sizes, modes: what its runs may be, the sizes fitted to the system, or exactly those; no modes
+    stands for the system's own. vary: one run in four has drawn sizes. base: what was there before; a
+    violation that it shows as well fails no run.
     """
 
     def __init__(
@@ -38,9 +38,10 @@ class MachineTarget:
         sizes: Iterable[Geometry],
         modes: Sequence[Mode] = (),
         vary: bool = False,
+        exactly: bool = False,
     ) -> None:
         self._make, self._machines, self._sizes, self._modes = make, tuple(machines), tuple(sizes), modes
-        self.vary = vary
+        self.vary, self._exactly = vary, exactly
         self.base: AnySystem | None = None
 
     @cached_property
@@ -66,7 +67,8 @@ class MachineTarget:
         for machine in self._machines:
             for sizes in self._sizes:
                 try:
-                    geometry = fit_sizes(self.system, machine, replace(sizes, tree=machine != "sessions"))
+                    given = replace(sizes, tree=machine != "sessions")
+                    geometry = fit_sizes(self.system, machine, given, self._exactly)
                 except UnusableImplementation as error:
                     reason = error
                     continue

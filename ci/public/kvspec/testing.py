@@ -56,15 +56,16 @@ def machine(
 ) -> type[ServerMachine]:
     """A Hypothesis machine that drives what `make` returns beside the reference; its `TestCase` is a test.
 
-    machines: sessions, tree, both. presets or geometry: sizes to run with; without them all presets, and
-    drawn sizes. modes: free, faithful; without them those of the system. What it cannot do is left out.
-    Hypothesis's settings hold, given as ever (a profile, `@settings`), but for deadlines. Its shrinker runs
-    first, for three seconds at most; then commands, sizes and lengths are shrunk until none can be spared.
+    machines: sessions, tree, both. presets: sizes to run with, fitted to the system; without them all, and
+    drawn sizes. geometry: these sizes and no others; a system that refuses them fails the test. modes: free,
+    faithful; without them those of the system. What it cannot do is left out. Hypothesis's settings hold,
+    given as ever (a profile, `@settings`), but for deadlines. Its shrinker runs first, for three seconds at
+    most; then commands, sizes and lengths are shrunk until none can be spared.
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
     tiers.plan("smoke", machines=machines)  # raises ValueError for an unknown name
-    target = MachineTarget(lambda: _system(make), machines, sizes, modes, vary)
+    target = MachineTarget(lambda: _system(make), machines, sizes, modes, vary, geometry is not None)
     # The name is what Hypothesis's database knows a machine by.
     name = " ".join([_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes])
     driven = type(name, (ServerMachine,), {"target": target, "__doc__": ServerMachine.__doc__})

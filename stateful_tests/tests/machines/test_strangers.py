@@ -16,7 +16,9 @@ from hypothesis.internal.conjecture import engine
 
 import kvspec
 from kvspec import plugin
+from impl.example_engine import ExampleEngine
 from reference.commands import COMMANDS
+from reference.geometry import PRESETS
 from stateful_tests.machines import server_machine
 
 FAULTY = "torch+free-list-duplicate"
@@ -132,6 +134,13 @@ def test_an_unusable_option_is_no_green_run(option, code, line, tmp_path):
     (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
     seen, out = run(tmp_path, "pytest", "-q", option)
     assert seen == code and line in out, out
+
+
+def test_a_given_geometry_is_not_fitted():
+    """An engine without a window is not driven on other sizes than those that its author asks for."""
+    driven = kvspec.machine(ExampleEngine, geometry=PRESETS["page2"]).TestCase()
+    with pytest.raises(kvspec.UnusableImplementation, match="window"):
+        driven.runTest()
 
 
 def test_every_command_is_public():
