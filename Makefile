@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
+# Processes that tests start compile nothing twice, whatever the environment says.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check test lint types imports pytest spec bench format clean
@@ -31,7 +34,8 @@ check: setup ## check an implementation: make check ARGS='--impl torch --tier pr
 	@$(BIN)/kvspec check $(ARGS)
 
 test: setup ## lint, types, imports and all tests: what has to pass before a change goes in
-	@$(MAKE) --no-print-directory lint types imports pytest
+	@$(MAKE) --no-print-directory -j3 lint types imports
+	@$(MAKE) --no-print-directory pytest
 	@echo "test: ok"
 
 lint: setup ## ruff

@@ -50,6 +50,7 @@ def forked_workers() -> Iterator[None]:
     if torch.cuda.is_available():
         yield
         return
+    from impl.process import run_test
     from impl.release_system import ReleaseSystem
     from impl.sglang import SGLangSystem
     from impl.vllm.system import VLLMSystem
@@ -58,6 +59,7 @@ def forked_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for system in (SGLangSystem, ReleaseSystem, VLLMSystem):
             patch.setattr(system, "launch", Forked)
+        patch.setattr(run_test, "launch", Forked)
         yield
 
 

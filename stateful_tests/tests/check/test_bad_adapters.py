@@ -37,10 +37,12 @@ QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "2
     ],
 )
 def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
-    if adapter != "Raises":  # sizes shrink in the same way, with a process for each candidate
+    one_run = ()
+    if adapter != "Raises":  # sizes shrink, and runs follow, in the same way: with a process for each
         monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
+        one_run = "--preset", "page1", "--machine", "sessions"
     limit = ("--timeout", "0.4") if adapter == "Hangs" else ()
-    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK, *limit)
+    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK, *limit, *one_run)
     text = " ".join(out.split())
     assert code == 3 and "the system broke" in text
     assert says in text, out

@@ -1,8 +1,6 @@
 """LMDeploy's own scheduler and maker of batches, where its files are available."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -15,6 +13,7 @@ from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.engine_faults import ENGINES
+from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.traces import files as traces
 
 VERSION = ENGINES["lmdeploy"].version
@@ -88,6 +87,5 @@ def test_a_known_fault_is_still_there(path, system):
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
-    command = [sys.executable, "-m", "stateful_tests.tests.support.engine_faults", "lmdeploy"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert json.loads(done.stdout) == ENGINES["lmdeploy"].expected
+    seen = json.loads(printed_by("stateful_tests.tests.support.engine_faults", "lmdeploy"))
+    assert seen == ENGINES["lmdeploy"].expected

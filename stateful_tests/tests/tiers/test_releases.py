@@ -1,8 +1,6 @@
 """Releases of SGLang with their host tier: what drives them, what they conform to, what cannot be driven."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -24,6 +22,7 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
+from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.traces.files import TraceError, dump, loads
 from stateful_tests.traces.notation import TIER_KINDS, parse
 
@@ -135,11 +134,7 @@ def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_s
 
 
 def test_the_faults_are_seen_first_by_their_clauses():
-    done = subprocess.run(
-        [sys.executable, "-m", "stateful_tests.tests.tiers.tier_faults", "--replay"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    found = json.loads(done.stdout)
+    found = json.loads(printed_by("stateful_tests.tests.tiers.tier_faults", "--replay"))
     assert {name: seen[0][0] for name, seen in found.items()} == {
         name: fault.clause for name, fault in TIER_FAULTS.items()
     }

@@ -1,8 +1,6 @@
 """transformers' own scheduler and paged cache, where its files are available."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.engine_faults import ENGINES
+from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.traces import files as traces
 
 VERSION = ENGINES["transformers"].version
@@ -80,6 +79,5 @@ def test_an_abort_leaves_new_requests_blocked(system):
 
 
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
-    command = [sys.executable, "-m", "stateful_tests.tests.support.engine_faults", "transformers"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    assert json.loads(done.stdout) == ENGINES["transformers"].expected
+    seen = json.loads(printed_by("stateful_tests.tests.support.engine_faults", "transformers"))
+    assert seen == ENGINES["transformers"].expected

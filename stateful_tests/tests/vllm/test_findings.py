@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -16,6 +14,7 @@ from impl.process.run_test import FAILS, outcomes
 from reference.blocks.clauses import BLOCK_CLAUSES
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.tests.report.test_page import Reader
+from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
@@ -201,9 +200,7 @@ SHOWN_BY_NO_OBJECT = {
 
 def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_release_conforms(vllm):
     vllm("0.33.0")  # or it is unavailable
-    command = [sys.executable, "-m", "stateful_tests.tests.vllm.vllm_faults", "--replay"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    seen = json.loads(done.stdout)
+    seen = json.loads(printed_by("stateful_tests.tests.vllm.vllm_faults", "--replay"))
     first = {name: with_it and with_it[0] for name, (with_it, _, _) in seen.items()}
     assert first == {name: fault.clause for name, fault in RELEASE_FAULTS.items()}
     assert [name for name, (_, without, _) in seen.items() if without] == []
