@@ -140,11 +140,15 @@ def validate(
 )  # fmt: skip
 @save_option("Where the smallest run of each finding is saved.")
 @click.option("--again", metavar="FILE", help="Repeat a saved run, and do nothing else.")
+@click.option(
+    "--canary", is_flag=True,
+    help="With --again: SGLang's own KV canary looks at the same run, and the report says what it sees.",
+)  # fmt: skip
 @json_option
 def serve_check(
     out: ReportOut, impl: str, sglang_path: str | None, base: str | None, runs: int, clients: int, seed: int,
     impatient: bool, live: bool, fixed: tuple[str, ...], time_limit: float | None, save_dir: str,
-    again: str | None,
+    again: str | None, canary: bool,
 ) -> int:  # fmt: skip
     """Run a release's own scheduler under random clients.
 
@@ -156,7 +160,7 @@ def serve_check(
     from ci.report.progress import Progress
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
-    from impl.sglang.server.runs import WholeScheduler
+    from impl.sglang.server.runs import CANARY, WholeScheduler
     from stateful_tests.watched import serving
 
     run = None if again is None else _served_run(again)
@@ -166,6 +170,10 @@ def serve_check(
     given = dict(_field(each) for each in fixed)
     if live and (again is not None or impatient or base is not None):
         raise Unusable("--live goes neither with --again nor with --impatient nor with --base")
+    if canary and again is None:
+        raise Unusable("--canary: looks at a saved run; it goes with --again FILE")
+    if canary and release not in CANARY:
+        raise Unusable(f"--canary: runs on a CPU in {', '.join(CANARY)} alone; the run is of {release}")
     for field, why in NOT_LIVE.items():
         if live and given.get(field):
             raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
@@ -179,11 +187,14 @@ def serve_check(
         runner = WholeScheduler(environment.python_of(release), root)
         before = _before(release, sglang_path, base)
     reported: set[str] = set()
+    opinions: dict[str, str] = {}
     try:
         if run is not None:
             judged = serving.judge(runner, run, before)
             found = {each.key: judged for each in judged.findings}
             result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
+            if canary:
+                opinions = serving.second_opinion(runner, judged)
         else:
             with Progress() as progress:
 
@@ -201,7 +212,8 @@ def serve_check(
         runner.close()
         if before is not None:
             before.runner.close()
-    data = servers.served(result, Path(save_dir) if run is None else None, runs if run is None else 1)
+    folder, planned = (Path(save_dir), runs) if run is None else (None, 1)
+    data = servers.served(result, folder, planned, opinions)
     servers.served_text(out.console, data)
     return out.end(data)
 

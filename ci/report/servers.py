@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,12 @@ def shown_mismatch(out: Console, found: Data) -> None:
     labelled(out, {k: v for k, v in words.items() if v})
 
 
-def served(result: Served, folder: Path | None, planned: int) -> Data:
+def served(
+    result: Served, folder: Path | None, planned: int, canary: Mapping[str, str] | None = None
+) -> Data:
     """Everything about a check of whole schedulers; the smallest run of each finding is saved in `folder`.
 
-    planned: runs that were requested.
+    planned: runs that were requested; canary: what the release's own says of each finding.
     """
     found = []
     for key, judged in result.found.items():
@@ -171,6 +174,7 @@ def served(result: Served, folder: Path | None, planned: int) -> Data:
             "config": msgspec.to_builtins(judged.run.config), "seed": judged.run.seed,
             "clients": msgspec.to_builtins(judged.run.clients), "tail": judged.tail, "saved": saved,
             "mismatch": mismatch(finding.mismatch) if finding.mismatch else None,
+            "canary": (canary or {}).get(key),
             "again": None if saved is None else f"kvspec serve-check --again {saved}",
         })  # fmt: skip
     new = [each for each in found if not each["known"] and not each["old"]]
@@ -254,6 +258,8 @@ def served_text(out: Console, data: Data) -> None:
         }  # fmt: skip
         if each["known"]:
             words["known"] = each["known"]
+        if each["canary"]:
+            words["its own canary"] = each["canary"]
         labelled(out, words)
         if each["again"]:
             say(out, f"  again: {each['again']}", whole=True)

@@ -39,7 +39,7 @@ class Population:
     """The runs of a check, in order. fixed: fields of the server that are not left to chance.
 
     A fault often needs two or three switches at once, and chance leaves out many of these for long. So a run
-    has, of some random servers, the one with the most triples of switches that no run has had at work.
+    has, of some random servers, the one with the triples of switches that were least at work.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Population:
         self.seed, self.fixed, self.count, self.impatient = seed, fixed or {}, count, impatient
         self._number = -1
         self._config = Config()
-        self._at_work: set[Triple] = set()
-        self._tried: Counter[Triple] = Counter()
+        self._at_work: Counter[Triple] = Counter()
+        self._in_vain: Counter[Triple] = Counter()
 
     def draw(self) -> tuple[Config, tuple[Client, ...], int]:
         """The next run: its server, its clients and its seed."""
@@ -71,16 +71,19 @@ class Population:
         return config, found, rng.randrange(1 << 30)
 
     def ran(self, reached: Mapping[str, int]) -> None:
-        """The last run reached this. A triple counts once each of its switches has done something."""
+        """The last run reached this. A triple was at work if each of its switches has done something."""
         for triple in triples(self._config):
-            self._tried[triple] += 1
             shown_by = [AT_WORK[name] for name, on in triple if on and name in AT_WORK]
-            if all(reached.get(each) for each in shown_by):
-                self._at_work.add(triple)
+            done = all(reached.get(each) for each in shown_by)
+            (self._at_work if done else self._in_vain)[triple] += 1
 
     def _news(self, config: Config) -> float:
-        """How many triples would be new; one that was tried in vain counts less each time."""
-        return sum(1 / (1 + self._tried[each]) for each in triples(config) if each not in self._at_work)
+        """How much a server would add: a triple counts by its switches that are on, and less each time that
+        it was at work, or tried in vain."""
+        return sum(
+            sum(map(bool, dict(each).values())) / (1 + self._at_work[each]) ** 2 / (1 + self._in_vain[each])
+            for each in triples(config)
+        )
 
 
 def triples(config: Config) -> list[Triple]:
@@ -89,7 +92,7 @@ def triples(config: Config) -> list[Triple]:
     switches = {
         "page": page - 1, "window": 0 if not window else 1 if window < page else 2 if window % page else 3,
         "draft": config.draft, "overlap": config.overlap, "tree": config.tree, "mixed": config.mixed,
-        "chunk": config.chunk < 24, "pressure": config.pressure,
+        "chunk": config.chunk < 16, "pressure": config.pressure,
     }  # fmt: skip
     return list(itertools.combinations(switches.items(), 3))
 
@@ -114,7 +117,7 @@ def storm(
     share, lanes = config.tokens // 6, config.running + 1
 
     def turn(tiny: bool) -> Turn:
-        tokens, limit = rng.randint(1, share // 2 + 1), rng.randint(share, 2 * share)
+        tokens, limit = rng.randint(1, share), rng.randint(share, 2 * share)
         if tiny:
             tokens, limit = rng.randint(1, 3), rng.randint(1, 4)
         elif flood and rng.random() < 0.5:
@@ -123,7 +126,7 @@ def storm(
             wait=rng.choice((0, 0, 1, 3)), tokens=tokens, limit=limit,
             stop=rng.randint(1, limit) if rng.random() < 0.2 else 0,
             abort=rng.randint(1, 40) if rng.random() < 0.15 else 0,
-            shared=rng.randint(0, tokens) if rng.random() < 0.4 else 0, text=rng.randrange(3),
+            shared=rng.randint(tokens // 2, tokens) if rng.random() < 0.6 else 0, text=rng.randrange(2),
         )  # fmt: skip
 
     def client(number: int) -> Client:

@@ -143,6 +143,29 @@ class Before:
         return judged
 
 
+def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
+    """What the release's own KV canary says of each finding of a run, by key.
+
+    The same run is served once more. A wrong read is seen if the canary fires at its request and position.
+    """
+    run = judged.run
+    outcome = runner.run(Job(run.config, run.clients, run.seed, canary=True))
+    wrong: dict[str, set[tuple[str, int]]] = {}
+    for misread in judged.outcome.misread:
+        wrong.setdefault(f"reads {misread.pool}", set()).add((misread.request, misread.position))
+    says = {}
+    for each in judged.findings:
+        there = [v for v in outcome.canary or () if (v.request, v.position) in wrong.get(each.key, ())]
+        first = next(iter(there or outcome.canary or ()), None)
+        words = f"is silent in {outcome.forwards} forward passes"
+        if first is not None:
+            at = f"forward pass {first.forward}, position {first.position} of {first.request or 'no request'}"
+            words = "sees it" if there else "does not see it, and fires elsewhere"
+            words = f"{words if each.judge == 'reads' else 'fires in this run'}: {at}: {first.says}"
+        says[each.key] = words
+    return says
+
+
 def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> JudgedRun:
     """Serve one run, judge it, and compare it with what was before."""
     judged = serve(runner, run)

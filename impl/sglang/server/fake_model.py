@@ -14,12 +14,13 @@ default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.server.canary import Canary, Round
 from impl.sglang.server.clients import Clients, mixed
 from impl.sglang.server.outcome import Misread
 from impl.sglang.server.progress import Headway, Stall, excess
@@ -53,6 +54,7 @@ class FakeModel:
         self._texts: dict[str, list[int]] = {}  # what has KV
         self._inputs: dict[str, int] = {}
         self._to_read: list[Read] = []  # by the round in flight
+        self.canary: Canary | None = None
         self.headway = Headway()
         self._decoded: dict[str, int] = {}  # rounds of decode of a request since its prefill
         self.excess: Stall | None = None  # the first request that keeps more SWA KV than it may
@@ -77,6 +79,14 @@ class FakeModel:
         for pool, places in pools.items():
             self._stamps[pool].update(zip(places, stamps))
             self._writers[pool].update(dict.fromkeys(places, request))
+
+    def _shows(
+        self, mode: str, requests: Sequence[Any], starts: Sequence[int], lengths: Sequence[int],
+        tokens: Sequence[int], slots: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """The release's own canary looks at the round that runs."""
+        if self.canary is not None:
+            self.canary.forward(self.forwards, Round(mode, requests, starts, lengths, tokens, slots))
 
     def _reads(self, lanes: Iterable[tuple[Any, int, int, int]]) -> None:
         """A round computes: request, row, first position and end of each."""
@@ -152,6 +162,7 @@ class FakeModel:
             self._decoded[name] = 0
             self._write(slots[done : done + tokens], new, start, name)
             done += tokens
+        self._shows("is_extend", batch.reqs, batch.prefix_lens, batch.extend_lens, ids, slots)
         self._reads((request, self._row(request), start, start + tokens) for request, start, tokens in lanes)
         return [self._says(request.rid, start + tokens) for request, start, tokens in lanes]
 
@@ -168,6 +179,8 @@ class FakeModel:
         for slot, token, (name, _, length) in zip(batch.out_cache_loc, batch.input_ids.tolist(), lanes):
             self._write(slot.view(1), [token], length - 1, name)
             self._texts[name][length - 1 :] = [token]
+        starts, tokens = [length - 1 for _, _, length in lanes], batch.input_ids.tolist()
+        self._shows("is_decode_or_idle", batch.reqs, starts, [1] * len(lanes), tokens, batch.out_cache_loc)
         places = zip(batch.reqs, lanes)
         self._reads((request, row, length - 1, length) for request, (_, row, length) in places)
         return [self._says(name, length) for name, _, length in lanes]
@@ -176,6 +189,8 @@ class FakeModel:
         """A verify round: the tokens that each entry samples, and how many were accepted."""
         rows = self.scheduler.req_to_token_pool.req_to_token
         sampled, accepted = [], []
+        computed: list[int] = []
+        slots: list[torch.Tensor] = []
         names = [request.rid for request in batch.reqs]
         lanes = list(zip(names, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()))
         self._keeps(batch.reqs)
@@ -183,9 +198,13 @@ class FakeModel:
             accepted.append(self.clients.accepts(name, length - self._inputs[name], draft))
             right = [self._says(name, length + 1 + i) for i in range(draft)]
             written = [token, *right[: draft - 1]]
-            self._write(rows[row, length : length + draft].to(torch.int64), written, length, name)
+            slots.append(rows[row, length : length + draft].to(torch.int64))
+            computed += written
+            self._write(slots[-1], written, length, name)
             self._texts[name][length:] = written[: accepted[-1]]
             sampled.append(right[: accepted[-1]])
+        starts = [length for _, _, length in lanes]
+        self._shows("is_target_verify", batch.reqs, starts, [draft] * len(lanes), computed, torch.cat(slots))
         ends = zip(batch.reqs, lanes, accepted)
         self._reads((request, row, length, length + count) for request, (_, row, length), count in ends)
         return sampled, accepted

@@ -22,10 +22,20 @@ class Misread(NamedTuple):
     writer: str = ""
 
 
+class Violation(NamedTuple):
+    """SGLang's KV canary complains in this forward pass, of what a request of the batch reads at `position`
+    ("" and -1: of what nobody in it reads)."""
+
+    forward: int
+    request: str
+    position: int
+    says: str
+
+
 class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
     stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
-    one; blocks_s: of each block of rounds."""
+    one; blocks_s: of each block of rounds; canary: what the release's own KV canary saw, None without it."""
 
     forwards: int
     rounds: int
@@ -37,3 +47,4 @@ class RunOutcome(msgspec.Struct, frozen=True):
     stalls: list[Stall] = []
     cpu_s: float = 0.0
     blocks_s: list[float] = []
+    canary: list[Violation] | None = None

@@ -244,10 +244,11 @@ class _Blocks:
 
 def run(
     config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str, str] | None,
-    every: tuple[int, bool] | None = None,
+    every: tuple[int, bool] | None = None, canary: bool = False,
 ) -> RunOutcome:  # fmt: skip
-    """Serve these clients, watched if `watch` has the watcher's settings, in blocks (Job) if `every` says so.
-    Once in a process."""
+    """Serve these clients, watched if `watch` has the watcher's settings, in blocks (Job) if `every` says so,
+    before the eyes of the release's own KV canary. Once in a process."""
+    from impl.sglang.server import canary as kv_canary
     from impl.sglang.server.fake_model import FakeModel
 
     [watcher] = _WATCHERS
@@ -260,10 +261,15 @@ def run(
             stalls.append(found)
 
     script = Clients(clients, seed, stalled)
+    if canary:
+        kv_canary.install()
     with tempfile.TemporaryDirectory() as folder:
-        scheduler = _scheduler(config, model_folder(Path(folder), config.window))
+        more = kv_canary.SETTINGS if canary else {}
+        scheduler = _scheduler(config, model_folder(Path(folder), config.window), more)
     logging.disable(logging.WARNING)
     model = FakeModel(scheduler, watcher.kind, script, config.draft)
+    if canary:
+        model.canary = kv_canary.Canary(scheduler, watcher.kind, config.draft)
     if config.draft:
         scheduler.draft_worker.model = model
     else:
@@ -305,18 +311,18 @@ def run(
     stalls += [model.excess] if model.excess else []
     return RunOutcome(
         model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, stalls, cpu_s,
-        [] if blocks is None else blocks.spent,
+        [] if blocks is None else blocks.spent, model.canary.seen if model.canary else None,
     )  # fmt: skip
 
 
-def _scheduler(config: Config, model: Path) -> Any:
+def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
     """The release's Scheduler, built as its own process does."""
     import sglang.srt.managers.scheduler as module
     from sglang.srt.server_args import PortArgs, ServerArgs
 
-    more: dict[str, Any] = {}
+    more = dict(settings)
     if config.draft:
-        more = {
+        more |= {
             "speculative_algorithm": "EAGLE", "speculative_num_steps": config.draft - 1,
             "speculative_eagle_topk": 1, "speculative_num_draft_tokens": config.draft,
             "speculative_draft_model_path": str(model),

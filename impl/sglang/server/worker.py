@@ -21,7 +21,8 @@ from impl.sglang.server.outcome import RunOutcome
 
 class Job(msgspec.Struct, frozen=True):
     """One run; watch: settings of the watcher, if it is watched; blocks: rounds after which its hooks are
-    taken out or put back, and whether they are there at first; limit_s: after which it is killed."""
+    taken out or put back, and whether they are there at first; limit_s: after which it is killed; canary: the
+    release's own KV canary looks at each forward pass."""
 
     config: Config
     clients: tuple[Client, ...]
@@ -29,6 +30,7 @@ class Job(msgspec.Struct, frozen=True):
     watch: dict[str, str] | None = None
     blocks: tuple[int, bool] | None = None
     limit_s: float = 120.0
+    canary: bool = False
 
 
 def main() -> int:
@@ -72,7 +74,7 @@ def _serve(job: Job, pipe: IO[bytes]) -> None:
 
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, job.limit_s)
-    done = whole_scheduler.run(job.config, job.clients, job.seed, job.watch, job.blocks)
+    done = whole_scheduler.run(job.config, job.clients, job.seed, job.watch, job.blocks, job.canary)
     signal.setitimer(signal.ITIMER_REAL, 0)
     pipe.write(msgspec.json.encode(done))
 

@@ -16,7 +16,7 @@ from ci.report import servers
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment, progress
 from impl.sglang.server.clients import Client, Clients, Config, Turn
-from impl.sglang.server.outcome import Misread, RunOutcome
+from impl.sglang.server.outcome import Misread, RunOutcome, Violation
 from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
@@ -150,17 +150,17 @@ def test_runs_between_scenes_are_storms_floods_and_random_clients():
     assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
 
 
-def test_a_triple_of_switches_counts_once_each_has_done_something():
-    """One that was tried in vain is wanted less, and is wanted."""
+def test_a_triple_of_switches_is_at_work_once_each_has_done_something():
     runs, config = population.Population(1), Config(window=4, draft=4, tree=False, chunk=64, pressure=False)
     runs._config, fresh = config, runs._news(config)
     triple = (("window", 3), ("draft", 4), ("tree", False))
     assert triple in population.triples(config)
     runs.ran({"a window eviction": 3})
-    assert triple not in runs._at_work and 0 < runs._news(config) < fresh
-    assert (("page", 0), ("window", 3), ("overlap", False)) in runs._at_work
+    assert not runs._at_work[triple] and runs._news(config) < fresh
+    assert runs._at_work[("page", 0), ("window", 3), ("overlap", False)] == 1
+    tried = runs._news(config)
     runs.ran({"a window eviction": 1, "a verify round that accepts several": 1})
-    assert triple in runs._at_work and runs._news(config) == 0
+    assert runs._at_work[triple] == 1 and runs._news(config) < tried
 
 
 def test_a_part_of_the_package_is_no_server(tmp_path):
@@ -176,6 +176,24 @@ def test_a_server_that_broke_has_a_key_without_numbers():
     run = serving.ServedRun(RELEASE, Config(), (), 1)
     keys = {f.key for o in (one, two) for f in serving._findings(run, o, serving.Validated())}
     assert len(keys) == 1 and "AssertionError" in keys.pop()
+
+
+@pytest.mark.parametrize("fires, of_reads, of_log", [
+    ([], "is silent in 10 forward passes", "is silent in 10 forward passes"),
+    ([("c1.2", 4)], "sees it: forward pass 7, position 4 of c1.2: hash",
+     "fires in this run: forward pass 7, position 4 of c1.2: hash"),
+    ([("", -1)], "does not see it, and fires elsewhere: forward pass 7, position -1 of no request: hash",
+     "fires in this run: forward pass 7, position -1 of no request: hash"),
+])  # fmt: skip
+def test_a_second_opinion(fires, of_reads, of_log):
+    outcome = RunOutcome(9, 9, [Misread(7, "c1.2", "full", 4, (11, 4), None)], {})
+    keys = ("reads", "reads full"), ("log", "log LEN-2")
+    findings = [serving.ServedFinding(judge, key, "") for judge, key in keys]
+    run = serving.ServedRun(RELEASE, Config(), (), 1)
+    seen = [Violation(7, name, position, "hash") for name, position in fires]
+    runner = Bag(run=lambda job: RunOutcome(10, 10, [], {}, canary=seen if job.canary else None))
+    says = serving.second_opinion(runner, serving.JudgedRun(run, outcome, Validated(), findings))
+    assert says == {"reads full": of_reads, "log LEN-2": of_log}
 
 
 class RunsOut(Pretends):
@@ -291,6 +309,22 @@ def test_a_known_fault_is_reported_by_name(scheduler):
     judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
     assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
     assert not judged.new
+
+
+@pytest.mark.parametrize("limit, says", [
+    (5, {"log LEN-2 release": "is silent in 5 forward passes"}),
+    (6, {
+        "log LEN-2 release": "fires in this run: forward pass 4, position 8 of a.2: launch_tag=HEAD_K_FULL",
+        "reads full": "sees it: forward pass 4, position 8 of a.2: launch_tag=HEAD_K_FULL",
+    }),
+])  # fmt: skip
+def test_the_release_s_own_canary_sees_a_token_that_was_never_computed(scheduler, limit, says):
+    """5: a draft that was right has left its KV there."""
+    client = Client("a", 0, (Turn(0, 3, limit), Turn(0, 3, 3)))
+    judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(draft=4), (client,), 1))
+    assert {each.known for each in judged.findings} == {"last-token"}
+    opinions = serving.second_opinion(scheduler, judged)
+    assert {key: each.partition(" fail_reason")[0] for key, each in opinions.items()} == says
 
 
 def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
