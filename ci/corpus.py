@@ -21,6 +21,7 @@ from stateful_tests.check.driving import start_run, unfitted
 from stateful_tests.check.tiers import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
+from stateful_tests.coverage.conjunctions import conjunctions
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.generate.scope import Scope
 from stateful_tests.coverage.situations import situation
@@ -31,7 +32,7 @@ from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.passes import drop
 from stateful_tests.shrink.rewriting import Commands
 
-SEED, RUNS = 12345, 400  # of the generator: runs of each machine, preset and mode at most
+SEED, LEAST, RUNS = 12345, 50, 400  # of the generator: runs of each machine, preset and mode
 
 
 def shortest(scope: Scope) -> Iterator[CorpusLine]:
@@ -63,8 +64,8 @@ def shrunk(line: CorpusLine) -> CorpusLine:
 
 
 def at_random(wanted: set[str]) -> Iterator[CorpusLine]:
-    """A way to each of these in the sizes of the presets."""
-    system, whole = resolve("reference"), plan("pr", seed=SEED)
+    """A way to each of these in the sizes of the presets, and to each conjunction that a run meets."""
+    system, whole, found = resolve("reference"), plan("pr", seed=SEED), set[str]()
     configs = [unfitted(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES]
     for example in range(RUNS):
         for config in configs:
@@ -74,11 +75,13 @@ def at_random(wanted: set[str]) -> Iterator[CorpusLine]:
                 was, command = state, propose(state, run.source, run.profile)
                 state, outcome = model.step(was, command)
                 did.append(command)
-                first_at.setdefault(situation(was, command, outcome, state), len(did))
-            for text in sorted(wanted & first_at.keys()):
-                wanted.remove(text)
+                step = was, command, outcome, state
+                for text in (*conjunctions(*step), *({situation(*step)} & wanted)):
+                    first_at.setdefault(text, len(did))
+            for text in sorted(first_at.keys() - found):
+                found.add(text)
                 yield CorpusLine(text, run.geometry, config.mode, "random", tuple(did[: first_at[text]]))
-        if not wanted:
+        if wanted <= found and example >= LEAST:
             return
 
 

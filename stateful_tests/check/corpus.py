@@ -17,7 +17,7 @@ from reference.blocks.config import EngineConfig
 from reference.commands import TREE_COMMANDS, Mode
 from reference.geometry import Geometry
 from reference.kinds import JudgedConfig
-from stateful_tests.coverage.situations import situation
+from stateful_tests.coverage import situations as coverage
 from stateful_tests.traces.files import load as load_trace
 from stateful_tests.traces.notation import format_command, parse
 
@@ -93,7 +93,7 @@ def meets(line: CorpusLine) -> int | None:
     for at, command in enumerate(line.commands):
         was = state
         state, outcome = model.step(was, command)
-        if situation(was, command, outcome, state) == line.situation:
+        if line.situation in coverage.situations(was, command, outcome, state):
             return at
     return None
 

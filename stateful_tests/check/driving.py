@@ -22,7 +22,7 @@ from reference.state import State
 from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
-from stateful_tests.coverage.situations import situation
+from stateful_tests.coverage.situations import situations
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.engine_commands import (
     draw_engine_config, draw_engine_profile, engine_finale, fitted, propose_engine_command,
@@ -218,7 +218,7 @@ def _carry_out(lockstep: AnyLockstep, commands: Iterator[Any], done: list[Any], 
         if lockstep.violation is not None:
             return
         if isinstance(lockstep, Lockstep) and was is not None:
-            driven.situations[situation(was, command, outcome, lockstep.state)] += 1
+            driven.situations.update(situations(was, command, outcome, lockstep.state))
 
 
 def _end(lockstep: AnyLockstep, done: list[Any], driven: Driven) -> None:

@@ -9,9 +9,15 @@ from __future__ import annotations
 from reference.commands import Command, Outcome, Reason, Refused
 from reference.commands import kind_name as kind_name
 from reference.state import State
+from stateful_tests.coverage.conjunctions import conjunctions
 from stateful_tests.generate.commands import HARNESSES
 from stateful_tests.generate.commands.base import Labels
 from stateful_tests.generate.commands.cases import LATE
+
+
+def situations(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
+    """All that a step meets: its situation, and what meets in it of several."""
+    return {situation(was, command, outcome, now), *conjunctions(was, command, outcome, now)}
 
 
 def situation(was: State, command: Command, outcome: Outcome, now: State) -> str:
