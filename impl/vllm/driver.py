@@ -94,10 +94,7 @@ class EngineDriver:
 
             return StateRunnerV1(config, self.overlap, self._methods, pool_of(config))
         if config.recurrent:
-            from impl.vllm.states_v2 import HYBRID, StateRunnerV2
-
-            if not hasattr(importlib.import_module(HYBRID).MambaHybridModelState, "initialize_kv_cache"):
-                raise UnusableImplementation("groups with state: driven under model runner V2 since 0.33.0")
+            from impl.vllm.states_v2 import StateRunnerV2
 
             return StateRunnerV2(config, self.overlap, pool_of(config))
 

@@ -197,6 +197,8 @@ def check_fits(
     if isinstance(geometry, EngineConfig):
         if not can.schedules:
             raise UnusableImplementation(f"{system.name} is driven batch by batch: the trace is of an engine")
+        if geometry.recurrent and not can.recurrent:
+            raise UnusableImplementation(f"{system.name} is driven without recurrent state: the trace has it")
         return
     if isinstance(geometry, TierConfig):
         if not can.tiers:

@@ -185,7 +185,7 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
 
 
 def test_traces_of_another_way_to_run_do_not_say_that_a_fault_is_gone():
-    state = by_id(called(TorchKV, "0.5.23+overlap"))["received-tail-shorter-than-a-window"].state
+    state = by_id(called(TorchKV, "0.5.23+overlap"))["last-token"].state
     assert state == "not shown by its traces, which are of another way to run"
 
 
@@ -246,7 +246,7 @@ def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, re
     requested = of_system("sglang", system.release, name.split("+")[1:])
     assert [mask.fault.id for mask in known] == [fault.id for fault in requested]
     gone = [mask.fault.id for mask in known if not mask.holds]
-    assert gone == ["received-tail-shorter-than-a-window"] * ("overlap" in name)
+    assert gone == []
 
 
 @pytest.mark.parametrize(

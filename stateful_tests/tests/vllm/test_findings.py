@@ -116,6 +116,12 @@ SAID = {
     "a_request_that_a_batch_leaves_out_goes_on_in_the_first_column": "state is that after token 3",
     "a_preempted_session_finds_its_old_column": "its recurrent state is that of another text, where r2",
     "a_prompt_ends_with_drafts_of_the_turn_before": "where r1 keeps the state after its first 6 tokens",
+    "a_session_publishes_a_state_under_the_hash_of_a_dropped_token":
+        "named by the prefix cache since command 4",
+    "a_session_publishes_a_state_under_the_hash_of_a_dropped_token_in_time":
+        "named by the prefix cache since command 5",
+    "a_step_behind_a_prompt_names_the_state_that_it_overwrites": "after its token 3 in block 2 last",
+    "a_turn_preempted_with_its_last_token_in_flight_loses_its_text": "another one at position 0, where r2",
     "a_prompt_of_one_token_is_padded_and_runs_as_a_prompt": "r2 keeps the state after its first 1 tokens",
 }  # fmt: skip
 

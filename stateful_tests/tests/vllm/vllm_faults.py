@@ -15,7 +15,7 @@ import tomllib
 import unittest
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ RELEASE_FAULTS = dict(_read())
 class Loaded(EngineDriver):
     """The release in this process, into which a fault can be put."""
 
-    name, capabilities = f"vllm=={VERSION}", VLLMSystem.capabilities
+    name = f"vllm=={VERSION}"
+    capabilities = replace(VLLMSystem.capabilities, recurrent=True)
 
     @contextmanager
     def faulty(self, fault: ReleaseFault) -> Iterator[None]:
