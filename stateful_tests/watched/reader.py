@@ -62,6 +62,8 @@ class WatchLog:
                 self.files += _later(self.files[-1])
 
     def _lines_of(self, path: Path, growing: Callable[[], bool] | None, at: int) -> Iterator[Line]:
+        if at and growing is not None:
+            _wait_for_header(path, growing)
         if at and _header_of(path).process != self.header.process:
             raise LogError(f"{path}: line 1: of another process than {self.files[0]}")
         number, name = 1, str(path)
@@ -125,6 +127,14 @@ def _header_of(path: Path) -> WatchHeader:
     return header
 
 
+def _wait_for_header(path: Path, growing: Callable[[], bool]) -> None:
+    """A part exists before its header is written."""
+    with path.open("rb") as file:
+        while not file.readline(MAX_LINE).endswith(b"\n") and growing():
+            file.seek(0)
+            time.sleep(_PERIOD_S)
+
+
 def _reason(raw: bytes, error: Exception) -> str:
     """Why a line is no event; of a header in the middle, that."""
     if f'"format":"{FORMAT}"'.encode() in raw[:200]:
@@ -135,20 +145,22 @@ def _reason(raw: bytes, error: Exception) -> str:
 def _whole_lines(
     file: IO[bytes], growing: Callable[[], bool] | None, goes_on: Callable[[], bool]
 ) -> Iterator[bytes]:
-    """Lines with their ends; the last one may have none. A growing file is waited for."""
-    rest = b""
+    """Lines with their ends; the last one may have none. A growing file is waited for, and read once more
+    after its writer has gone or has begun the next part: it wrote all of this one before."""
+    rest, over = b"", growing is None
     while True:
         raw = rest + file.readline(MAX_LINE)
         if raw.endswith(b"\n") or len(raw) >= MAX_LINE:
             rest = b""
             yield raw
-        elif growing is not None and not (goes_on() and raw == rest) and growing():
-            rest = raw
-            time.sleep(_PERIOD_S)
-        else:
+        elif over or growing is None:
             if raw:
                 yield raw
             return
+        else:
+            rest, over = raw, goes_on() or not growing()
+            if not over:
+                time.sleep(_PERIOD_S)
 
 
 def _later(path: Path) -> list[Path]:

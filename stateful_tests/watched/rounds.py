@@ -171,6 +171,7 @@ def stepped(beside: Beside, e: log.Stepped) -> None:
         raise Diverged("OUT-1", want, f"runs one of {e.batch}")
     launched(beside, e.lanes)
     step.entries.clear()
+    step.admits = step.evicts = False
     result.prepared = result.next_chunk = False
     _counts(beside, e)
 

@@ -65,6 +65,8 @@ class StepSeen:
     outside: requests that were retracted since, and not queued again.
     evictions: window evictions of requests whose prefill is to come.
     due: sessions that a client closed since, while no turn was in flight.
+    admits: it has looked at who waits since, so results are processed.
+    evicts: it has evicted a window since, so the batch is decided on.
     unpaged: the pages of the last step are to come.
     joined_late: validation began with the last snapshot, and nothing was counted yet.
     last: the last step that was read.
@@ -75,6 +77,8 @@ class StepSeen:
     outside: dict[str, None] = field(default_factory=dict)
     evictions: dict[str, Choice] = field(default_factory=dict)
     due: dict[str, None] = field(default_factory=dict)
+    admits: bool = False
+    evicts: bool = False
     unpaged: bool = False
     joined_late: bool = False
     last: Stepped | None = None

@@ -343,26 +343,50 @@ REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/
 PREFIXED = "AssertionError:  at srt/managers/schedule_policy.py:1368"
 
 
-@pytest.mark.parametrize("release, error, seen, name", [
-    ("0.5.23", REUSED, "a retract before the first result", "nothing-to-resume"),
-    ("0.5.23", REUSED, "", ""),
-    ("0.5.23", "c1 already has a slot", "a second turn that is rejected", "rejection-takes-slot"),
-    ("0.5.24", "c1 already has a slot", "a second turn that is rejected", ""),
-    ("0.5.23", PREFIXED, "a turn that resumes", "ignored-end-token-in-chunks"),
-    ("0.5.23", PREFIXED, "", ""),
-    ("0.5.20", "Full Pool Mem Leak Detected!", "parked", "parked-chunk"),
-    ("0.5.23", "Full Pool Mem Leak Detected!", "parked", ""),
-    ("0.5.21", "Decode out of memory.", "prepared", "mixed-without-room"),
-    ("0.5.21", "Decode out of memory.", "", ""),
-    ("0.5.22", "Decode out of memory.", "prepared", ""),
-    ("0.5.23", "Prefill out of memory.", "next_chunk", "chunk-without-room"),
-    ("0.5.23", "Out of memory.", "prepared", ""),
+SLOT, LEAK, OTHER = "c1 already has a slot", "Full Pool Mem Leak Detected!", "KeyError: 1 at srt/a.py:1"
+MIXED, ALONE = Config(mixed=True, tree=False), Config(tree=False)
+RETRACTED, RESUMED, REJECTED = (
+    "a retract before the first result", "a turn that resumes", "a second turn that is rejected",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("release, error, seen, config, name", [
+    ("0.5.23", REUSED, RETRACTED, ALONE, "nothing-to-resume"),
+    ("0.5.23", REUSED, "", ALONE, ""),
+    ("0.5.23", OTHER, RETRACTED, ALONE, ""),
+    ("0.5.23", SLOT, REJECTED, ALONE, "rejection-takes-slot"),
+    ("0.5.23", "AssertionError:  at srt/session/x.py:1", REJECTED, ALONE, "rejection-takes-slot"),
+    ("0.5.23", "AssertionError: a word at srt/session/x.py:1", REJECTED, ALONE, ""),
+    ("0.5.23", SLOT, "", ALONE, ""),
+    ("0.5.24", SLOT, REJECTED, ALONE, ""),
+    ("0.5.23", PREFIXED, RESUMED, ALONE, "ignored-end-token-in-chunks"),
+    ("0.5.23", PREFIXED, "", ALONE, ""),
+    ("0.5.23", PREFIXED, RESUMED, Config(), ""),
+    ("0.5.23", PREFIXED.replace("policy", "batch"), RESUMED, ALONE, ""),
+    ("0.5.23", f"KeyError: {PREFIXED}", RESUMED, ALONE, ""),
+    ("0.5.20", LEAK, "parked", ALONE, "parked-chunk"),
+    ("0.5.20", LEAK, "", ALONE, ""),
+    ("0.5.20", OTHER, "parked", ALONE, ""),
+    ("0.5.23", LEAK, "parked", ALONE, ""),
+    ("0.5.21", "Decode out of memory.", "prepared", MIXED, "mixed-without-room"),
+    ("0.5.21", "Decode out of memory.", "prepared", ALONE, ""),
+    ("0.5.21", "Decode out of memory.", "", MIXED, ""),
+    ("0.5.21", OTHER, "prepared", MIXED, ""),
+    ("0.5.22", "Decode out of memory.", "prepared", MIXED, ""),
+    ("0.5.23", "Prefill out of memory.", "next_chunk", MIXED, "chunk-without-room"),
+    ("0.5.23", "Prefill out of memory.", "next_chunk", ALONE, ""),
+    ("0.5.23", "Prefill out of memory.", "next_chunk", Config(mixed=True, window=4), ""),
+    ("0.5.23", "Out of memory.", "prepared", MIXED, ""),
+    ("0.5.23", OTHER, "next_chunk", MIXED, ""),
+    ("0.5.22", LEAK, "", Config(window=5, page_size=4), "swept-too-far"),
+    ("0.5.22", LEAK, "", Config(window=5, page_size=4, tree=False), ""),
+    ("0.5.22", OTHER, "", Config(window=5, page_size=4), ""),
 ])  # fmt: skip
-def test_known_faults_explain_what_they_cause_alone(release, error, seen, name):
-    flags = {name: seen == name for name in ("parked", "prepared", "next_chunk")}
-    validated = Validated(**flags)
+def test_known_faults_explain_what_they_cause_alone(release, error, seen, config, name):
+    """Each condition of explains_end: without it an unrelated end would be one of a known fault."""
+    validated = Validated(**{flag: seen == flag for flag in ("parked", "prepared", "next_chunk")})
     validated.reached[seen] += 1
-    assert explains_end(release, error, Config(mixed=True, tree=False), validated) == name
+    assert explains_end(release, error, config, validated) == name
 
 
 @pytest.mark.parametrize(

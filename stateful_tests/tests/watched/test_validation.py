@@ -12,6 +12,7 @@ from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
 from stateful_tests.traces.notation import format_command
 from stateful_tests.tests.support.watched_logs import header
+from stateful_tests.watched import reader
 from stateful_tests.watched.beside import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.results import Validated
@@ -225,3 +226,53 @@ def test_a_growing_log_is_followed(tmp_path):
     (log,) = logs_of([path])
     found = Validator(log.header).run(log.lines(growing))
     assert found.events == whole.count(b"\n") - 1 and not found.found and log.cut is None
+
+
+def test_a_growing_log_rotates(tmp_path):
+    """A part is written whole before the next one exists, which is without a header for a moment."""
+    head, *lines = LOGS[0].read_bytes().splitlines(keepends=True)
+    parts = [tmp_path / f"kvspec-7-{number:04}.jsonl" for number in (1, 2, 3)]
+    parts[0].write_bytes(head + lines[0] + lines[1][:20])
+    writes = [
+        {0: lines[1][20:] + lines[2], 1: b""}, {1: head[:30]}, {1: head[30:] + lines[3][:9]},
+        {1: lines[3][9:] + b"".join(lines[4:20]), 2: head + b"".join(lines[20:])},
+    ]  # fmt: skip
+
+    def growing():
+        for part, text in (writes.pop(0) if writes else {}).items():
+            with parts[part].open("ab") as file:
+                file.write(text)
+        return bool(writes)  # it has ended after it has written
+
+    (log,) = logs_of([parts[0]])
+    found = Validator(log.header).run(log.lines(growing))
+    assert found.events == len(lines) and not found.found and log.cut is None and not writes
+    assert log.files == parts
+
+
+def test_a_line_that_ends_just_before_the_next_part_begins_is_read_whole(tmp_path, monkeypatch):
+    head, *lines = LOGS[0].read_bytes().splitlines(keepends=True)
+    path, following = tmp_path / "kvspec-7-0001.jsonl", tmp_path / "kvspec-7-0002.jsonl"
+    path.write_bytes(head + lines[0][:20])
+    looks = iter((False, False, True))
+    later = reader._later
+
+    def writes_meanwhile(part):
+        if next(looks, False):
+            path.write_bytes(head + lines[0])
+            following.write_bytes(head + b"".join(lines[1:]))
+        return later(part)
+
+    monkeypatch.setattr(reader, "_later", writes_meanwhile)
+    (log,) = logs_of([path])
+    found = Validator(log.header).run(log.lines(lambda: not following.exists()))
+    assert found.events == len(lines) and log.cut is None
+
+
+def test_a_growing_log_that_is_no_part_ends_with_its_server(tmp_path):
+    whole, path = LOGS[0].read_bytes(), tmp_path / "server.jsonl"
+    path.write_bytes(whole[:-5])
+    (log,) = logs_of([path])
+    alive = iter((True, False))
+    found = Validator(log.header).run(log.lines(lambda: next(alive)))
+    assert found.events == whole.count(b"\n") - 2 and log.cut is not None and log.files == [path]
