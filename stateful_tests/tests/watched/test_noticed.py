@@ -170,3 +170,19 @@ def test_after_a_mismatch_the_next_snapshot_is_taken(validate):
     found = validate([*events("TURN: 7.1.0.2=2"), *PIECES["SNAPSHOT"], *FINISH])
     assert len(found.found) == 1 and found.given == 2
     assert found.skipped[SKIPPED] == 4 and found.commands["Finish"] == 1
+
+
+@pytest.mark.parametrize("lines, reached", [
+    (events("TURN") + events("RETRACT"), {"a retract": 1}),
+    (events("TURN 1-8") + [["release", "c1.1", "c1", None, False, 1, None, [3, 3, 0, 0], [3, 3, 0, 0], 9]],
+     {"a retract": 1}),
+    (events("TURN 1-8") + [["release", "c1.1", "c1", None, False, 0, None, [3, 3, 0, 0], [3, 3, 0, 0], 9]],
+     {"a retract": 1, "a retract before the first result": 1}),
+])  # fmt: skip
+def test_which_retracts_are_reached(lines, reached, validate):
+    found = validate(lines, overlap=True)
+    assert {name: count for name, count in found.reached.items() if "retract" in name} == reached
+
+
+def test_an_end_without_output_is_a_finish(validate):
+    assert validate(copy(WITHOUT_OUTPUT)).commands["Finish"] == 1
