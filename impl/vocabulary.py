@@ -20,6 +20,10 @@ class RequestPhase(Enum):
     RUNNING = auto()
 
 
+# A running batch lists the request, and its KV is its own.
+IN_BATCH = (RequestPhase.EXTENDING, RequestPhase.RUNNING)
+
+
 class CommandRefused(Exception):
     """Internal to a system: the command is refused for this reason; nothing was touched."""
 

@@ -12,7 +12,7 @@ from impl.torch_kv.cursors import larger
 from impl.lazy import Tensor, torch
 from impl.torch_kv.radix import PrefixRules
 from impl.torch_kv.sessions import KVRequest, KVSession, Slot
-from impl.vocabulary import RequestPhase, require
+from impl.vocabulary import IN_BATCH, require
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 
 HELD, UNCACHED = "session_held", "uncached"
@@ -124,6 +124,5 @@ class MemoryChecks(PrefixRules):
         return self.report(log=command.level == 2) if command.level else None
 
     def check_idle(self, command: CheckIdle) -> Report:  # noqa: ARG002
-        under_way = RequestPhase.EXTENDING, RequestPhase.RUNNING
-        require(all(r.phase not in under_way for r in self.requests.values()), Reason.NOT_IDLE)
+        require(all(r.phase not in IN_BATCH for r in self.requests.values()), Reason.NOT_IDLE)
         return self.report()

@@ -8,7 +8,7 @@ from impl.torch_kv.memory_checks import MemoryChecks
 from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
 from impl.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest
-from impl.vocabulary import Played, RequestPhase, require
+from impl.vocabulary import IN_BATCH, Played, RequestPhase, require
 from reference import commands as c
 from reference.commands import Reason, token_id
 
@@ -234,7 +234,7 @@ class Steps(MemoryChecks):
         return draft.accept
 
     def evict_swa(self, command: c.EvictSwa) -> Played:
-        [request] = self._lanes((command.request,), RequestPhase.EXTENDING, RequestPhase.RUNNING)
+        [request] = self._lanes((command.request,), *IN_BATCH)
         require(self.window is not None, Reason.NO_SWA)
         require(0 <= command.length <= request.cursors.kv_allocated_len, Reason.BAD_LENGTH)
         self.evict_window(request, command.length)

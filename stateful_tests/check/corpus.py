@@ -2,7 +2,7 @@
 
 A line of `corpus.txt` is "situation | sizes | mode | origin | commands", in the notation of reports. origin:
 the scope of `kvspec explore` that gave the shortest way, "random" (a run of the generator, shrunk) or "hand".
-`python -m ci.corpus` makes the file anew and keeps the lines by hand. The traces of known faults in
+`python -m ci.corpus` brings the file up to date and keeps the lines by hand. The traces of known faults in
 `fixtures` are lines as well.
 """
 
