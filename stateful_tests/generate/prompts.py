@@ -99,6 +99,8 @@ def draw_prompt(
     start = after or ()
     if after is None and (short := _overlong(state)) and once_in(source, 6):
         return shortened(pick(source, short), longest)
+    if after is None and (short := _locked_twice(state)) and once_in(source, 6):
+        return shortened(pick(source, short), longest)
     familiar = [p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after]
     page_size = state.config.geometry.page_size
     if familiar and after is None and page_size > 1 and once_in(source, 6):  # diverging inside a page
@@ -130,6 +132,20 @@ def _overlong(state: State) -> list[Prompt]:
         for lock in state.tree.locks
         for end in range(lock.swa_from + size, len(lock.key) - window + 1, size)
         if token_of(lock.key[0]) >> POSITION_BITS >= SHARED
+    ]
+
+
+def _locked_twice(state: State) -> list[Prompt]:
+    """Prompts that split a node which two have locked."""
+    if state.tree is None or len(state.tree.locks) < 2:
+        return []
+    size, keys = state.tree.page_size, [lock.key for lock in state.tree.locks]
+    return [
+        spelt(placed.path[:end])
+        for placed in nodes(state.tree)
+        if sum(key[: placed.end] == placed.path for key in keys) > 1
+        for end in range(placed.start + size, placed.end, size)
+        if token_of(placed.path[0]) >> POSITION_BITS >= SHARED
     ]
 
 
