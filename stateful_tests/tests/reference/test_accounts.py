@@ -8,7 +8,7 @@ import pytest
 
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
-from reference.clauses.memory_checks import miscounted
+from reference.clauses.memory_checks import TERMS, due, miscounted
 from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Reason, Refused,
     Report, Submit,
@@ -73,6 +73,25 @@ def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
 def test_a_wrong_report_is_seen(tell, clauses, check):
     end = (Finish("r1", 1),) if isinstance(check, CheckIdle) else ()
     assert violated(Told(tell), *TURN, *end, check) == clauses
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text", "differ"),
+    [
+        (PLAIN, "submit r1 (no session) +5; admit r1; extend r1 +5", ()),
+        (PLAIN, "submit r1 (no session) +9; admit r1; extend r1 +9; evict_swa r1 at length 9",
+         ("available", "uncached")),
+        (PLAIN, "open s1; submit r1 in s1 +9; admit r1; extend r1 +9; evict_swa r1 at length 9;"
+         " finish r1 keep 1", ("available", "session_held")),
+        (TREE, "insert h1 a8 (goes on); insert h2 b4; insert h3 c2", ("evictable", "protected")),
+        (TREE, "insert h1 a8 (goes on); insert h2 b4; evict full 0 swa 2", ("available", "protected")),
+    ],
+)  # fmt: skip
+def test_the_rule_counts_what_the_clause_counts_from_facts(sizes, text, differ):
+    step = step_of(sizes, f"{text}; check_busy level 2")
+    full, swa, _ = step.expected.report.accounts
+    assert due(step) == step.expected.report
+    assert {term for term in TERMS if getattr(full, term) != getattr(swa, term)} >= {*differ}
 
 
 @pytest.mark.parametrize("lists", [True, False])

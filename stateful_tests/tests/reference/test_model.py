@@ -114,6 +114,7 @@ def test_a_faithful_scheduler_ends_with_any_output_of_the_rounds_under_way(kept)
 
 
 TWENTY = "open s1; submit r1 in s1 +20; admit r1"
+SHARED = "submit r1 (no session) a8 +1; admit r1; extend r1 +9"
 
 
 def test_choices_are_followed_within_their_bounds():
@@ -121,9 +122,12 @@ def test_choices_are_followed_within_their_bounds():
     evict, ahead = "evict_swa r1 at length 20", "spec_decode r1 +2 accept 1"
     for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
         assert does(state, evict, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
-    shared = after("submit r1 (no session) a8 +1; admit r1; extend r1 +9", sizes=replace(PAGE4, tree=True))
+    shared = after(SHARED, sizes=replace(PAGE4, tree=True))
     assert does(shared, "evict_swa r1 at length 9", Choice("r1", swa_evicted_seqlen=0)) == Cursors(9, 9, 0, 8)
     assert does(state, ahead, Choice("r1", kv_allocated_len=28)) == Cursors(21, 28, 0, 0)
+    grown = after(f"{SHARED}; spec_decode r1 +16 accept 16", sizes=replace(PAGE4, tree=True))
+    at_r = does(grown, "evict_swa r1 at length 25", Choice("r1", swa_evicted_seqlen=8))
+    assert at_r == Cursors(25, 25, 8, 8), "it may stop exactly where the tree's pages end"
     for text, choice in (
         (evict, {"swa_evicted_seqlen": 16}), (evict, {"swa_evicted_seqlen": 6}),
         (ahead, {"kv_allocated_len": 21}), ("decode r1", {"kv_allocated_len": 28}),

@@ -37,6 +37,7 @@ SIZES = {
     "uncached": EngineConfig((_FULL,), 12, 12, 12, caching=False, chunked=False),
     "host": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4),
     "state": EngineConfig((_FULL, LayerGroup(2, state=True)), 12, 12, 8),
+    "peer": EngineConfig((_FULL,), 12, 12, 8, peer=True, fail_requests=True),
     "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
 }
 
@@ -157,7 +158,7 @@ class Scene:
             mapped=Counter(published.block for published in self.hashes), requests=facts,
             lanes=tuple(getattr(self, "_lanes", ())), outputs=tuple(getattr(self, "_outputs", ())),
             steps_in_flight=len(self.batches), kept=self.kept,
-            host=self._host() if self.config.host_chunks else None,
+            host=self._host() if self.config.connects else None,
         )  # fmt: skip
 
     def _host(self) -> HostFacts:
@@ -463,6 +464,9 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     r"chunk (?P<number>\d) has pins (?P<value>-?\d)": _host(_pins),
     r"chunks free (?P<value>[+-]) (?P<number>\d)": _host(_free_chunk),
     r"the connector keeps (?P<value>\w+)": _host(lambda host, _, who: host._replace(records=(who,))),
+    rf"the load of {_WHO} has failed": lambda scene, name: scene._spoil(
+        host=lambda facts: facts.host._replace(failed=(name,))
+    ),
     r"no hashes in host memory": lambda scene: scene.keys.clear(),
     r"the reset succeeds": lambda scene: scene._spoil(reset=lambda _: True),
 }  # fmt: skip
