@@ -14,7 +14,7 @@ from reference.commands import COMMANDS, Command
 from reference.radix_tree import Key
 from reference.state import Request, Session
 from stateful_tests.generate.commands import HARNESSES
-from stateful_tests.generate.commands.base import Harness, Names, Population
+from stateful_tests.generate.commands.base import Harness, Names, Present
 from stateful_tests.generate.scope import Scope
 
 
@@ -57,7 +57,7 @@ def of_lock_holder(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
     yield from _misnamed(scope, name, None)
 
 
-def of_nobody(scope: Scope, present: Population, fresh: Names) -> Iterator[Command]:
+def of_nobody(scope: Scope, present: Present, fresh: Names) -> Iterator[Command]:
     """Commands about whoever is not there yet, about the tree, about everybody; what is ill-formed."""
     for harness in _used(scope):
         yield from harness.of_nobody(scope, present, fresh)

@@ -35,7 +35,7 @@ from reference.prefix_cache import lock_holders
 from reference.radix_tree import Key, Lock, Node, Tree
 from stateful_tests.generate.scope import Scope
 from stateful_tests.explore import enumeration
-from stateful_tests.generate.commands.base import Names, Population
+from stateful_tests.generate.commands.base import Names, Present
 
 Nameless = tuple[Any, ...]  # sessions, ordinary requests, lock holders, and the tree's nodes
 KEPT = 50_000  # parts that are remembered, and representatives
@@ -206,7 +206,7 @@ class Representatives:
             found += _about(scope, self._fresh, ((place, part),))
         for pair in pairs.values():
             found += _about(scope, self._fresh, pair)
-        return found + _of_nobody(scope, self._fresh, Population(*map(len, parts.groups)))
+        return found + _of_nobody(scope, self._fresh, Present(*map(len, parts.groups)))
 
 
 @lru_cache(maxsize=KEPT)
@@ -245,7 +245,7 @@ def _about(scope: Scope, fresh: Names, parts: tuple[tuple[int, Part], ...]) -> l
 
 
 @lru_cache(maxsize=64)
-def _of_nobody(scope: Scope, fresh: Names, present: Population) -> list[Command]:
+def _of_nobody(scope: Scope, fresh: Names, present: Present) -> list[Command]:
     return list(enumeration.of_nobody(scope, present, fresh))
 
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import torch
 
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.server.outcome import Violation
+from impl.sglang.server.outcome import Complaint
 
 SETTINGS: dict[str, Any] = {"kv_canary": "log", "kv_canary_sweep_interval": 1}  # of the server
 _MODES = ("is_decode_or_idle", "is_target_verify", "is_draft_extend_v2", "is_extend")
 _MOST = 500  # violations that are kept of a run
 
 
-class Round(NamedTuple):
+class ForwardPass(NamedTuple):
     """What a forward pass computes. mode: the canary's name for it; of each entry its request, the tokens
     that are there and those that are computed; of all computed tokens id and slot."""
 
@@ -59,9 +59,9 @@ class Canary:
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.manager = scheduler.tp_worker.model_runner.canary_manager
         self.manager.mark_init_finished()
-        self.seen: list[Violation] = []
+        self.seen: list[Complaint] = []
 
-    def forward(self, number: int, run: Round) -> None:
+    def forward(self, number: int, run: ForwardPass) -> None:
         """A forward pass: the canary looks before and after it."""
         spans = list(zip(run.starts, run.lengths))
         starts, lengths = _int64(run.starts), _int64(run.lengths)
@@ -83,7 +83,7 @@ class Canary:
             manager.post_ops_maybe_inside_graph(batch, manager.pre_ops_maybe_inside_graph(batch))
         self._note(number, run)
 
-    def _note(self, number: int, run: Round) -> None:
+    def _note(self, number: int, run: ForwardPass) -> None:
         """What it has found since the last time, in its own words, and of whom."""
         reporter = importlib.import_module("sglang.srt.kv_canary.runner.violation_reporter")
         log = self.manager._device_state.violation_log
@@ -93,9 +93,9 @@ class Canary:
                 row=fields, total=end, ring_overflow=False, step_when_pumped=number
             )
             says = text.splitlines()[0].partition(": ")[2]
-            self.seen.append(Violation(number, *self._whose(run, fields[1], "_SWA" in says), says))
+            self.seen.append(Complaint(number, *self._whose(run, fields[1], "_SWA" in says), says))
 
-    def _whose(self, run: Round, slot: int, swa: bool) -> tuple[str, int]:
+    def _whose(self, run: ForwardPass, slot: int, swa: bool) -> tuple[str, int]:
         """The request of the batch that reads a slot, and at which position."""
         for request, start in zip(run.requests, run.starts):
             slots = self.rows[self.release.row(request), :start].to(torch.int64)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.server.canary import Canary, Round
+from impl.sglang.server.canary import Canary, ForwardPass
 from impl.sglang.server.clients import Clients, mixed
 from impl.sglang.server.outcome import Misread
 from impl.sglang.server.progress import Headway, Stall, excess
@@ -86,7 +86,7 @@ class FakeModel:
     ) -> None:  # fmt: skip
         """The release's own canary looks at the round that runs."""
         if self.canary is not None:
-            self.canary.forward(self.forwards, Round(mode, requests, starts, lengths, tokens, slots))
+            self.canary.forward(self.forwards, ForwardPass(mode, requests, starts, lengths, tokens, slots))
 
     def _reads(self, lanes: Iterable[tuple[Any, int, int, int]]) -> None:
         """A round computes: request, row, first position and end of each."""

@@ -22,7 +22,7 @@ class Misread(NamedTuple):
     writer: str = ""
 
 
-class Violation(NamedTuple):
+class Complaint(NamedTuple):
     """SGLang's KV canary complains in this forward pass, of what a request of the batch reads at `position`
     ("" and -1: of what nobody in it reads)."""
 
@@ -47,4 +47,4 @@ class RunOutcome(msgspec.Struct, frozen=True):
     stalls: list[Stall] = []
     cpu_s: float = 0.0
     blocks_s: list[float] = []
-    canary: list[Violation] | None = None
+    canary: list[Complaint] | None = None

@@ -25,7 +25,7 @@ class Names(NamedTuple):
     lock_holder: str
 
 
-class Population(NamedTuple):
+class Present(NamedTuple):
     """How many there are in a state."""
 
     sessions: int
@@ -78,7 +78,7 @@ class Harness(ABC, Generic[C]):
         """Commands about a lock holder that has `locked` locked."""
         return ()
 
-    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+    def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         """Commands about whoever is not there yet, about the tree, about everybody."""
         return ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import CheckBusy, CheckIdle
 from reference.state import IN_BATCH, State
 from stateful_tests.generate.choice_source import once_in, pick
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Population, harness
+from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.scope import Scope
 
@@ -30,7 +30,7 @@ class CheckBusyHarness(Harness[CheckBusy]):
         bad = c.invalid and once_in(c.source, 4)
         return CheckBusy(pick(c.source, (3, -1)) if bad else 2 - c.source.upto(2))
 
-    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+    def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         return map(CheckBusy, range(3))
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
@@ -51,7 +51,7 @@ class CheckIdleHarness(Harness[CheckIdle]):
     def draw(self, c: Enabled) -> CheckIdle:
         return CheckIdle()
 
-    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+    def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         yield CheckIdle()
 
     def case(self, was: State, command: CheckIdle, now: State) -> Labels:

@@ -9,7 +9,7 @@ from reference.prefix_cache import shares_lock
 from reference.state import Request, Session, State, text_len
 from stateful_tests.generate.choice_source import once_in, pick
 from stateful_tests.generate.commands.arguments import prompts_of
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Population, harness
+from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.prompts import input_of
 from stateful_tests.generate.scope import Scope
@@ -27,7 +27,7 @@ class OpenHarness(Harness[Open]):
         unknown = [s for s in names if c.state.session(s) is None]
         return Open(pick(c.source, names if c.invalid or not unknown else unknown))
 
-    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+    def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         if present.sessions < scope.sessions:
             yield Open(fresh.session)
 
@@ -98,7 +98,7 @@ class SubmitHarness(Harness[Submit]):
         if scope.invalid:
             yield from (Submit(fresh.request, name, 1, rewind) for rewind in (1, -1))
 
-    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+    def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         if present.ordinary < scope.ordinary:
             yield from (Submit(fresh.request, None, tokens) for tokens in scope.submits)
             for prompt in prompts_of(scope):

@@ -15,7 +15,7 @@ from reference.radix_tree import Key, Node, Sizes, Tree, nodes, path_of, shared,
 from reference.state import IN_BATCH, Request, Session, State
 from stateful_tests.generate.choice_source import once_in, pick
 from stateful_tests.generate.commands.arguments import prompts_of
-from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Population, harness
+from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.commands.cases import evicts, page_ends
 from stateful_tests.generate.enabled import Enabled, pages_left
 from stateful_tests.generate.prompts import draw_evicted, draw_prompt, spelt
@@ -53,7 +53,7 @@ class MatchHarness(Harness[Match]):
         parts = window is not None and "UnlockSwa" not in c.profile.disabled
         return Match(name, prompt, parts and once_in(c.source, 4))
 
-    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+    def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         if present.lock_holders < scope.lock_holders:
             for prompt in prompts_of(scope):
                 yield from (Match(fresh.lock_holder, prompt, alone) for alone in {False, scope.parts})
@@ -175,7 +175,7 @@ class InsertHarness(Harness[Insert]):
                 if scope.invalid and strangers == 1:
                     yield Insert(name, prompt)
 
-    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+    def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         if present.lock_holders < scope.lock_holders:
             for prompt in prompts_of(scope):
                 yield from self._inserts(scope.geometry, fresh.lock_holder, prompt)
@@ -244,7 +244,7 @@ class EvictHarness(Harness[Evict]):
         full = amount(can.full_evictable) if pools != "swa" else 0
         return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
 
-    def of_nobody(self, scope: Scope, present: Population, fresh: Names) -> Commands:
+    def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         geometry = scope.geometry
         size = geometry.page_size
         for full, swa in product(range(geometry.full_pages + 1), range(geometry.swa_pages + 1)):

@@ -16,7 +16,7 @@ from ci.report import servers
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment, progress
 from impl.sglang.server.clients import Client, Clients, Config, Turn
-from impl.sglang.server.outcome import Misread, RunOutcome, Violation
+from impl.sglang.server.outcome import Complaint, Misread, RunOutcome
 from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
@@ -190,7 +190,7 @@ def test_a_second_opinion(fires, of_reads, of_log):
     keys = ("reads", "reads full"), ("log", "log LEN-2")
     findings = [serving.ServedFinding(judge, key, "") for judge, key in keys]
     run = serving.ServedRun(RELEASE, Config(), (), 1)
-    seen = [Violation(7, name, position, "hash") for name, position in fires]
+    seen = [Complaint(7, name, position, "hash") for name, position in fires]
     runner = Bag(run=lambda job: RunOutcome(10, 10, [], {}, canary=seen if job.canary else None))
     says = serving.second_opinion(runner, serving.JudgedRun(run, outcome, Validated(), findings))
     assert says == {"reads full": of_reads, "log LEN-2": of_log}
