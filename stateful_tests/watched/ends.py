@@ -15,13 +15,12 @@ from stateful_tests.watched.rounds import catches_up, counts_outputs
 
 @action(
     log.Released,
-    guard="it has a row, with these cursors, outputs and limit; no batch is being decided on",
+    guard="it has a row, with these cursors, outputs and limit",
     commands="finish, retract or abort (spec_decode before it)",
     compared="cursors of the session's slot",
 )
 def released(beside: Beside, e: log.Released) -> None:
     before, after = Cursors(*e.before), Cursors(*e.after) if e.after else None
-    _in_its_place(beside, e)
     beside.interrupts(e.request)
     beside.result.holes.update(deviations.holes(beside.header, e))
     accepted = catches_up(beside, e.request, before) + beside.header.claims
@@ -60,15 +59,6 @@ def released(beside: Beside, e: log.Released) -> None:
         beside.pages.forget(request.holder)
     else:
         beside.pages.cut(request.holder, after.kv_committed_len)
-
-
-def _in_its_place(beside: Beside, e: log.Released) -> None:
-    """Results are processed before the next batch is looked for, and a retract comes before evictions."""
-    step = beside.step
-    if step.evicts:
-        raise Diverged("OUT-1", f"no end of {e.request} after a window eviction of this step", "releases it")
-    if step.admits and e.reason is not None:
-        raise Diverged("OUT-1", f"{e.request} ends before admission looks at who waits", "releases it after")
 
 
 def _counts(beside: Beside, e: log.Released, accepted: int) -> None:

@@ -20,7 +20,6 @@ from stateful_tests.watched.rounds import catches_up, prepared
 )
 def admitted(beside: Beside, e: log.Admitted) -> None:
     request = beside.request(e.request)
-    beside.step.admits = True
     beside.interrupts(e.request)
     if request.session is not None and e.session is None:
         request = orphaned(beside, request)
@@ -173,7 +172,6 @@ def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
 )
 def evicted(beside: Beside, e: log.Swept) -> None:
     beside.result.reach("a window eviction")
-    beside.step.evicts = True
     request, got = beside.request(e.request), Cursors(*e.cursors)
     choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
     if request.cursors is not None:

@@ -176,6 +176,24 @@ def stepped(beside: Beside, e: log.Stepped) -> None:
     _counts(beside, e)
 
 
+# What may come in a step after admission has looked at who waits, and after a window eviction: all of this is
+# in one call of get_next_batch_to_run, clients and results come before it.
+_AFTER_EVICTION = (log.Swept, log.Extended, log.Stepped, log.Snapshot, log.Paged, log.HookFailed)
+_AFTER_ADMISSION = (*_AFTER_EVICTION, log.Admitted, log.Requeued)
+
+
+def in_its_place(beside: Beside, e: log.Event) -> None:
+    """Raises Diverged for what cannot come while the server decides on a batch. A retract can."""
+    step, tag = beside.step, type(e).__struct_config__.tag
+    if step.evicts and not isinstance(e, _AFTER_EVICTION):
+        raise Diverged("OUT-1", f"no {tag} between a window eviction and its step", f"shows {tag}")
+    retracts = isinstance(e, log.Released) and e.reason is None
+    if step.admits and not retracts and not isinstance(e, _AFTER_ADMISSION):
+        raise Diverged("OUT-1", f"no {tag} between admission and its step", f"shows {tag}")
+    step.admits |= isinstance(e, log.Admitted)
+    step.evicts |= isinstance(e, log.Swept)
+
+
 def notes_gaps(beside: Beside, e: log.Event) -> None:
     """Say which lines are missing, also while nothing is compared. The pages of a step follow it."""
     step, skipped = beside.step, beside.result.skipped

@@ -65,8 +65,7 @@ class StepSeen:
     outside: requests that were retracted since, and not queued again.
     evictions: window evictions of requests whose prefill is to come.
     due: sessions that a client closed since, while no turn was in flight.
-    admits: it has looked at who waits since, so results are processed.
-    evicts: it has evicted a window since, so the batch is decided on.
+    admits, evicts: it has looked at who waits since, or evicted a window: it decides on a batch.
     unpaged: the pages of the last step are to come.
     joined_late: validation began with the last snapshot, and nothing was counted yet.
     last: the last step that was read.

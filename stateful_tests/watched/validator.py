@@ -37,6 +37,8 @@ class Validator(Beside):
         self.result.events += 1
         try:
             rounds.notes_gaps(self, event)
+            if self.follows:
+                rounds.in_its_place(self, event)
             if self.follows or isinstance(event, log.Snapshot | log.HookFailed):
                 TABLE[type(event)].act(self, event)
             else:

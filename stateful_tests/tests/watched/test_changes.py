@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from stateful_tests.tests.support.log_changes import FOLDER, Change, ChangedLog
+from impl.sglang.server.events import Released
 from stateful_tests.watched.reader import Line
 
 COUNTED = Path(__file__).with_name("counted.txt")
@@ -83,10 +84,11 @@ def _found(log: ChangedLog, change: Change, skipped: set[str]) -> bool:
 
 
 def _never(log: ChangedLog, change: Change) -> bool:
-    """A log of another server that conforms. Lines of different requests may come in either order, but for an
-    end after the next batch is looked for."""
+    """A log of another server that conforms. Lines of different requests may come in either order; but what
+    clients say, results and ends come before the server decides on a batch."""
+    former = log.lines[change.at].event
     if change.kind in ("admit before release", "evict_swa before release"):
-        return log.lines[change.at].event.reason is None  # a retract
+        return type(former) is Released and former.reason is None and change.kind.startswith("admit")
     one, other = (_names(log.lines[at]) for at in (change.at, change.at + 1))
     apart = " before " in change.kind and one and other and not one & other
     return bool(apart or any(re.fullmatch(kind, change.kind) for kind in NEVER))
