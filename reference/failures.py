@@ -1,6 +1,6 @@
 """What a clause that does not hold returns: expected, observed, and the things that the failure is about.
 
-Explanations, the marks of the step table and exported tests are made from these places. They read no prose.
+`because`, the marks of the step table and exported tests are made from these places. They read no prose.
 A place names one thing of a run. Page, row and block numbers are the run's own: an export that runs elsewhere
 names the owner and the positions instead.
 """
@@ -205,3 +205,8 @@ def _rebuilt(expected: str, observed: str, at: tuple[Place, ...], head: str) -> 
 def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure:
     """A Failure whose places are known at once."""
     return Failure(expected, observed, (lambda: at) if at else None, head)
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things, such as "1 page", "2 pages"."""
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -32,7 +32,7 @@ def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
     if check:
         if path.read_bytes() == text.encode():
             return 0
-        option = "--findings " * findings
+        option = "--findings " if findings else ""
         click.echo(f"{path} is not what the code says: kvspec spec {option}--out {path}")
         return 1
     if out is None:

@@ -169,7 +169,7 @@ def _pytest(
     for (name, want), (code, output) in zip(wanted, ends, strict=True):
         if code != want:
             last = next((line for line in reversed(output.split("\n")) if "Error" in line), output[-200:])
-            too = " as well" * (code == FAILS)
+            too = " as well" if code == FAILS else ""
             raise Unusable(f"{file}: the test {endings.get(code, 'cannot be run')} on {name}{too}: {last}")
         click.echo(f"{name}: the test {endings[code]}, as it should", err=True)
     return text, module

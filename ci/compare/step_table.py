@@ -51,7 +51,9 @@ def letters(run: Run, states: list[Data]) -> str:
     geometry = run.trace.geometry
     sides = [state[which] for state in states for which in ("reference", "system")]
     cursors = [c for side in sides for c in side["cursors"].values() if isinstance(c, dict)]
-    return "CA" + "E" * (geometry.window is not None) + "R" * (geometry.tree or any(c["R"] for c in cursors))
+    swa = "E" if geometry.window is not None else ""
+    tree = "R" if geometry.tree or any(c["R"] for c in cursors) else ""
+    return f"CA{swa}{tree}"
 
 
 NOTHING = "-"  # it is not there
@@ -214,6 +216,7 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
             wrong = rule.get(label) not in (value, UNKNOWN)
             if value == NOTHING != was.get(label, NOTHING):
                 value, changed = "gone", True
-            text.append(" ".join(filter(None, [label, f"{'!' * wrong}{value}{'*' * changed}"])))
+            marked = f"{'!' if wrong else ''}{value}{'*' if changed else ''}"
+            text.append(f"{label} {marked}".lstrip())
         texts.append(" ".join(text))
     return {"step": state["step"], "what": what, "cells": texts}

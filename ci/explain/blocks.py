@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ci.explain.history import Past, some
+from ci.explain.history import Past
 from ci.explain.places import Fact
 from reference.blocks.clauses.step import window_start
 from reference.blocks.facts import Lane, chained
-from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place
+from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, counted
 from stateful_tests.lockstep.results import EngineMoment
 
 
@@ -65,9 +65,9 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
             return free + [Fact("", "is named by a hash", "was named by a hash")] * named
         case AtCount(who) | AtText(who) | AtNamed(_, who) if who in facts.requests:
             fact = facts.requests[who]
-            blocks = some(sum(1 for table in fact.tables for block in table if block), "block")
+            blocks = counted(sum(1 for table in fact.tables for block in table if block), "block")
             counts = f"counts {fact.computed} computed and holds {blocks}"
-            return [Fact("", f"is {fact.status} with {some(len(fact.tokens), 'token')}, {counts}")]
+            return [Fact("", f"is {fact.status} with {counted(len(fact.tokens), 'token')}, {counts}")]
     return []
 
 

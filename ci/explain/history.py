@@ -130,8 +130,3 @@ def lent_to(m: Moment, name: str) -> str | None:
     session = m.state.session(name.removeprefix("slot of "))
     turn = m.state.request(session.turn or "") if session is not None else None
     return turn.name if turn is not None and turn.phase in IN_BATCH else None
-
-
-def some(count: int, what: str) -> str:
-    """A number of things, such as "1 page", "2 pages"."""
-    return f"{count} {what}{'s' * (count != 1)}"

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ci.compare.differences import CURSORS, POOL, spans
-from ci.explain.history import some
 from reference.clauses.contents import stamp_text
 from reference.clauses.facts import Facts, NodeFacts
 from reference.clauses.tree_evictions import COUNTERS
 from reference.commands import CheckBusy, CheckIdle
 from reference.failures import (
     AtCounter, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
-    Place,
+    Place, counted,
 )  # fmt: skip
 from reference.prefix_cache import path_text
 from stateful_tests.lockstep.results import Moment
@@ -98,7 +97,7 @@ def _life(place: AtNamed, m: Moment) -> list[Fact]:
     name, session = place.name, m.facts.sessions.get(place.name)
     match place.kind:
         case "slot" if session is not None and session.slot is not None:
-            return [Fact("", f"keeps {some(session.slot.kv_committed_len, 'committed token')}")]
+            return [Fact("", f"keeps {counted(session.slot.kv_committed_len, 'committed token')}")]
         case "session" if session is not None:
             return [Fact("", "is closing" if session.closing else "is there")]
         case "request" if name in m.facts.requests:
@@ -117,7 +116,7 @@ def _tokens(m: Moment, owner: str) -> Sequence[int] | None:
 def _text(tokens: Sequence[int] | None, at: int | None) -> list[Fact]:
     if tokens is None:
         return [Fact("", "is not there")]
-    fact = f"has {some(len(tokens), 'token')}"
+    fact = f"has {counted(len(tokens), 'token')}"
     if at is not None and at < len(tokens):
         fact += f", {token_text(tokens[at])} at position {at},"
     return [Fact("", fact)]
@@ -160,7 +159,7 @@ def _in_tree(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment) -> list
             if lock is None:
                 return [Fact("", "is not there")]
             window = m.state.config.geometry.window is not None
-            swa = f", its SWA KV from {lock.pinned_from} on," * (window and lock.pinned_from > 0)
+            swa = f", its SWA KV from {lock.pinned_from} on," if window and lock.pinned_from > 0 else ""
             where = f"[0, {len(lock.key)}) of {path_text(lock.key)}{swa}"
             return [Fact("", f"pins {where}", f"pinned {where}")]
         case AtCounter(pool, name):
@@ -177,14 +176,14 @@ def _is_check(m: Moment) -> bool:
 def _of_node(node: NodeFacts, pool: str, must: int | None, m: Moment) -> list[Fact]:
     if must is not None:
         count = node.full_locks if pool == "full" else node.swa_locks
-        return [Fact("", "is there"), Fact("", f"counts {some(count, f'{POOL[pool]} lock')}")]
+        return [Fact("", "is there"), Fact("", f"counts {counted(count, f'{POOL[pool]} lock')}")]
     if "swa" not in m.facts.pools:
         return [Fact("", "is there")]
     if not node.live:
         return [Fact("", "is a tombstone", "was a tombstone")]
     have = sum(1 for slot in node.swa_slots if slot)
-    tokens = some(len(node.slots), "token")
-    return [Fact("", "is live"), Fact("", f"has {some(have, 'SWA slot')} for its {tokens}")]
+    tokens = counted(len(node.slots), "token")
+    return [Fact("", "is live"), Fact("", f"has {counted(have, 'SWA slot')} for its {tokens}")]
 
 
 def _node(m: Moment, path: tuple[int, ...]) -> NodeFacts | None:
@@ -196,7 +195,7 @@ def slots_text(slots: Sequence[int]) -> str:
     """Such as "full slots 4 to 7"."""
     if len(slots) > 2 and list(slots) == list(range(slots[0], slots[-1] + 1)):
         return f"full slots {slots[0]} to {slots[-1]}"
-    return f"full slot{'s' * (len(slots) > 1)} {', '.join(map(str, slots))}"
+    return f"{'full slots' if len(slots) > 1 else 'full slot'} {', '.join(map(str, slots))}"
 
 
 def _free(times: int, where: str) -> list[Fact]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ci.compare.differences import POOL
-from ci.explain.history import History, cursors_of, some
+from ci.explain.history import History, cursors_of
 from reference.clauses.step import Step, evicted_below
 from reference.commands import (
     Abort,
@@ -19,7 +19,7 @@ from reference.commands import (
     Refused,
     Submit,
 )
-from reference.failures import Failure
+from reference.failures import Failure, counted
 from reference.state import IN_BATCH, Phase, Request, free
 from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
@@ -93,7 +93,7 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
         left, evictable = free(was), sizes(was.tree)[at] if was.tree is not None else 0
         if min(left.full, left.swa) < 0:
             return "", ""  # row and tree, each with pages of its own, had more than there are
-        pages = some(getattr(left, pool), f"{POOL[pool]} page")
+        pages = counted(getattr(left, pool), f"{POOL[pool]} page")
         return "", f"the pool has {pages} free and {evictable // past.page_size} more evictable"
     condition = RULES_OF[type(step.command)].refused.get(reason, "") if ours else ""  # "": the system's own
     if ours and reason is Reason.UNKNOWN_REQUEST:
@@ -104,7 +104,8 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
     request = next(iter(_not_ready(step)), request)
     if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name, phase = request.name, request.phase
-        is_so = f"{name} is {phase.value}{' again' * (phase is Phase.QUEUED and request.started)}"
+        again = " again" if phase is Phase.QUEUED and request.started else ""
+        is_so = f"{name} is {phase.value}{again}"
         so = past.first_since(is_so, lambda m: getattr(m.state.request(name), "phase", None) is phase)
         return condition, f"{is_so} {so}" if ours else is_so
     return condition, ""
@@ -159,7 +160,7 @@ def _lengths(past: History) -> str:
     one = past.before.state.request(names[0]) if len(names) == 1 else None
     if one is None:
         return ""
-    text = f"{one.name} has {some(one.origin, 'token')} of input and {one.output} of output"
+    text = f"{one.name} has {counted(one.origin, 'token')} of input and {one.output} of output"
     return f"{text}; {_left(one)} of them without KV"
 
 
@@ -169,9 +170,10 @@ def _taken_back(before: Moment, command: Finish) -> str:
     assert request is not None  # else the refusal has another reason
     target, processed = request.origin + command.finished_len, request.processed_outputs[0]
     if target < request.evicted:
-        return f"window eviction has counted {some(request.evicted, 'token')}, and the finish keeps {target}"
+        evicted = counted(request.evicted, "token")
+        return f"window eviction has counted {evicted}, and the finish keeps {target}"
     kept = command.finished_len
-    return f"{some(processed, 'output')} are older than two rounds, and the finish keeps {kept}"
+    return f"{counted(processed, 'output')} are older than two rounds, and the finish keeps {kept}"
 
 
 def _window_lost(past: History, ours: bool) -> str:

@@ -8,10 +8,12 @@ from itertools import groupby
 from typing import Any
 
 from ci.explain import blocks, places, tiers
-from ci.explain.history import History, Past, cursors_of, lent_to, some
+from ci.explain.history import History, Past, cursors_of, lent_to
 from ci.explain.places import Fact, letter, token_text
 from reference.clauses.contents import stamp_text
-from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place
+from reference.failures import (
+    AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place, counted,
+)  # fmt: skip
 from reference.tiers.step import TierStep
 from stateful_tests.lockstep.results import Moment
 
@@ -61,7 +63,7 @@ def story(past: Past, place: Place, called: Callable[[Any, Any], str], facts_at:
     having = [f"{f.owner} {f.now} {since(f)}" for f in facts if f.owner]
     if not own:
         count = len(having)
-        what = f"has {some(count, 'owner')}" if count > 1 else "is not free"
+        what = f"has {counted(count, 'owner')}" if count > 1 else "is not free"
         return f"{name} {what}: {' and '.join(having)}"
     dated = [(fact.now, since(fact)) for fact in own]
     texts = f"{name} {' and '.join(_together(dated))}{_due(place)}"

@@ -153,8 +153,9 @@ class _Steps:
         command: object = row.command
         match command:
             case Add(name, most, _, _, priority, resumable):
-                more = f", priority={priority}" * (priority != 0) + ", resumable=True" * resumable
-                more += f", remote={command.remote}" * (command.remote > 0)
+                more = f", priority={priority}" if priority else ""
+                more += ", resumable=True" if resumable else ""
+                more += f", remote={command.remote}" if command.remote else ""
                 yield f'engine.add("{name}", {self._sends(command)}, max_tokens={most}{more})'
             case More(name, most):
                 yield f'engine.add("{name}", {self._sends(command)}, max_tokens={most}, resumable=True)'

@@ -43,7 +43,9 @@ def why(clause: str) -> str:
 
 def title(clause: str) -> str:
     """What a clause is about."""
-    return EVERY_CLAUSE[clause].title if clause in EVERY_CLAUSE else "the system broke" * (clause == "BROKEN")
+    if clause == "BROKEN":
+        return "the system broke"
+    return EVERY_CLAUSE[clause].title if clause in EVERY_CLAUSE else ""
 
 
 def sentence(clause: str) -> str:

@@ -94,13 +94,14 @@ def sizes(geometry: Data) -> str:
     given: Data = {k: "none" if v is None else v for k, v in geometry.items() if v is not False}
     given |= given.pop("settings", {})
     if groups := given.pop("groups", None):
-        of_group = (
-            " window ".join(str(group[part]) for part in ("block_size", "window") if group.get(part))
-            + " with state" * bool(group.get("state"))
-            for group in groups
-        )
-        given = {"blocks of": " and ".join(of_group), **{k: v for k, v in given.items() if v}}
+        given = {"blocks of": " and ".join(map(_group, groups)), **{k: v for k, v in given.items() if v}}
     return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
+
+
+def _group(group: Data) -> str:
+    """Such as "4 window 6 with state"."""
+    words = " window ".join(str(group[part]) for part in ("block_size", "window") if group.get(part))
+    return f"{words} with state" if group.get("state") else words
 
 
 def sized(trace: Data) -> Data:

@@ -42,7 +42,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     reached = data["situations"]["reached"]
     parts = []
     if reached or required:
-        parts.append(f"{reached}{f' of {required}' * (required > 0)} situations")
+        parts.append(f"{reached} of {required} situations" if required else f"{reached} situations")
     if data["unreached"] or not required:
         parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
     hint = "" if detailed else " (-v)"

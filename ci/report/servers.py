@@ -150,7 +150,8 @@ def shown_mismatch(out: Console, found: Data) -> None:
     at = f"{found['file']}:{found['line']}: {found['event']}"
     say(out, f"{at}: {found['clause']} ({found['title']})", "bold red",
         whole=True)  # fmt: skip
-    seen = re.sub(r"\w+", lambda word: "!" * (word[0] in found["differs"]) + word[0], found["observed"])
+    off = found["differs"]
+    seen = re.sub(r"\w+", lambda word: f"!{word[0]}" if word[0] in off else word[0], found["observed"])
     words = {"command": found["command"], "expected": found["expected"], "server": seen}
     if found["request"]:
         words["state"] = found["request"]
@@ -241,7 +242,7 @@ def served_text(out: Console, data: Data) -> None:
     done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
     masked = data["known"] or data["old"] or data["findings"]
     what = f"{len(new)} findings" if new else "nothing new" if masked else "conforms"
-    what += f", known faults: {', '.join(data['known'])}," * bool(data["known"])
+    what += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
     if data["interrupted"]:
         what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
     elif data["runs"] < data["runs_asked"] and not new:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from reference.clauses.base import clause
 from reference.clauses.step import Step, cursors_text, evicted_below
 from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
-from reference.failures import AtCursor, Failure, failure
+from reference.failures import AtCursor, Failure, counted, failure
 from reference.geometry import Geometry
 from reference.state import ZERO, Cursors
 
@@ -71,7 +71,7 @@ def _capped(step: Step) -> Failure | None:
     assert request is not None
     slot, outputs = f"slot of {holder}", target - request.origin
     does = "ends the turn" if isinstance(step.command, Finish) else f"queues {request.name} again"
-    tokens = f"{request.origin} token{'s' * (request.origin != 1)} of input, {outputs} of output"
+    tokens = f"{counted(request.origin, 'token')} of input, {outputs} of output"
     return failure(
         f"target {target}: {cursors_text(want)}",
         f"{slot}: {cursors_text(session.slot)}",

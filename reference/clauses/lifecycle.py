@@ -9,7 +9,7 @@ from reference.clauses.lengths import cursors_off
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Abort, Admit, Close, Finish, Submit
-from reference.failures import AtNamed, AtText, Failure, failure
+from reference.failures import AtNamed, AtText, Failure, counted, failure
 from reference.state import Phase, text_tokens
 
 
@@ -166,7 +166,7 @@ def _history(step: Step) -> Failure | None:
         got, want = tuple(facts.text), text_tokens(request.text)
         if facts.session != request.session or facts.origin != request.origin:
             first = _first_other(want, got)
-            due, given = (f"{n} token{'s' * (n != 1)} of input" for n in (request.origin, facts.origin))
+            due, given = (f"{counted(n, 'token')} of input" for n in (request.origin, facts.origin))
             where, there = (f"in {each or 'no session'}" for each in (request.session, facts.session))
             return failure(
                 f"{request.name}: session {request.session}, {due}",
@@ -189,5 +189,5 @@ def _other_text(what: str, owner: str, want: tuple[int, ...], got: tuple[int, ..
     observed = f"{len(got)} tokens" if len(got) != len(want) else "as many, but others"
     first = _first_other(want, got)
     due = want[first] if first < len(want) else None
-    head = f"must leave the {what} with {len(want)} token{'s' * (len(want) != 1)}"
+    head = f"must leave the {what} with {counted(len(want), 'token')}"
     return failure(f"{what}: {len(want)} tokens", observed, AtText(owner, first, due), head=head)

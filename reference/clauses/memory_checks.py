@@ -9,7 +9,7 @@ from reference.clauses.base import clause
 from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
-from reference.failures import AtCounter, Failure, failure
+from reference.failures import AtCounter, Failure, counted, failure
 from reference.state import IN_BATCH, Holder
 
 TERMS = ("available", "evictable", "protected", "session_held", "uncached", "total")
@@ -89,7 +89,7 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
 
 
 def _amount(pool: str, amount: int) -> str:
-    return f"{amount} {'row' if pool == 'rows' else 'token'}{'s' * (amount != 1)}"
+    return counted(amount, "row" if pool == "rows" else "token")
 
 
 def _as(entry: Entry) -> str:
@@ -104,7 +104,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     at = span([index for index, _ in pages], step.config.geometry.page_size)
     numbers = ", ".join(str(page) for _, page in pages)
     kind = "SWA" if pool == "swa" else pool
-    return f"{kind} page{'s' * (len(pages) > 1)} {numbers} of {holder.name} at {at}"
+    return f"{kind} {'pages' if len(pages) > 1 else 'page'} {numbers} of {holder.name} at {at}"
 
 
 @clause(

@@ -9,7 +9,7 @@ from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, shrank, where
 from reference.commands import Admit, Match, tree_key
 from reference.cursors import page_ends
-from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, failure
+from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, counted, failure
 from reference.state import text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.radix_tree import Key
@@ -41,7 +41,7 @@ def _usable(step: Step) -> Failure | None:
     if length == want:
         return None
     expected = f"{holder}: {want} tokens of {path_text(key)} to resume from"
-    hands = f"hands {length} token{'s' * (length != 1)} to {holder} and must hand {want}"
+    hands = f"hands {counted(length, 'token')} to {holder} and must hand {want}"
     if length > len(key):
         head = f"{hands}: the last token is computed again"
         return failure(expected, f"{length}", AtLock(holder), head=head)

@@ -12,7 +12,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Broken, Done, Mode, Outcome
-from reference.failures import Failure
+from reference.failures import Failure, counted
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.results import EngineMoment, Row, Tally
 
@@ -87,7 +87,7 @@ def _changes(before: BlockFacts, now: BlockFacts) -> list[str]:
         lines.append(f"{lane.request} computes [{lane.start}, {end}){drafts}{sampled}")
     for output in now.outputs:
         ends = f" and ends: {output.finished}" if output.finished else ""
-        tokens = f"{len(output.tokens)} token{'s' * (len(output.tokens) != 1)}"
+        tokens = counted(len(output.tokens), "token")
         lines.append(f"{output.request} gets {tokens}{ends}")
     for name in {**before.requests, **now.requests}:
         was, fact = before.requests.get(name), now.requests.get(name)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from reference.cursors import Cursors, ceil_page, window_start
+from reference.failures import counted
 from reference.radix_tree import Lock, Tree
 from reference.state import full_pages, swa_pages
 
@@ -77,7 +78,7 @@ def node(
     full: Sequence[str] = (), swa: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """A node of the tree in a line. place: its positions. full, swa: whose locks pin its KV in that pool."""
-    parts = [f"{span(*place)} {text}", f"{'SWA ' * bool(live)}{swa_of(live)}"]
+    parts = [f"{span(*place)} {text}", "SWA live" if live else swa_of(live)]
     for pool, names in ("full", full), ("SWA", swa):
         if names:
             parts.append(f"{pool} pinned by {' '.join(names)}")
@@ -102,7 +103,7 @@ def lock(tree: Tree, lock: Lock, text: str = "") -> str:
         return what
     if not (pins := swa_pinned(lock)):
         return f"{what}: full KV alone"
-    return f"{what}: pins {pins} SWA token{'s' * (pins != 1)}, a window needs {swa_needed(tree, lock)}"
+    return f"{what}: pins {counted(pins, 'SWA token')}, a window needs {swa_needed(tree, lock)}"
 
 
 def swa_pinned(lock: Lock) -> int:

@@ -195,7 +195,8 @@ def _explain(message: str, kind: Any, data: bytes) -> tuple[str, str]:
     if "matching regex" in reason and path.endswith(".prompt"):
         return path, "must be texts (a to z) and their lengths, such as a8b4"
     if "matching regex" in reason:
-        name = "; a name has A-Z a-z 0-9 _ . - alone" * path.endswith((".session", ".request", ".holder"))
+        named = path.endswith((".session", ".request", ".holder"))
+        name = "; a name has A-Z a-z 0-9 _ . - alone" if named else ""
         return path, f"contains a character that is not allowed here{name}"
     return path, reason[:1].lower() + reason[1:].replace("`", "")
 

@@ -39,7 +39,7 @@ def wrong_value(kind: Any, data: bytes, path: str, value: str) -> str:
     parent, _, field = path.rpartition(".")
     if commands := _commands(_place(kind, data, parent)[0], field):
         near = _meant(value, commands)
-        listed = f" The commands: {', '.join(commands)}" * (near == ".")
+        listed = f" The commands: {', '.join(commands)}" if near == "." else ""
         return f"no command is called {value!r:.40}{near}{listed}"
     found = _at(kind, data, path)
     values = [*_words(found)] if found is not None else []

@@ -24,7 +24,7 @@ def situation(beside: Beside) -> str:
         parts.append(f"a batch of {_texts(requests, step.entries)} was prepared")
     elif last.batch:
         lanes = ", ".join(name for name, *_ in last.lanes if name in requests)
-        parts.append(f"a batch of {last.batch} has run" + f", in which {lanes} decode" * bool(lanes))
+        parts.append(f"a batch of {last.batch} has run" + (f", in which {lanes} decode" if lanes else ""))
     waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in requests.values())
     owned = {owner.name: owner.cursors for owner in holders(beside.state)}
     most = sorted(owned, key=lambda name: -owned[name].kv_allocated_len)[:MOST]
@@ -53,4 +53,4 @@ def _free(beside: Beside) -> str:
     text = f"{last.full} were free at that step"
     if beside.header.window:
         text += f", SWA {last.swa}"
-    return text + f", {last.tree_full - last.tree_locked} evictable" * beside.header.tree
+    return f"{text}, {last.tree_full - last.tree_locked} evictable" if beside.header.tree else text

@@ -53,7 +53,7 @@ def _continues(step: TierStep) -> Failure | None:
         free = step.free[host, pool, slot]
         if len(nodes) > 1 or free:
             names = " and ".join(f"node {node}" for node in nodes)
-            got = f"{names} {'have' if len(nodes) > 1 else 'has'} it" + " and it is free" * bool(free)
+            got = f"{names} {'have' if len(nodes) > 1 else 'has'} it" + (" and it is free" if free else "")
             return failure(f"device {pool} slot {slot} has one owner", got, AtSlot(pool, slot, host=False))
     return None
 
