@@ -107,7 +107,9 @@ def make() -> int:
             if scope.takes == "seconds":
                 progress(scope.name, len(best), 0)
                 for line in shortest(scope):
-                    if line.situation not in best or len(line.commands) < len(best[line.situation].commands):
+                    known = best.get(line.situation)
+                    shorter = known is not None and len(line.commands) < len(known.commands)
+                    if known is None or (shorter and not scope.geometry.states):
                         best[line.situation] = line
         random, number = kept["random"], count(1)
         there = {line.situation for line in random}

@@ -52,7 +52,7 @@ class Capabilities:
         goes on past it too, or it would find nothing else; a trace that names the clause is checked for it.
     settings: names of switches that it has -> the values, besides its default, that a check tries. `reset` is
         given them with the sizes (Geometry.settings).
-    recurrent: of an engine that schedules by itself: groups may have recurrent state (LayerGroup.state).
+    recurrent: it can be built with recurrent state (Geometry.states, LayerGroup.state).
     storage: of a tree with a host tier: a storage behind the host can be attached (TierConfig.storage).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
@@ -125,7 +125,7 @@ class NodeView(msgspec.Struct):
 
     path: tokens from the root to its end; slots: full slots of the node's own tokens, which are the last
     len(slots) of the path. swa_slots: their SWA slots, none for a tombstone or without SWA. full_locks,
-    swa_locks: how many locks pin it.
+    swa_locks, state_locks: how many locks pin it. state: the slot of the recurrent state at its end.
     """
 
     path: Sequence[int]
@@ -133,6 +133,8 @@ class NodeView(msgspec.Struct):
     swa_slots: Sequence[int]
     full_locks: int
     swa_locks: int
+    state: int | None = None
+    state_locks: int = 0
 
 
 class LockHolderView(msgspec.Struct):
@@ -158,6 +160,22 @@ class TreeView(msgspec.Struct):
     sizes: TreeSizes | None = None
 
 
+class StatesView(msgspec.Struct):
+    """Slots of recurrent state, slot 0 being the padding's.
+
+    free: as they stand in the free list. stamps: of each slot, the `chain` of the tokens that were folded
+    into what it holds (reference.states), 0 for none. requests, sessions: who has a slot, a session also
+    while it is lent. read: of each request of the last batch the stamp of the state from which it went on, 0
+    of an empty one.
+    """
+
+    free: Sequence[int]
+    stamps: Sequence[int]
+    requests: Mapping[str, int]
+    sessions: Mapping[str, int]
+    read: Mapping[str, int]
+
+
 class View(msgspec.Struct):
     """Physical facts of a system at rest. Slots and pages are the system's own ids.
 
@@ -167,7 +185,7 @@ class View(msgspec.Struct):
         at least kv_allocated_len long.
     full_to_swa: for every full slot (page 0 included) its SWA slot, 0 for none; empty without SWA.
     full_stamps, swa_stamps: token id last written to each slot, 0 for none.
-    tree: None without one.
+    tree: None without one. states: None of a model without recurrent layers.
     """
 
     sessions: Mapping[str, SessionView]
@@ -180,6 +198,7 @@ class View(msgspec.Struct):
     full_to_swa: Sequence[int] = ()
     swa_stamps: Sequence[int] = ()
     tree: TreeView | None = None
+    states: StatesView | None = None
 
 
 class System(Protocol):

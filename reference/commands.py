@@ -88,6 +88,7 @@ class Reason(DescribedEnum):
     WRONG_PHASE = "wrong_phase", "the request is not where the command needs it"
     NOT_IDLE = "not_idle", "an idle check while a batch holds a request"
     NO_SWA = "no_swa", "window eviction, or SWA lengths, on a model without a window"
+    NO_STATES = "no_states", "recurrent states, on a model without"
     NO_TREE = "no_tree", "a command for the radix tree on a server without one"
     BAD_LENGTH = "bad_length", "a length (or level) outside what the command allows"
     UNFAITHFUL = "unfaithful", "no scheduler would do it; realistic mode, but for locks of turns"
@@ -96,12 +97,12 @@ class Reason(DescribedEnum):
     NO_ROW = "no_row", "too few rows are free"
     OUT_OF_FULL = "out_of_full", "too few pages of the full pool are free or evictable"
     OUT_OF_SWA = "out_of_swa", "too few pages of the SWA pool are free or evictable"
+    OUT_OF_STATES = "out_of_states", "too few slots of recurrent state are free or evictable"
 
 
 # Refusals that depend on sizes; all others depend on the rules alone.
-MEMORY_REASONS = frozenset(
-    {Reason.ROW_TOO_SHORT, Reason.NO_ROW, Reason.OUT_OF_FULL, Reason.OUT_OF_SWA}
-)
+_MEMORY = Reason.ROW_TOO_SHORT, Reason.NO_ROW, Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.OUT_OF_STATES
+MEMORY_REASONS = frozenset(_MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,10 +315,11 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Memory pressure on the radix tree: free at least so many evictable tokens of each pool."""
+    """Memory pressure on the radix tree: free so many evictable tokens of each pool at least, and states."""
 
     full: int
     swa: int = 0
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,10 +414,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """Tokens of each pool that an eviction gave back."""
+    """Tokens of each pool that an eviction gave back, and states."""
 
     full: int
     swa: int
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)

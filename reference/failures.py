@@ -81,6 +81,12 @@ class AtEntry(NamedTuple):
     slot: int
 
 
+class AtState(NamedTuple):
+    """A slot of recurrent state."""
+
+    slot: int
+
+
 class AtCounter(NamedTuple):
     """A number of a memory check's report, or a counter of the radix tree ("evictable", "protected").
 
@@ -167,7 +173,7 @@ class AtCount(NamedTuple):
 Place = (
     AtPage | AtRow | AtCursor | AtPosition | AtNode | AtTreePage | AtLock
     | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtChunk | AtTable | AtCount | AtSlot | AtTreeNode
-    | AtTransfer
+    | AtTransfer | AtState
 )  # fmt: skip
 
 

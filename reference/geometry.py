@@ -1,7 +1,8 @@
 """What a system is built with: page, window, pools, rows, radix tree, its settings. Validated once, here.
 
 Units: `page_size`, `window` and `width` are tokens; `full_pages` and `swa_pages` are pages that can
-be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token.
+be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token; `states` are slots of
+recurrent state that can be handed out (the padding slot 0 comes on top).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ LIMITS = {
     "swa_pages": 1 << 14,
     "rows": 1 << 10,
     "width": 1 << 14,
+    "states": 1 << 10,
     "pool_tokens": 1 << 18,
     "row_cells": 1 << 20,
 }
@@ -40,6 +42,8 @@ class Geometry:
     bigram: the tree knows each token together with the one that follows it (EAGLE).
     settings: names and values of switches that the system has, in order; those it has not are nothing to it,
         and the rules know of none.
+    states: 0 of a model without recurrent layers. Only the state at the end of a text is kept, so a page has
+        one token, and a key of the tree is no bigram.
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -52,6 +56,7 @@ class Geometry:
     tree: bool = False
     settings: tuple[tuple[str, str], ...] = ()
     bigram: bool = False
+    states: int = 0
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -69,11 +74,13 @@ class Geometry:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise GeometryError(f.name, f"must be a whole number, not {value!r:.40}")
-            low = 0 if f.name == "swa_pages" and self.window is None else 1
+            low = 0 if f.name == "states" or (f.name == "swa_pages" and self.window is None) else 1
             if not low <= value <= LIMITS[f.name]:
                 raise GeometryError(f.name, f"must be in [{low}, {LIMITS[f.name]}], not {value}")
         if self.bigram and not self.tree:
             raise GeometryError("bigram", "needs a tree")
+        if self.states and (self.page_size > 1 or self.bigram):
+            raise GeometryError("states", "needs page_size 1 and no bigram: a state is kept at the end alone")
         if self.window is None and self.swa_pages:
             raise GeometryError("swa_pages", "must be 0 when window is null (no SWA pool)")
         if max(self.full_pages, self.swa_pages) * self.page_size > LIMITS["pool_tokens"]:
@@ -116,6 +123,10 @@ PRESETS: dict[str, Geometry] = {
         page_size=4, window=4, full_pages=10, swa_pages=8, rows=3, width=32
     ),
     "tight": Geometry(page_size=2, window=4, full_pages=7, swa_pages=5, rows=2, width=16),
+    "state": Geometry(page_size=1, window=None, full_pages=30, swa_pages=0, rows=3, width=24, states=6),
+    "state-window": Geometry(
+        page_size=1, window=3, full_pages=24, swa_pages=16, rows=3, width=20, states=5
+    ),
 }
 
 

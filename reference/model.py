@@ -24,7 +24,8 @@ _REFUSED = {reason: Refused(reason) for reason in Reason}
 
 def initial(geometry: Geometry, mode: Mode = Mode.FREE) -> State:
     """The empty state."""
-    tree = Tree(geometry.page_size, geometry.window) if geometry.tree else None
+    states = bool(geometry.states)
+    tree = Tree(geometry.page_size, geometry.window, states=states) if geometry.tree else None
     return State(RunConfig(geometry, mode), tree=tree)
 
 

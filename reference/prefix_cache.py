@@ -16,6 +16,7 @@ from reference.cursors import page_ends
 from reference.state import State, Text, free, text_len, text_tokens
 from reference.remembered import remembered
 from reference.radix_tree import Key, Tree
+from reference.tree_eviction import evict, evictable_states
 
 
 class Effects(NamedTuple):
@@ -105,8 +106,11 @@ def key_of(prompt: Prompt, bigram: bool = False) -> Key:
 # Room.
 
 
-def with_room(state: State, pages: int, swa_pages: int, effects: Effects) -> State | Reason:
-    """The state with so many pages free in each pool: what is missing is evicted, just that, or nothing.
+def with_room(
+    state: State, pages: int, swa_pages: int, effects: Effects, states: int = 0
+) -> State | Reason:
+    """The state with so many pages free in each pool, and slots of recurrent state: what is missing is
+    evicted, just that, or nothing.
 
     Whatever no lock pins is evictable: a node without a lock has none below it.
     """
@@ -114,21 +118,26 @@ def with_room(state: State, pages: int, swa_pages: int, effects: Effects) -> Sta
     size = geometry.page_size
     missing_full = max(0, pages - left.full) * size
     missing_swa = max(0, swa_pages - left.swa) * size if geometry.window is not None else 0
-    if not missing_full and not missing_swa:
+    missing_states = max(0, states - left.states)
+    if not missing_full and not missing_swa and not missing_states:
         return state
     sizes = radix.sizes(state.tree) if state.tree is not None else radix.Sizes(0, 0, 0, 0)
     if missing_full > sizes.full_evictable:
         return Reason.OUT_OF_FULL
     if missing_swa > sizes.swa_evictable:
         return Reason.OUT_OF_SWA
-    return evicted(state, missing_full, missing_swa, effects)[0]
+    if missing_states > (evictable_states(state.tree) if state.tree is not None else 0):
+        return Reason.OUT_OF_STATES
+    return evicted(state, missing_full, missing_swa, effects, missing_states)[0]
 
 
-def evicted(state: State, full: int, swa: int, effects: Effects) -> tuple[State, Freed]:
-    """The tree evicts, in tokens."""
+def evicted(
+    state: State, full: int, swa: int, effects: Effects, states: int = 0
+) -> tuple[State, Freed]:
+    """The tree evicts, in tokens, and in states."""
     assert state.tree is not None
     before = pages_of(state.tree)
-    tree, freed = radix.evict(state.tree, full, swa)
+    tree, freed = evict(state.tree, full, swa, states)
     after = pages_of(tree)
     for pool in effects.gone:
         effects.gone[pool] |= before[pool] - after[pool]

@@ -2,8 +2,9 @@
 
 Immutable, like all of the reference. A node is a run of whole pages; a path from the root spells a
 prefix. Every node owns the full pages of its tokens; a live one owns their SWA pages too, a tombstone
-has lost those. Locks are kept by who holds them, as ranges of tokens, not as counters in nodes: so
-unlock gives back exactly what lock took, whatever was split in between.
+has lost those. On a model with recurrent layers a node may own the state at its end: a split leaves it on the
+lower half, for that ends there. Locks are kept by who holds them, as ranges of tokens, not as counters in
+nodes: so unlock gives back exactly what lock took, whatever was split in between.
 
 Least recently used: each operation has its own moment, and of nodes last used at the same moment the
 one nearer to the root goes first. Lengths and positions are tokens.
@@ -15,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from reference.commands import Freed
 from reference.cursors import ceil_page, floor_page, window_start
 from reference.remembered import remembered
 
@@ -25,7 +25,8 @@ Key = tuple[int, ...]
 class Node(NamedTuple):
     """A run of tokens, whole pages. full_used, swa_used: the moment it was last used, per component.
 
-    live: it has SWA KV; without a window always true, and nobody asks.
+    live: it has SWA KV; without a window always true, and nobody asks. state_used: the moment when the
+    recurrent state at its end was last used; 0: it has none.
     """
 
     key: Key
@@ -33,14 +34,16 @@ class Node(NamedTuple):
     full_used: int
     swa_used: int
     children: tuple[Node, ...] = ()
+    state_used: int = 0
 
 
 class Lock(NamedTuple):
-    """What a holder pins: full KV of `key`, SWA KV from `swa_from` to its end."""
+    """What a holder pins: full KV of `key`, SWA KV from `swa_from` to its end; state: the state there too."""
 
     holder: str
     key: Key
     swa_from: int
+    state: bool = False
 
 
 class _Tree(NamedTuple):
@@ -49,10 +52,12 @@ class _Tree(NamedTuple):
     children: tuple[Node, ...] = ()
     locks: tuple[Lock, ...] = ()
     clock: int = 0
+    states: bool = False
 
 
 class Tree(_Tree):
-    """children: of the root, which is empty. locks: sorted by holder. clock: moments so far."""
+    """children: of the root, which is empty. locks: sorted by holder. clock: moments so far. states: the
+    model has recurrent layers."""
 
     def __getstate__(self) -> None:
         """What is remembered of a tree does not travel with it."""
@@ -163,6 +168,17 @@ def swa_locked(tree: Tree, placed: Placed) -> bool:
     return any(lock.swa_from < placed.end and lock.key[: placed.end] == placed.path for lock in tree.locks)
 
 
+def state_locked(tree: Tree, placed: Placed) -> bool:
+    """Some lock needs the state at the end of the node."""
+    return any(lock.state and lock.key == placed.path for lock in tree.locks)
+
+
+@remembered
+def state_paths(tree: Tree) -> frozenset[Key]:
+    """Paths to the nodes that have a state."""
+    return frozenset(placed.path for placed in nodes(tree) if placed.node.state_used)
+
+
 @remembered
 def sizes(tree: Tree) -> Sizes:
     """Tokens per pool, evictable and protected (CHK-2)."""
@@ -174,13 +190,14 @@ def sizes(tree: Tree) -> Sizes:
     return Sizes(*counts)
 
 
-def reshaped(tree: Tree, shape: list[tuple[Key, int, bool]]) -> Tree:
-    """The tree with other nodes, given as (path, start, live): for systems whose tree splits and evicts by
-    rules of its own. Its locks pin no more SWA KV than the window that they must. Nodes without a parent
-    are left out (TREE-1)."""
+def reshaped(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
+    """The tree with other nodes, given as (path, start, live, whether it has a state): for systems whose tree
+    splits and evicts by rules of its own. Its locks pin no more SWA KV than the window that they must. Nodes
+    without a parent are left out (TREE-1)."""
     below: dict[Key, list[Node]] = {}
-    for path, start, live in sorted(shape, key=lambda n: -len(n[0])):
-        node = Node(path[start:], live or tree.window is None, 0, 0, tuple(sorted(below.pop(path, ()))))
+    for path, start, live, state in sorted(shape, key=lambda n: -len(n[0])):
+        children = tuple(sorted(below.pop(path, ())))
+        node = Node(path[start:], live or tree.window is None, 0, 0, children, int(state))
         below.setdefault(path[:start], []).append(node)
     window = tree.window if tree.window is not None else 0
     locks = (k._replace(swa_from=max(k.swa_from, len(k.key) - window)) for k in tree.locks)
@@ -205,7 +222,7 @@ def _replaced(children: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> t
     return tuple(sorted([*(n for n in children if n is not old), *new], key=lambda n: n.key))
 
 
-def _changed(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
+def changed(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
     """The node that ends with `end` replaced."""
     return tree._replace(children=_edit(tree.children, path_of(tree, end), change))
 
@@ -219,7 +236,7 @@ def _split(tree: Tree, key: Key) -> Tree:
 
     def halves(node: Node) -> tuple[Node, ...]:
         tail = node._replace(key=node.key[at:])
-        return (node._replace(key=node.key[:at], children=(tail,)),)
+        return (node._replace(key=node.key[:at], children=(tail,), state_used=0),)
 
     return tree._replace(children=_edit(tree.children, path, halves))
 
@@ -235,7 +252,8 @@ def _entered(tree: Tree, key: Key) -> tuple[Tree, Key]:
 
 
 def _used(tree: Tree, key: Key) -> Tree:
-    """`key` was used: full KV all along the path, SWA KV inside the window of its end (#26615)."""
+    """`key` was used: full KV all along the path, SWA KV inside the window of its end (#26615), the state
+    there."""
     now = tree.clock + 1
     first = window_start(len(key), tree.window) if tree.window else len(key)
     path = path_of(tree, key)
@@ -245,24 +263,25 @@ def _used(tree: Tree, key: Key) -> Tree:
         if after is not None:
             node = node._replace(children=_replaced(node.children, after.node, below))
         seen = now if node.live and placed.end > first else node.swa_used
-        below = (node._replace(full_used=now, swa_used=seen),)
+        state = now if node.state_used and placed.end == len(key) else node.state_used
+        below = (node._replace(full_used=now, swa_used=seen, state_used=state),)
     if path:
         tree = tree._replace(children=_replaced(tree.children, path[0].node, below))
     return tree._replace(clock=now)
 
 
-def _stamped(node: Node, **values: int | bool) -> tuple[Node, ...]:
+def stamped(node: Node, **values: int | bool) -> tuple[Node, ...]:
     return (node._replace(**values),)  # type: ignore[arg-type]
 
 
-# The operations.
+# The operations; `tree_eviction.py` has evict.
 
 
 def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
     """How much of `key` a request may resume from, in whole nodes.
 
-    The KV of one window behind it must be live, or everything back to the root (TREE-5); full_only: nobody
-    asks for that.
+    The KV of one window behind it must be live, or everything back to the root (TREE-5), and a recurrent
+    model continues from the state there; full_only: nobody asks for that.
     """
     best, live_run, whole = 0, 0, True
     for placed in path_of(tree, key):
@@ -270,7 +289,10 @@ def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
             break
         live_run = live_run + len(placed.node.key) if placed.node.live else 0
         whole = whole and placed.node.live
-        if full_only or tree.window is None or whole or live_run >= tree.window:
+        if full_only or (
+            (tree.window is None or whole or live_run >= tree.window)
+            and (not tree.states or placed.node.state_used)
+        ):
             best = placed.end
     return best
 
@@ -291,14 +313,16 @@ def lock(tree: Tree, holder: str, key: Key, full_only: bool = False) -> Tree:
     """Pin `key`, which a match has handed out: full KV of the path, SWA KV until a window is covered.
 
     In the SWA pool that is every node that reaches into the last window of `key`, each of them whole: up
-    to a node more than one window (#26919 keeps fresh leaves at one). Nodes above pin full KV alone.
+    to a node more than one window (#26919 keeps fresh leaves at one). Nodes above pin full KV alone. Of
+    states it is the one at the end of `key`.
     """
     swa_from = len(key)
     for placed in reversed(path_of(tree, key)):
         if full_only or tree.window is None or len(key) - swa_from >= tree.window:
             break
         swa_from = placed.start
-    return tree._replace(locks=tuple(sorted((*tree.locks, Lock(holder, key, swa_from)))))
+    state = tree.states and bool(key) and not full_only
+    return tree._replace(locks=tuple(sorted((*tree.locks, Lock(holder, key, swa_from, state)))))
 
 
 def unlock(tree: Tree, holder: str) -> Tree:
@@ -307,7 +331,7 @@ def unlock(tree: Tree, holder: str) -> Tree:
 
 
 def unlock_swa(tree: Tree, holder: str) -> Tree:
-    """Give back the SWA part of the holder's lock; what is left pins full KV alone."""
+    """Give back the SWA part of the holder's lock; what is left pins full KV, and its state."""
     locks = (k._replace(swa_from=len(k.key)) if k.holder == holder else k for k in tree.locks)
     return tree._replace(locks=tuple(locks))
 
@@ -318,7 +342,8 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
 
     What is there stays; a tombstone for which the key brings SWA KV gets it, unless a lock reads
     through it. What is new becomes a leaf: a tombstone below `evicted`, live from there on, and of the
-    live part no more than one window of whole pages is one node (#26919, #22470).
+    live part no more than one window of whole pages is one node (#26919, #22470). The node at the end takes
+    the inserter's state, unless it has one.
 
     For a request that has ended; one that goes on uses `insert_and_continue`.
     """
@@ -330,9 +355,11 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     for placed in path_of(tree, there):
         if not placed.node.live and placed.start >= live_from and not full_locked(tree, placed):
             recovered.append((placed.start, placed.end))
-            tree = _changed(tree, placed.path, partial(_stamped, live=True))
+            tree = changed(tree, placed.path, partial(stamped, live=True))
     if len(there) < len(key):
         tree = _grown(tree, key, len(there), live_from)
+    if tree.states:
+        tree = changed(tree, key, partial(stamped, state_used=tree.clock + 1))
     return _used(tree, key), Insertion(len(there), len(key), tuple(recovered))
 
 
@@ -363,65 +390,4 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
         leaf = (Node(key[start:end], start >= live_from, tree.clock + 1, tree.clock + 1, leaf),)
     if not matched:
         return tree._replace(children=tuple(sorted(tree.children + leaf)))
-    return _changed(tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),))
-
-
-def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Freed]:
-    """Free at least `full` and `swa` tokens, least recently used first, or all that is evictable.
-
-    Full: unlocked leaves go, both sides. SWA: a leaf without a lock goes, any other node becomes a tombstone.
-    A leaf that is a tombstone serves no match and goes with the last node that was below it, but where a
-    lock without an SWA part ends with it.
-    """
-    freed_full = freed_swa = 0
-    while freed_full < full and (less := _without_leaf(tree)) is not None:
-        tree, freed = less
-        freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
-    while freed_swa < swa and (less := _without_swa(tree)) is not None:
-        tree, freed = less
-        freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
-    return tree, Freed(freed_full, freed_swa)
-
-
-@remembered
-def _without_leaf(tree: Tree) -> tuple[Tree, Freed] | None:
-    """Without the leaf that goes first."""
-    leaf = _oldest(tree, _full_candidate, "full_used")
-    return _dropped(tree, leaf) if leaf is not None else None
-
-
-@remembered
-def _without_swa(tree: Tree) -> tuple[Tree, Freed] | None:
-    """Without the SWA KV that goes first."""
-    placed = _oldest(tree, _swa_candidate, "swa_used")
-    if placed is None:
-        return None
-    if placed.node.children or full_locked(tree, placed):
-        return _changed(tree, placed.path, partial(_stamped, live=False)), Freed(0, len(placed.node.key))
-    return _dropped(tree, placed)
-
-
-def _full_candidate(tree: Tree, placed: Placed) -> bool:
-    return not placed.node.children and not full_locked(tree, placed)
-
-
-def _swa_candidate(tree: Tree, placed: Placed) -> bool:
-    return tree.window is not None and placed.node.live and not swa_locked(tree, placed)
-
-
-def _oldest(tree: Tree, candidate: Callable[[Tree, Placed], bool], used: str) -> Placed | None:
-    found = [placed for placed in nodes(tree) if candidate(tree, placed)]
-    return min(found, key=lambda p: (getattr(p.node, used), p.end, p.path), default=None)
-
-
-def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
-    """Without this leaf, and without the tombstones above it that nothing else hangs on."""
-    full = swa = 0
-    while True:
-        full += len(leaf.node.key)
-        swa += len(leaf.node.key) if leaf.node.live and tree.window is not None else 0
-        tree = _changed(tree, leaf.path, lambda _: ())
-        above = path_of(tree, leaf.path[: leaf.start])
-        if not above or above[-1].node.live or above[-1].node.children or full_locked(tree, above[-1]):
-            return tree, Freed(full, swa)
-        leaf = above[-1]
+    return changed(tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),))

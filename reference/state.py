@@ -18,7 +18,7 @@ from reference.commands import Mode, DescribedEnum, token_id
 from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
 from reference.remembered import remembered
-from reference.radix_tree import Tree, tokens_held
+from reference.radix_tree import Tree, state_paths, tokens_held
 
 ZERO = Cursors(0, 0, 0, 0)
 
@@ -126,13 +126,15 @@ class Request(NamedTuple):
 
 
 class Session(NamedTuple):
-    """An open session. slot: what it keeps between turns, None when it keeps nothing."""
+    """An open session. slot: what it keeps between turns, None when it keeps nothing. state: after how many
+    tokens its recurrent state is, which no cut takes back; 0 without one."""
 
     name: str
     history: Text = ()
     slot: Cursors | None = None
     turn: str | None = None
     closing: bool = False
+    state: int = 0
 
 
 Named = TypeVar("Named", Session, Request)
@@ -208,6 +210,11 @@ class State(_State):
         return self._replace(requests=tuple(r for r in self.requests if r.name != name))
 
 
+def state_of(state: State, request: Request) -> int:
+    """After how many tokens the recurrent state of a request in a batch is; 0 on a model without."""
+    return request.computed_len if state.config.geometry.states else 0
+
+
 class Holder(NamedTuple):
     """One owner of pages and of a row: a session (lent or not) or a request without a slot."""
 
@@ -250,11 +257,32 @@ def swa_pages(cursors: Cursors, page_size: int) -> range:
 
 
 class Free(NamedTuple):
-    """What is left: pages per pool, and rows."""
+    """What is left: pages per pool, rows, and slots of recurrent state."""
 
     full: int
     swa: int
     rows: int
+    states: int = 0
+
+
+@remembered
+def state_lens(state: State) -> dict[str, int]:
+    """Who has a slot of recurrent state, by the name of the holder, and after how many tokens that state is.
+
+    A request has one from its first tokens on, and an admission that has matched a prefix; a session has one
+    as long as it has a slot, and lends it with that.
+    """
+    found: dict[str, int] = {}
+    if not state.config.geometry.states:
+        return found
+    turns = {session.turn for session in state.sessions if session.slot is not None}
+    found = {session.name: session.state for session in state.sessions if session.slot is not None}
+    for request in state.requests:
+        if request.cursors is not None and (request.phase in IN_BATCH or request.phase is Phase.ADMITTED):
+            length = request.computed_len
+            if length or request.name in turns:
+                found[request.holder] = length
+    return found
 
 
 @remembered
@@ -271,4 +299,7 @@ def free(state: State) -> Free:
         cached_full, cached_swa = tokens_held(state.tree)
         full -= cached_full // geometry.page_size
         swa -= cached_swa // geometry.page_size
-    return Free(full, swa, rows)
+    states = geometry.states - len(state_lens(state))
+    if state.tree is not None and state.tree.states:
+        states -= len(state_paths(state.tree))
+    return Free(full, swa, rows, states)

@@ -19,11 +19,57 @@ together, so each part has a stamp, and all stamps of a state are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 EMPTY = 0  # the stamp of what was never written, and of the state before a text
 NOWHERE = -1  # instead of a slot: an entry that begins a text continues from no state
+
+
+class Words(NamedTuple):
+    """What a clause says of both kinds of engines."""
+
+    title: str
+    sentence: str
+    why: str
+
+
+HIT = Words(
+    "a hit has the state of its boundary",
+    "A request that starts behind a cached prefix of n tokens continues, in every recurrent group, from the"
+    " state after exactly the first n tokens of its text, written.",
+    "KV of the prefix does not replace the state, and a state of another length is another prefix.",
+)
+GOES_ON = Words(
+    "a state goes on where its text does",
+    "An entry that starts at position n continues, in every recurrent group, from the state after exactly"
+    " the first n tokens of its request's text: no token twice, none left out, no rejected draft.",
+    "A state cannot be cut back: what is wrong in it stays to the end of the request.",
+)
+NAMED = Words(
+    "a name tells its state",
+    "A slot that the prefix cache names, by a hash or as a node, holds the state after exactly the last token"
+    " of that name, written.",
+    "Who matches the name continues from that state, and no later query can tell that it was another.",
+)
+KEPT = Words(
+    "kept",
+    "Between batches a slot of a request's own holds, in every recurrent group, the state after all its"
+    " computed tokens, accepted drafts included.",
+    "A state that is gone comes back in one way: the text is computed again from an earlier boundary.",
+)
 PARTS = ("its recurrent state", "its convolution window")
+
+
+def chain(stamp: int, token: int) -> int:
+    """The stamp of `token` after a prefix that `stamp` stands for; the empty prefix is 0. 61 bits."""
+    return hash((stamp, token)) & (1 << 61) - 1
+
+
+def chained(tokens: Iterable[int], stamp: int = 0) -> list[int]:
+    """The stamp of each token, one after the other, after a prefix that `stamp` stands for."""
+    return list(accumulate(tokens, chain, initial=stamp))[1:]
 
 
 def stamp_after(stamps: Sequence[int], count: int) -> int:

@@ -50,7 +50,7 @@ LIVES = Scope(
 FAMILIES = {
     "OUT": "outcomes", "LEN": "cursors", "FREE": "what is freed", "END": "what is left at the end",
     "OWN": "pages and rows", "MAP": "the mapping", "SWA": "the window", "READ": "contents", "SES": "sessions",
-    "TREE": "the radix tree", "CHK": "memory checks", "REF": "the backstop",
+    "TREE": "the radix tree", "STA": "recurrent state", "CHK": "memory checks", "REF": "the backstop",
 }  # fmt: skip
 # Said once, above the clauses.
 _USUAL_SCOPE = re.compile(r"^(?:Every step|Servers with a radix tree|Models with SWA)(?:\.|; ?) ?")

@@ -14,10 +14,11 @@ from reference.clauses.facts import Facts, NodeFacts
 from reference.clauses.tree_evictions import COUNTERS
 from reference.commands import CheckBusy, CheckIdle
 from reference.failures import (
-    AtCounter, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
+    AtCounter, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtState, AtText, AtTreePage,
     Place, counted,
 )  # fmt: skip
 from reference.prefix_cache import path_text
+from reference.states import EMPTY, chained
 from stateful_tests.lockstep.results import Moment
 
 
@@ -57,6 +58,8 @@ def called(place: Place, m: Moment) -> str:
             return f"the slot of {name}" if kind == "slot" else f"{kind} {name}"
         case AtText(owner):
             return f"the {'history' if owner in m.facts.sessions else 'text'} of {owner}"
+        case AtState(slot):
+            return f"state slot {slot}"
         case AtCounter(pool, name):
             return f"the counter of {POOL.get(pool, pool)} {name} tokens"
     return ""
@@ -86,11 +89,44 @@ def facts_at(place: Place, m: Moment) -> list[Fact]:
             return _read_at(place, m)
         case AtNode() | AtTreePage() | AtLock() | AtCounter():
             return _in_tree(place, m)
+        case AtState(slot):
+            return _of_slot(slot, m)
         case AtText(owner, at):
             return _text(_tokens(m, owner), at)
         case AtNamed():
             return _life(place, m)
     return []
+
+
+def _of_slot(slot: int, m: Moment) -> list[Fact]:
+    """Who has a slot of recurrent state, and what of whose text it holds."""
+    states = m.facts.states
+    if states is None:
+        return []
+    owners = [Fact(name, "has it", "had it") for name, has in states.holders.items() if has == slot]
+    owners += [
+        Fact("the tree", f"has it for {path_text(path)}", f"had it for {path_text(path)}")
+        for path, has in states.nodes.items() if has == slot
+    ]  # fmt: skip
+    free = _free(list(states.free).count(slot), "in the free list")
+    held = states.stamp(slot)
+    holds = "holds an empty state" if held == EMPTY else f"holds the state after {_folded(held, m)}"
+    return [*(free or ([] if owners else [Fact("", "is neither free nor owned")])), Fact("", holds), *owners]
+
+
+def _folded(stamp: int, m: Moment) -> str:
+    """Of whose text, and how much of it, a stamp is."""
+    texts = {name: request.text for name, request in m.facts.requests.items()}
+    texts |= {f"the history of {name}": session.history for name, session in m.facts.sessions.items()}
+    for name, text in texts.items():
+        stamps = chained(text)
+        if stamp in stamps:
+            return f"{counted(stamps.index(stamp) + 1, 'token')} of {name}"
+    for path in m.facts.states.nodes if m.facts.states is not None else ():
+        stamps = chained(path)
+        if stamp in stamps:
+            return path_text(path[: stamps.index(stamp) + 1])
+    return "a text that is gone"
 
 
 def _life(place: AtNamed, m: Moment) -> list[Fact]:
@@ -175,8 +211,12 @@ def _is_check(m: Moment) -> bool:
 
 def _of_node(node: NodeFacts, pool: str, must: int | None, m: Moment) -> list[Fact]:
     if must is not None:
-        count = node.full_locks if pool == "full" else node.swa_locks
-        return [Fact("", "is there"), Fact("", f"counts {counted(count, f'{POOL[pool]} lock')}")]
+        counts = {"full": node.full_locks, "swa": node.swa_locks, "state": node.state_locks}
+        called = {**POOL, "state": "state"}[pool]
+        return [Fact("", "is there"), Fact("", f"counts {counted(counts[pool], f'{called} lock')}")]
+    if pool == "state":
+        has = "no state" if node.state is None else f"state slot {node.state}"
+        return [Fact("", f"has {has}", f"had {has}")]
     if "swa" not in m.facts.pools:
         return [Fact("", "is there")]
     if not node.live:

@@ -154,7 +154,7 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
             yield _Fact(("request", request.name), f"{row} is not None", *has)
         if ours.row is not None:  # its prefix is the tree's
             yield from _cursors(run, request.name, request.cursors, ours.cursors, "cache_protected_len")
-    full, swa, rows = free(state)
+    full, swa, rows, _ = free(state)
     two = "full_" if run.window is not None else ""
     sizes = full * page, len(view.free_full) * page
     yield _Fact(("full", ""), f"server.allocator.{two}available_size()", *sizes)

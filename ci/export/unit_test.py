@@ -182,6 +182,8 @@ def started(geometry: Geometry, code: str) -> list[str]:
     """The lines before the first command."""
     if geometry.bigram or "namespaces" in dict(geometry.settings):
         raise NotExportable("bigram keys and namespaces are no part of the exported tests")
+    if geometry.states:
+        raise NotExportable("recurrent state is no part of the exported tests")
     return [server(geometry, code), "self.addCleanup(server.settings.close)"]
 
 

@@ -12,7 +12,8 @@ from reference import model
 from reference.commands import Outcome
 from reference.state import State, free
 from reference.prefix_cache import path_text
-from reference.radix_tree import Key, Lock, Tree, evict, nodes, sizes
+from reference.radix_tree import Key, Lock, Tree, nodes, sizes
+from reference.tree_eviction import evict
 from stateful_tests.lockstep import pictures
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command, format_outcome

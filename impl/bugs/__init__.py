@@ -8,7 +8,7 @@ faulty system.
 # isort: off
 # They fill BUGS, in this order.
 from impl.bugs import (  # noqa: F401
-    memory_checks, pools, trees, tree_locks, tree_evictions, prefixes, reports, sessions, late,
+    memory_checks, pools, trees, tree_locks, tree_evictions, prefixes, reports, sessions, late, states,
 )  # fmt: skip
 
 # isort: on

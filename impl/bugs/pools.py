@@ -241,10 +241,11 @@ def _(
     starts: Sequence[int],
     ends: Sequence[int],
     live: Sequence[int] | None = None,
+    states: int = 0,
 ) -> None:
     """Long prompts are never admitted: the SWA pool must have room for all of them, though slots are taken
     for the last window alone. Visible when the SWA pool has less. Fix: require what is taken."""
-    TorchKV.make_room(self, rows, starts, ends)
+    TorchKV.make_room(self, rows, starts, ends, states=states)
 
 
 @bug("tail-loses-the-head", "MAP-3", "a prompt takes SWA slots for all and says it has those of its tail")

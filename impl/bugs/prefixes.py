@@ -204,23 +204,23 @@ def _(self: TorchKV, cursors: RowCursors[int]) -> int:
 
 
 @bug("evicts-before-it-knows", "OUT-2", "a refused batch has evicted the cache", TorchKV.room_for)
-def _(self: TorchKV, pages: int, swa_pages: int) -> None:
+def _(self: TorchKV, pages: int, swa_pages: int, states: int = 0) -> None:
     """Under pressure every attempt to admit empties the tree and fails all the same. Eviction comes before
     the question whether it will do. Visible when a batch is refused for want of pages while something may be
     evicted. Fix: ask the counters first."""
     missing = self.missing(pages, swa_pages)
     if self.tree is not None and any(missing):
         self.tree.evict(*missing)
-    TorchKV.room_for(self, pages, swa_pages)
+    TorchKV.room_for(self, pages, swa_pages, states)
 
 
 @bug("no-room-in-the-swa-pool", "OUT-1", "eviction for a batch looks at the full pool alone",
      TorchKV.room_for)
-def _(self: TorchKV, pages: int, swa_pages: int) -> None:
+def _(self: TorchKV, pages: int, swa_pages: int, states: int = 0) -> None:
     """Requests are refused although the SWA pool has evictable pages. Only the full pool is checked for what
     the tree could give back. Visible when the SWA pool is full of cached windows. Fix: check each pool."""
     require(not self.missing(pages, swa_pages)[1], Reason.OUT_OF_SWA)
-    TorchKV.room_for(self, pages, swa_pages)
+    TorchKV.room_for(self, pages, swa_pages, states)
 
 
 @bug("cached-pages-are-not-counted", "CHK-1", "a memory check does not know the tree", TorchKV.report)

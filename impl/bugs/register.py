@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from impl.torch_kv.pool import PagePool
+from impl.torch_kv.states import StateSlots
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.system import TorchKV
 from impl.torch_kv.radix_tree import RadixTree
@@ -19,6 +20,7 @@ _PARTS: dict[type, tuple[type, str]] = {
     PagePool: (KVStore, "pool_class"),
     KVStore: (TorchKV, "store_class"),
     RadixTree: (TorchKV, "tree_class"),
+    StateSlots: (TorchKV, "states_class"),
 }
 
 

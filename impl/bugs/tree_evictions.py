@@ -94,17 +94,17 @@ def _(self: RadixTree, node: TreeNode) -> bool:
 
 
 @bug("eviction-stops-a-page-short", "TREE-10", "eviction frees a page less than requested", RadixTree.evict)
-def _(self: RadixTree, full: int, swa: int) -> Freed:
+def _(self: RadixTree, full: int, swa: int, states: int = 0) -> Freed:
     """The caller fails to allocate. The loop ends when less than a page is missing. Visible when more than
     one page is requested. Fix: continue until all of it is free."""
-    return RadixTree.evict(self, full - self.page_size, swa - self.page_size)
+    return RadixTree.evict(self, full - self.page_size, swa - self.page_size, states)
 
 
 @bug("eviction-reports-the-amount-requested", "TREE-10", "eviction says that it freed the amount requested",
      RadixTree.evict)
-def _(self: RadixTree, full: int, swa: int) -> Freed:
+def _(self: RadixTree, full: int, swa: int, states: int = 0) -> Freed:
     """A batch is launched into a pool that is full. Eviction reports the size of the request instead of what
     it found to free. Visible when less is evictable, or a node is larger than needed. Fix: report what was
     freed."""
-    RadixTree.evict(self, full, swa)
-    return Freed(full, swa)
+    RadixTree.evict(self, full, swa, states)
+    return Freed(full, swa, states)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from impl.bugs.register import bug
 from impl.torch_kv.nodes import Key, MatchedPrefix, NodeLock, TreeNode
+from impl.torch_kv.states import StateSlots
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.radix_tree import RadixTree
 
@@ -81,8 +82,8 @@ class _SharedReceipt(RadixTree):
     latest has. Visible when of two locks on a node one has no SWA part. Fix: each lock has its own
     receipt."""
 
-    def __init__(self, store: KVStore, window: int | None) -> None:
-        super().__init__(store, window)
+    def __init__(self, store: KVStore, window: int | None, states: StateSlots | None = None) -> None:
+        super().__init__(store, window, states)
         self._latest: dict[TreeNode, NodeLock] = {}
 
     def lock(self, node: TreeNode, full_only: bool = False) -> NodeLock:

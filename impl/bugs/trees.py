@@ -125,8 +125,10 @@ class _InsertRefreshesNothing(RadixTree):
         self._known = {node: list(node.used) for node in path}
         super()._grow(path, key, slots, live_from)
 
-    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> None:
-        super().insert(key, slots, evicted, prefix)
+    def insert(
+        self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0, state: int | None = None
+    ) -> None:
+        super().insert(key, slots, evicted, prefix, state)
         for node, used in self._known.items():
             node.used = used
             self._queue(node)

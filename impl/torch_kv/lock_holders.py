@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from impl import adapter
 from impl.lazy import Tensor, torch
@@ -83,7 +84,7 @@ class LockHolders(Steps):
         key = tree_key(spelled(command.prompt), self.bigram)
         key = key[: self.floor(len(key))]
         pages = (len(key) - len(locked)) // self.page_size
-        self.room_for(pages, pages)
+        self.room_for(pages, pages, int(pages > 0))
         if lock_holder is None:
             lock_holder = self.lock_holders[command.holder] = LockedPrefix((), tree.slots(tree.root))
             self.relock(command.holder, tree.root)
@@ -93,11 +94,12 @@ class LockHolders(Steps):
             self.dismiss(command.holder)
 
     def evict(self, command: Evict) -> Freed:
-        require(command.full or command.swa, Reason.EMPTY)
+        require(command.full or command.swa or command.states, Reason.EMPTY)
         require(not command.swa or self.window is not None, Reason.NO_SWA)
+        require(not command.states or self.states is not None, Reason.NO_STATES)
         tree = self.require_tree()
-        require(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
-        return tree.evict(command.full, command.swa)
+        require(command.full >= 0 and command.swa >= 0 and command.states >= 0, Reason.BAD_LENGTH)
+        return tree.evict(command.full, command.swa, command.states)
 
     # The rules.
 
@@ -122,8 +124,8 @@ class LockHolders(Steps):
         self.free_own(own[:0], own[:live_from])
         slots = torch.cat((lock_holder.slots, own))
         if not chunked:
-            self.tree.insert(key, slots, evicted, prefix)
-        elif self.keep(holder, key, slots, evicted, prefix):
+            self.tree.insert(key, slots, evicted, prefix, self.computed_state(key))
+        elif self.keep(holder, key, slots, evicted, prefix, partial(self.computed_state, key)):
             lock_holder.key, lock_holder.slots = key, self.tree.slots(self.locks[holder].node)
         else:
             self.free_own(own, own[live_from:])

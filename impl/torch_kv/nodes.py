@@ -19,7 +19,8 @@ class TreeNode:
 
     slots: int64 [len(key)] on the store's device, the full slots of its tokens. parent: None for the
     root; a node that is `gone` still names it. end: tokens from the root to its end. locks, used: per
-    component how many locks pin it and the moment it was last used. children: by their first page.
+    component how many locks pin it and the moment it was last used. children: by their first page. state: the
+    slot of the recurrent state at its end; state_locks, state_used: the same of that.
 
     A node keeps its end and the tokens before it for life: a split puts a new node above it.
     """
@@ -33,6 +34,9 @@ class TreeNode:
     used: list[int] = field(default_factory=lambda: [0, 0])
     children: dict[Key, TreeNode] = field(default_factory=dict)
     gone: bool = False
+    state: int | None = None
+    state_locks: int = 0
+    state_used: int = 0
 
     @property
     def start(self) -> int:
@@ -63,7 +67,7 @@ class MatchedPrefix(NamedTuple):
 @dataclass(slots=True, eq=False)
 class NodeLock:
     """What a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there (none, if
-    that is its end).
+    that is its end); state: the recurrent state there.
 
     A position, not a node: wherever nodes are split later, the pinned ones are those on the way up
     from `node` that end beyond swa_from. SWA counters are not to be found again by walking up until
@@ -72,15 +76,17 @@ class NodeLock:
 
     node: TreeNode
     swa_from: int
+    state: bool = False
 
 
 class Owed:
-    """Pages that an operation frees: first full slots of them, and how many tokens they are."""
+    """Pages that an operation frees: first full slots of them, how many tokens they are; and states."""
 
     def __init__(self) -> None:
         self.full: list[Tensor] = []
         self.swa: list[Tensor] = []
         self.tokens = [0, 0]
+        self.states = 0
 
 
 # A node as it stands in a queue: its rank, its end, and the node.

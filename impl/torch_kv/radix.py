@@ -10,7 +10,8 @@ one lock at most. R (cache_protected_len) is what a request has locked: the tree
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from impl.adapter import TreeSizes
 from impl.torch_kv.cursors import ZERO, Lanes, N, RowCursors
@@ -62,10 +63,15 @@ class PrefixRules(SessionRules):
 
         The slot goes on naming its row, so that a rejected admission can be repeated (SES-3).
         """
-        request.row, request.cursors, request.prefix = None, ZERO, None
         slot = self.slot_of(request)
+        if slot is None and self.tree is not None:
+            node = self.tree.ending(self.match_key(request))
+            self.require_state(request, node, self.locks.get(self.holder_of(request)))
+        request.row, request.cursors, request.prefix = None, ZERO, None
         if slot is not None:
-            self.free_tail(slot, self.resume_length(request, self.key_length(request)))
+            prefix = self.resume_length(request, self.key_length(request))
+            self.free_tail(slot, prefix)
+            self.rewind_state(slot, prefix, self.locks.get(self.holder_of(request)))
             self.lend(request, slot)
         elif self.tree is not None:
             self.match_prefix(request)
@@ -80,6 +86,7 @@ class PrefixRules(SessionRules):
         self.let_go(holder)
         found = self.tree.match(self.match_key(request))
         self.relock(holder, found.node)
+        self.match_state(request, found.node)
         request.prefix = found.slots
         request.cursors = self.matched(request.cursors, found.length)
 
@@ -106,6 +113,7 @@ class PrefixRules(SessionRules):
             self.store.name(self.store.span(lanes.row, start, lanes.columns[0], lengths), torch.cat(slots))
         for request in requests:
             request.prefix = None
+        self.begin_states(requests)
 
     # Inserting while the request goes on.
 
@@ -123,10 +131,11 @@ class PrefixRules(SessionRules):
         with self.store.frees_wait():
             for request, length, own in zip(lanes, lengths, self.row_slots(lanes, lengths), strict=True):
                 key = tree_key(request.text[: length + self.bigram], self.bigram)
-                if self.keep(self.holder_of(request), key, own, *self.owned_from(request.cursors)):
+                holder, owned_from = self.holder_of(request), self.owned_from(request.cursors)
+                if self.keep(holder, key, own, *owned_from, partial(self.checkpoint, request)):
                     kept.append(request)
                     ends.append(length)
-                    slots.append(self.tree.slots(self.locks[self.holder_of(request)].node))
+                    slots.append(self.tree.slots(self.locks[holder].node))
         if kept:
             self.rename(kept, ends, slots)
             self.move(kept, self.protected_to, ends)
@@ -144,15 +153,18 @@ class PrefixRules(SessionRules):
         """From where on an inserter brings SWA KV of its own, and full KV: behind its window and R."""
         return max(cursors.swa_evicted_seqlen, cursors.cache_protected_len), cursors.cache_protected_len
 
-    def keep(self, holder: str, key: Key, slots: Tensor, evicted: int, prefix: int) -> bool:
+    def keep(
+        self, holder: str, key: Key, slots: Tensor, evicted: int, prefix: int, state: Callable[[], int | None]
+    ) -> bool:
         """Insert `key`, whole pages, and move the lock to its end, if that can then be matched again.
 
-        slots: int64 [len(key)] on the device. If not, nothing changes, and nothing counts as used.
+        slots: int64 [len(key)] on the device. state: gives a slot with the state after `key`. If not, nothing
+        changes, and nothing counts as used.
         """
         assert self.tree is not None
         if not self.may_keep(key, evicted):
             return False
-        self.tree.insert(key, slots, evicted, prefix)
+        self.tree.insert(key, slots, evicted, prefix, state())
         self.relock(holder, self.tree.at(key))
         return True
 
@@ -203,9 +215,10 @@ class PrefixRules(SessionRules):
         """
         assert self.tree is not None
         length = self.finished_length(request.cursors, target)
-        if length > request.cursors.cache_protected_len:
+        if length > request.cursors.cache_protected_len and self.brings_state(request, length):
             key = tree_key(request.text[: length + self.bigram], self.bigram)
-            self.tree.insert(key, self.row_slots([request], [length])[0], *self.owned_from(request.cursors))
+            own = self.row_slots([request], [length])[0]
+            self.tree.insert(key, own, *self.owned_from(request.cursors), self.donate(request))
             self.move([request], self.protected_to, [length])
 
     def finished_length(self, cursors: RowCursors[int], target: int) -> int:
@@ -216,6 +229,7 @@ class PrefixRules(SessionRules):
         """An ordinary request ends or is retracted: what it holds goes, and then its lock."""
         if request.row is not None:
             self.release(request)
+        self.free_state(request)
         self.detach(request)
         self.let_go(request.name)
 
@@ -228,12 +242,14 @@ class PrefixRules(SessionRules):
         that was taken for this admission goes."""
         if self.slot_of(request) is None:
             self.let_go(self.holder_of(request))
+            self.free_state(request)
 
     def wipe(self, session: KVSession, request: KVRequest) -> None:
         """Midway abort: the session's KV goes, once; its history stays (sgl-project/sglang#22790)."""
         held = self.held_by(session, request)
         if held is not None:
             self.release(held)
+            self.free_state(held)
         session.slot = None
         self.let_go(session.name)
 
@@ -241,23 +257,33 @@ class PrefixRules(SessionRules):
         """Release what an idle session holds."""
         if session.slot is not None:
             self.release(session.slot)
+            self.free_state(session.slot)
         session.slot = None
         self.let_go(session.name)
 
     # Room.
 
-    def room_for(self, pages: int, swa_pages: int) -> None:
-        """Have so many pages free in each pool, or refuse with nothing evicted.
+    def room_for(self, pages: int, swa_pages: int, states: int = 0) -> None:
+        """Have so many pages free in each pool, and slots of recurrent state, or refuse with nothing evicted.
 
-        Both pools are checked before anything is evicted: whatever no lock pins is evictable.
+        All are checked before anything is evicted: whatever no lock pins is evictable.
         """
         full, swa = self.missing(pages, swa_pages)
-        if full or swa:
+        short = self.missing_states(states)
+        if full or swa or short:
             sizes = self.sizes()
             require(full <= sizes.full_evictable, Reason.OUT_OF_FULL)
             require(swa <= sizes.swa_evictable, Reason.OUT_OF_SWA)
+            require(short <= self.evictable_states(), Reason.OUT_OF_STATES)
             assert self.tree is not None
-            self.tree.evict(full, swa)
+            self.tree.evict(full, swa, short)
+
+    def missing_states(self, states: int) -> int:
+        """By how many the free slots of recurrent state fall short; 0 on a model without."""
+        return max(states - len(self.states.free), 0) if self.states is not None else 0
+
+    def evictable_states(self) -> int:
+        return self.tree.evictable_states() if self.tree is not None else 0
 
     def missing(self, pages: int, swa_pages: int) -> tuple[int, int]:
         """Tokens by which either pool falls short of so many free pages; 0 SWA tokens without SWA."""

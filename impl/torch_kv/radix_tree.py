@@ -14,32 +14,34 @@ method names the pull request of sgl-project/sglang.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator, Sequence
 
 from impl.adapter import NodeView, TreeSizes
 from impl.lazy import Tensor, torch
+from impl.torch_kv.eviction_queues import EvictionQueues
 from impl.torch_kv.nodes import FULL, SWA, Entry, Key, MatchedPrefix, NodeLock, Owed, TreeNode
+from impl.torch_kv.states import NodeStates, StateSlots
 from impl.torch_kv.store import KVStore
 from reference.commands import Freed
 
 
-class RadixTree:
+class RadixTree(NodeStates, EvictionQueues):
     """A radix tree over the pools of a KVStore.
 
     store: the pools; slots that are inserted come from it and evicted ones go back to it.
     window: tokens of SWA attention, None for a model without; then `live` is always true and asked by
         nobody.
-    root: the empty prefix; owns nothing and is never locked.
+    root: the empty prefix; owns nothing and is never locked. states: slots of recurrent state, or None.
     """
 
-    def __init__(self, store: KVStore, window: int | None) -> None:
+    def __init__(self, store: KVStore, window: int | None, states: StateSlots | None = None) -> None:
         self.store = store
         self.page_size = store.page_size
         self.window = window
         self.clock = 0
         self._empty = torch.zeros(0, dtype=torch.int64, device=store.device)
         self.root = TreeNode((), self._empty, None, 0, live=True)
+        self.states, self.with_state = states, set()
         self._count = 0
         self._evictable, self._protected = [0, 0], [0, 0]
         self._queues: tuple[list[Entry], list[Entry]] = ([], [])
@@ -71,7 +73,10 @@ class RadixTree:
             self._pin(above, FULL)
             if above.end > swa_from:
                 self._pin(above, SWA)
-        return NodeLock(node, swa_from)
+        state = self.states is not None and node.parent is not None and not full_only
+        if state:
+            self.pin_state(node)
+        return NodeLock(node, swa_from, state)
 
     def unlock(self, lock: NodeLock) -> None:
         """Give back what `lock` took, node by node, whatever was split since. To be done once."""
@@ -81,6 +86,8 @@ class RadixTree:
             if node.end > swa_from:
                 self._unpin(node, SWA)
             self._queue(node)
+        if lock.state:
+            self.unpin_state(lock)
 
     def unlock_swa(self, lock: NodeLock) -> None:
         """Give back the SWA part of `lock`, once; what is left pins full KV alone."""
@@ -90,7 +97,9 @@ class RadixTree:
                 self._queue(node)
         self.swa_given_back(lock)
 
-    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> None:
+    def insert(
+        self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0, state: int | None = None
+    ) -> None:
         """Hand the whole pages of `key` over to the tree; tokens past them stay the caller's.
 
         slots: int64 [at least len(key) in whole pages] on the device, the full slots of the tokens; of
@@ -101,7 +110,7 @@ class RadixTree:
         What the tree has is kept and the caller's pages freed; but a tombstone that nobody has locked
         takes the caller's slots when they have SWA KV, and its own are freed. What is new becomes a
         leaf: a tombstone below `evicted`, live from there on (#22470), at most a window of it in one
-        node (#26919).
+        node (#26919). state: a slot with the state after `key`.
         """
         key = self._whole_pages(key)
         live_from = self.live_from(evicted, len(key))
@@ -114,6 +123,8 @@ class RadixTree:
                 first = max(node.start, live_from)
                 self.duplicate(slots[node.start : node.end], slots[first : node.end], owed)
         self._grow(path, key, slots, live_from)
+        if state is not None:
+            self.take_state(path[-1], state)
         self.refresh(path)
         self._settle(owed)
 
@@ -141,6 +152,17 @@ class RadixTree:
         if end < len(key):
             yield end, len(key), max(end, live_from)
 
+    def ending(self, key: Key) -> TreeNode:
+        """The node that a match of `key` ends with on a recurrent model: one that is there, for a state is at
+        the end of a node. Changes nothing."""
+        path, node = [self.root], self.root
+        while (child := node.children.get(key[node.end : node.end + self.page_size])) is not None:
+            if key[node.end : child.end] != child.key:
+                break
+            path.append(child)
+            node = child
+        return path[self.usable(path[1:])]
+
     def at(self, key: Key) -> TreeNode:
         """The node that ends with `key`, which has just been inserted or matched."""
         node = self.root
@@ -152,12 +174,13 @@ class RadixTree:
         """Full slots of the tokens up to the end of `node`: int64 [node.end], a copy."""
         return torch.cat([self._empty, *reversed([above.slots for above in self._upward(node)])])
 
-    def evict(self, full: int, swa: int) -> Freed:
-        """Free at least `full` and `swa` tokens, least recently used first, or all that is evictable.
+    def evict(self, full: int, swa: int, states: int = 0) -> Freed:
+        """Free at least `full` and `swa` tokens and `states` states, least recently used first, or all that
+        is evictable.
 
         For the full pool unlocked leaves go, with their SWA side. For the SWA pool an unlocked leaf goes, and
-        any other node that no window reaches becomes a tombstone. Of nodes last used at one moment the one
-        nearer to the root goes first.
+        any other node that no window reaches becomes a tombstone; so for states. Of nodes last used at one
+        moment the one nearer to the root goes first.
         """
         owed = Owed()
         while owed.tokens[FULL] < full and (node := self._next(FULL)) is not None:
@@ -167,8 +190,14 @@ class RadixTree:
                 self.entomb(node, owed)
             else:
                 self._drop(node, owed)
+        while owed.states < states and (node := self.next_state()) is not None:
+            if self.outlives_state(node):
+                owed.states += self.free_node_state(node)
+            else:
+                self._drop(node, owed)
         self._settle(owed)
-        return Freed(*owed.tokens)
+        full_tokens, swa_tokens = owed.tokens
+        return Freed(full_tokens, swa_tokens, owed.states)
 
     def sizes(self) -> TreeSizes:
         """Tokens per pool, evictable and protected: host numbers, kept as they change."""
@@ -182,7 +211,9 @@ class RadixTree:
             node = waiting.pop()
             slots = tuple(node.slots.tolist())
             swa = tuple(full_to_swa[s] for s in slots) if node.live and self.window is not None else ()
-            found.append(NodeView(node.path(), slots, swa, *node.locks))
+            full_locks, swa_locks = node.locks
+            locked = (full_locks, swa_locks, node.state, node.state_locks)
+            found.append(NodeView(node.path(), slots, swa, *locked))
             waiting += node.children.values()
         return found
 
@@ -191,13 +222,14 @@ class RadixTree:
     def usable(self, path: list[TreeNode]) -> int:
         """How many nodes of `path` a request may resume from.
 
-        The window behind the end must be live, or everything back to the root.
+        The window behind the end must be live, or everything back to the root; a recurrent model has a state
+        there.
         """
         best, live_run, whole = 0, 0, True
         for number, node in enumerate(path, 1):
             live_run = live_run + len(node.key) if node.live else 0
             whole = whole and node.live
-            if self.window is None or whole or live_run >= self.window:
+            if (self.window is None or whole or live_run >= self.window) and self.ends_a_match(node):
                 best = number
         return best
 
@@ -265,26 +297,14 @@ class RadixTree:
         owed.swa.append(self._pages(node.slots))
         owed.tokens[SWA] += len(node.key)
 
-    def rank(self, moment: int) -> int:
-        """Where in the queue a node stands that was last used at `moment`; the lowest goes first."""
-        return moment
-
-    def full_candidate(self, node: TreeNode) -> bool:
-        """Whether full pressure may take the node."""
-        return not node.children and not node.locks[FULL]
-
-    def swa_candidate(self, node: TreeNode) -> bool:
-        """Whether SWA pressure may take the node's SWA KV."""
-        return self.window is not None and node.live and not node.locks[SWA]
-
     def outlives_swa(self, node: TreeNode) -> bool:
         """Whether a node stays whose SWA KV goes: not a leaf, but where a lock reads its full KV."""
         return bool(node.children or node.locks[FULL])
 
     def stays(self, node: TreeNode) -> bool:
-        """Whether a node stays that has lost a child: not a tombstone with none left, it serves nobody, but
-        where a lock reads its full KV."""
-        return node.live or bool(node.children or node.locks[FULL])
+        """Whether a node stays that has lost a child: not where no match ends and none is left, it serves
+        nobody, but where a lock reads its full KV."""
+        return (node.live and self.ends_a_match(node)) or bool(node.children or node.locks[FULL])
 
     # Walking and splitting.
 
@@ -364,7 +384,7 @@ class RadixTree:
             path.append(node)
             at = cut
 
-    # Counters and queues.
+    # Use.
 
     def refresh(self, path: list[TreeNode]) -> None:
         """A new moment: full KV of `path` was used, and SWA KV inside the window of its end."""
@@ -376,50 +396,8 @@ class RadixTree:
             if node.live and node.end > first:
                 node.used[SWA] = self.clock
             self._queue(node)
-
-    def _pin(self, node: TreeNode, component: int) -> None:
-        if not node.locks[component]:
-            self._evictable[component] -= len(node.key)
-            self._protected[component] += len(node.key)
-        node.locks[component] += 1
-
-    def _unpin(self, node: TreeNode, component: int) -> None:
-        node.locks[component] -= 1
-        if not node.locks[component]:
-            self._protected[component] -= len(node.key)
-            self._evictable[component] += len(node.key)
-
-    def _count_live(self, node: TreeNode, live: bool) -> None:
-        """An unlocked node becomes live, or a tombstone."""
-        node.live = live
-        self._evictable[SWA] += len(node.key) if live else -len(node.key)
-
-    def _queue(self, node: TreeNode) -> None:
-        """Queue a node for each component that may take it. Queued wherever one may have started to.
-
-        Entries are not taken out when a node is used, locked or dropped; `_next` passes over them.
-        """
-        for component, may in enumerate((self.full_candidate, self.swa_candidate)):
-            if may(node):
-                queue = self._queues[component]
-                heappush(queue, (self.rank(node.used[component]), node.end, node))
-                if len(queue) > 2 * self._count + 64:
-                    queue[:] = dict.fromkeys(e for e in queue if self._current(e, component, may))
-                    heapify(queue)
-
-    def _current(self, entry: Entry, component: int, may: Callable[[TreeNode], bool]) -> bool:
-        """Whether the entry still says when its node was last used, and the node may go."""
-        rank, _, node = entry
-        return not node.gone and rank == self.rank(node.used[component]) and may(node)
-
-    def _next(self, component: int) -> TreeNode | None:
-        """The node that goes first for this component, off its queue; None when none may go."""
-        queue = self._queues[component]
-        may = (self.full_candidate, self.swa_candidate)[component]
-        while queue:
-            if self._current(entry := heappop(queue), component, may):
-                return entry[2]
-        return None
+        if path:
+            path[-1].state_used = self.clock
 
     # Freeing.
 
@@ -434,6 +412,7 @@ class RadixTree:
             self._evictable[FULL] -= len(node.key)
             owed.tokens[FULL] += len(node.key)
             owed.full.append(self._pages(node.slots))
+            owed.states += self.free_node_state(node)
             if node.live and self.window is not None:
                 self.entomb(node, owed)
             node.slots = self._empty

@@ -14,6 +14,7 @@ from typing import Any
 
 from impl.torch_kv.cursors import ZERO, CursorTable, Lanes, N, RowCursors, Rule, larger, smaller, whole
 from impl.lazy import Tensor
+from impl.torch_kv.states import StateRules
 from impl.torch_kv.store import KVStore
 from impl.vocabulary import RequestPhase
 from reference.commands import Draft, token_id
@@ -21,10 +22,13 @@ from reference.commands import Draft, token_id
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What a session keeps between turns. While lent to a request it goes on naming its row."""
+    """What a session keeps between turns. While lent to a request it goes on naming its row. state: a slot of
+    recurrent state, with the one after state_len tokens."""
 
     row: int
     cursors: RowCursors[int] = ZERO
+    state: int | None = None
+    state_len: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +50,8 @@ class KVRequest:
     started: it has extended since it was submitted. row None: it holds no KV.
     prefix: int64 [R], the radix tree's slots that its admission has found, until a row names them.
     in_flight: verify rounds whose results are to come, the oldest first. All that they allocate counts as
-    committed; the device knows what it has accepted.
+    committed; the device knows what it has accepted. state: its slot of recurrent state, with the one after
+    state_len tokens.
     """
 
     name: str
@@ -60,6 +65,8 @@ class KVRequest:
     cursors: RowCursors[int] = ZERO
     prefix: Tensor | None = None
     in_flight: list[Draft] = field(default_factory=list)
+    state: int | None = None
+    state_len: int = 0
 
     @property
     def settled(self) -> int:
@@ -80,7 +87,7 @@ class KVRequest:
 Holders = Sequence[KVRequest | Slot]
 
 
-class SessionRules:
+class SessionRules(StateRules):
     """Lending, trimming, evicting and release, each of one row."""
 
     store: KVStore
@@ -201,11 +208,12 @@ class SessionRules:
         return len(request.text) - 1
 
     def resume_length(self, request: KVRequest, key_length: int) -> int:
-        """Prefix to resume at: what is committed, or R if the window there is gone (SWA-2)."""
+        """Prefix to resume at: what is committed, or R if the window there is gone (SWA-2) or the state is of
+        another length (STA-2)."""
         slot = self.slot_of(request)
         assert slot is not None
         prefix = min(slot.cursors.kv_committed_len, key_length)
-        if self.window_live(self.lost_below(slot.cursors), prefix):
+        if self.window_live(self.lost_below(slot.cursors), prefix) and self.state_resumes(slot, prefix):
             return prefix
         return slot.cursors.cache_protected_len
 
@@ -219,7 +227,7 @@ class SessionRules:
 
     def lend(self, request: KVRequest, slot: Slot) -> None:
         """Give the request its slot's row and a copy of the slot's cursors."""
-        request.row = slot.row
+        request.row, request.state, request.state_len = slot.row, slot.state, slot.state_len
         self.store.cursors.copy(self.store.slot_cursors, request, slot)
 
     # Window eviction.
@@ -257,7 +265,8 @@ class SessionRules:
     def save(self, session: KVSession, request: KVRequest) -> None:
         """The session's slot takes the request's row and cursors (SES-2)."""
         assert request.row is not None
-        session.slot = Slot(request.row)
+        session.slot = Slot(request.row, state=request.state, state_len=request.state_len)
+        request.state = None
         self.store.slot_cursors.copy(self.store.cursors, session.slot, request)
         self.detach(request)
 

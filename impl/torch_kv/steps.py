@@ -38,7 +38,8 @@ class Steps(MemoryChecks):
         ]
         decoded = self._allocated(decodes)
         require(not self.window_lost(decodes), Reason.WINDOW_LOST)
-        self.make_room(rows, starts + decoded, ends + self._after_decode(decodes), live + decoded)
+        states = self.states_taken(prompts)
+        self.make_room(rows, starts + decoded, ends + self._after_decode(decodes), live + decoded, states)
         self.take_rows([request for request in prompts if request.row is None])
         for of_tails in (False, True):
             these = [request for request in prompts if lanes[request.name].tail is of_tails]
@@ -92,6 +93,7 @@ class Steps(MemoryChecks):
         else:
             slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
         store.write(slots, lanes.tail)
+        self.fold(requests, starts, ends)
 
     def has_started(self, request: KVRequest) -> bool:
         """It has KV that is not the tree's."""
@@ -136,6 +138,8 @@ class Steps(MemoryChecks):
                 store.alloc_decode(row, start, store.span_of_one(row, start), store.pages(starts, ends))
             slots = store.slots(span)
         self.write_decoded(slots, lanes.tail, fresh)
+        committed = [request.cursors.kv_committed_len for request in found]
+        self.fold(found, [length - 1 for length in committed], committed)
         for request in found:
             request.sample(1)
 
@@ -216,6 +220,8 @@ class Steps(MemoryChecks):
             first = before.kv_committed_len - lanes.columns[2]
             slots = store.slots(store.span(lanes.row, first, end - first, counts))
         store.write(slots, lanes.tail)
+        accepted = [start + draft.accept for start, draft in zip(computed, drafts, strict=True)]
+        self.fold(found, computed, accepted)
         self.launch(found)
         return found
 
@@ -262,14 +268,23 @@ class Steps(MemoryChecks):
         starts: Sequence[int],
         ends: Sequence[int],
         live: Sequence[int] | None = None,
+        states: int = 0,
     ) -> None:
         """Have room for positions [starts[i], ends[i]), or refuse before anything moves.
 
-        live: where they start in the SWA pool, if not there.
+        live: where they start in the SWA pool, if not there. states: slots of recurrent state.
         """
         require(max(ends) <= self.width, Reason.ROW_TOO_SHORT)
         require(rows.count(None) <= len(self.store.free_rows), Reason.NO_ROW)
-        self.room_for(self.store.pages(starts, ends), self.store.pages(live or starts, ends))
+        self.room_for(self.store.pages(starts, ends), self.store.pages(live or starts, ends), states)
+
+    def states_taken(self, prompts: Sequence[KVRequest]) -> int:
+        """Slots of recurrent state that a prefill takes: for whoever has none, and for a copy of each that
+        goes into the tree."""
+        if self.states is None:
+            return 0
+        copies = sum(self.slot_of(request) is None for request in prompts) if self.tree is not None else 0
+        return sum(request.state is None for request in prompts) + copies
 
     def _stamps(
         self, requests: Sequence[KVRequest], counts: list[int], real: list[int], starts: Sequence[int] = ()

@@ -13,6 +13,7 @@ from impl.torch_kv.cursors import ZERO
 from impl.lazy import torch
 from impl.torch_kv.lock_holders import LockHolders
 from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.states import StateSlots
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled, well_formed
@@ -33,6 +34,7 @@ class TorchKV(LockHolders):
     name = "torch"
     store_class = KVStore
     tree_class = RadixTree
+    states_class = StateSlots
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -41,7 +43,7 @@ class TorchKV(LockHolders):
         self.requests: dict[str, KVRequest] = {}
         self.lock_holders = {}
         self.locks = {}
-        self.tree = None
+        self.tree = self.states = None
         self.serial = 0
         called = {c.Launch: "launch_ahead", c.Close: "end_session"}
         self._methods: dict[type, Callable[[Any], Played]] = {
@@ -50,7 +52,9 @@ class TorchKV(LockHolders):
 
     @property
     def capabilities(self) -> adapter.Capabilities:
-        return adapter.Capabilities(mixed_batches=True, swa_tail=True, bigram=True, new_views=True)
+        return adapter.Capabilities(
+            mixed_batches=True, swa_tail=True, bigram=True, recurrent=True, new_views=True
+        )
 
     def reset(self, geometry: Geometry) -> None:
         """Start empty: new tensors of these sizes on the device."""
@@ -58,7 +62,8 @@ class TorchKV(LockHolders):
         self.page_size = geometry.page_size
         self.window = geometry.window
         self.width = geometry.width
-        self.tree = self.tree_class(self.store, geometry.window) if geometry.tree else None
+        self.states = self.states_class(geometry.states) if geometry.states else None
+        self.tree = self.tree_class(self.store, geometry.window, self.states) if geometry.tree else None
         self.bigram = geometry.bigram
         self.last_batch = self.running_batch = []
         self.sessions.clear()
@@ -69,6 +74,8 @@ class TorchKV(LockHolders):
 
     def apply(self, command: Command) -> Outcome:
         """Carry `command` out or refuse it."""
+        if self.states is not None:
+            self.states.read = {}
         try:
             with self._inference:  # no autograd bookkeeping: a fifth of the time of such small steps
                 return done(self._methods[type(command)](command))
@@ -186,7 +193,7 @@ class TorchKV(LockHolders):
         request = self.requests[command.request]
         if command.marked:
             require(not request.started and request.phase is RequestPhase.QUEUED, Reason.WRONG_PHASE)
-            self.make_room([None], [0], [1])
+            self.make_room([None], [0], [1], states=1)
             self.run_marked(request)
         elif request.session is None:
             self.drop(request)
@@ -207,6 +214,7 @@ class TorchKV(LockHolders):
         """The detached request after its prefill: one token, one row, its pages."""
         detached = KVRequest(request.name, None, request.serial, [token_id(request.serial, 0)], 1)
         detached.row = self.store.free_rows.pop()
+        self.begin_states([detached])
         self.prefill([detached], [1])
         return detached
 
@@ -251,4 +259,18 @@ class TorchKV(LockHolders):
             full_to_swa=full_to_swa,
             swa_stamps=[] if swa is None else swa.stamps.tolist(),
             tree=self.view_tree(full_to_swa),
+            states=self.view_states(),
+        )
+
+    def view_states(self) -> adapter.StatesView | None:
+        """Slots of recurrent state, and whose they are."""
+        if self.states is None:
+            return None
+        slots = {name: session.slot for name, session in self.sessions.items()}
+        return adapter.StatesView(
+            free=[*self.states.free],
+            stamps=[*self.states.stamps],
+            requests={name: r.state for name, r in self.requests.items() if r.state is not None},
+            sessions={n: s.state for n, s in slots.items() if s is not None and s.state is not None},
+            read=self.states.read,
         )

@@ -6,21 +6,12 @@ commands call them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import accumulate
 from typing import NamedTuple
 
+from reference.states import chain as chain
+from reference.states import chained as chained
+
 Table = tuple[tuple[int, ...], ...]  # for each group the blocks of a request, by index in its sequence
-
-
-def chain(stamp: int, token: int) -> int:
-    """The stamp of `token` after a prefix that `stamp` stands for; the empty prefix is 0. 61 bits."""
-    return hash((stamp, token)) & (1 << 61) - 1
-
-
-def chained(tokens: Iterable[int], stamp: int = 0) -> list[int]:
-    """The stamp of each token, one after the other, after a prefix that `stamp` stands for."""
-    return list(accumulate(tokens, chain, initial=stamp))[1:]
 
 
 class RequestFact(NamedTuple):

@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from reference.clauses import (
-    contents, freed, lengths, lifecycle, memory_checks, outcomes, pages, tree, tree_evictions, tree_locks,
-    window,
+    contents, freed, lengths, lifecycle, memory_checks, outcomes, pages, states, tree, tree_evictions,
+    tree_locks, window,
 )  # fmt: skip
 from reference.clauses.base import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
@@ -21,7 +21,7 @@ from reference.clauses.step import Step
 __all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
     outcomes, memory_checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window,
-    contents,
+    states, contents,
 )  # fmt: skip
 CLAUSES = in_order(REGISTERED, _MODULES)
 
@@ -29,13 +29,15 @@ CLAUSES = in_order(REGISTERED, _MODULES)
 def about(step: Step) -> list[Clause]:
     """The clauses that are about this command, on what there is."""
     kind: type = type(step.command)
-    tree, window = step.after.tree is not None, step.config.geometry.window is not None
-    return [CLAUSES[each] for each in _about(kind, tree, window)]
+    geometry = step.config.geometry
+    there = step.after.tree is not None, geometry.window is not None, bool(geometry.states)
+    return [CLAUSES[each] for each in _about(kind, *there)]
 
 
 @cache
-def _about(kind: type, tree: bool, window: bool) -> list[str]:
-    lacks = {need for need, there in (("tree", tree), ("window", window)) if not there}
+def _about(kind: type, tree: bool, window: bool, states: bool) -> list[str]:
+    needs = ("tree", tree), ("window", window), ("states", states)
+    lacks = {need for need, there in needs if not there}
     return [c.id for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs)]
 
 
@@ -56,7 +58,7 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
 
 
 # They read facts alone, and nothing that a command that was not carried out to its end may still owe.
-_WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1"
+_WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1", "STA-3"
 
 
 def broken_off(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:

@@ -11,9 +11,12 @@ from reference.clauses.facts import HolderFacts
 from reference.clauses.lengths import cursors_off
 from reference.clauses.step import Step, cursors_text, evicted_below
 from reference.commands import POSITION_BITS, SHARED
-from reference.failures import AtLock, AtPage, AtPosition, Failure, Place, failure
-from reference.state import ZERO, Holder, Phase, full_pages, swa_pages, text_len, text_tokens
-from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
+from reference.failures import AtLock, AtNode, AtPage, AtPosition, AtState, Failure, Place, failure
+from reference.radix_tree import state_paths
+from reference.state import (
+    ZERO, Holder, Phase, full_pages, state_lens, swa_pages, text_len, text_tokens,
+)  # fmt: skip
+from reference.prefix_cache import NO_PAGES, lock_holders, pages_of, path_text
 
 POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
 
@@ -159,6 +162,24 @@ def _agree(step: Step) -> Failure | None:
                     f"differ at {wrong[:4]}",
                     partial(_owned_otherwise, step, pool, wrong),
                 )
+    return _states_otherwise(step)
+
+
+def _states_otherwise(step: Step) -> Failure | None:
+    states = step.after.states
+    if states is None:
+        return None
+    due = state_lens(step.now).keys()
+    if due != states.holders.keys():
+        wrong = sorted(due ^ states.holders.keys())
+        places = [AtState(states.holders[name]) for name in wrong if name in states.holders]
+        expected = f"slots of recurrent state of {', '.join(sorted(due)) or 'nobody'}"
+        return failure(expected, f"differ for {wrong}", *places)
+    paths = state_paths(step.now.tree) if step.now.tree is not None else frozenset()
+    if paths != states.nodes.keys():
+        path = min(paths ^ states.nodes.keys())
+        expected = "nodes with a state as in the reference"
+        return failure(expected, f"differ at {path_text(path)}", AtNode(path, "state"))
     return None
 
 

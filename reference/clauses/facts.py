@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from reference.prefix_cache import path_text
 from reference.remembered import remembered
 from reference.state import Cursors
 
@@ -46,8 +47,8 @@ class HolderFacts(NamedTuple):
 class NodeFacts(NamedTuple):
     """A node of the radix tree. path: tokens from the root to its end, the last len(slots) of which are
     its own. slots, swa_slots: of those (swa_slots empty: it shows none); mapped: what full_to_swa has for
-    them. full_read, swa_read: stamps there, swa_read by the node's own SWA slots. full_locks, swa_locks:
-    counters."""
+    them. full_read, swa_read: stamps there, swa_read by the node's own SWA slots. full_locks, swa_locks,
+    state_locks: counters. state: the slot of the recurrent state at its end."""
 
     path: tuple[int, ...]
     slots: Sequence[int]
@@ -57,6 +58,8 @@ class NodeFacts(NamedTuple):
     swa_read: Sequence[int]
     full_locks: int
     swa_locks: int
+    state: int | None = None
+    state_locks: int = 0
 
     @property
     def start(self) -> int:
@@ -141,6 +144,28 @@ class Torn(NamedTuple):
         return f"{pool} slots of {self.holder} at [{self.start}, {self.start + len(self.slots)})"
 
 
+class StateFacts(NamedTuple):
+    """Slots of recurrent state: 1..size exist (0 is padding). free: as it stands in the free list. stamps: of
+    what each slot holds. holders, nodes: who has which; a session and the turn that borrows from it are one
+    holder, unless each has a slot. read: request of the last batch -> the stamp from which it went on."""
+
+    size: int
+    free: Sequence[int]
+    stamps: Sequence[int]
+    holders: Mapping[str, int]
+    nodes: Mapping[tuple[int, ...], int]
+    read: Mapping[str, int]
+
+    def owners(self, slot: int) -> list[str]:
+        """Who has a slot, in words; a free slot has nobody."""
+        having = [name for name, has in self.holders.items() if has == slot]
+        return having + [path_text(path) for path, has in self.nodes.items() if has == slot]
+
+    def stamp(self, slot: int) -> int:
+        """What a slot holds; nothing in one that does not exist."""
+        return self.stamps[slot] if 0 <= slot < len(self.stamps) else 0
+
+
 class Facts(NamedTuple):
     """A system at rest.
 
@@ -165,4 +190,5 @@ class Facts(NamedTuple):
     unused_mapped: Sequence[tuple[int, int]] = ()
     shared: Sequence[tuple[int, int]] = ()
     tree: TreeFacts | None = None
+    states: StateFacts | None = None
 

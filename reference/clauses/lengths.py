@@ -84,7 +84,8 @@ def _capped(step: Step) -> Failure | None:
     "LEN-3",
     "restore caps at the prefix",
     "After admit, request and slot hold the same cursors: C and A are the prefix, E at most that, R"
-    " the slot's; the prefix is min(C, key), or R if the window behind that was evicted.",
+    " the slot's; the prefix is min(C, key), or R if the window behind that was evicted or the recurrent"
+    " state is not the one after it.",
     why="The next extend writes from the prefix on; what it overwrites must have been given back.",
     decision=(
         "key is one token short already (#22862). In unrestricted mode the window behind min(C, "
@@ -94,7 +95,7 @@ def _capped(step: Step) -> Failure | None:
     rule="cursors.resume, cursors.cut, rules.admit.admit",
     source="#22862, #20070",
     scope="Turns of sessions that have a slot; R is 0 without a radix tree."
-    " That min(C, key) is not taken on an evicted window: SWA-2.",
+    " That min(C, key) is not taken on an evicted window: SWA-2; without its state: STA-2.",
     of=(Admit,),
     trigger=lambda s: (
         isinstance(s.command, Admit)
@@ -123,6 +124,9 @@ def _restored(step: Step) -> Failure | None:
     if window is not None and evicted_below(session.slot) > max(0, literal - window):
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
         want, why = allowed[-1], f"for the window behind {literal} was evicted"
+    elif step.config.geometry.states and session.state != literal:
+        allowed.append(capped(session.slot, session.slot.cache_protected_len))
+        want, why = allowed[-1], f"for the recurrent state is the one after {session.state} tokens"
     if got in allowed and slot_after.slot == got:
         return None
     return failure(

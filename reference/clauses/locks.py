@@ -14,11 +14,13 @@ from reference.radix_tree import Key, Tree
 
 class Locked(NamedTuple):
     """A locked prefix. Its SWA KV is pinned from `pinned_from` on, and nothing before `reaches` is: the two
-    differ where facts do not tell how far up the lock went when it was taken."""
+    differ where facts do not tell how far up the lock went when it was taken. state: it needs the recurrent
+    state at its end, where the model has one."""
 
     key: Key
     pinned_from: int
     reaches: int
+    state: bool = True
 
 
 Locks = Mapping[str, Locked]  # by holder: a session, a request or a lock owner
@@ -26,7 +28,10 @@ Locks = Mapping[str, Locked]  # by holder: a session, a request or a lock owner
 
 def locks_of(tree: Tree | None) -> Locks:
     """The locks that the reference keeps, for a step that stands by itself."""
-    return {k.holder: Locked(k.key, k.swa_from, k.swa_from) for k in tree.locks if k.key} if tree else {}
+    if tree is None:
+        return {}
+    kept = ((k, k.state or not tree.states) for k in tree.locks if k.key)
+    return {k.holder: Locked(k.key, k.swa_from, k.swa_from, state) for k, state in kept}
 
 
 def locks_after(
@@ -50,7 +55,9 @@ def locks_after(
     new = {name: length for name, length in lengths.items() if length and name not in locks}
     keys = _keys(new, facts, command, geometry.bigram) if new else {}
     for name, key in keys.items():
-        if geometry.window is None or (isinstance(command, Match) and command.full_only):
+        if isinstance(command, Match) and command.full_only:
+            locks[name] = _of_full_kv(key)._replace(state=False)
+        elif geometry.window is None:
             locks[name] = _of_full_kv(key)
         elif policy_is_free:
             locks[name] = Locked(key, max(0, len(key) - geometry.window), 0)
@@ -63,7 +70,7 @@ def locks_after(
         asking = facts.requests.get(command.holder)
         holder = asking.session or command.holder if asking is not None else command.holder
         if holder in locks:
-            locks[holder] = _of_full_kv(locks[holder].key)
+            locks[holder] = _of_full_kv(locks[holder].key)._replace(state=locks[holder].state)
     if geometry.window is not None and policy_is_free:
         _give_back_behind_windows(locks, facts, geometry.window)
     return locks

@@ -110,7 +110,8 @@ def _hand_over(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
                 owed.get(holder, set()).discard(at)
             elif (holder, at) in own:
                 owed.setdefault(holder, set()).add(at)
-    if isinstance(step.command, _TREE_GIVES_UP):
+    admits = isinstance(step.command, Admit) and step.config.geometry.states  # room for a state
+    if isinstance(step.command, _TREE_GIVES_UP) or admits:
         for gone in had - has:
             if gone.holder.startswith("tree "):
                 owed.setdefault(gone.holder, set()).add(gone.at)

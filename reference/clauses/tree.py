@@ -12,7 +12,7 @@ from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
-from reference.state import Phase, Request, text_tokens
+from reference.state import Phase, Request, state_of, text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.radix_tree import Key
 
@@ -152,7 +152,7 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     "TREE-12",
     "what was inserted is there",
     "After an insert every whole page of its key is in the tree; those for which it brought SWA KV have it,"
-    " but for tombstones that a lock passes through.",
+    " but for tombstones that a lock passes through. On a recurrent model the node at its end has a state.",
     why="The next request with this prompt computes it again, or worse, the pages are nobody's.",
     decision=(
         "A locked tombstone is not recovered: its full slots would change under the reader. The "
@@ -192,6 +192,13 @@ def _inserted_found(step: Step) -> Failure | None:
                     return failure(expected, "it is not", place, head=f"must leave {expected}")
                 expected = f"{where} live in the tree"
                 return failure(expected, "a tombstone", place, head=f"must leave {expected}")
+        states = {node.path for node in step.after.tree.nodes if node.state is not None}
+        before = step.locked_before.get(holder)
+        new = key and (before is None or len(before.key) < len(key))
+        if geometry.states and new and key not in states and not lost_states(step):
+            expected = f"the state after {path_text(key)} in the tree"
+            head = f"must leave {expected}"
+            return failure(expected, "there is none", AtNode(key, "state"), head=head)
     return None
 
 
@@ -206,7 +213,9 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
         yield command.holder, _whole(key, size), ceil_page(command.evicted, size), command.chunked
     elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
         assert was.cursors is not None
-        yield was.holder, _finished_keys(step, was, command)[0], was.cursors.swa_evicted_seqlen, False
+        if brings_state(step, was, command):
+            key = _finished_keys(step, was, command)[-1 if step.config.geometry.states else 0]
+            yield was.holder, key, was.cursors.swa_evicted_seqlen, False
     else:
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
@@ -296,7 +305,7 @@ def _resumable(step: Step) -> Failure | None:
         return None
     assert was is not None and was.cursors is not None
     length = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
-    if was.session is not None or was.evicted >= length or lost(step):
+    if was.session is not None or was.evicted >= length or lost(step) or not brings_state(step, was, command):
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
     locks = [k.key for k in step.locks.values()]
@@ -372,3 +381,16 @@ def lost(step: Step) -> bool:
     assert before is not None and after is not None
     kept = after.pages
     return any(path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items())
+
+
+def lost_states(step: Step) -> bool:
+    """The system's tree has given up states; their nodes may be there."""
+    before, after = step.before.states, step.after.states
+    return before is not None and after is not None and not before.nodes.keys() <= after.nodes.keys()
+
+
+def brings_state(step: Step, was: Request, command: Finish) -> bool:
+    """A request that finishes can be resumed from: a recurrent model has the state after what it inserts."""
+    assert was.cursors is not None
+    length = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
+    return not step.config.geometry.states or state_of(step.was, was) == length

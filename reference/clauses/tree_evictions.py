@@ -8,12 +8,12 @@ from reference.clauses.base import clause
 from reference.clauses.facts import TreeFacts
 from reference.clauses.owed import pages_freed
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, lost, shrank, tree_of
+from reference.clauses.tree import WITH_TREE, lost, lost_states, shrank, tree_of
 from reference.clauses.tree_locks import locked
-from reference.commands import Evict
+from reference.commands import Evict, Freed
 from reference.failures import AtCounter, AtNode, Failure, failure
 from reference.prefix_cache import pages_of, path_text
-from reference.radix_tree import Key, Tree, nodes
+from reference.radix_tree import Key, Tree, nodes, state_paths
 
 SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  # the counters of a tree
 COUNTERS = (("full", "evictable"), ("full", "protected"), ("swa", "evictable"), ("swa", "protected"))
@@ -66,17 +66,17 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     "TREE-10",
     "eviction frees the amount requested",
     "Evict frees at least the requested tokens of each pool, or all that no lock pins, and "
-    "reports what it freed.",
+    "reports what it freed; so of states.",
     why=(
         "The caller allocates next: too high a figure makes it fail, too low a figure makes it "
         "give up."
     ),
-    rule="radix_tree.evict",
+    rule="tree_eviction.evict",
     source="kvspec",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
     of=(Evict,), needs=("tree",),
-    trigger=lambda s: isinstance(s.command, Evict) and s.done and shrank(s),
+    trigger=lambda s: isinstance(s.command, Evict) and s.done and (shrank(s) or lost_states(s)),
 )
 def _as_requested(step: Step) -> Failure | None:
     command = step.command
@@ -99,6 +99,22 @@ def _as_requested(step: Step) -> Failure | None:
             reported = getattr(outcome_freed, pool)
             head = f"frees {freed} {kind} tokens and reports {reported}"
             return failure(expected, f"{reported}", head=head)
+    return _states_as_requested(step, command, outcome_freed)
+
+
+def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> Failure | None:
+    before, after = step.before.states, step.after.states
+    if before is None or after is None or step.before.tree is None:
+        return None
+    could = sum(node.state is not None and not node.state_locks for node in step.before.tree.nodes)
+    freed, want = len(before.nodes.keys() - after.nodes.keys()), min(command.states, could)
+    if freed < want:
+        expected = f"{want} states freed, of {could} that are not locked"
+        head = f"frees {freed} states and must free {want}, of {could} that are not locked"
+        return failure(expected, f"{freed}", head=head)
+    if reported is not None and reported.states != freed:
+        head = f"frees {freed} states and reports {reported.states}"
+        return failure(f"{freed} states reported, as were freed", f"{reported.states}", head=head)
     return None
 
 
@@ -107,31 +123,43 @@ def _as_requested(step: Step) -> Failure | None:
     "least recently used first",
     "Eviction takes the least recently used KV, and no more nodes than needed. For the full pool "
     "these are leaves that no lock passes through, with their SWA KV; for the SWA pool it is the "
-    "SWA KV of any node that no lock needs, and a leaf goes whole. A match or an insert uses "
-    "full KV along its whole path, SWA KV only in its last window. Of equally old nodes the one "
-    "nearer to the root goes first. A tombstone without children goes too.",
+    "SWA KV of any node that no lock needs, and a leaf goes whole; so for states. A match or an insert uses "
+    "full KV along its whole path, SWA KV only in its last window, the state only at its end. Of equally "
+    "old nodes the one nearer to the root goes first. A node without children goes too if no match can end"
+    " with it.",
     why="The next request most likely needs what the last ones used.",
-    rule="radix_tree._used, radix_tree._oldest",
+    rule="radix_tree._used, tree_eviction._oldest",
     source="#26615",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Not of systems that pick by rules of their own. The reference remembers what was used"
     " when: it says which nodes must go.",
     needs=("tree",),
-    trigger=shrank,
+    trigger=lambda s: shrank(s) or lost_states(s),
 )
 def _in_order(step: Step) -> Failure | None:
     if step.tree_policy_is_free or step.after.tree is None:
         return None
     assert step.was.tree is not None and step.now.tree is not None
-    if not lost(step) and not _must_shrink(step.was.tree, step.now.tree):
+    if not lost(step) and not lost_states(step) and not _must_shrink(step.was.tree, step.now.tree):
         return None
     want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
     got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
-    return _difference(want, got)
+    return _difference(want, got) or _states_differ(step, step.now.tree, step.after.tree)
+
+
+def _states_differ(step: Step, now: Tree, shown: TreeFacts) -> Failure | None:
+    if not step.config.geometry.states:
+        return None
+    got = {node.path for node in shown.nodes if node.state is not None}
+    for path in sorted(state_paths(now) ^ got):
+        must, has = ("has a state", "it has none") if path not in got else ("has no state", "it has one")
+        return failure(f"the node that ends {path_text(path)} {must}", has, AtNode(path, "state"))
+    return None
 
 
 def _must_shrink(was: Tree, now: Tree) -> bool:
-    return any(not had <= pages_of(now)[pool] for pool, had in pages_of(was).items())
+    gone = any(not had <= pages_of(now)[pool] for pool, had in pages_of(was).items())
+    return gone or not state_paths(was) <= state_paths(now)
 
 
 def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:

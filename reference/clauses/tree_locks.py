@@ -6,7 +6,7 @@ from reference.clauses.base import clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.locks import Locked, Locks
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, shrank, where
+from reference.clauses.tree import WITH_TREE, lost_states, shrank, where
 from reference.commands import Admit, Match, tree_key
 from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, counted, failure
@@ -23,8 +23,8 @@ def locked(step: Step) -> bool:
     "TREE-5",
     "a match can be resumed from",
     "A match returns the longest prefix that ends with a node, or where the key leaves the tree, "
-    "and has live SWA KV for one window behind its end or for its whole length. A reader of full "
-    "KV alone gets the longest prefix.",
+    "and has live SWA KV for one window behind its end or for its whole length; on a recurrent model it ends "
+    "with a node that has a state. A reader of full KV alone gets the longest prefix.",
     why="A longer match reads a window that is not there; a shorter one wastes the cache.",
     rule="radix_tree.usable",
     source="#22470",
@@ -67,18 +67,19 @@ def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreeP
 @clause(
     "TREE-8",
     "what is locked stays",
-    "Every page of a locked prefix is in the tree, and has SWA KV from where its lock needs it.",
+    "Every page of a locked prefix is in the tree, and has SWA KV from where its lock needs it. On a"
+    " recurrent model the state at its end stays as well.",
     why="It is read at this moment.",
     rule="radix_tree.full_locked, radix_tree.swa_locked",
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    trigger=lambda s: locked(s) and shrank(s),
+    trigger=lambda s: locked(s) and (shrank(s) or lost_states(s)),
 )
 def _kept(step: Step) -> Failure | None:
     size = step.config.geometry.page_size
     pages = step.after.tree.pages if step.after.tree is not None else {}
-    for holder, (key, pinned_from, _) in sorted(step.locks.items()):
+    for holder, (key, pinned_from, *_) in sorted(step.locks.items()):
         for end in page_ends(len(key), size):
             page = pages.get(key[:end])
             if page is not None and (page[1] or end <= pinned_from):
@@ -86,6 +87,17 @@ def _kept(step: Step) -> Failure | None:
             expected = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
             must, seen = ("is there", "it is not") if page is None else ("has SWA KV", "it is a tombstone")
             return failure(f"{expected}, {must}", seen, AtLock(holder), AtTreePage(key[:end], end - size))
+    return _state_kept(step)
+
+
+def _state_kept(step: Step) -> Failure | None:
+    if not step.config.geometry.states or step.after.tree is None:
+        return None
+    having = {node.path for node in step.after.tree.nodes if node.state is not None}
+    for holder, lock in sorted(step.locks.items()):
+        if lock.state and lock.key and lock.key not in having:
+            expected = f"the state after {path_text(lock.key)}, locked by {holder}, is there"
+            return failure(expected, "it is not", AtLock(holder), AtNode(lock.key, "state"))
     return None
 
 
@@ -130,14 +142,16 @@ def usable_length(step: Step, key: Key) -> int:
     leaves the tree, with one window of live SWA KV behind it or no tombstone down to the root."""
     size, window = step.config.geometry.page_size, step.config.geometry.window
     assert step.before.tree is not None
-    pages = step.before.tree.pages
+    pages, full_only = step.before.tree.pages, getattr(step.command, "full_only", False)
+    needs_state = bool(step.config.geometry.states) and not full_only
+    states = {node.path for node in step.before.tree.nodes if node.state is not None}
     best, run, whole = 0, 0, True
     for end in page_ends(len(key), size):
         if key[:end] not in pages:
             break
-        live = pages[key[:end]][1] or getattr(step.command, "full_only", False)
+        live = pages[key[:end]][1] or full_only
         run, whole = (run + size, whole) if live else (0, False)
-        if whole or window is None or run >= window:
+        if (whole or window is None or run >= window) and (not needs_state or key[:end] in states):
             best = end
     return best
 
@@ -166,7 +180,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     "lock counts",
     "A node's full counter is the number of locks whose prefix includes it. Its SWA counter is "
     "the number of locks that needed its SWA KV when taken and have not released that part, "
-    "whatever was split since.",
+    "whatever was split since. The counter of its state is the number of locks that end there and need it.",
     why="With a count too low, pages in use are evicted; with one too high they never are.",
     decision="The lock remembers where it stopped. Walking up again at unlock until a window is covered, as"
     " lock did, stops a node too early where a pinned node was split.",
@@ -182,13 +196,18 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     trigger=lambda s: len(s.locks) > 1,
 )
 def _lock_counts(step: Step) -> Failure | None:
-    has_swa = "swa" in step.after.pools
+    has_swa, has_states = "swa" in step.after.pools, bool(step.config.geometry.states)
     for node in step.after.tree.nodes if step.after.tree is not None else ():
         mine = _through(step.locks, node)
         full, swa = [*mine], [name for name, k in mine.items() if k.pinned_from < len(node.path)]
         most = sum(k.reaches < len(node.path) for k in mine.values())
         swa_locks = node.swa_locks * has_swa
+        states = [name for name, k in mine.items() if has_states and k.state and k.key == node.path]
         if node.full_locks == len(full) and len(swa) <= swa_locks <= most:
+            if node.state_locks != len(states):
+                count = f"{where(node)}: {_names(states)} state locks"
+                place = AtNode(node.path, "state", len(states))
+                return failure(count, f"counter {node.state_locks}", place, *map(AtLock, states))
             continue
         pool, due = ("full", full) if node.full_locks != len(full) else ("swa", swa)
         others = {**_through(step.locked_before, node), **mine}.keys() - {*due}

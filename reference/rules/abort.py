@@ -22,6 +22,7 @@ from reference.rules.sessions import end_turn
         Reason.NO_ROW: "marked, and no row is free for its one-token prefill",
         Reason.OUT_OF_FULL: "marked, and no page is free or evictable",
         Reason.OUT_OF_SWA: "marked, and no SWA page is free or evictable",
+        Reason.OUT_OF_STATES: "marked, and no slot of recurrent state is free or evictable",
     },
     cases=(
         Case("nothing was written, and no close waits for it", "not started and not closing"),
@@ -30,13 +31,14 @@ from reference.rules.sessions import end_turn
                  "not started and closing"),
     ),
     tree="The lock of a wiped session, or that an admission without a slot has taken, is released.",
+    states="The request's slot of recurrent state is given back, and a wiped session's.",
 )  # fmt: skip
 def abort(state: State, command: Abort, context: RuleContext) -> State:
     request = known_request(state, command.request)
     if command.marked:
         require(request.phase is Phase.QUEUED and not request.started, Reason.WRONG_PHASE)
         require(free(state).rows >= 1, Reason.NO_ROW)
-        state = make_room(state, 1, context)
+        state = make_room(state, 1, context, states=1)
     state = state.without_request(request.name)
     session = state.session(request.session)
     if session is None or session.slot is None or request.started:

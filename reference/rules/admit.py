@@ -6,14 +6,18 @@ from reference.commands import Admit, Reason, tree_key
 from reference.cursors import cut, resume
 from reference.state import ZERO, Cursors, Phase, State, text_tokens
 from reference.prefix_cache import matched
-from reference.rules.base import NO_REQUEST, Case, RuleContext, known_request, require, rule
+from reference.rules.base import NO_REQUEST, Case, RuleContext, known_request, make_room, require, rule
 
 
 @rule(
     Admit,
     "Request and slot both get the cursors below. The slot still names the row while it is lent, "
     "so that a rejected admission can be repeated. No row is taken or written.",
-    {Reason.UNKNOWN_REQUEST: NO_REQUEST, Reason.WRONG_PHASE: "it extends or runs already"},
+    {
+        Reason.UNKNOWN_REQUEST: NO_REQUEST,
+        Reason.WRONG_PHASE: "it extends or runs already",
+        Reason.OUT_OF_STATES: "a prefix was matched, and no slot of recurrent state is free or evictable",
+    },
     where=(
         ("key", "origin + output - 1"),
         ("q", "min(C, key)"),
@@ -30,8 +34,13 @@ from reference.rules.base import NO_REQUEST, Case, RuleContext, known_request, r
         "session's name or its own: C = A = R = its length, E = 0. A repeated admission replaces "
         "the lock."
     ),
+    states=(
+        "L ends with a node that has a state, and the request continues from a copy in a slot of its own; one"
+        " that matches nothing takes none yet. A turn whose session has a slot continues from the state in"
+        " it, if that is the one after p; else from R, with a copy of the state that the tree has there."
+    ),
 )  # fmt: skip
-def admit(state: State, command: Admit, _: RuleContext) -> State:
+def admit(state: State, command: Admit, context: RuleContext) -> State:
     request = known_request(state, command.request)
     require(request.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
     session = state.session(request.session)
@@ -42,8 +51,13 @@ def admit(state: State, command: Admit, _: RuleContext) -> State:
             known = tree_key(text_tokens(request.text, key), state.config.geometry.bigram)
             state, length = matched(state, request.holder, known)
             restored = Cursors(length, length, 0, length)
+            if length:  # the slot of an admission before this one is given back first
+                state = make_room(state.with_request(request._replace(cursors=None)), 0, context, states=1)
     else:
         prefix = resume(session.slot, key, state.config.geometry.window or 0)
+        states = bool(state.config.geometry.states)
+        if states and prefix != session.state:
+            prefix = session.slot.cache_protected_len
         restored = cut(session.slot, prefix)
-        state = state.with_session(session._replace(slot=restored))
+        state = state.with_session(session._replace(slot=restored, state=prefix * states))
     return state.with_request(request._replace(phase=Phase.ADMITTED, cursors=restored))

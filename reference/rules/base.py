@@ -77,7 +77,8 @@ class Rule:
     refused: every reason that there is, in the order of Reason, and when. cases: none where no cursor moves
     and nothing goes. page, pages: of a command on the radix tree, what its table is about, and its rows:
     in which case, what becomes of the full page, and of the SWA page; the first case that holds is the one.
-    choice: what is left to the system. tree: what is different, or more, on a server with a radix tree.
+    choice: what is left to the system. tree: what is different, or more, on a server with a radix tree;
+    states: on a model with recurrent state.
     """
 
     command: type
@@ -90,6 +91,7 @@ class Rule:
     pages: tuple[PageRow, ...]
     choice: str
     tree: str
+    states: str
 
 
 RULES: dict[type, Rule] = {}
@@ -108,11 +110,14 @@ def rule(
     pages: tuple[PageRow, ...] = (),
     choice: str = "",
     tree: str = "",
+    states: str = "",
 ) -> Callable[[CarryOut[C]], CarryOut[C]]:
     """Register the decorated function as what carries out `command`."""
 
     def add(carry_out: CarryOut[C]) -> CarryOut[C]:
-        RULES[command] = Rule(command, does, refused, carry_out, where, cases, page, pages, choice, tree)
+        RULES[command] = Rule(
+            command, does, refused, carry_out, where, cases, page, pages, choice, tree, states
+        )  # fmt: skip
         return carry_out
 
     return add
@@ -145,9 +150,13 @@ def cursors_of(request: Request) -> Cursors:
     return request.cursors
 
 
-def make_room(state: State, pages: int, context: RuleContext, swa_pages: int | None = None) -> State:
-    """The state with so many pages free in each pool, or a refusal. swa_pages: as many as `pages` if None."""
-    found = with_room(state, pages, pages if swa_pages is None else swa_pages, context.effects)
+def make_room(
+    state: State, pages: int, context: RuleContext, swa_pages: int | None = None, states: int = 0
+) -> State:
+    """The state with so many pages free in each pool, or a refusal. swa_pages: as many as `pages` if None.
+    states: slots of recurrent state, for models that have one."""
+    states = states if state.config.geometry.states else 0
+    found = with_room(state, pages, pages if swa_pages is None else swa_pages, context.effects, states)
     if isinstance(found, Reason):
         raise Refusal(found)
     return found

@@ -40,11 +40,12 @@ def require_window(state: State, request: Request) -> None:
 
 
 def allocate(
-    state: State, grown: Grown, context: RuleContext, tails: Container[str] = ()
+    state: State, grown: Grown, context: RuleContext, tails: Container[str] = (), checkpoints: int = 0
 ) -> tuple[State, Grown]:
     """Room for every request to grow, after window eviction that the server may make before; or a refusal.
 
     tails: who takes SWA slots for the last window alone, as if what is before had been evicted already.
+    checkpoints: states that the batch hands to the tree.
     """
     geometry = state.config.geometry
     size = geometry.page_size
@@ -52,7 +53,7 @@ def allocate(
         (tail_alone(state, r, end, context) if r.name in tails else own_eviction(state, r, context), end)
         for r, end in grown
     ]
-    pages = swa = rows = 0
+    pages, swa, rows, states = 0, 0, 0, checkpoints
     for (request, allocated), (before, _) in zip(evicted, grown):
         state = state if request is before else state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
@@ -61,6 +62,8 @@ def allocate(
         pages += end - begin
         swa += end - max(begin, evicted_to // size)  # a tail may begin behind all that was there
         session = state.session(request.session)
-        rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
+        fresh = request.phase is Phase.ADMITTED and (session is None or session.slot is None)
+        rows += fresh
+        states += fresh and not had
     require(not rows or rows <= free(state).rows, Reason.NO_ROW)
-    return make_room(state, pages, context, swa), evicted
+    return make_room(state, pages, context, swa, states), evicted

@@ -25,6 +25,7 @@ from reference.rules.evict_swa import own_eviction
         Reason.ROW_TOO_SHORT: "C + tokens > width",
         Reason.NO_ROW: "fewer rows are free than the batch takes",
         **POOLS,
+        Reason.OUT_OF_STATES: "the slots of recurrent state that the batch takes are not free or evictable",
     },
     cases=(
         Case("a batch entry of a running request", "runs", {"C": "C + 1", "A": "max(A, C + 1)"}),
@@ -41,6 +42,12 @@ from reference.rules.evict_swa import own_eviction
         "inserts the computed whole pages of its input, if it can match all of them again, and "
         "moves its lock to their end: R = floor(C'), with bigram keys floor(C' - 1). The table "
         "of insert says what is freed."
+    ),
+    states=(
+        "The state goes on by these tokens, from the state after C. A request that has no slot takes one, and"
+        " begins with an empty state. Each prompt that is inserted leaves a copy of its state at its end, in"
+        " a slot of its own; that slot is given back where the tree has the state already. All these slots"
+        " are there before the batch runs."
     ),
 )  # fmt: skip
 def extend(state: State, command: Extend, context: RuleContext) -> State:
@@ -61,7 +68,9 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
         grown.append((request, max(length, cursors_of(request).kv_allocated_len * runs)))
     for request in requests:
         require_window(state, request)
-    state, grown = allocate(state, grown, context, tails)
+    prompts = [r.name for r in requests if r.phase is not Phase.RUNNING and state.tree is not None]
+    inserting = [name for name in prompts if _inserts(state, name)]
+    state, grown = allocate(state, grown, context, tails, len(inserting))
     for (request, allocated), lane in zip(grown, command.lanes):
         processed = request.processed_outputs
         if request.phase is Phase.RUNNING:
@@ -76,10 +85,12 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
             processed_outputs=processed,
         )
         state = state.with_request(own_eviction(state, request, context, after=True))
-    prompts = [r.name for r in requests if r.phase is not Phase.RUNNING]
-    for name in prompts if state.tree is not None else ():
-        request = known_request(state, name)
-        session = state.session(request.session)
-        if session is None or session.slot is None:  # later turns stay outside of the tree
-            state = insert_prompt(state, request, context.effects)
+    for name in inserting:
+        state = insert_prompt(state, known_request(state, name), context.effects)
     return state
+
+
+def _inserts(state: State, name: str) -> bool:
+    """Later turns of a session stay outside of the tree."""
+    session = state.session(known_request(state, name).session)
+    return session is None or session.slot is None

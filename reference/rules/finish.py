@@ -5,11 +5,12 @@ from __future__ import annotations
 from reference.commands import Finish, Mode, Reason
 from reference.cursors import Cursors, cut, may_stop_at
 from reference.handover import insert_on_finish
-from reference.state import Phase, Request, State, text_cut
+from reference.state import Phase, Request, State, state_of, text_cut
 from reference.rules.base import (
     NO_REQUEST, NOT_RUNNING, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, row_goes,
     row_is_cut, rule,
 )  # fmt: skip
+from reference.prefix_cache import unlocked
 from reference.rules.sessions import end_turn
 
 KEEPS_LESS = (
@@ -42,6 +43,11 @@ KEEPS_LESS = (
         "An ordinary request inserts the whole pages of its text up to min(C, target) and "
         "unlocks; the table of insert says what is freed. A session's lock stays with its slot."
     ),
+    states=(
+        "A state is never cut. The state of an ordinary request goes into the tree with its text, if it is"
+        " the one after all that is inserted; else nothing is inserted, for nobody could resume there. A"
+        " session's slot keeps the state as it is: the one after all that the turn has computed."
+    ),
 )
 def finish(state: State, command: Finish, context: RuleContext) -> State:
     request = known_request(state, command.request)
@@ -54,9 +60,14 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
     session = state.session(request.session)
     if session is not None:
         slot = cut_of_turn(state, request, target, context)
-        return end_turn(state, session._replace(history=text_cut(request.text, target), slot=slot))
+        kept = session._replace(
+            history=text_cut(request.text, target), slot=slot, state=state_of(state, request)
+        )
+        return end_turn(state, kept)
     if state.tree is not None:
         length = min(cursors.kv_committed_len, target)
+        if state.config.geometry.states and length != state_of(state, request):
+            return unlocked(state, request.holder)
         state = insert_on_finish(state, request, length, context.effects)
     return state
 

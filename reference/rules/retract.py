@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.commands import Mode, Reason, Retract
-from reference.state import Phase, State
+from reference.state import Phase, State, state_of
 from reference.prefix_cache import unlocked
 from reference.rules.base import (
     NO_REQUEST, NOT_RUNNING, RuleContext, known_request, require, row_goes, row_is_cut, rule,
@@ -28,6 +28,7 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
     cases=(row_is_cut("a turn", "session"), row_goes("an ordinary request", "not session")),
     choice=KEEPS_LESS,
     tree="An ordinary request inserts nothing and releases its lock; a session keeps its lock.",
+    states="An ordinary request gives its slot back; a session's slot keeps the state as it is.",
 )
 def retract(state: State, command: Retract, context: RuleContext) -> State:
     request = known_request(state, command.request)
@@ -40,7 +41,8 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
     require(state.config.mode is Mode.FREE or target - 1 >= request.evicted, Reason.UNFAITHFUL)
     session = state.session(request.session)
     if session is not None:
-        state = state.with_session(session._replace(slot=cut_of_turn(state, request, target, context)))
+        slot = cut_of_turn(state, request, target, context)
+        state = state.with_session(session._replace(slot=slot, state=state_of(state, request)))
     else:
         state = unlocked(state, request.name)
     return state.with_request(

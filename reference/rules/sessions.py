@@ -85,6 +85,7 @@ def submit(state: State, command: Submit, _: RuleContext) -> State:
         row_goes("no turn is in flight", "not turn"),
     ),
     tree="The session's lock is released, once.",
+    states="So is its slot of recurrent state.",
 )
 def close(state: State, command: Close, _: RuleContext) -> State:
     session = state.session(command.session)

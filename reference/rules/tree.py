@@ -34,6 +34,10 @@ _TOO_LONG = "the prompt is longer than a row"
         ("its node reaches into the last window of the prefix", "locked", "locked"),
         ("further up, or SWA KV is not read", "locked", "as it was"),
     ),
+    states=(
+        "L is the longest such length at whose end the tree has a state, which is locked as well; for a"
+        " reader of full KV alone the state does not count."
+    ),
 )  # fmt: skip
 def match(state: State, command: Match, _: RuleContext) -> State:
     require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
@@ -72,8 +76,8 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
         Reason.NO_TREE: _NO_TREE,
         Reason.BAD_LENGTH: "C - W < R, C less what rounds in flight claim: the request's next token still"
         " reads what is locked",
-        Reason.UNFAITHFUL: "a turn in unrestricted mode: window eviction past its commit sends the next"
-        " turn back to R",
+        Reason.UNFAITHFUL: "a turn in unrestricted mode, where window eviction past its commit sends the next"
+        " turn back to R; a turn on a recurrent model, where a state past the cut does",
     },
     page="each page whose SWA KV the lock pinned.",
     pages=(
@@ -93,7 +97,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
         length, holder = request.settled_len, request.holder
         require(length - geometry.window >= cursors_of(request).cache_protected_len, Reason.BAD_LENGTH)
         if request.session is not None:  # as a window eviction: no later cut goes below
-            require(state.config.mode is Mode.FAITHFUL, Reason.UNFAITHFUL)
+            require(state.config.mode is Mode.FAITHFUL and not geometry.states, Reason.UNFAITHFUL)
             state = state.with_request(request._replace(evicted=max(request.evicted, length)))
     return state._replace(tree=radix.unlock_swa(tree, holder))
 
@@ -115,6 +119,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
         Reason.ROW_TOO_SHORT: _TOO_LONG,
         Reason.OUT_OF_FULL: "the lock owner's own pages are not free or evictable",
         Reason.OUT_OF_SWA: "the same of the SWA pool",
+        Reason.OUT_OF_STATES: "no slot of recurrent state is free or evictable for the one at its end",
     },
     page="each page that the inserter brings. Its SWA KV is evicted where it ends at or below ceil(evicted).",
     pages=(
@@ -145,6 +150,9 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
             "the inserter's is freed", "as it was",
         ),
     ),
+    states=(
+        "The request brings the state at the end of its prompt; the node there takes it, unless it has one."
+    ),
 )  # fmt: skip
 def insert(state: State, command: Insert, context: RuleContext) -> State:
     require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
@@ -162,7 +170,8 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
         require(command.evicted <= max(prefix, reach), Reason.UNFAITHFUL)
     require(length <= geometry.width, Reason.ROW_TOO_SHORT)
     whole = key[: floor_page(len(key), geometry.page_size)]
-    state = make_room(state, (len(whole) - prefix) // geometry.page_size, context)
+    pages = (len(whole) - prefix) // geometry.page_size
+    state = make_room(state, pages, context, states=int(pages > 0))
     return insert_by_lock_holder(
         state, command.holder, whole, command.evicted, context.effects, goes_on=command.chunked
     )
@@ -176,6 +185,7 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
     {
         Reason.EMPTY: "nothing is requested",
         Reason.NO_SWA: "SWA tokens, and the model has no window",
+        Reason.NO_STATES: "states, and the model has none",
         Reason.NO_TREE: _NO_TREE,
         Reason.BAD_LENGTH: "a negative number",
     },
@@ -192,12 +202,19 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
             "as it was", "freed",
         ),
     ),
+    states=(
+        "states is how many are still needed, after the tokens. The state that was used longest ago and that"
+        " no lock needs goes: with its node, if that is a leaf without a lock, else alone. A match uses the"
+        " state at its end, and no other. A node without a state that is left without children goes as a"
+        " tombstone does."
+    ),
 )  # fmt: skip
 def evict(state: State, command: Evict, context: RuleContext) -> State:
-    require(command.full or command.swa, Reason.EMPTY)
+    require(command.full or command.swa or command.states, Reason.EMPTY)
     require(command.swa == 0 or state.config.geometry.window is not None, Reason.NO_SWA)
+    require(command.states == 0 or state.config.geometry.states, Reason.NO_STATES)
     require(state.tree is not None, Reason.NO_TREE)
-    require(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
-    state, freed = evicted(state, command.full, command.swa, context.effects)
+    require(command.full >= 0 and command.swa >= 0 and command.states >= 0, Reason.BAD_LENGTH)
+    state, freed = evicted(state, command.full, command.swa, context.effects, command.states)
     context.done = Done(freed=freed)
     return state

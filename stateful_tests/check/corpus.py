@@ -54,7 +54,8 @@ def written(line: CorpusLine) -> str:
     g = line.geometry
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
     named = (f"{name} {size}" for name, size in sizes)
-    config = " ".join([*named, *["tree"] * g.tree, *["bigram"] * g.bigram])
+    states = [f"states {g.states}"] if g.states else []
+    config = " ".join([*named, *["tree"] * g.tree, *["bigram"] * g.bigram, *states])
     commands = "; ".join(map(format_command, line.commands))
     return f"{line.situation} | {config} | {line.mode.value} | {line.origin} | {commands}"
 
@@ -64,7 +65,10 @@ def read(text: str) -> CorpusLine:
     name, config, mode, origin, commands = text.split(" | ")
     words = config.split()
     page, window, full, swa, rows, width = map(int, words[1:12:2])
-    geometry = Geometry(page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words)
+    states = int(words[-1]) if "states" in words else 0
+    geometry = Geometry(
+        page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words, states
+    )  # fmt: skip
     return CorpusLine(name, geometry, Mode(mode), origin, tuple(map(parse, commands.split("; "))))
 
 

@@ -34,6 +34,10 @@ def _cached(page_size: int, window: int | None, full: int, swa: int, rows: int, 
     return replace(_sizes(page_size, window, full, swa, rows, width), tree=True)
 
 
+def _recurrent(states: int, window: int | None, *sizes: int, tree: bool = True) -> Geometry:
+    return replace(_sizes(1, window, *sizes), tree=tree, states=states)
+
+
 def _both_modes(scope: Scope) -> tuple[Scope, Scope]:
     """The scope in free mode, and in faithful mode under a name that says so."""
     return scope, replace(scope, name=f"{scope.name}-faithful", mode=Mode.FAITHFUL)
@@ -152,6 +156,23 @@ _ALL: Sequence[Scope] = (
     Scope("both-parts-faithful", "a session whose turns give the SWA part of its lock back",
           _cached(1, 1, 3, 2, 1, 3), Mode.FAITHFUL, sessions=1, submits=(1,), prompts=("a1",), texts="a",
           marked=False, parts=True),
+    # Recurrent state.
+    Scope("states-session", "one session on a recurrent model, up to 3 ahead: a cut cannot take a state back",
+          _recurrent(1, None, 5, 0, 1, 5, tree=False), sessions=1, ahead=3, submits=(1,), late=True),
+    Scope("states-tree", "two lock holders, two texts, fewer slots of recurrent state than prefixes",
+          _recurrent(2, None, 3, 0, 1, 2), lock_holders=2, texts="ab", prompts=spelt_in("ab", 2)),
+    Scope("states-tree-window", "a lock holder, one text, a window of one and two slots of recurrent state",
+          _recurrent(2, 1, 3, 3, 1, 3), lock_holders=1, texts="a", prompts=("a1", "a2", "a3"), parts=True,
+          takes="minutes"),
+    Scope("states-ordinary", "an ordinary request that continues from states which others have left",
+          _recurrent(3, None, 3, 0, 1, 3), ordinary=1, submits=(1,), prompts=("a1", "a2"), texts="a",
+          ahead=2),
+    Scope("states-two", "two ordinary requests, batches whose states go into the tree together",
+          _recurrent(3, None, 3, 0, 2, 3), ordinary=2, submits=(1,), prompts=("a1", "a2"), texts="a",
+          takes="minutes"),
+    *_both_modes(Scope("states-both", "a session whose first turns leave states in the tree, up to 2 ahead",
+                       _recurrent(2, None, 4, 0, 1, 4), sessions=1, submits=(1,), prompts=("a1",), texts="a",
+                       ahead=2)),
     Scope("both-longer", "a session, rows of three, room for three pages",
           _cached(1, 1, 3, 3, 1, 3), sessions=1, submits=(1,), prompts=("a1",), texts="a", takes="minutes"),
     Scope("both-session-ordinary", "a session and an ordinary request, one row, room for three pages",

@@ -35,6 +35,8 @@ class ReferenceInState(ReferenceSystem):
         self.state = state
         self._assign()
         self._write_tree()
+        if self.geometry.states:
+            self._assign_states(state)
         for row in rows_of(state):
             self._write(row, 0)
 

@@ -13,7 +13,8 @@ Serials and letters of prompts, with a tree. Tokens are compared for equality. T
     first. Serials in use are numbered from 1 in their order. Letters are exchanged where that leaves the
     prompts of the scope as they are.
 Moments. Rules compare which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
-    before that anything was used at, and so on; full and SWA apart. Without a window no rule reads swa_used.
+    before that anything was used at, and so on; full, SWA and states apart. Without a window no rule reads
+    swa_used. 0 as the moment of a state says that there is none, so ages of states begin at -1.
 `evicted` and `processed_outputs`. The reason UNFAITHFUL alone needs them, so free mode keeps neither. In
     faithful mode they are compared with targets from origin on, so a `evicted` below origin is none.
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import lru_cache
-from itertools import combinations, permutations
+from itertools import combinations, count, permutations
 from typing import Any, NamedTuple
 
 from reference import model
@@ -44,8 +45,8 @@ KEPT = 50_000  # parts that are remembered, and representatives
 class Part(NamedTuple):
     """A session with its turn and lock, an ordinary request, or a lock holder, without names.
 
-    lock: key and swa_from. history, slot, closing: of a session. What there is not is (), so that parts of a
-    kind can be sorted.
+    lock: key, swa_from and state. history, slot, closing, state: of a session. What there is not is (), so
+    that parts of a kind can be sorted.
     """
 
     lock: tuple[Any, ...]
@@ -53,6 +54,7 @@ class Part(NamedTuple):
     history: Text = ()
     slot: Any = ()
     closing: bool = False
+    state: int = 0
 
 
 class Parts(NamedTuple):
@@ -132,7 +134,7 @@ class Representatives:
         return best, least, chosen
 
     def _parts(self, state: State) -> Parts:
-        locks = {} if state.tree is None else {k.holder: (k.key, k.swa_from) for k in state.tree.locks}
+        locks = {} if state.tree is None else {k.holder: tuple(k[1:]) for k in state.tree.locks}
         requests = {r.name: r for r in state.requests}
         sessions = [(s, requests.get(s.turn or ""), s.name) for s in state.sessions]
         groups = (
@@ -160,7 +162,7 @@ class Representatives:
         history = session.history
         if history and not self.scope.geometry.tree:
             history = ((0, text_len(history)),)
-        return Part(lock, turn, history, session.slot or (), session.closing)
+        return Part(lock, turn, history, session.slot or (), session.closing, session.state)
 
     # From parts to the representative.
 
@@ -221,7 +223,8 @@ def _named(scope: Scope, place: int, part: Part) -> tuple[Session | None, Reques
         holder, history = f"s{place + 1}", part.history
         if history and not scope.geometry.tree:
             history = ((place + 1, history[-1][1]),)
-        session = Session(holder, history, part.slot or None, f"r{place + 1}" if turn else None, part.closing)
+        name = f"r{place + 1}" if turn else None
+        session = Session(holder, history, part.slot or None, name, part.closing, part.state)
     if turn:
         owner = holder if session is not None else None
         request = turn._replace(name=f"r{place + 1}", session=owner, serial=turn.serial or place + 1)
@@ -253,7 +256,7 @@ def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
     """The part with other letters in its texts."""
     lock, turn = part.lock, part.turn
     return part._replace(
-        lock=(_key(lock[0], serials), lock[1]) if lock else (),
+        lock=(_key(lock[0], serials), *lock[1:]) if lock else (),
         turn=turn._replace(history=_text(turn.history, serials)) if turn else (),
         history=_text(part.history, serials),
     )
@@ -268,10 +271,16 @@ def with_ages(tree: Tree) -> tuple[Node, ...]:
     swa_ages = {moment: -age for age, moment in enumerate(sorted(swa, reverse=True), start)}
     if tree.window is None:
         swa_ages = dict.fromkeys(swa, 0)
+    states = sorted({node.state_used for node in every} - {0}, reverse=True)
+    state_ages = {0: 0} | {moment: age for age, moment in zip(count(-1, -1), states)}
 
     def aged(children: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(sorted(
-            Node(n.key, n.live, ages[n.full_used], swa_ages[n.swa_used], aged(n.children)) for n in children
+            Node(
+                n.key, n.live, ages[n.full_used], swa_ages[n.swa_used], aged(n.children),
+                state_ages[n.state_used],
+            )
+            for n in children
         ))  # fmt: skip
 
     return aged(tree.children)

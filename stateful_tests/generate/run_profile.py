@@ -64,20 +64,22 @@ LATE = {"Launch", "Settle"}
 
 
 def draw_geometry(source: Choices, like: Geometry) -> Geometry:
-    """Sizes that no preset has, with a window and a radix tree if `like` has one."""
-    page_size = pick(source, (1, 2, 3, 4, 5, 8, 16))
+    """Sizes that no preset has, with a window, a radix tree and recurrent state if `like` has one."""
+    page_size = 1 if like.states else pick(source, (1, 2, 3, 4, 5, 8, 16))
     window = None if like.window is None else 1 + source.upto(4 * page_size - 1)
     width = page_size * (3 + source.upto(4)) + source.upto(page_size)
     pages = -(-width // page_size)
     full = pages + source.upto(2 * pages)
     swa = 0 if window is None else 2 + source.upto(full - 2)
-    return Geometry(page_size, window, full, swa, 1 + source.upto(4), width, like.tree)
+    rows = 1 + source.upto(4)
+    states = rows + source.upto(4) if like.states else 0
+    return Geometry(page_size, window, full, swa, rows, width, like.tree, states=states)
 
 
 def with_settings(source: Choices, sizes: Geometry, capabilities: Capabilities) -> Geometry:
     """These sizes, with each of the system's settings at its default or at a value that it names, and once in
     four times with a tree of bigrams."""
-    if sizes.tree and capabilities.bigram:
+    if sizes.tree and capabilities.bigram and not sizes.states:
         sizes = replace(sizes, bigram=once_in(source, 4))
     drawn = ((name, pick(source, ("", *values))) for name, values in sorted(capabilities.settings.items()))
     return replace(sizes, settings=tuple((name, value) for name, value in drawn if value))

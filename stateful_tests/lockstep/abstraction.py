@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from impl.adapter import NodeView, View
 from reference.clauses.facts import (
-    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, Torn, TreeFacts,
+    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, StateFacts, Torn, TreeFacts,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import Cursors
@@ -35,6 +35,9 @@ def misfit(view: View, geometry: Geometry) -> str:
         return "view().tree: a tree, and there is none in this run (geometry.tree)"
     if view.tree is None and geometry.tree:
         return "view().tree: None, and there is a tree in this run (geometry.tree)"
+    if (view.states is None) == bool(geometry.states):
+        has, there = ("None", "are") if view.states is None else ("states", "are none")
+        return f"view().states: {has}, and there {there} in this run (geometry.states)"
     full, swa = ((pages + 1) * geometry.page_size for pages in (geometry.full_pages, geometry.swa_pages))
     sizes = {"full_stamps": full}
     if geometry.window is not None:
@@ -57,6 +60,8 @@ def same(a: View, b: View) -> bool:
             continue
         if name == "tree" and x is not None and y is not None:
             x, y = ((sorted(t.nodes, key=_PATH), t.lock_holders, t.sizes) for t in (x, y))
+        elif name == "states" and x is not None and y is not None:  # not what the last batch has read
+            x, y = ((sorted(s.free), s.stamps, s.requests, s.sessions) for s in (x, y))
         elif name.startswith("free_"):
             x, y = sorted(x), sorted(y)
         if x != y:
@@ -127,7 +132,7 @@ class _Reader:
         return Facts(
             sessions, requests, holders, pools, geometry.rows, view.free_rows,
             self.torn, self.torn_swa, self.unmapped, self.evicted_mapped, self.unused_mapped,
-            self._shared(), tree,
+            self._shared(), tree, self._states(),
         )  # fmt: skip
 
     def _shared(self) -> list[tuple[int, int]]:
@@ -170,6 +175,20 @@ class _Reader:
             if entry and (not swa or entry - swa != at - slot):
                 self.unused_mapped.append((at, entry))
 
+    def _states(self) -> StateFacts | None:
+        """Slots of recurrent state; a session and the turn that borrows its slot are one holder."""
+        shown = self.view.states
+        if shown is None:
+            return None
+        holders = dict(shown.sessions)
+        for name, slot in shown.requests.items():
+            request = self.view.requests.get(name)
+            owner = request.session or name if request is not None else name
+            holders[owner if holders.get(owner, slot) == slot else f"{owner}/{name}"] = slot
+        nodes = self.view.tree.nodes if self.view.tree is not None else ()
+        of_nodes = {tuple(node.path): node.state for node in nodes if node.state is not None}
+        return StateFacts(self.geometry.states, shown.free, shown.stamps, holders, of_nodes, shown.read)
+
     def _tree(self) -> TreeFacts:
         tree = self.view.tree
         assert tree is not None
@@ -204,7 +223,8 @@ class _Reader:
         (self.live if swa else self.evicted_mapped).extend(pairs)
         return NodeFacts(
             path, slots, swa, mapped, [view.full_stamps[s] for s in slots],
-            [view.swa_stamps[s] for s in swa], node.full_locks, node.swa_locks,
+            [view.swa_stamps[s] for s in swa], node.full_locks, node.swa_locks, node.state,
+            node.state_locks,
         )  # fmt: skip
 
     def _pages(

@@ -26,7 +26,8 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     after it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
     """
     assert state.tree is not None and facts.tree is not None
-    tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
+    shape = [(n.path, n.start, n.live, n.state is not None) for n in facts.tree.nodes]
+    tree = radix.reshaped(state.tree, shape)
     state = state._replace(tree=tree)
     for name in launched(command):
         state = _handed_over(was, state, command, name, facts)

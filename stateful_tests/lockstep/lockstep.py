@@ -37,7 +37,7 @@ from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.lockstep.policy import Answers, ServerPolicy
 from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation, violation_of
-from stateful_tests.lockstep.tree_diff import tree_changes
+from stateful_tests.lockstep.tree_diff import state_changes, tree_changes
 
 
 def check_offered(system: System, was: State, command: Command) -> None:
@@ -221,6 +221,8 @@ def check_fits(
         raise UnusableImplementation(f"{system.name} has no {lacks}")
     if geometry.bigram and not can.bigram:
         raise UnusableImplementation(f"{system.name} has no tree of bigrams")
+    if geometry.states and not can.recurrent:
+        raise UnusableImplementation(f"{system.name} has no recurrent state")
     kinds = {type(c).__name__ for c in commands}
     if missing := sorted(kinds - can.commands):
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(missing)}")
@@ -334,7 +336,8 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
             freed += _gone(name, "swa", swa_pages(a, page_size), kept, page_size)
     report = outcome.report if isinstance(outcome, Done) else None
     accounts = report.accounts if report else ()
-    return Row(command, outcome, tuple(cursors), tuple(freed), accounts, tree_changes(was, now))
+    changes = (*tree_changes(was, now), *state_changes(was, now))
+    return Row(command, outcome, tuple(cursors), tuple(freed), accounts, changes)
 
 
 def _gone(name: str, pool: str, had: range, kept: range, page_size: int) -> list[tuple[str, str, int, int]]:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from impl.adapter import (
-    Capabilities, LockHolderView, NodeView, RequestView, SessionView, TreeSizes, TreeView, View,
+    Capabilities, LockHolderView, NodeView, RequestView, SessionView, StatesView, TreeSizes, TreeView, View,
 )  # fmt: skip
 from reference import model
 from reference import radix_tree as radix
@@ -18,17 +18,20 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import page_ends
 from reference.geometry import Geometry
-from reference.state import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
+from reference.state import (
+    IN_BATCH, Cursors, State, Text, full_pages, holders, state_lens, swa_pages, text_tokens,
+)  # fmt: skip
+from reference.states import chained, stamp_after
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
 from reference.remembered import remembered
-from reference.radix_tree import Key, Tree
+from reference.radix_tree import Key, Tree, state_paths
 
 
 class ReferenceSystem:
     """`model.step` behind the adapter. Pages are assigned where the state says that one is owned."""
 
     name = "reference"
-    capabilities = Capabilities(mixed_batches=True, swa_tail=True, bigram=True)
+    capabilities = Capabilities(mixed_batches=True, swa_tail=True, bigram=True, recurrent=True)
 
     def reset(self, geometry: Geometry) -> None:
         self.state: State = model.initial(geometry)
@@ -38,6 +41,10 @@ class ReferenceSystem:
         self.rows: dict[str, int] = {}
         self.free_rows = list(range(geometry.rows))
         self.stamps = {p: [0] * ((geometry.pages(p) + 1) * geometry.page_size) for p in geometry.pools}
+        self.slots: dict[Hashable, int] = {}  # of recurrent state, by holder or by path
+        self.free_slots = list(range(geometry.states, 0, -1))
+        self.state_stamps = [0] * (geometry.states + 1)
+        self.states_read: dict[str, int] = {}
 
     def apply(self, command: Command) -> Outcome:
         state, config = self.state, self.state.config
@@ -62,6 +69,8 @@ class ReferenceSystem:
         self._assign()
         if now.tree is not was.tree:
             self._write_tree()
+        if self.geometry.states:
+            self._assign_states(was)
         if kind in (Extend, Decode, SpecDecode, Launch):
             then, turns = dict(turns_of(was)), dict(turns_of(now))
             for row in rows_of(now):
@@ -92,6 +101,34 @@ class ReferenceSystem:
                 self.free[pool].insert(0, pages.pop(key))
             for key in sorted(want - pages.keys()):
                 pages[key] = self.free[pool].pop()
+
+    def _assign_states(self, was: State) -> None:
+        """Give every state a slot that holds what it must; note from what each request has gone on."""
+        texts = {session.name: session.history for session in self.state.sessions}
+        for r in self.state.requests:
+            if r.cursors is not None or r.started:
+                texts[r.holder] = r.computed_text if r.cursors is not None else r.text
+        paths = state_paths(self.state.tree) if self.state.tree is not None else ()
+        want: dict[Hashable, int] = {path: chained(path)[-1] for path in paths}
+        for name, length in state_lens(self.state).items():
+            stamps = chained(text_tokens(texts[name]))
+            want[name] = stamp_after(stamps, length) if length <= len(stamps) else self._stamp_of(name)
+        for gone in self.slots.keys() - want.keys():
+            self.free_slots.insert(0, self.slots.pop(gone))
+        for owner, stamp in want.items():
+            if owner not in self.slots:
+                self.slots[owner] = self.free_slots.pop()
+            self.state_stamps[self.slots[owner]] = stamp
+        then = {r.name: r for r in was.requests if r.cursors is not None}
+        self.states_read = {
+            r.name: stamp_after(chained(text_tokens(r.computed_text)), then[r.name].computed_len)
+            for r in self.state.requests
+            if r.name in then and r.phase in IN_BATCH and r.computed_len > then[r.name].computed_len
+        }
+
+    def _stamp_of(self, holder: str) -> int:
+        """A state past the text that its session keeps stays as it was."""
+        return self.state_stamps[self.slots.get(holder, 0)]
 
     def _write_tree(self) -> None:
         """Whoever hands pages over has computed them: they hold what their path says."""
@@ -147,7 +184,17 @@ class ReferenceSystem:
             full_to_swa=mapping,
             swa_stamps=self.stamps.get("swa", ()),
             tree=self._tree_view(),
+            states=self._states_view(),
         )
+
+    def _states_view(self) -> StatesView | None:
+        state = self.state
+        if not self.geometry.states:
+            return None
+        sessions = {s.name: self.slots[s.name] for s in state.sessions if s.slot is not None}
+        having = ((r.name, r.holder) for r in state.requests if r.cursors is not None)
+        requests = {name: self.slots[holder] for name, holder in having if holder in self.slots}
+        return StatesView(self.free_slots, self.state_stamps, requests, sessions, self.states_read)
 
     def _key(self, text: Text) -> Key:
         return tree_key(text_tokens(text), self.geometry.bigram)
@@ -175,9 +222,9 @@ class ReferenceSystem:
         nodes = [
             NodeView(
                 path, self._cached_slots(path, start), self._cached_slots(path, start, "swa") if live else [],
-                full_locks, swa_locks,
+                full_locks, swa_locks, self.slots.get(path), state_locks,
             )
-            for path, start, live, full_locks, swa_locks in shape
+            for path, start, live, full_locks, swa_locks, state_locks in shape
         ]  # fmt: skip
         holders = {k: LockHolderView(self._cached_slots(key)) for k, key in lock_holders(self.state).items()}
         return TreeView(nodes, holders, sizes)
@@ -213,16 +260,18 @@ def turns_of(state: State) -> list[tuple[str, int]]:
 
 def layout(state: State) -> Hashable:
     """All that rows, pages, stamps and the tree depend on in a state, wherever it came from."""
-    tree = state.tree and (_shape(state.tree), *lock_holders(state).items())
-    return rows_of(state), *turns_of(state), tree
+    tree = state.tree and (_shape(state.tree), state_paths(state.tree), *lock_holders(state).items())
+    return rows_of(state), *turns_of(state), tree, *state_lens(state).items()
 
 
 @remembered
-def _shape(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int], ...], TreeSizes]:
+def _shape(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int, int], ...], TreeSizes]:
     """(path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
     has_swa, shape = tree.window is not None, []
     for placed in radix.nodes(tree):
         on_path = [k for k in tree.locks if k.key[: placed.end] == placed.path]
         swa_locks = sum(k.swa_from < placed.end for k in on_path) if has_swa else 0
-        shape.append((placed.path, placed.start, placed.node.live and has_swa, len(on_path), swa_locks))
+        state_locks = sum(k.state and k.key == placed.path for k in on_path)
+        live = placed.node.live and has_swa
+        shape.append((placed.path, placed.start, live, len(on_path), swa_locks, state_locks))
     return tuple(shape), TreeSizes(*radix.sizes(tree))

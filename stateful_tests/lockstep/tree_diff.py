@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.state import State
+from reference.state import State, state_lens
 from reference.prefix_cache import path_text
 from reference.radix_tree import Key, Placed, Tree, nodes, path_of
 from stateful_tests.lockstep import pictures
@@ -25,12 +25,22 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
         elif a is not None and b is not None and a.node.live != b.node.live:
             becomes = "has SWA KV again" if b.node.live else "is a tombstone"
             lines.append(f"{pictures.node((b.start, b.end), path_text(path))} {becomes}")
+        if a is not None and b is not None and bool(a.node.state_used) != bool(b.node.state_used):
+            has = "has a state" if b.node.state_used else "has no state any more"
+            lines.append(f"{pictures.node((b.start, b.end), path_text(path))} {has}")
     old, new = ({k.holder: k for k in tree.locks if k.key} for tree in (was.tree, now.tree))
     gone = sorted(old.keys() - new.keys())
     lines += [f"{name} unlocks {pictures.span(0, len(old[name].key))}" for name in gone]
     taken = [k for name, k in new.items() if name not in old or k.key != old[name].key]
     lines += [f"{k.holder} {pictures.lock(now.tree, k)}" for k in sorted(taken)]
     return tuple(lines)
+
+
+def state_changes(was: State, now: State) -> tuple[str, ...]:
+    """Who got a slot of recurrent state, and who gave one back; empty on a model without."""
+    had, has = state_lens(was).keys(), state_lens(now).keys()
+    taken = [f"{name} takes a state slot" for name in sorted(has - had)]
+    return (*taken, *(f"{name} has no state slot any more" for name in sorted(had - has)))
 
 
 def _inside(tree: Tree, path: Key) -> bool:
@@ -41,4 +51,6 @@ def _inside(tree: Tree, path: Key) -> bool:
 
 def _node(placed: Placed, tree: Tree) -> str:
     dead = tree.window is not None and not placed.node.live
-    return pictures.node((placed.start, placed.end), path_text(placed.path), False if dead else None)
+    state = ", with a state" * bool(placed.node.state_used)
+    shown = pictures.node((placed.start, placed.end), path_text(placed.path), False if dead else None)
+    return f"{shown}{state}"

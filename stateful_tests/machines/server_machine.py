@@ -145,6 +145,11 @@ class ServerMachine(RuleBasedStateMachine):
         self._conforms("TREE")
 
     @invariant()
+    def states_are_those_of_their_texts(self) -> None:
+        """A recurrent state is in one slot, after exactly the tokens that its owner continues behind."""
+        self._conforms("STA")
+
+    @invariant()
     def attention_reads_what_was_written(self) -> None:
         """Each position of a row leads to the KV of its own token."""
         self._conforms("READ", "REF")

@@ -63,7 +63,7 @@ def _minimised(
         smallest = _shrink_size(failing, smallest, "bigram")
         if system.capabilities.no_tree and not smallest.geometry.bigram:
             smallest = _shrink_size(failing, smallest, "tree")
-        for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
+        for name in ("states", "page_size", "window", "full_pages", "swa_pages", "rows", "width"):
             smallest = _shrink_size(failing, smallest, name)
         for setting in smallest.geometry.settings:
             others = tuple(other for other in smallest.geometry.settings if other != setting)
@@ -99,7 +99,9 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     size that servers have, and a row holds one at least: nobody doubts such a trace."""
     now, page = getattr(trace.geometry, name), trace.geometry.page_size
     sizes: Iterable[int] = range(page if name == "width" else 1, now or 1)  # no window stays none
-    if name == "page_size":
+    if name == "states":
+        sizes = range(now)  # none at all first
+    elif name == "page_size":
         sizes = [size for size in PAGE_SIZES if size < now or now not in PAGE_SIZES]
     for size in [False] * now if isinstance(now, bool) else sizes:
         geometry = replace(trace.geometry, **{name: size})

@@ -214,6 +214,7 @@ def format_outcome(outcome: Outcome) -> str:
     match outcome:
         case Done(choices, _, freed):
             gave = f"; freed full {freed.full} swa {freed.swa}" if freed is not None else ""
+            gave += f" states {freed.states}" if freed is not None and freed.states else ""
             return "done" + gave + "".join(f"; {_choice(choice)}" for choice in choices)
         case Refused(reason):
             return f"refused: {reason.value}"

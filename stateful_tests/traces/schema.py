@@ -169,6 +169,7 @@ class GeometryBody(_Struct, frozen=True):
     width: Annotated[int, Meta(ge=1, le=LIMITS["width"])]
     tree: bool = False
     bigram: bool = False
+    states: Annotated[int, Meta(ge=0, le=LIMITS["states"])] = 0
     settings: Annotated[dict[SettingName, SettingValue], Meta(max_length=16)] = {}
 
 

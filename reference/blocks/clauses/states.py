@@ -5,15 +5,14 @@ from __future__ import annotations
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.facts import Lane, Published
 from reference.failures import AtBlock, AtCount, AtNamed, Failure, failure
-from reference.states import EMPTY, NOWHERE, misread, seen, stamp_after
+from reference.states import (
+    EMPTY, GOES_ON, HIT, KEPT, NAMED, NOWHERE, misread, seen, stamp_after,
+)  # fmt: skip
 
 
 @clause(
-    "STA-1",
-    "a hit has the state of its boundary",
-    "A request that starts behind a cached prefix of n tokens continues, in every recurrent group, from the"
-    " state after exactly the first n tokens of its text, written.",
-    why="KV of the prefix does not replace the state, and a state of another length is another prefix.",
+    "STA-1", HIT.title, HIT.sentence,
+    why=HIT.why,
     rule="states",
     source="vllm find_longest_cache_hit; vllm#43559",
     trigger=lambda s: any(n.fresh and n.lane.start and n.lane.states for n in s.lanes),
@@ -23,11 +22,8 @@ def _hit(step: BlockStep) -> Failure | None:
 
 
 @clause(
-    "STA-2",
-    "a state goes on where its text does",
-    "An entry that starts at position n continues, in every recurrent group, from the state after exactly"
-    " the first n tokens of its request's text: no token twice, none left out, no rejected draft.",
-    why="A state cannot be cut back: what is wrong in it stays to the end of the request.",
+    "STA-2", GOES_ON.title, GOES_ON.sentence,
+    why=GOES_ON.why,
     rule="states",
     source="vllm preprocess_mamba, num_accepted_tokens; vllm#56524",
     trigger=lambda s: any(not n.fresh and n.lane.start and n.lane.states for n in s.lanes),
@@ -55,11 +51,8 @@ def _continued(step: BlockStep, fresh: bool) -> Failure | None:
 
 
 @clause(
-    "STA-3",
-    "a name tells its state",
-    "A block of a recurrent group that the prefix cache names holds the state after exactly the last token"
-    " that its hash is of, written.",
-    why="Who matches the hash continues from that state, and no later query can tell that it was another.",
+    "STA-3", NAMED.title, NAMED.sentence,
+    why=NAMED.why,
     rule="states",
     source="vllm cache_blocks, move_block_hashes; vllm#57580",
     trigger=lambda s: any(s.config.groups[p.group].state for p in s.after.published),
@@ -116,11 +109,8 @@ def _written(lane: Lane) -> list[tuple[int, int]]:
 
 
 @clause(
-    "STA-5",
-    "kept",
-    "Between batches a block of a request's own table holds, in every recurrent group, the state after all"
-    " its computed tokens, accepted drafts included.",
-    why="A state that is gone comes back in one way: the text is computed again from an earlier boundary.",
+    "STA-5", KEPT.title, KEPT.sentence,
+    why=KEPT.why,
     rule="states",
     source="vllm MambaManager.remove_skipped_blocks; vllm#55178",
     scope="A session between turns may have taken back tokens: its next turn may start earlier.",

@@ -11,7 +11,9 @@ from reference.commands import (
 from reference.cursors import eviction_limit, floor_page
 from reference.geometry import Geometry
 from reference.prefix_cache import key_of, lock_holders
-from reference.radix_tree import Key, Node, Sizes, Tree, nodes, path_of, shared, sizes, usable
+from reference.radix_tree import (
+    Key, Node, Sizes, Tree, nodes, path_of, shared, sizes, state_paths, usable,
+)  # fmt: skip
 from reference.state import IN_BATCH, Request, Session, State
 from stateful_tests.generate.choice_source import once_in, pick
 from stateful_tests.generate.commands.arguments import prompts_of
@@ -73,7 +75,7 @@ class MatchHarness(Harness[Match]):
         how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
         short = ""
         if found < there:
-            short = "tombstones keep it short"
+            short = "states keep it short" if was.tree.states else "tombstones keep it short"
         elif command.full_only and found > usable(was.tree, key[:found]):
             short = "over a tombstone"
         split = _count(now.tree.children) > _count(was.tree.children)
@@ -223,7 +225,7 @@ class InsertHarness(Harness[Insert]):
 @harness(
     Evict,
     applies=lambda c: c.cached,
-    weight=lambda c: 5 if c.tree_alone else 1,
+    weight=lambda c: (5 if c.tree_alone else 1) * (1 + bool(c.state.config.geometry.states)),
     is_in=lambda scope: scope.evicts and scope.geometry.tree,
 )
 class EvictHarness(Harness[Evict]):
@@ -240,6 +242,8 @@ class EvictHarness(Harness[Evict]):
             return pick(c.source, (*[geometry.page_size] * 2, node, max(1, evictable), evictable + 1))
 
         # SWA alone leaves tombstones: as often as the other two together.
+        if geometry.states and once_in(c.source, 2):  # states alone: their nodes stay
+            return Evict(0, 0, 1 + c.source.upto(geometry.states - 1))
         pools = pick(c.source, ("full", "swa", "swa", "both")) if geometry.window is not None else "full"
         full = amount(can.full_evictable) if pools != "swa" else 0
         return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
@@ -250,12 +254,15 @@ class EvictHarness(Harness[Evict]):
         for full, swa in product(range(geometry.full_pages + 1), range(geometry.swa_pages + 1)):
             if full or swa:
                 yield Evict(full * size, swa * size)
+        yield from (Evict(0, 0, states) for states in range(1, geometry.states + 1))
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
         if scope.lock_holders:
             yield from (Evict(0, 0), Evict(-1))
             if scope.geometry.window is None:
                 yield Evict(0, 1)
+            if scope.geometry.states:
+                yield Evict(1, 0, -1)
 
     def case(self, was: State, command: Evict, now: State) -> Labels:
         assert was.tree is not None and now.tree is not None
@@ -265,9 +272,12 @@ class EvictHarness(Harness[Evict]):
         requested = "full" if command.full else "window's pool"
         if command.full and command.swa:
             requested = "both pools"
-        if not full and (not swa or was.tree.window is None):
+        elif command.states:
+            requested = "states"
+        lost = len(state_paths(was.tree) - state_paths(now.tree))
+        if not full and not lost and (not swa or was.tree.window is None):
             return requested, "nothing evictable", "", "", ""
-        short = full < command.full or swa < command.swa
+        short = full < command.full or swa < command.swa or lost < command.states
         gone = {p.node.live for p in nodes(was.tree) if p.node.children and p.path not in has}
         parent = "a parent after its child" if True in gone else ""
         above = "tombstones above go along" if False in gone else ""

@@ -26,6 +26,7 @@ from reference.clauses.step import Step
 from reference.commands import Choice, Done, Freed
 from reference.geometry import Geometry
 from reference.state import ZERO, Cursors
+from reference.states import chained
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, free_pages, freed_less, handed_over, in_tree, moved,
     node, one_lost, one_twice, pages, path, reads, step_of, without,
@@ -33,7 +34,8 @@ from stateful_tests.tests.reference.spoilt_facts import (
 from stateful_tests.traces.notation import parse
 
 BARE = replace(PLAIN, window=None, swa_pages=0)
-SIZES = {"plain": PLAIN, "one": ONE, "tree": TREE, "bare": BARE}
+STATE = replace(ONE, window=None, swa_pages=0, states=6)
+SIZES = {"plain": PLAIN, "one": ONE, "tree": TREE, "bare": BARE, "state": STATE}
 LONG = NodeFacts(path("a10"), range(1, 11), range(1, 11), range(1, 11), path("a10"), path("a10"), 0, 0)
 _NAMED = {"none": None, "zero": ZERO, "yes": True, "no": False, "-": ()}
 
@@ -90,8 +92,27 @@ def _chose(step: Step, name: str, *words: str) -> Step:
     return replace(step, outcome=Done((Choice(name, **_fields(list(words))),)))
 
 
+def _stamp(text: str) -> int:
+    """A stamp: a number, or that of the state after a path."""
+    return int(text) if text.isdigit() else chained(path(text))[-1]
+
+
+def _states(step: Step, field: str, key: Any, to: Any, *, before: bool = False) -> Step:
+    """The facts of recurrent state with one entry that is other, or gone (None)."""
+    old = (step.before if before else step.after).states
+    kept = {k: v for k, v in getattr(old, field).items() if k != key}
+    entries = kept if to is None else kept | {key: to}
+    return changed(step, before=before, states=old._replace(**{field: entries}))
+
+
+def _stamped(step: Step, slot: str, text: str) -> Step:
+    stamps = [*step.after.states.stamps]
+    stamps[int(slot)] = _stamp(text)
+    return changed(step, states=step.after.states._replace(stamps=stamps))
+
+
 def _none(step: Step, what: str, side: str = "after") -> Step:
-    nothing = None if what == "tree" else {}
+    nothing = None if what in ("tree", "states") else {}
     return changed(step, before=side == "before", **{what: nothing})
 
 
@@ -133,6 +154,17 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "unmapped": lambda step, name, *at: changed(step, unmapped=tuple((name, int(each)) for each in at)),
     "request_more": lambda step, name, like: changed(step, requests=lambda has: has | {name: has[like]}),
     "session_more": lambda step, name, like: changed(step, sessions=lambda has: has | {name: has[like]}),
+    "read": lambda step, name, text: _states(step, "read", name, _stamp(text)),
+    "unread": lambda step, name: _states(step, "read", name, None),
+    "stamp": _stamped,
+    "slot": lambda step, name, slot: _states(step, "holders", name, int(slot)),
+    "no_slot": lambda step, name: _states(step, "holders", name, None),
+    "node_state": lambda step, key, slot: _states(step, "nodes", path(key), int(slot)),
+    "no_node_state": lambda step, key: _states(step, "nodes", path(key), None),
+    "a_state_before": lambda step, key: _states(step, "nodes", path(key), 9, before=True),
+    "keeps_state": lambda step, key: _states(step, "nodes", path(key), 1),
+    "free_states": lambda step, listed: changed(
+        step, states=lambda states: states._replace(free=value(listed))),
     "owned": lambda step, pool, holder, at, page: also_owned(
         step, pool, Owned(holder.replace("_", " "), int(at), int(page))),
 }  # fmt: skip

@@ -15,10 +15,11 @@ from stateful_tests.tests.reference.rows import Rows, spoilt
 from stateful_tests.tests.reference.spoilt_facts import ONE, assert_clause, changed, pages, path
 
 FILE = Rows(Path(__file__).with_name("clauses.txt"))
+STATES = Rows(Path(__file__).with_name("clauses_of_states.txt"))
 STEPS = FILE.steps
 
 
-@pytest.mark.parametrize("clause, step, says", FILE.of_clauses())
+@pytest.mark.parametrize("clause, step, says", [*FILE.of_clauses(), *STATES.of_clauses()])
 def test_a_spoilt_fact_is_reported(clause, step, says):
     assert_clause(clause, step, says)
 

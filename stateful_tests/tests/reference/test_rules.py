@@ -52,6 +52,10 @@ _REFUSING = (
     replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, late=False, retracts=False, aborts=False),
     _LOCKING,
     replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,), tails=True),
+    replace(
+        _LOCKING, geometry=Geometry(1, None, 3, 0, 1, 2, True, states=1), ordinary=1, submits=(1,),
+        prompts=("a1", "a2"),
+    ),
     _PARTS,
     replace(_PARTS, geometry=Geometry(1, 1, 3, 3, 1, 2), sessions=0, ordinary=1, submits=(1,), prompts=()),
     Scope(
@@ -62,7 +66,7 @@ _REFUSING = (
 # What the scopes do not say: batches that name a request twice, eviction without a tree.
 _SAID = (
     Extend((Chunk("r", 1),) * 2), SpecDecode((Draft("r", 1, 1),) * 2), Launch((Draft("r", 1, 1),) * 2),
-    Evict(1),
+    Evict(1), Evict(0, 0, 1),
 )  # fmt: skip
 
 

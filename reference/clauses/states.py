@@ -1,0 +1,240 @@
+"""Recurrent state beside KV: what a batch goes on from, what a node and a slot hold, whose slots are (STA).
+
+STA-1, STA-2, STA-3 and STA-5 say of rows and a radix tree what they say of blocks (reference/blocks/clauses).
+The recurrent layers of a server are one group here, and a slot has one of its states for each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reference.clauses.base import clause
+from reference.clauses.facts import StateFacts
+from reference.clauses.step import Step
+from reference.commands import Abort, Admit, Close, Decode, Extend, Finish, Launch, Retract, SpecDecode
+from reference.failures import AtNamed, AtNode, AtState, Failure, Place, failure
+from reference.prefix_cache import path_text
+from reference.state import Phase, Request, Text, state_lens, text_tokens
+from reference.states import (
+    GOES_ON, HIT, KEPT, NAMED, chained, seen, stamp_after,
+)  # fmt: skip
+
+RECURRENT = "Models with recurrent layers."
+_BATCHES = Extend, Decode, SpecDecode, Launch
+
+
+@clause(
+    "STA-1", HIT.title, HIT.sentence,
+    why=HIT.why,
+    rule="radix_tree.usable, rules.admit.admit",
+    source="sglang finalize_match_result_in_cache; #34043, #31099",
+    scope=f"{RECURRENT} First batches of requests that continue where a prefix of the tree ends.",
+    of=(Extend,), needs=("states",),
+    trigger=lambda s: any(hit and start for _, start, hit in _entries(s)),
+)  # fmt: skip
+def _hit(step: Step) -> Failure | None:
+    return _continued(step, hits=True)
+
+
+@clause(
+    "STA-2", GOES_ON.title, GOES_ON.sentence,
+    why=GOES_ON.why,
+    rule="rules.admit.admit, state.state_lens",
+    source="sglang StreamingSession.try_match_prefix; #34043",
+    scope=f"{RECURRENT} All batches but those of STA-1; admissions of turns that resume past R.",
+    of=(*_BATCHES, Admit), needs=("states",),
+    trigger=lambda s: any(not hit and start for _, start, hit in _entries(s)) or _resumed(s) is not None,
+)  # fmt: skip
+def _goes_on(step: Step) -> Failure | None:
+    return _resumed_elsewhere(step) or _continued(step, hits=False)
+
+
+def _resumed(step: Step) -> tuple[Request, int] | None:
+    """The turn that an admission resumes past what the tree has, and where."""
+    request = step.acted
+    if not (isinstance(step.command, Admit) and step.done and step.config.geometry.states) or request is None:
+        return None
+    session, facts = step.was.session(request.session), step.after.requests.get(request.name)
+    if session is None or session.slot is None or facts is None or facts.cursors is None:
+        return None
+    at = facts.cursors.kv_committed_len
+    return (request, at) if at > session.slot.cache_protected_len else None
+
+
+def _resumed_elsewhere(step: Step) -> Failure | None:
+    resumed, states = _resumed(step), step.after.states
+    if resumed is None or states is None:
+        return None
+    request, at = resumed
+    stamps, slot = _stamps(request.text), states.holders.get(request.holder)
+    if slot is not None and states.stamp(slot) == stamp_after(stamps, at):
+        return None
+    got = "it has no state" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
+    places: list[Place] = [AtNamed("request", request.name)]
+    places += [AtState(slot)] if slot is not None else []
+    head = f"lets {request.name} resume at {at} and must let it resume where its state is"
+    return failure(f"{request.name} resumes at {at} with the state after {at} tokens", got, *places,
+    head=head)
+
+
+def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
+    """Requests of a batch as they were, the position where each starts, and whether a prefix of the tree ends
+    there."""
+    for name in step.progress if step.config.geometry.states else ():
+        request = step.was.request(name)
+        if request is not None and request.cursors is not None:
+            start, prefix = request.computed_len, request.cursors.cache_protected_len
+            yield request, start, request.phase is Phase.ADMITTED and start == prefix > 0
+
+
+def _continued(step: Step, hits: bool) -> Failure | None:
+    """The first entry that has gone on from another state than the one after all that is before it."""
+    states = step.after.states
+    for request, start, hit in _entries(step) if states is not None else ():
+        if hit != hits:
+            continue
+        assert states is not None
+        stamps = _stamps(request.computed_text)
+        got = states.read.get(request.name)
+        if got != stamp_after(stamps, start):
+            first = f"the state after its first {start} tokens" if start else "an empty state"
+            slot = states.holders.get(request.holder)
+            places: list[Place] = [AtNamed("request", request.name)]
+            places += [AtState(slot)] if slot is not None else []
+            what = "it has none" if got is None else f"it {seen(got, stamps)}"
+            head = f"must let {request.name} continue from {first}"
+            return failure(f"{request.name} continues from {first}", what, *places, head=head)
+    return None
+
+
+def _stamps(text: Text) -> list[int]:
+    return chained(text_tokens(text))
+
+
+@clause(
+    "STA-3", NAMED.title, NAMED.sentence,
+    why=NAMED.why,
+    rule="radix_tree.insert, rules.finish.finish",
+    source="sglang prepare_for_caching_req; #37836",
+    scope=f"{RECURRENT} Servers with a radix tree.",
+    needs=("tree", "states"),
+    trigger=lambda s: s.after.states is not None and bool(s.after.states.nodes),
+)  # fmt: skip
+def _named(step: Step) -> Failure | None:
+    states = step.after.states
+    for path, slot in sorted(states.nodes.items()) if states is not None else ():
+        stamps = chained(path)
+        if states is not None and states.stamp(slot) != stamps[-1]:
+            name = path_text(path)
+            got = f"slot {slot} {seen(states.stamp(slot), stamps)}"
+            head = f"must leave the state after {name} in its node"
+            return failure(
+                f"the node that ends {name} has the state after it", got, AtNode(path, "state"),
+                AtState(slot), head=head,
+            )  # fmt: skip
+    return None
+
+
+@clause(
+    "STA-5", KEPT.title, KEPT.sentence,
+    why=KEPT.why,
+    rule="state.state_lens",
+    source="sglang HybridReqToTokenPool.alloc; #55178",
+    scope=f"{RECURRENT} Requests that have extended, and idle sessions. An admission may copy later.",
+    needs=("states",),
+    trigger=lambda s: any(length for _, length, _ in _kept_states(s)),
+)  # fmt: skip
+def _kept(step: Step) -> Failure | None:
+    states = step.after.states
+    for name, length, text in _kept_states(step) if states is not None else ():
+        assert states is not None
+        stamps, slot = _stamps(text), states.holders.get(name)
+        if length > len(stamps) or (slot is not None and states.stamp(slot) == stamp_after(stamps, length)):
+            continue
+        got = "it has no slot" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
+        places = [AtState(slot)] if slot is not None else [AtNamed(_kind(step, name), name)]
+        head = f"must keep the state of {name} after its first {length} tokens"
+        return failure(f"{name} has the state after its first {length} tokens", got, *places, head=head)
+    return None
+
+
+def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
+    """Who must have a state now, after how many tokens, and of which text."""
+    lengths = state_lens(step.now)
+    for holder in step.held:
+        waits = any(r.holder == holder.name and r.phase is Phase.ADMITTED for r in step.now.requests)
+        if holder.name in lengths and not waits:
+            text = holder.text if holder.request is None else holder.request.computed_text
+            yield holder.name, lengths[holder.name], text
+
+
+def _kind(step: Step, name: str) -> str:
+    return "session" if step.now.session(name) is not None else "request"
+
+
+@clause(
+    "STA-7",
+    "given back",
+    "A slot is held by requests that have computed something or were admitted behind a prefix, and by"
+    " sessions that keep KV; by nobody else. A failed admission, an abort, a retract of an ordinary request,"
+    " a finish and a close leave none.",
+    why="Slots are few: with each that stays behind, one request less runs, until none does.",
+    rule="state.state_lens",
+    source="sglang Scheduler.abort_request, release_kv_cache; #16067, #20182, #23327",
+    scope=RECURRENT,
+    needs=("states",),
+    trigger=lambda s: bool(s.config.geometry.states) and s.done
+    and isinstance(s.command, (Abort, Close, Finish, Retract)),
+)
+def _given_back(step: Step) -> Failure | None:
+    before, states = step.before.states, step.after.states
+    if before is None or states is None:
+        return None
+    due = state_lens(step.now).keys()
+    for name in sorted(states.holders.keys() - due):
+        slot = states.holders[name]
+        expected, head = f"{name} has no slot of recurrent state", f"must leave {name} without a slot"
+        return failure(expected, f"it has slot {slot}", AtState(slot), head=head)
+    free = {*states.free}
+    for name in sorted(before.holders.keys() - due):
+        slot = before.holders[name]
+        if slot not in free and not states.owners(slot):
+            expected, head = f"slot {slot} of {name} is given back", f"must give slot {slot} of {name} back"
+            return failure(expected, "nobody has it, and it is not free", AtState(slot), head=head)
+    return None
+
+
+@clause(
+    "STA-6",
+    "slots add up",
+    "Each slot of recurrent state is free, a node's, a request's or a session's: exactly one of these, once."
+    " Slot 0, which padding writes to, is nobody's.",
+    why="Two who share a slot fold their tokens into one state; a lost slot is never used again.",
+    rule="state.free",
+    source="sglang MambaSlotAllocator; #26941, #40250",
+    scope=RECURRENT,
+    needs=("states",),
+    trigger=lambda s: (f := s.after.states) is not None and len(f.holders) + len(f.nodes) > 1,
+)
+def _add_up(step: Step) -> Failure | None:
+    states = step.after.states
+    if states is None:
+        return None
+    for slot in sorted({*range(1, states.size + 1), *_named_slots(states)}):
+        owners, times = states.owners(slot), list(states.free).count(slot)
+        if not 1 <= slot <= states.size:
+            odd = f"{' and '.join(owners) or 'the free list'} has slot {slot}"
+            return failure(f"slots 1 to {states.size} are handed out", odd, AtState(slot))
+        if len(owners) + times != 1:
+            often = f" {times} times" if times > 1 else ""
+            having = [*owners, *([f"the free list{often}"] if times else [])]
+            got = f"it is in {' and '.join(having)}" if having else "it is neither free nor owned"
+            return failure(f"slot {slot} is free or has one owner", got, AtState(slot))
+    return None
+
+
+def _named_slots(states: StateFacts) -> Iterator[int]:
+    yield from states.free
+    yield from states.holders.values()
+    yield from states.nodes.values()
+

@@ -1,0 +1,103 @@
+"""What the radix tree gives up under memory pressure, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from reference.commands import Freed
+from reference.radix_tree import (
+    Node, Placed, Tree, changed, full_locked, nodes, path_of, stamped, state_locked, swa_locked,
+)  # fmt: skip
+from reference.remembered import remembered
+
+
+@remembered
+def evictable_states(tree: Tree) -> int:
+    """States that no lock needs."""
+    return sum(_state_candidate(tree, placed) for placed in nodes(tree))
+
+
+def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed]:
+    """Free at least `full` and `swa` tokens and `states` states, least recently used first, or all that is
+    evictable.
+
+    Full: unlocked leaves go, both sides. SWA: a leaf without a lock goes, any other node becomes a tombstone.
+    States: a leaf without a lock goes, any other node loses its state. A leaf that is a tombstone, or has no
+    state, serves no match and goes with the last node that was below it, but where a lock without an SWA
+    part ends with it.
+    """
+    freed = [0, 0, 0]
+    ways = (full, _without_leaf), (swa, _without_swa), (states, _without_state)
+    for at, (amount, without) in enumerate(ways):
+        while freed[at] < amount and (less := without(tree)) is not None:
+            tree, gone = less
+            freed = [a + b for a, b in zip(freed, (gone.full, gone.swa, gone.states))]
+    return tree, Freed(*freed)
+
+
+@remembered
+def _without_leaf(tree: Tree) -> tuple[Tree, Freed] | None:
+    """Without the leaf that goes first."""
+    leaf = _oldest(tree, _full_candidate, "full_used")
+    return _dropped(tree, leaf) if leaf is not None else None
+
+
+@remembered
+def _without_swa(tree: Tree) -> tuple[Tree, Freed] | None:
+    """Without the SWA KV that goes first."""
+    placed = _oldest(tree, _swa_candidate, "swa_used")
+    if placed is None:
+        return None
+    if placed.node.children or full_locked(tree, placed):
+        return changed(tree, placed.path, partial(stamped, live=False)), Freed(0, len(placed.node.key))
+    return _dropped(tree, placed)
+
+
+@remembered
+def _without_state(tree: Tree) -> tuple[Tree, Freed] | None:
+    """Without the state that goes first."""
+    placed = _oldest(tree, _state_candidate, "state_used")
+    if placed is None:
+        return None
+    if placed.node.children or full_locked(tree, placed):
+        return changed(tree, placed.path, partial(stamped, state_used=0)), Freed(0, 0, 1)
+    return _dropped(tree, placed)
+
+
+def _full_candidate(tree: Tree, placed: Placed) -> bool:
+    return not placed.node.children and not full_locked(tree, placed)
+
+
+def _swa_candidate(tree: Tree, placed: Placed) -> bool:
+    return tree.window is not None and placed.node.live and not swa_locked(tree, placed)
+
+
+def _state_candidate(tree: Tree, placed: Placed) -> bool:
+    return bool(placed.node.state_used) and not state_locked(tree, placed)
+
+
+def _serves(tree: Tree, node: Node) -> bool:
+    """A match may end with this node."""
+    return node.live and (not tree.states or bool(node.state_used))
+
+
+def _oldest(tree: Tree, candidate: Callable[[Tree, Placed], bool], used: str) -> Placed | None:
+    found = [placed for placed in nodes(tree) if candidate(tree, placed)]
+    return min(found, key=lambda p: (getattr(p.node, used), p.end, p.path), default=None)
+
+
+def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
+    """Without this leaf, and without the nodes above it that serve no match and that nothing else hangs on.
+    """
+    full = swa = states = 0
+    while True:
+        full += len(leaf.node.key)
+        swa += len(leaf.node.key) if leaf.node.live and tree.window is not None else 0
+        states += bool(leaf.node.state_used)
+        tree = changed(tree, leaf.path, lambda _: ())
+        above = path_of(tree, leaf.path[: leaf.start])
+        serves = not above or _serves(tree, above[-1].node)
+        if serves or above[-1].node.children or full_locked(tree, above[-1]):
+            return tree, Freed(full, swa, states)
+        leaf = above[-1]
