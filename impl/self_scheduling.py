@@ -66,7 +66,7 @@ class SelfSchedulingDriver:
         return STOP_TOKEN if name in self.stop else greedy(stamp)
 
     def deliver(self, name: str, tokens: Sequence[int], finished: bool) -> None:
-        """A client gets what it does not have yet of all its tokens."""
+        """A client gets what it does not have yet. tokens: all outputs of the request so far."""
         fresh, self._delivered[name] = tuple(tokens[self._delivered[name] :]), len(tokens)
         ended = ("stop" if STOP_TOKEN in tokens[-1:] else "length") if finished else ""
         self.outputs.append(Output(name, fresh, ended))
