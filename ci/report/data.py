@@ -123,7 +123,8 @@ def check_data(
         "stopped_early": result.stopped,
         "findings": [finding_data(group, base, changed) for group in groups(result.findings)],
         "base": base and {
-            "implementation": base, "violates": sorted({f.clause for f in result.findings if f.old}),
+            "implementation": base,
+            "violates": sorted({f.clause for f in result.findings if f.old and not f.no_witness}),
         },
         "known": [_known(mask, result) for mask in masks],
         "since": changed and {
@@ -238,9 +239,10 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
 
 def finding_data(group: list[Finding], base: str | None = None, changed: Changes | None = None) -> Data:
     """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
-    clause, or of all. fixed_in_part: the known fault of which they are what is left. saved: where the trace
-    is, of the first or of a clause. flaky: not every replay shows them. changed: functions changed since a
-    revision that the trace calls, and the commands that call them."""
+    clause, or of all. no_witness: why no trace shows them where the base violates nothing. fixed_in_part: the
+    known fault of which they are what is left. saved: where the trace is, of the first or of a clause. flaky:
+    not every replay shows them. changed: functions changed since a revision that the trace calls, and the
+    commands that call them."""
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -261,6 +263,7 @@ def finding_data(group: list[Finding], base: str | None = None, changed: Changes
         ],
         "base": base,
         "also_in": base if all(also.values()) else None,
+        "no_witness": group[0].no_witness or None,
         "fixed_in_part": group[0].fixed_in_part or None,
         "flaky": group[0].flaky,
         "without": list(group[0].without),

@@ -25,7 +25,8 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
     for found in old:
         names = ", ".join(c["id"] for c in found["clauses"])
-        say(out, f"  {names}: {found['saved'] or found['not_saved']}", whole=True)
+        none = f" (no witness: {found['no_witness']})" if found["no_witness"] else ""
+        say(out, f"  {names}: {found['saved'] or found['not_saved']}{none}", whole=True)
     if data["known"]:
         out.print()
         _known(out, data, base or data["implementation"], detailed=detailed)

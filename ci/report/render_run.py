@@ -39,6 +39,8 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         notable = [text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)]
         if notable and not data.get("flaky"):
             words["reach"] = "; ".join(notable)
+        if data.get("no_witness"):
+            words["witness"] = f"none: {data['no_witness']}"
         if data.get("fixed_in_part"):
             words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
         if apart:

@@ -17,7 +17,8 @@ def check_verdict(
     result: CheckResult, masks: Sequence[Mask], capabilities: Capabilities, base: str | None
 ) -> str:
     """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
-    old = sorted({finding.clause for finding in result.findings if finding.old})
+    old = sorted({finding.clause for finding in result.findings if finding.old and not finding.no_witness})
+    untold = sorted({finding.clause for finding in result.findings if finding.old and finding.no_witness})
     known = [mask.fault.id for mask in masks if mask.holds]
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
@@ -26,8 +27,9 @@ def check_verdict(
         (result.exit_code == 3, "the system broke"),
         (bool(broken), f"violates {_names(broken)}"),
         (bool(flaky), f"flaky: {_names(flaky)}, not in every replay"),
-        (bool(old or known) and not result.new, "nothing new"),
+        (bool(old or untold or known) and not result.new, "nothing new"),
         (bool(old), f"{_names(old)} also in {base}"),
+        (bool(untold), f"{_names(untold)} without a witness"),
         (bool(known), _known(known)),
         (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
         (cut, f"interrupted after {result.so_far}"),

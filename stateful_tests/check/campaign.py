@@ -117,10 +117,10 @@ class _Campaign:
             if not len(self.finder):
                 raise
             result.broke_off = str(error)
-        result.masked = dict(self.finder.masked)
         if self.plan.examples is not None:
             result.planned = self.plan.examples * sum(config.machine != CORPUS for config in machines)
         result.findings = self.finder.findings()
+        result.masked = dict(self.finder.masked)
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
         self.counted.enter(result, self.system, self.plan, tuple(machines))

@@ -15,7 +15,9 @@ from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Mode
-from stateful_tests.check.masks import Mask, Standing, beside, counted_under, holding, needs_of, unexplained
+from stateful_tests.check.masks import (
+    Compared, Mask, Standing, beside, counted_under, holding, needs_of, unexplained,
+)  # fmt: skip
 from stateful_tests.check.causes import Needs, lacks, needs
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
 from stateful_tests.lockstep.results import Finding, Run, Trace, Violation, finding_name
@@ -34,6 +36,9 @@ _BESIDE_BUDGET = 200
 MAX_TRACES_PER_CLAUSE, MAX_ALTERNATIVE_SEARCHES, ALTERNATIVE_SHRINK_BUDGET = 3, 12, 300
 
 
+_NO_BASE = Compared(Standing.NEW)
+
+
 @dataclass(slots=True)
 class _Caught:
     """Violations of one clause so far; without: of those that need none of this."""
@@ -45,12 +50,21 @@ class _Caught:
     times: int
     after_s: float
     after_commands: int
-    stands: Standing = Standing.NEW  # what the base says of this trace
+    compared: Compared = _NO_BASE  # what the base says of this trace
     retries: int = 0
     number: int = 1  # of the traces of its clause
     without: Needs = ()
     fixed_in_part: str = ""  # the known fault of which this is what is left
     needs: Needs | None = None  # of the trace, once determined
+
+    @property
+    def stands(self) -> Standing:
+        return self.compared.stands
+
+    @property
+    def is_new(self) -> bool:
+        """It has a witness, or no base can say that it has none."""
+        return self.stands is Standing.NEW or (self.stands is Standing.UNTOLD and self.compared.undriven)
 
 
 @dataclass(slots=True)
@@ -84,8 +98,7 @@ class Finder:
     @property
     def has_new(self) -> bool:
         """A run found something that is not the base's as well."""
-        new = (known for known in self._caught.values() if known.stands is not Standing.KNOWN)
-        return any(not known.fixed_in_part for known in new)
+        return any(known.is_new and not known.fixed_in_part for known in self._caught.values())
 
     def find_what_is_left(self) -> None:
         """What is left of known faults that were fixed in part is found already, until there is a witness."""
@@ -93,7 +106,7 @@ class Finder:
             for trace, _ in mask.there if mask.fixed else ():
                 clause, seen = trace.clause or "", replay(self.system, trace).violation
                 if seen is not None and clause not in self._caught:
-                    left = _Caught(trace, trace, seen, {trace.mode}, 1, 0.0, 0, Standing.UNTOLD)
+                    left = _Caught(trace, trace, seen, {trace.mode}, 1, 0.0, 0, Compared(Standing.UNTOLD))
                     self._caught[clause] = replace(left, fixed_in_part=mask.fault.id)
         self._tell()
 
@@ -114,7 +127,13 @@ class Finder:
         return self._caught[clause].trace
 
     def findings(self) -> list[Finding]:
-        """In the order of a report."""
+        """In the order of a report. What has no witness by then is counted under the known faults that its
+        base shows in its trace."""
+        for name, caught in list(self._caught.items()):
+            under = caught.compared.under if caught.stands is Standing.UNTOLD else ()
+            if under and not caught.fixed_in_part:
+                self.masked[tuple(mask.fault.id for mask in under), name.split()[0]] += caught.times
+                del self._caught[name]
         return [self._finding(name) for name in sorted(self._caught, key=_report_order)]
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
@@ -126,13 +145,14 @@ class Finder:
         self._tell()
         smallest: Trace | None = None
         for clause in violation.clauses:
-            stands, under = beside(self.base, self.masks, trace, violation, clause)
-            if (under and stands is Standing.KNOWN) or not self._wanted(clause, stands, trace.mode):
+            compared = beside(self.base, self.masks, trace, violation, clause)
+            stands = compared.stands
+            if (compared.under and stands is Standing.KNOWN) or not self._wanted(clause, stands, trace.mode):
                 self._shrinking.pop(clause, None)  # known, and comes beside what is new
                 continue
             allowed = self._as_new(violation, clause, stands)
             smallest = self._smallest(trace, clause, allowed, smallest)
-            self._enter(clause, _Caught(smallest, trace, violation, {trace.mode}, 1, *at, stands), allowed)
+            self._enter(clause, _Caught(smallest, trace, violation, {trace.mode}, 1, *at, compared), allowed)
 
     def _wanted(self, clause: str, stands: Standing, mode: Mode) -> bool:
         """Whether a violation is worth shrinking."""
@@ -250,9 +270,16 @@ class Finder:
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,
-            number=caught.number, without=caught.without, old=caught.stands is Standing.KNOWN,
+            number=caught.number, without=caught.without, old=not (caught.is_new or caught.fixed_in_part),
+            no_witness=self._no_witness(caught, run.trace, seen, clause),
             fixed_in_part=caught.fixed_in_part, flaky=flaky,
         )  # fmt: skip
+
+    def _no_witness(self, caught: _Caught, trace: Trace, seen: Violation, clause: str) -> str:
+        """Why a finding has none, of the trace that it has now; "" where it has one or needs none."""
+        if caught.stands is not Standing.UNTOLD or caught.fixed_in_part:
+            return ""
+        return beside(self.base, self.masks, trace, seen, clause).why
 
     def _shown(self, caught: _Caught, clause: str) -> tuple[Run, bool]:
         """A replay that shows a violation, and whether not every one does. It is reported all the same, as it

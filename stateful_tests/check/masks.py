@@ -168,9 +168,9 @@ class Standing(IntEnum):
     """What a base says of a violation that a tree shows.
 
     NEW: it has a witness, a trace in which the tree violates the clause and the base, run to that step,
-        violates nothing. UNTOLD: it has none, and nothing known explains it: the base violates the same
-        without this clause, or cannot be driven. KNOWN: the base violates the clause, or what has no witness
-        comes where a known fault shows.
+        violates nothing. UNTOLD: it has none yet, and is no known fault's clause: the base violates others at
+        that step, or cannot be driven. KNOWN: the base violates the clause, or what has no witness comes
+        where a known fault shows.
     """
 
     KNOWN = 0
@@ -179,10 +179,16 @@ class Standing(IntEnum):
 
 
 class Compared(NamedTuple):
-    """A violation of one clause beside a base. under: the known faults one of which it is counted under."""
+    """A violation of one clause beside a base.
+
+    under: the known faults one of which it is counted under, if it has no witness in the end. why: the trace
+    is none; undriven: because the base cannot be driven through it.
+    """
 
     stands: Standing
     under: Sequence[Mask] = ()
+    why: str = ""
+    undriven: bool = False
 
 
 def beside(
@@ -196,18 +202,21 @@ def beside(
     commands = trace.commands[: violation.step + 1]
     try:
         seen = replay(base, replace(trace, commands=commands, clause=clause)).violation
-    except UnusableImplementation:
-        return unseen
+    except UnusableImplementation as error:
+        return unseen._replace(why=f"{base.name} cannot be driven through the trace: {error}", undriven=True)
     if seen is None:
         return Compared(Standing.NEW)
     if clause in seen.clauses and _alike(seen, violation, clause):
         return Compared(Standing.KNOWN, under)
     first = violation.first_violation or violation
-    if under or (seen.step == first.step and {*seen.clauses} <= {*first.clauses}):
+    if under:
         return unseen
+    shown = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
+    why = f"{base.name} violates {', '.join(seen.clauses)} in the trace as well"
+    if seen.step == first.step and {*seen.clauses} <= {*first.clauses}:
+        return Compared(Standing.UNTOLD, shown, why)
     # The tree gets past what the base violates: from there on they cannot be compared.
-    mended = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
-    return Compared(Standing.KNOWN if mended else Standing.UNTOLD, mended)
+    return Compared(Standing.KNOWN if shown else Standing.UNTOLD, shown, why)
 
 
 def _alike(one: Violation, two: Violation, clause: str) -> bool:

@@ -187,8 +187,8 @@ class Finding:
     modes: the modes in which the violation was reached. times: how often before shrinking.
     found_after: seconds and commands into the check. number: of the traces of its clause. without: what the
     trace does not need, and those of the same clause do that were found before. old: the base shows it as
-    well. fixed_in_part: the known fault of which it is what is left. flaky: no replay of its trace shows it
-    again.
+    well, or violates something else in all its traces. no_witness: why no trace shows it on the tree alone.
+    fixed_in_part: the known fault of which it is what is left. flaky: no replay of its trace shows it again.
     """
 
     clause: str
@@ -200,6 +200,7 @@ class Finding:
     number: int = 1
     without: tuple[str, ...] = ()
     old: bool = False
+    no_witness: str = ""
     fixed_in_part: str = ""
     flaky: bool = False
 

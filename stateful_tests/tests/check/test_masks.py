@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from ci.export import bug_report
@@ -31,7 +32,7 @@ from stateful_tests.check.tiers import plan
 from stateful_tests.check.causes import needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
-from stateful_tests.lockstep.results import Violation
+from stateful_tests.lockstep.results import CheckResult, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.patched_code import replaced
@@ -140,7 +141,7 @@ def failed(clause, step, *also, observed="y"):
         (failed("END-1", 4), None, Standing.NEW, []),
         (failed("END-1", 4), failed("END-1", 3), Standing.KNOWN, []),
         (failed("END-1", 4), UnusableImplementation(), Standing.UNTOLD, []),
-        (failed("SES-2", 4, "END-1"), failed("SES-2", 4), Standing.UNTOLD, []),
+        (failed("SES-2", 4, "END-1"), failed("SES-2", 4), Standing.UNTOLD, KEEPS),
         (failed("END-1", 4), failed("SES-2", 4), Standing.KNOWN, KEEPS),  # the tree gets past it
         (failed("END-1", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
         (failed("END-1", 4), failed("MAP-1", 3), Standing.UNTOLD, []),  # of no known fault
@@ -166,6 +167,45 @@ def test_what_is_new_has_a_witness(shown, seen, stands, under, monkeypatch):
     assert (found.stands, [mask.fault.id for mask in found.under]) == (stands, under)
     [part] = asked
     assert (len(part.commands), part.clause) == (5, shown.clauses[-1])
+
+
+@pytest.mark.parametrize(
+    "clauses, seen, old, says",
+    [
+        # The base violates MAP-1 alone, at the same step: a known fault's clause, or nobody's.
+        (("MAP-1",), failed("MAP-1", 0), None, "; where the base shows it, this tree violates SES-2"),
+        (("MAP-2",), failed("MAP-1", 0), True, "(no witness: b violates MAP-1 in the trace as well)"),
+        (("MAP-2",), UnusableImplementation("no pool"), False, "none: b cannot be driven through the trace"),
+    ],
+)  # fmt: skip
+def test_what_has_no_witness_when_the_plan_is_done_says_so(clauses, seen, old, says, monkeypatch):
+    """It fails a check only where no base can be driven."""
+    [mask] = [m for m in KNOWN if m.fault.id == KEEPS[0]]
+    trace, _ = mask.there[0]
+    mask = replace(mask, fault=msgspec.structs.replace(mask.fault, clauses=clauses))
+    shown = replay(THREE, trace).violation
+    if not isinstance(seen, Exception):
+        seen = replace(seen, step=shown.step)
+
+    def replayed(base, trace):
+        if isinstance(seen, Exception):
+            raise seen
+        return SimpleNamespace(violation=seen)
+
+    monkeypatch.setattr(masking, "replay", replayed)
+    looked = Finder(THREE, SimpleNamespace(name="b"), [mask])
+    looked.take(replace(shown, also=("MAP-1",), others=(shown.failure,)), trace)
+    assert looked.has_new == (old is False)
+    result = CheckResult("tree", "smoke", 0, [], findings=looked.findings(), masked=looked.masked)
+    found = [(each.clause, each.old) for each in result.findings if each.clause == "SES-2"]
+    assert found == [("SES-2", old)] * (old is not None)
+    assert result.masked == ({((KEEPS[0],), "SES-2"): 1} if old is None else {})
+    data = report.check_data(result, PLAN, capabilities=THREE.capabilities, base="b", masks=[mask])
+    assert data["exit_code"] == (1 if old is False else 4)  # nothing was driven
+    for each in data["findings"]:
+        each["not_saved"] = "not saved"
+    render_check.check(out := render.console(io.StringIO()), data)
+    assert says in " ".join(out.file.getvalue().split())
 
 
 def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
