@@ -54,6 +54,7 @@ class Capabilities:
         given them with the sizes (Geometry.settings).
     recurrent: it can be built with recurrent state (Geometry.states, LayerGroup.state).
     storage: of a tree with a host tier: a storage behind the host can be attached (TierConfig.storage).
+    receives: of a tree with a host tier: it can be a server that only decodes (TierConfig.decode).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -77,6 +78,7 @@ class Capabilities:
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recurrent: bool = False
     storage: bool = False
+    receives: bool = False
     new_views: bool = False
 
     @property

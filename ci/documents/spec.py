@@ -14,7 +14,9 @@ from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.tiers.clauses import TIER_CLAUSES
-from reference.tiers.commands import Backup, Fetch, Load, Poll, Prefetch, Query, Send
+from reference.tiers.commands import (
+    Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
+)  # fmt: skip
 from reference.clauses import CLAUSES, Clause
 from reference.clauses.base import CONCERNS
 from reference.commands import (
@@ -60,6 +62,8 @@ PULL = "https://github.com/sgl-project/sglang/pull"
 class Incomplete(Exception):
     """The document lacks something that it must have: one line says what."""
 
+DECODE = Await, Greet, Arrive, FailPeer, Expire, LastToken
+
 
 def text(full: bool = False) -> str:
     """SPEC.md as Markdown. Raises Incomplete.
@@ -103,6 +107,7 @@ def collect() -> Data:
         "concerns": CONCERNS,
         "engine_clauses": [clause for clause in BLOCK_CLAUSES.values() if clause.id not in TIER_CLAUSES],
         "tier_clauses": [*TIER_CLAUSES.values()],
+        "decode_commands": {kind_name(kind): _about_engine(kind) for kind in DECODE},
         "storage_commands": {
             kind_name(kind): _about_engine(kind) for kind in (Prefetch, Query, Fetch, Backup)
         },

@@ -6,7 +6,7 @@ from ci import Data
 from ci.report import render
 from reference.failures import AtSlot, AtTreeNode
 from reference.prefix_cache import path_text
-from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
+from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierRequest, TierTransfer
 from stateful_tests.lockstep.results import Run
 from stateful_tests.lockstep.tiers import TierMoment
 from stateful_tests.traces.notation import format_command, format_outcome
@@ -39,7 +39,10 @@ def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
         "requests": [_node(node, was.facts, stake) for node in facts.nodes],
         "pool": pool, "free": sorted(facts.free["full"]), "in_flight": 0,
         "host": _pool(True, range(config.host_slots("full")), facts, was.facts, stake),
-        "moving": [*map(_moving, facts.transfers), *map(_operation, facts.operations)],
+        "moving": [
+            *map(_moving, facts.transfers), *map(_operation, facts.operations),
+            *map(_request, facts.requests),
+        ],
     }  # fmt: skip
 
 
@@ -101,6 +104,14 @@ def _operation(operation: TierOperation) -> str:
     """An operation of the storage, in words."""
     slots = ", ".join(f"{pool} {slot}" for pool, own in operation.slots.items() for slot in own)
     return f"{operation.called} ({operation.state}), host {slots or 'nothing yet'}"
+
+
+def _request(request: TierRequest) -> str:
+    """A request of a server that only decodes, in words."""
+    own = ", ".join(f"{pool} {slot}" for pool, slots in request.slots.items() for slot in slots)
+    to_write = sum(map(len, request.writing.values()))
+    more = f"; {to_write} slots are still to be written" if to_write else ""
+    return f"{request.name} ({request.state}), device {own or 'nothing'}{more}"
 
 
 def content(data: Data, run: Run) -> Data:

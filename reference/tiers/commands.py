@@ -7,6 +7,8 @@ that does not apply is refused and changes nothing, so that any part of a trace 
 A thread of the storage runs when a command lets it: it takes its next operation and goes on to its first call
 of the backend; then, command by command, through that call to the next, or to the end of the operation. So a
 slow backend is one whose command comes late; a full one, or one that has lost pages, does less of a call.
+
+A server that only decodes takes requests in place of Match, Load and Insert.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from typing import Union, get_args
 
 from reference.blocks.commands import Complete, Copy, ResetCache
-from reference.commands import Abort, Evict, Insert, Match, Prompt, Unlock
+from reference.commands import Abort, Decode, Evict, Insert, Match, Prompt, Retract, Unlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ ALL = -1  # pages: as many as there are
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """A request that waits asks the storage for what of its prompt neither tier has. Match or Load of its
-    name and prompt admits it, Abort gives it up."""
+    """A request that waits asks the storage for what neither tier has. Match or Load of its prompt admits it,
+    Abort gives it up."""
 
     holder: str
     prompt: Prompt
@@ -74,9 +76,51 @@ class Backup:
     pages: int = ALL
 
 
+@dataclass(frozen=True, slots=True)
+class Await:
+    """A request comes whose prompt another server computes."""
+
+    holder: str
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Greet:
+    """The prefill server answers: a Poll may take slots for the prompt."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """The prefill server has written all KV, and writes no more. A Poll lets the request decode."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailPeer:
+    """The receiver reports a failure; what is under way may still be written."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """The prefill servers of requests that were given up are gone, and write no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastToken:
+    """A request has its last token. Its KV goes into the tree."""
+
+    holder: str
+
+
 TierCommand = Union[
     Match, Load, Insert, Unlock, Evict, Send, Copy, Complete, Poll, ResetCache, Prefetch, Query, Fetch,
-    Backup, Abort,
+    Backup, Abort, Await, Greet, Arrive, FailPeer, Expire, Decode, Retract, LastToken,
 ]  # fmt: skip
-StorageCommand = Prefetch | Query | Fetch | Backup | Abort
+StorageCommand = Prefetch | Query | Fetch | Backup
+DecodeCommand = Await | Greet | Arrive | FailPeer | Expire | Decode | Retract | LastToken
 TIER_COMMANDS: tuple[type, ...] = get_args(TierCommand)

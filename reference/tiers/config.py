@@ -8,6 +8,7 @@ from reference.geometry import Geometry, GeometryError
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
 STORAGE = ("", "best_effort", "wait_complete")
+DECODE = "", "radix", "plain"
 MAX_SLOTS = 1 << 12  # tokens of a pool: every slot is looked at after every command
 
 
@@ -18,8 +19,10 @@ class TierConfig:
     window: positions that a query sees (tokens), None: one pool, no SWA. full_pages, swa_pages: of the
     device; host_pages, host_swa_pages: of the host. width: the longest text (tokens). policy: when KV is
     copied to the host. namespaces: texts b, d, f are asked for in a namespace; bigram: the tree knows pairs
-    of tokens. storage: how long a request waits for pages of a storage behind the host, "" for none. Raises
-    GeometryError when a size is out of bounds or the sizes do not fit together.
+    of tokens. storage: how long a request waits for pages of a storage behind the host, "" for none. decode:
+    the server only decodes, with a radix tree ("radix": no host tier) or without ("plain": the host keeps KV
+    of retracted requests); rows: of such a server. Raises GeometryError when a size is out of bounds or the
+    sizes do not fit together.
     """
 
     page_size: int
@@ -33,9 +36,11 @@ class TierConfig:
     namespaces: bool = False
     bigram: bool = False
     storage: str = ""
+    decode: str = ""
+    rows: int = 0
 
     def __post_init__(self) -> None:
-        for name, values in (("policy", POLICIES), ("storage", STORAGE)):
+        for name, values in (("policy", POLICIES), ("storage", STORAGE), ("decode", DECODE)):
             if (value := getattr(self, name)) not in values:
                 raise GeometryError(name, f"must be one of {', '.join(map(repr, values))}, not {value!r:.40}")
         for name in ("page_size", "window"):
@@ -45,10 +50,15 @@ class TierConfig:
         if self.window is None and (self.swa_pages or self.host_swa_pages):
             name = "swa_pages" if self.swa_pages else "host_swa_pages"
             raise GeometryError(name, "must be 0 when window is null (no SWA pool)")
+        if bool(self.decode) != (1 <= self.rows <= 64):
+            raise GeometryError("rows", f"must be in [1, 64] where decode is set, else 0, not {self.rows}")
+        if self.decode and self.storage:
+            raise GeometryError("storage", "must be '' on a server that only decodes")
         for name in ("full_pages", "host_pages", *(("swa_pages", "host_swa_pages") if self.window else ())):
             most, pages = MAX_SLOTS // self.page_size, getattr(self, name)
-            if not 1 <= pages <= most:
-                raise GeometryError(name, f"must be in [1, {most}], not {pages}")
+            least = 0 if self.decode == "radix" and name.startswith("host") else 1
+            if not least <= pages <= (most if least else 0):
+                raise GeometryError(name, f"must be in [{least}, {most if least else 0}], not {pages}")
         if not self.page_size <= self.width <= MAX_SLOTS:
             raise GeometryError("width", f"must be in [page_size, {MAX_SLOTS}], not {self.width}")
 
@@ -67,9 +77,10 @@ class TierConfig:
 
     @property
     def device(self) -> Geometry:
-        """The sizes of the device alone. Texts share one row, for nobody decodes."""
+        """The sizes of the device alone. Texts share one row where nobody decodes."""
         return Geometry(
-            self.page_size, self.window, self.full_pages, self.swa_pages, 1, self.width, tree=True,
+            self.page_size, self.window, self.full_pages, self.swa_pages, self.rows or 1, self.width,
+            tree=self.decode != "plain",
             settings=(("namespaces", "extra_key"),) if self.namespaces else (), bigram=self.bigram,
         )  # fmt: skip
 
@@ -96,6 +107,13 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "storage-window-page2": TierConfig(2, 3, 12, 10, 10, 6, 24, storage="best_effort"),
     "storage-names": TierConfig(1, None, 16, 0, 12, 0, 16, namespaces=True, storage="wait_complete"),
     "storage-bigram": TierConfig(1, 3, 20, 16, 14, 10, 16, bigram=True, storage="best_effort"),
+    "decode": TierConfig(2, None, 24, 0, 0, 0, 32, decode="radix", rows=4),
+    "decode-page1": TierConfig(1, None, 32, 0, 0, 0, 24, decode="radix", rows=4),
+    "decode-window": TierConfig(2, 3, 24, 20, 0, 0, 32, decode="radix", rows=4),
+    "decode-window-page4": TierConfig(4, 6, 14, 12, 0, 0, 40, decode="radix", rows=3),
+    "decode-plain": TierConfig(2, None, 20, 0, 16, 0, 32, decode="plain", rows=4),
+    "decode-plain-window": TierConfig(2, 3, 20, 16, 16, 8, 32, decode="plain", rows=4),
+    "decode-plain-page4": TierConfig(4, 6, 12, 10, 8, 6, 40, decode="plain", rows=3),
 }
 
 

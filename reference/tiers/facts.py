@@ -75,12 +75,13 @@ class TierRecord(NamedTuple):
 
 class TierUser(NamedTuple):
     """Who holds a lock. host: on host KV, else on device KV. node: the last of its path; lock: the number of
-    the lock."""
+    the lock; full_only: it has locked no SWA KV, or unlocked it since."""
 
     name: str
     host: bool
     node: int
     lock: int
+    full_only: bool = False
 
 
 class TierOperation(NamedTuple):
@@ -105,7 +106,7 @@ class TierOperation(NamedTuple):
         return f"backup {self.job}" if self.back else f"prefetch {self.job} of {self.name}"
 
 
-GONE = "gone"
+GONE, NOWHERE = "gone", "nowhere"
 
 
 class TierPage(NamedTuple):
@@ -117,6 +118,25 @@ class TierPage(NamedTuple):
     slots: tuple[int, ...]
     found: tuple[int, ...]
     wanted: tuple[int, ...]
+
+
+class TierRequest(NamedTuple):
+    """A request of a server that only decodes.
+
+    state: "waits", "greeted" when it may take slots, "receives", "fails" when its transfer has, "held" when
+    it was given up and its slots are kept, "runs", "retracted", NOWHERE in no queue; GONE where the transfer
+    alone is left. row, first: its row, and the slot of its first token; -1 for none. slots: of the
+    device that are its own, by pool; kept: host slots of its KV while it is retracted. writing: device slots
+    that the prefill server has still to write.
+    """
+
+    name: str
+    state: str
+    row: int
+    first: int
+    slots: Slots
+    kept: Slots
+    writing: Slots
 
 
 class TierRead(NamedTuple):
@@ -139,6 +159,8 @@ class TierFacts(NamedTuple):
     "" for none. loose: how its locks differ, see locks.py.
     With a storage: operations; stored: pages that the command has written; returned: host slots that wait to
     be freed; asked: requests that the cache has a record of; reserved: tokens that count as being fetched.
+    On a server that only decodes: requests, each transfer that is not over with its request; free_rows,
+    free_first: free rows, and free slots of first tokens.
     """
 
     nodes: tuple[TierNode, ...]
@@ -158,8 +180,13 @@ class TierFacts(NamedTuple):
     returned: Slots = NO_SLOTS
     asked: tuple[str, ...] = ()
     reserved: int = 0
+    requests: tuple[TierRequest, ...] = ()
+    free_rows: tuple[int, ...] = ()
+    free_first: tuple[int, ...] = ()
 
     @property
     def in_flight(self) -> bool:
-        """A transfer of the present cache is not acknowledged, or an operation of the storage is not over."""
-        return any(not transfer.stale for transfer in self.transfers) or bool(self.operations)
+        """A transfer of the present cache is not acknowledged, an operation of the storage is not over, or a
+        request is there."""
+        moving = any(not transfer.stale for transfer in self.transfers)
+        return moving or bool(self.operations) or bool(self.requests)

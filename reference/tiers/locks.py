@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from reference.commands import Abort, Insert, Match, Prompt, Unlock
-from reference.tiers.commands import Load, Prefetch, TierCommand
+from reference.tiers.commands import Await, Load, Prefetch, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierUser
 
@@ -35,13 +35,15 @@ class LockRange(NamedTuple):
 
 class LockRanges:
     """The ranges of all users, by the number of their lock. prompts: of those who hold one, by name; waiting:
-    of those who have asked a storage; seen: of the last inserts."""
+    of those who have asked a storage; received: of requests of a server that only decodes; seen: of the last
+    inserts."""
 
     def __init__(self, config: TierConfig) -> None:
         self.config = config
         self.ranges: dict[tuple[int, bool], LockRange] = {}
         self.prompts: dict[str, Prompt] = {}
         self.waiting: dict[str, Prompt] = {}
+        self.received: dict[str, Prompt] = {}
         self.seen: list[Prompt] = []
         self._nodes: dict[int, TierNode] = {}
         self._inserted = False  # by the last command: it evicts, and a backup locks, before it splits
@@ -57,6 +59,9 @@ class LockRanges:
                 self.waiting[holder] = prompt
         if isinstance(command, Match | Load | Abort):
             self.waiting.pop(command.request if isinstance(command, Abort) else command.holder, None)
+        if isinstance(command, Await):
+            self.received[command.holder] = command.prompt
+            self.seen = [command.prompt, *self.seen[:5]]
         self._inserted = isinstance(command, Insert)
         if isinstance(command, Insert):
             self.seen = [command.prompt, *self.seen[:5]]
@@ -117,7 +122,7 @@ def counts(facts: TierFacts, ranges: list[LockRange], pools: tuple[str, ...]) ->
     nodes = {node.node: node for node in facts.nodes}
     wanted: Counter[Where] = Counter()
     for user, low, left_out in ranges:
-        for pool in pools:
+        for pool in pools[:1] if user.full_only else pools:
             for node in path(user.node, nodes):
                 if node.start < low[pool]:
                     break

@@ -11,7 +11,7 @@ from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure,
 from reference.remembered import remembered
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import GONE, Slots, TierFacts, TierNode, TierPart, TierTransfer
+from reference.tiers.facts import GONE, NOWHERE, Slots, TierFacts, TierNode, TierPart, TierTransfer
 from reference.tiers.locks import LockRange, Where, counts
 from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
@@ -65,7 +65,26 @@ class TierStep:
                 found.setdefault(slot, []).append(operation.called)
         for slot in host_slots(self.after.returned):
             found.setdefault(slot, []).append("the queue of slots to free")
+        for request in self.after.requests:
+            for slot in host_slots(request.kept):
+                found.setdefault(slot, []).append(f"{request.name}, which is retracted,")
         return found
+
+    @remembered
+    def holders(self) -> dict[Slot, list[int]]:
+        """The requests of a server that only decodes which have each device slot, by their place."""
+        found: dict[Slot, list[int]] = {}
+        for at, request in enumerate(self.after.requests):
+            for pool, own in request.slots.items():
+                for number in own:
+                    found.setdefault((False, pool, number), []).append(at)
+        return found
+
+    def who_has(self, slot: Slot) -> list[str]:
+        """Of the device, in words."""
+        names = [f"node {node}" for node in self.owners.get(slot, ())]
+        names += [self.after.requests[at].name for at in self.holders.get(slot, ())]
+        return names + ["the free list"] * self.free[slot]
 
     @remembered
     def unwritten(self) -> set[Slot]:
@@ -109,7 +128,8 @@ class TierStep:
             "HOST-1": any(any(node.host.values()) for node in after.nodes), "HOST-2": bool(after.nodes),
             "HOST-3": users,
             "XFER-1": copying or any(op.back for op in after.operations),
-            "XFER-2": bool(self.unfinished) or any(not op.back and op.moving for op in after.operations),
+            "XFER-2": bool(self.unfinished) or any(not op.back and op.moving for op in after.operations)
+            or any(request.writing for request in after.requests),
             "XFER-3": self.before.in_flight and not after.in_flight,
         }  # fmt: skip
         return frozenset(name for name, could in found.items() if could)
@@ -124,10 +144,11 @@ class TierStep:
                 yield HostUnit(called(slot), AtSlot(pool, at, True), owners, self.free[slot], False, owned)
 
     def copies(self) -> Iterator[KeptCopy]:
+        pools = ("full",) if self.config.decode else self.config.pools  # SWA KV is sent anew to each request
         for node in self.after.nodes:
             for host, slots in ((True, node.host), (False, node.device)):
-                for pool, own in slots.items():
-                    if own:
+                for pool in pools:
+                    if own := slots[pool]:
                         yield self._copy(node, host, pool, own)
 
     def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
@@ -205,7 +226,56 @@ class TierStep:
                     want = f"{called(slot)} is kept for {operation.called}"
                     yield failure(want, got, where, AtTransfer(operation.job))
 
+        yield from self._taken_from_peers()
+
+    def _taken_from_peers(self) -> Iterator[Failure]:
+        """What a prefill server has still to write, and is not kept for that request alone."""
+        for at, request in enumerate(self.after.requests):
+            for pool, own in request.writing.items():
+                for number in own:
+                    slot = False, pool, number
+                    if self.holders.get(slot) != [at] or self.free[slot] or slot in self.owners:
+                        want = f"{called(slot)} is kept for what the prefill server of {request.name} writes"
+                        got = f"{' and '.join(self.who_has(slot)) or 'nobody'} has it"
+                        yield failure(want, got, AtSlot(pool, number, host=False))
+            for what, own_number, free in (
+                ("row", request.row, self.after.free_rows),
+                ("slot of a first token", request.first, self.after.free_first),
+            ):
+                if request.writing and (own_number < 0 or own_number in free):
+                    want = f"{request.name} keeps its {what} while its prefill server writes"
+                    yield failure(want, "it is free", AtCount(request.name, what))
+
+    def _lost(self) -> Iterator[Failure]:
+        """What nobody has on a server that only decodes: rows, slots of first tokens, device slots."""
+        after, config = self.after, self.config
+        for what, size, free, own in (
+            ("row", config.rows, after.free_rows, [r.row for r in after.requests]),
+            ("slot of a first token", max(1, config.rows - 1), after.free_first,
+             [r.first for r in after.requests]),
+        ):  # fmt: skip
+            owners = Counter([*free, *(number for number in own if number >= 0)])
+            for number, times in owners.items():
+                if times > 1:
+                    want = f"{what} {number} is free or of one request"
+                    yield failure(want, f"{times} have it", AtCount("server", what, 1))
+            if len(owners) != size:
+                want = f"each {what} of {size} is free or of one request"
+                yield failure(want, f"{size - len(owners)} are lost", AtCount("server", what, size))
+        for request in after.requests:
+            if request.state == NOWHERE:
+                at = AtCount(request.name, "state")
+                yield failure(f"{request.name} is in a queue, or runs", "it is in none", at)
+        page = config.page_size
+        for pool in config.pools:
+            for number in range(page, (config.pages(pool) + 1) * page):
+                if not self.who_has((False, pool, number)):
+                    want = f"device {pool} slot {number} is free, a node's or a request's"
+                    yield failure(want, "nobody has it", AtSlot(pool, number, host=False))
+
     def left_over(self) -> Iterator[Failure]:
+        if self.config.decode:
+            yield from self._lost()
         for name in self.after.asked:
             if name not in self.waiting:
                 at = AtCount(name, "record")

@@ -29,8 +29,9 @@ from stateful_tests.generate.engine_commands import (
 )  # fmt: skip
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.tier_commands import (
-    draw_tier_config, draw_tier_profile, propose_tier_command, tier_finale,
+    draw_tier_config, propose_tier_command, tier_finale,
 )  # fmt: skip
+from stateful_tests.generate.tier_profile import draw_tier_profile
 from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.base import AnyLockstep

@@ -125,7 +125,11 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
         )
     if system.capabilities.tiers:
         machines, can = (TIERED,), system.capabilities
-        presets = tuple(name for name, sizes in TIER_PRESETS.items() if can.storage or not sizes.storage)
+        presets = tuple(
+            name
+            for name, sizes in TIER_PRESETS.items()
+            if (can.storage or not sizes.storage) and (can.receives or not sizes.decode)
+        )
     if not (system.capabilities.judged_alone or system.capabilities.recurrent):
         presets = tuple(name for name in PRESETS if not PRESETS[name].states)
     if plan.presets == tuple(PRESETS):

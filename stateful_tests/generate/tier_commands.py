@@ -5,7 +5,7 @@ Moods matter: with even odds most commands are refused, and hardly anything is e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from reference.blocks.commands import Complete, Copy, ResetCache
@@ -17,56 +17,15 @@ from reference.tiers.config import POLICIES, STORAGE, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierTransfer
 from reference.tiers.locks import LockRanges, path
 from stateful_tests.generate.choice_source import Choices, once_in, pick
-
-NAMES = tuple(f"h{number}" for number in range(1, 9))
-
-
-@dataclass(frozen=True, slots=True)
-class TierProfile:
-    """What one run is like (swarm testing). Weights are of the kinds of commands, 0 stands for never.
-
-    names: holders at a time. texts: those that prompts begin with. longest: of a prompt, in pages. loads: one
-    in so many matches loads nothing back. chunks: one in so many inserts goes on. aims: one in so many
-    prompts is for a node of the tree: to load it, or to split it. prefetch, threads, abort: with a storage;
-    short: one in so many calls of its backend does not do all.
-    """
-
-    names: tuple[str, ...]
-    texts: str
-    longest: int
-    match: int
-    insert: int
-    unlock: int
-    evict: int
-    send: int
-    poll: int
-    copy: int
-    complete: int
-    reset: int
-    loads: int
-    chunks: int
-    aims: int
-    prefetch: int
-    threads: int
-    abort: int
-    short: int
-
-
-def draw_tier_profile(source: Choices) -> TierProfile:
-    """A profile for one run."""
-    return TierProfile(
-        names=NAMES[: 1 + source.upto(5)], texts="abc"[: 1 + source.upto(2)], longest=4 + source.upto(12),
-        match=6 + source.upto(12), insert=6 + source.upto(12), unlock=pick(source, (0, 3, 6)),
-        evict=pick(source, (3, 9, 18)), send=pick(source, (0, 3, 9)), poll=pick(source, (1, 3, 15)),
-        copy=pick(source, (0, 3, 9)), complete=pick(source, (2, 9, 24)), reset=pick(source, (0, 0, 0, 3)),
-        loads=pick(source, (2, 8, 20)), chunks=pick(source, (1, 2, 4)), aims=pick(source, (1, 2, 2, 6)),
-        prefetch=pick(source, (6, 12, 24)), threads=pick(source, (4, 12, 24)),
-        abort=pick(source, (0, 1, 4)), short=pick(source, (4, 12, 100)),
-    )  # fmt: skip
-
+from stateful_tests.generate.decode_commands import (
+    decode_finale, draw_decode_config, propose_decode_command,
+)  # fmt: skip
+from stateful_tests.generate.tier_profile import TierProfile
 
 def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
     """Sizes that no preset has, with or without a window as `like` has."""
+    if like.decode:
+        return draw_decode_config(source, like)
     page = pick(source, (1, 1, 2, 4, 16))
     full = 6 + source.upto(24 if page < 4 else 8)
     host = 3 + source.upto(36 if page < 4 else 12)
@@ -83,6 +42,8 @@ def propose_tier_command(
     beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> TierCommand:
     """The next command."""
+    if beside.config.decode:
+        return propose_decode_command(beside, facts, source, profile)
     holders = [name for name in profile.names if name in beside.prompts]
     absent = [name for name in profile.names if name not in beside.prompts and name not in beside.waiting]
     moving = [job for job in facts.transfers if job.sent and not job.completed]
@@ -295,6 +256,8 @@ def _cut(prompt: Prompt, length: int) -> Prompt:
 
 def tier_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
     """What ends a run, command by command, until nothing is in flight and nobody holds a lock."""
+    if facts.requests:
+        return decode_finale(facts)
     for job in facts.transfers:
         if not job.sent:
             return Send(job.load)

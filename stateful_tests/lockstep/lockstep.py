@@ -206,6 +206,8 @@ def check_fits(
             raise UnusableImplementation(f"{system.name} has no host tier: {needs}")
         if geometry.storage and not can.storage:
             raise UnusableImplementation(f"{system.name} is not driven with a storage behind the host")
+        if geometry.decode and not can.receives:
+            raise UnusableImplementation(f"{system.name} is not driven as a server that only decodes")
         return
     if can.tiers:
         raise UnusableImplementation(f"{system.name} is driven with its host tier, which the trace has not")

@@ -82,7 +82,10 @@ class TierLockstep(AnyLockstep):
     def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
         """What a command did."""
         was, now = before.facts, self.facts
-        lines = *_nodes(was, now), *_transfers(was, now), *_operations(was, now), *_reads(now)
+        lines = (
+            *_requests(was, now), *_nodes(was, now), *_transfers(was, now), *_operations(was, now),
+            *_reads(now),
+        )  # fmt: skip
         return Row(command, outcome, tree=lines)  # type: ignore[arg-type]
 
 
@@ -158,6 +161,20 @@ def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
             yield f"{job.called} has copied"
         if job.completed and not (was and was.completed):
             yield f"{job.called} completes"
+
+
+def _requests(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """What became of requests of a server that only decodes."""
+    for gone in {r.name for r in before.requests} - {r.name for r in now.requests}:
+        yield f"{gone} is gone"
+    for request in now.requests:
+        if request in before.requests:
+            continue
+        device, writing = _kv("device", request.slots), " ".join(_kv("device", request.writing))
+        parts = [request.state, f"row {request.row}" if request.row >= 0 else ""]
+        parts += [f"first token in slot {request.first}" if request.first >= 0 else "", *device]
+        parts += [*_kv("host", request.kept), f"the prefill server still writes {writing}" if writing else ""]
+        yield f"{request.name}: {', '.join(filter(None, parts))}"
 
 
 def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:

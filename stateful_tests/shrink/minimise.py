@@ -166,7 +166,8 @@ def _shrink_tiers(failing: Failing, trace: Trace) -> Trace:
     ]  # fmt: skip
     for changes in tries:
         trace = _resized(failing, trace, **changes)
-    for name in ("page_size", "window", "full_pages", "swa_pages", "host_pages", "host_swa_pages", "width"):
+    sizes = "page_size", "window", "full_pages", "swa_pages", "host_pages", "host_swa_pages", "width", "rows"
+    for name in sizes:
         for size in range(1, getattr(trace.geometry, name) or 1):
             smaller = _resized(failing, trace, **{name: size})
             if smaller is not trace:

@@ -14,7 +14,10 @@ _NEEDED = (
     "sglang/version.py",
     "sglang/_version.py",
     "sglang/srt/constants.py",
+    "sglang/srt/disaggregation/base/",
     "sglang/srt/disaggregation/decode.py",
+    "sglang/srt/disaggregation/decode_hicache_mixin.py",
+    "sglang/srt/disaggregation/decode_schedule_batch_mixin.py",
     "sglang/srt/environ.py",
     "sglang/srt/managers/",
     "sglang/srt/mem_cache/",
@@ -27,9 +30,14 @@ _NEEDED = (
 _COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 
 
-def release_root(version: str) -> Path:
-    """The folder that holds `sglang/` of this release (see `impl.fetch`)."""
-    return fetch.release_root("sglang", version, partial(_downloaded, f"sglang=={version}"))
+def release_root(version: str, decodes: bool = False) -> Path:
+    """The folder that holds `sglang/` of this release (see `impl.fetch`). decodes: with the queues of a
+    server that only decodes, which are added to a folder from before they were fetched."""
+    downloaded = partial(_downloaded, f"sglang=={version}")
+    root = fetch.release_root("sglang", version, downloaded)
+    if decodes and not (root / "sglang/srt/disaggregation/base/conn.py").is_file():
+        fetch.complete(root, downloaded)
+    return root
 
 
 def checkout_root(path: str | os.PathLike[str]) -> Path:

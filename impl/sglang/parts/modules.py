@@ -54,7 +54,11 @@ _TIERS = (
 ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
 WITH_TIERS = replace(
     SGLANG,
-    real=(*SGLANG.real, "sglang.srt.managers.cache_controller"),
+    real=(
+        *SGLANG.real, "sglang.srt.managers.cache_controller", "sglang.srt.disaggregation.base",
+        "sglang.srt.disaggregation.decode", "sglang.srt.disaggregation.decode_hicache_mixin",
+        "sglang.srt.disaggregation.decode_schedule_batch_mixin",
+    ),
     inert=(*(n for n in SGLANG.inert if n.removeprefix("sglang.srt.mem_cache.") not in _TIERS), ASSEMBLER),
 )
 # Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.

@@ -79,6 +79,7 @@ class ForwardMode(IntEnum):
     DECODE = 2
     MIXED = 3
     IDLE = 4
+    PREBUILT = 5
     DLLM_EXTEND = 8
 
     def is_extend(self, *_: Any, **__: Any) -> bool:
@@ -89,6 +90,9 @@ class ForwardMode(IntEnum):
 
     def is_idle(self) -> bool:
         return self is ForwardMode.IDLE
+
+    def is_prebuilt(self) -> bool:
+        return self is ForwardMode.PREBUILT
 
     def is_decode_or_idle(self) -> bool:
         return self in (ForwardMode.DECODE, ForwardMode.IDLE)

@@ -24,20 +24,29 @@ from impl.process.worker import serve
 from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET
 from impl.sglang.scheduler.server import LockHolder, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
+from impl.sglang.tiers.copy_engine import CopyEngine
+from impl.sglang.tiers.decode_side import (
+    FIRST_THAT_RECEIVES, DecodeSide, HostCopies, abort_request, take_role,
+)  # fmt: skip
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.storage import BACKUP, FETCH, FIRST_WITH_STORAGE, QUERY, IOThread, Storage
 from impl.vocabulary import CommandRefused, Played, done, require, spelled
 from reference.blocks.commands import Complete, Copy, ResetCache
-from reference.commands import Abort, Evict, Insert, Match, Outcome, Reason, Refused, Unlock
-from reference.tiers.commands import Backup, Fetch, Load, Poll, Prefetch, Query, Send, TierCommand
+from reference.commands import (
+    Abort, Decode, Evict, Insert, Match, Outcome, Reason, Refused, Retract, Unlock,
+)  # fmt: skip
+from reference.tiers.commands import (
+    Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
+    TierCommand,
+)  # fmt: skip
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRead
 
 _ALL_OR_NONE = "must commit all promised FULL tokens or none"
 
 
-class TierDriver(TreeCommands):
+class TierDriver(DecodeSide, TreeCommands):
     """One release in this process; `reset` starts a tree with a host tier, `apply` plays one command."""
 
     name, capabilities = "", Capabilities()  # TierSystem says both
@@ -55,26 +64,38 @@ class TierDriver(TreeCommands):
             Fetch: partial(self._go_on, FETCH, "prefetch_buffer"),
             Backup: partial(self._go_on, BACKUP, "backup_queue"),
         }  # fmt: skip
+        self._of_decode_side: dict[type, Callable[[Any], Played]] = {
+            Await: self.await_prompt, Greet: self.greet, Arrive: self.arrive, FailPeer: self.fail_peer,
+            Expire: self.expire, Decode: self._decode, Retract: self.retract_received, LastToken: self.end,
+            Poll: self._process, Abort: lambda c: self.abort_received(c.request), Evict: self.evict,
+        }  # fmt: skip
 
     def reset(self, geometry: TierConfig) -> None:
         """Start an empty tree of these sizes."""
         with self._own_errors():
             self.config = geometry
             IOThread.end_all()
+            take_role(geometry)
             self.server = server = Server(self.release, geometry.device)
             self.cache: Any = server.cache
-            self._start_tier()
-            self.copies = self.cache.cache_controller.l2_transfer_engine
+            if geometry.decode != "radix":
+                self._start_tier()
+            controller = self.cache.cache_controller
+            self.copies = controller.l2_transfer_engine if controller is not None else CopyEngine()
             self.copies.memory = {"full": server.full_stamps, "swa": server.swa_stamps}
             self.copies.host = {pool: [0] * geometry.host_slots(pool) for pool in geometry.pools}
-            self.held = self.release.admission(self.cache)
             self._loads = False
             self._waiting: dict[str, Any] = {}
             self._texts: dict[str, list[int]] = {}
             self.storage: Storage | None = None
             if geometry.storage:
                 self._attach_storage(geometry)
-            self.facts = Gatherer(self.release, server, geometry, self.storage)
+            if geometry.decode:
+                self._start_decode_side(geometry)
+            else:
+                self.held = self.release.admission(self.cache)
+            side = self if geometry.decode else None
+            self.facts = Gatherer(self.release, server, geometry, self.copies, self.storage, side)
             self._reads: tuple[TierRead, ...] = ()
 
     def _start_tier(self) -> None:
@@ -94,12 +115,25 @@ class TierDriver(TreeCommands):
         if not self.release.stores:
             why = f"a storage behind the host is driven from {FIRST_WITH_STORAGE} on"
             raise UnusableImplementation(f"sglang {self.release.version}+hicache: {why}")
-        for name in ("tp", "pp", "attn_dcp"):  # one process
-            setattr(SERVER_ARGS, f"{name}_size", 1)
-            setattr(SERVER_ARGS, f"{name}_rank", 0)
         self.storage = Storage(self.cache, self.copies.host, config.page_size, self.release.hashes)
         self.storage.attach(config.storage, config.policy)
         self._ask = self.release.prefetching(self.cache)
+
+    def _start_decode_side(self, config: TierConfig) -> None:
+        if not self.release.receives:
+            why = f"a server that only decodes is driven from {FIRST_THAT_RECEIVES} on"
+            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {why}")
+        kv, memory = self.server.allocator.get_kvcache(), self.copies.memory
+        if config.decode == "radix":
+            if config.window is None:
+                self.server.allocator._kvcache = HostCopies(memory=memory["full"])
+            else:
+                kv.full_kv_pool = HostCopies(memory=memory["full"])
+                kv.swa_kv_pool = HostCopies(memory=memory["swa"])
+        self.start_decode_side(config, memory)
+        self.abort_request = abort_request(
+            self.release.scheduler_file, self.release.batch, self.release.common
+        )
 
     def apply(self, command: TierCommand) -> Outcome:
         """Carry a command out, or refuse it."""
@@ -108,7 +142,9 @@ class TierDriver(TreeCommands):
             self.storage.written.clear()
         with self._own_errors():
             try:
-                return done(self._commands[type(command)](command))
+                known = self._of_decode_side if self.config.decode else self._commands
+                require(type(command) in known, Reason.UNFAITHFUL)
+                return done(known[type(command)](command))
             except CommandRefused as refused:
                 return Refused(refused.reason)
 
@@ -233,12 +269,25 @@ class TierDriver(TreeCommands):
     def _copy(self, command: Copy) -> None:
         job = self.copies.next_to_copy(command.load)
         require(job is not None, Reason.EMPTY)
-        self.copies.copy(job)
+        self.copies.copy(job)  # type: ignore[arg-type]
 
     def _complete(self, command: Complete) -> None:
         require(self.copies.queues[command.load], Reason.EMPTY)
         self.copies.complete(command.load)
 
+
+    # -- a server that only decodes ----------------------------------------------------------------
+
+    def _process(self, command: Poll) -> None:
+        del command
+        self._reads = tuple(
+            read for turn in self.process_queues() for read in self.facts.decoding(turn, turn.fill - 1)
+        )
+
+    def _decode(self, command: Decode) -> None:
+        turns = self.decode_round(command)
+        self._reads = tuple(read for turn in turns for read in self.facts.decoding(turn, turn.fill - 1))
+        self.sampled(turns)
 
     # -- the threads of the storage ----------------------------------------------------------------
 

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from impl.sglang.parts.namespaces import elements_of
-from impl.sglang.scheduler.server import LockHolder, Server
+from impl.sglang.scheduler.server import LiveRequest, LockHolder, Server
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
+from impl.sglang.tiers.decode_side import DecodeSide
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
 from reference.commands import token_of
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    GONE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord, TierTransfer, TierUser,
+    GONE, NOWHERE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord, TierRequest,
+    TierTransfer, TierUser,
 )  # fmt: skip
 
 
@@ -37,16 +39,16 @@ class Gatherer:
     """Looks at one tree; what it numbers keeps its number for the run."""
 
     def __init__(
-        self, release: Any, server: Server, config: TierConfig, storage: Storage | None = None
-    ) -> None:
+        self, release: Any, server: Server, config: TierConfig, copies: CopyEngine,
+        storage: Storage | None = None, side: DecodeSide | None = None,
+    ) -> None:  # fmt: skip
         self.release, self.server, self.config, self.storage = release, server, config, storage
         self.cache: Any = server.cache
-        self.controller = self.cache.cache_controller
-        self.copies: CopyEngine = self.controller.l2_transfer_engine
+        self.controller, self.copies, self.side = self.cache.cache_controller, copies, side
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
         self.kinds = {"full": kinds.FULL, "swa": kinds.SWA} if config.window else {"full": kinds.FULL}
-        pools = (entry.host_pool for entry in self.cache.host_pool_group.entries)
-        self.host_pools = dict(zip(self.kinds, pools))
+        group = self.cache.host_pool_group
+        self.host_pools = dict(zip(self.kinds, (e.host_pool for e in group.entries))) if group else {}
         self.nodes, self.locks, self.jobs = Numbers(), Numbers(), Numbers()
         self.staged: set[int] = set()  # prefetches whose slots were seen: they hold nothing at first
         self.device_pools = {"full": server.full_pool, "swa": server.swa_pool}
@@ -61,11 +63,12 @@ class Gatherer:
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
         return TierFacts(
             tuple(self._nodes()), {pool: self._free(pool) for pool in self.kinds},
-            {pool: tuple(_host_free(self.host_pools[pool])) for pool in self.kinds}, self._evictable(),
+            {pool: tuple(_host_free(self.host_pools.get(pool))) for pool in self.kinds}, self._evictable(),
             memory, {pool: tuple(self.copies.host[pool]) for pool in self.kinds}, transfers,
             tuple(self._records()), tuple(self._users()), reads,
             "" if transfers or operations else self._complaint(), self.release.loose, operations,
             **(self._kept_for_storage() if self.storage is not None else {}),
+            **(self._received() if self.side is not None else {}),
         )  # fmt: skip
 
     def _free(self, pool: str) -> tuple[int, ...]:
@@ -74,7 +77,8 @@ class Gatherer:
         return tuple(page * size + at for page in pages for at in range(size))
 
     def _evictable(self) -> dict[str, int]:
-        assert self.server.tree is not None
+        if self.server.tree is None:
+            return dict.fromkeys(self.kinds, 0)
         sizes = self.server.tree.sizes()
         return dict(zip(self.kinds, (sizes.full_evictable, sizes.swa_evictable)))
 
@@ -124,6 +128,12 @@ class Gatherer:
             for node, lock in self.cache.ongoing_backup.values():
                 yield self._user(f"backup of {self.nodes.of(node)}", True, node, id(lock), lock)
 
+        for name, turn in self.side.arrivals.items() if self.side is not None else ():
+            lock = turn.req.lock
+            if lock is not None:
+                user = self._user(name, False, lock.node, id(lock), lock)
+                yield user._replace(full_only=lock.swa_released or bool(lock.receipt.skipped_lock_components))
+
     def _user(self, name: str, host: bool, node: Any, key: Any, lock: Any) -> TierUser:
         root = _id(node) == _id(self.core.root_node)
         return TierUser(name, host, 0 if root else self.nodes.of(_id(node)), self.locks.of(key, lock))
@@ -132,6 +142,8 @@ class Gatherer:
 
     def _transfers(self) -> Iterator[TierTransfer]:
         controller = self.controller
+        if controller is None:
+            return
         waiting = *controller.ack_write_queue, *controller.ack_load_queue
         acks = {id(ack.finish_event): ack for ack in waiting}
         self.copies.completed = [job for job in self.copies.completed if id(job.finish) in acks]
@@ -234,6 +246,69 @@ class Gatherer:
             "reserved": int(controller.prefetch_tokens_occupied),
         }  # fmt: skip
 
+    # -- a server that only decodes ----------------------------------------------------------------
+
+    def _received(self) -> dict[str, Any]:
+        """Its requests, and transfers that are under way for requests that are gone."""
+        assert self.side is not None
+        side, found, rooms = self.side, [], set()
+        states = {id(req): state for req, state in side.where()}
+        first = {id(each.req): each.metadata_buffer_index for each in self.side.transfers.queue}
+        first |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
+        for name, turn in side.arrivals.items():
+            req, room = turn.req, turn.req.bootstrap_room
+            rooms.add(room)
+            holds = req.kv is not None and req.kv.holds_kv
+            found.append(TierRequest(
+                name, states.get(id(req), NOWHERE), req.kv.req_pool_idx if holds else -1,
+                first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
+                self._writing(room),
+            ))  # fmt: skip
+        for room, to in side.peers.writing.items():
+            if room not in rooms:
+                found.append(TierRequest(to.name, GONE, -1, -1, {}, {}, self._writing(room)))
+        return {
+            "requests": tuple(found), "free_rows": tuple(self.server.rows.free_slots),
+            "free_first": tuple(side.first.free_slots),
+        }  # fmt: skip
+
+    def _own(self, req: Any) -> dict[str, tuple[int, ...]]:
+        """Device slots of a request that the tree has not: of whole pages as the pool hands them out."""
+        kv, size = req.kv, self.config.page_size
+        cells = self.server.rows.req_to_token[kv.req_pool_idx, : kv.kv_allocated_len].tolist()
+        pages = dict.fromkeys(cell // size for cell in cells[kv.cache_protected_len :])
+        found = {"full": tuple(page * size + at for page in pages for at in range(size))}
+        if self.config.window is not None:
+            mapping = self.server.allocator.full_to_swa_index_mapping
+            mapped = (int(mapping[cell]) for cell in cells[kv.cache_protected_len :])
+            swa = dict.fromkeys(slot // size for slot in mapped if slot > 0)
+            found["swa"] = tuple(page * size + at for page in swa for at in range(size))
+        return found
+
+    def _writing(self, room: int) -> dict[str, tuple[int, ...]]:
+        assert self.side is not None
+        to = self.side.peers.writing.get(room)
+        found: dict[str, list[int]] = {}
+        for pool, slot, _ in to.slots if to is not None else ():
+            found.setdefault(pool, []).append(slot)
+        return {pool: tuple(slots) for pool, slots in found.items()}
+
+    def _retracted(self, req: Any) -> dict[str, tuple[int, ...]]:
+        backup = getattr(req.kv, "retraction_backup", None)
+        if backup is None or backup.host_indices is None:
+            return {}
+        return _of_pools(backup.host_indices, backup.pool_transfers)
+
+    def decoding(self, turn: LiveRequest, end: int) -> Iterator[TierRead]:
+        """What the query at position `end` finds of the text before it."""
+        row = self.server.rows.req_to_token[turn.req.kv.req_pool_idx, :end].tolist()
+        for position, (slot, wanted) in enumerate(zip(row, turn.text)):
+            yield TierRead(turn.name, "full", position, slot, self.copies.memory["full"][slot], wanted)
+            if self.config.window is not None and position > end - self.config.window:
+                swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
+                found = self.copies.memory["swa"][swa] if swa > 0 else 0
+                yield TierRead(turn.name, "swa", position, swa, found, wanted)
+
     # -- reads and checks -------------------------------------------------------------------------
 
     def reads(self, holder: LockHolder) -> Iterator[TierRead]:
@@ -267,7 +342,9 @@ def _slots(value: Any) -> tuple[int, ...]:
 
 
 def _host_free(pool: Any) -> list[int]:
-    """A host pool's free slots, as its lists have them."""
+    """A host pool's free slots, as its lists have them; none where there is no pool."""
+    if pool is None:
+        return []
     lists = [pool.free_slots, *(getattr(pool, "release_slots", None) or [])]
     slots: list[int] = torch.cat(lists).tolist()
     return slots

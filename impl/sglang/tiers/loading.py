@@ -20,6 +20,7 @@ from impl.sglang.releases.catalogue import TABLE, supported
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.api import FIRST
+from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES, utilities
 from impl.sglang.tiers.storage import BATCH, FIRST_WITH_STORAGE, Hashes, IOThread, Operations
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
@@ -34,15 +35,17 @@ class _Tiered(Unified):
 
     loose: ClassVar[tuple[str, ...]] = ()
     stores: ClassVar[bool] = False  # a storage behind the host is driven
+    receives: ClassVar[bool] = False  # a server that only decodes is driven
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
-        return geometry.tree
+        return geometry.tree or cls.receives
 
     def _install(self, root: Path) -> None:
         self.files = root
         provided = stand_ins.provided()
         provided[ASSEMBLER] = {"attach_hybrid_pool_to_unified_cache": _attach}
+        provided["sglang.srt.disaggregation.utils"] |= utilities()
         install(root, provided, modules=WITH_TIERS)
 
     def _import(self, root: Path) -> None:
@@ -83,7 +86,8 @@ def tiered(version: str) -> Any:
         )
     loose = tuple(name for name, end in _LOOSE.items() if order.index(version) < order.index(end))
     stores = order.index(version) >= order.index(FIRST_WITH_STORAGE)
-    facts = {"__doc__": release.__doc__, "loose": loose, "stores": stores}
+    receives = order.index(version) >= order.index(FIRST_THAT_RECEIVES)
+    facts = {"__doc__": release.__doc__, "loose": loose, "stores": stores, "receives": receives}
     return type(f"Tiered{release.__name__}", (_Tiered, release), facts)
 
 

@@ -15,9 +15,10 @@ from impl.sglang.releases.catalogue import detect
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.api import require
 from reference.commands import Mode
-from reference.tiers.commands import TIER_COMMANDS, StorageCommand
+from reference.tiers.commands import TIER_COMMANDS, DecodeCommand, StorageCommand
 
 STORAGE = frozenset(kind.__name__ for kind in get_args(StorageCommand))
+DECODE = frozenset(kind.__name__ for kind in get_args(DecodeCommand))
 
 
 class TierSystem(WorkerSystem):
@@ -32,7 +33,7 @@ class TierSystem(WorkerSystem):
     overlap = False
     capabilities = Capabilities(
         commands=frozenset(kind.__name__ for kind in TIER_COMMANDS), modes=(Mode.FAITHFUL,), bigram=True,
-        storage=True,
+        storage=True, receives=True,
     )  # fmt: skip
 
     def __init__(
@@ -52,11 +53,15 @@ class TierSystem(WorkerSystem):
         else:
             assert version is not None
             self.release, self.name = version, f"sglang=={version}+hicache"
-        if not tiered(self.release).stores:
-            without = self.capabilities.commands - STORAGE
-            self.capabilities = replace(self.capabilities, commands=without, storage=False)
+        kind = tiered(self.release)
+        without = frozenset[str]() if kind.stores else STORAGE
+        without |= frozenset[str]() if kind.receives else DECODE
+        self.capabilities = replace(
+            self.capabilities, commands=self.capabilities.commands - without, storage=kind.stores,
+            receives=kind.receives,
+        )  # fmt: skip
         if version is not None:
-            self.root = release_root(version)
+            self.root = release_root(version, decodes=kind.receives)
         require(self.root, self.name, self.release)
 
     def command_line(self) -> list[str]:

@@ -35,7 +35,8 @@ def _owned(step: HasTier) -> Failure | None:
     why="Whoever matches the hash or the node reads that KV as its own.",
     rule="tiers.facts",
     source="vllm#54193, vllm#54288, sglang#38480",
-    scope="In a group with a window, blocks of a chunk that no hit needs may be left out.",
+    scope="In a group with a window, blocks of a chunk that no hit needs may be left out. On a server that"
+    " only decodes: full KV.",
     trigger=lambda s: "HOST-2" in s.reached,
 )
 def _holds(step: HasTier) -> Failure | None:

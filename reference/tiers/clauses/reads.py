@@ -33,8 +33,8 @@ def _reads(step: TierStep) -> Failure | None:
 @clause(
     "TREE-16",
     "device KV continues device KV",
-    "A node with full KV on the device has a parent with full KV on the device, or the root. No two nodes"
-    " have one device slot, and none has a free one.",
+    "A node with full KV on the device has a parent with full KV on the device, or the root. No two nodes or"
+    " requests have one device slot, and none has a free one.",
     why="A prefix is read from its first token on.",
     rule="tiers.facts",
     source="sglang FullComponent.acquire_component_lock",
@@ -47,13 +47,9 @@ def _continues(step: TierStep) -> Failure | None:
         if node.device["full"] and parent is not None and not parent.device["full"]:
             want = f"the parent of node {node.node}, node {parent.node}, has KV on the device"
             return failure(want, "it has none", AtTreeNode(node.node), AtTreeNode(parent.node))
-    for (host, pool, slot), nodes in step.owners.items():
-        if host:
-            continue
-        free = step.free[host, pool, slot]
-        if len(nodes) > 1 or free:
-            names = " and ".join(f"node {node}" for node in nodes)
-            got = f"{names} {'have' if len(nodes) > 1 else 'has'} it" + (" and it is free" if free else "")
+    for host, pool, slot in {**step.owners, **step.holders}:
+        if not host and len(names := step.who_has((host, pool, slot))) > 1:
+            got = f"{' and '.join(names)} have it"
             return failure(f"device {pool} slot {slot} has one owner", got, AtSlot(pool, slot, host=False))
     return None
 

@@ -34,11 +34,13 @@ def _source_stays(step: HasTier) -> Failure | None:
     "a destination is its transfer's",
     "What a load in flight writes is not free and belongs to one request, one node, or the load alone. In a"
     " tree the same holds for the host slots that a store writes. Nobody computes with it before the load"
-    " completes, and no step in flight writes it.",
+    " completes, and no step in flight writes it. What another server writes stays its request's until it"
+    " writes no more, even if the request was aborted.",
     why="An owner loses its KV when the transfer arrives; an early reader reads what is not there. A step"
     " that was scheduled earlier may write after the load.",
     rule="tiers.facts",
-    source="vllm Scheduler._update_waiting_for_remote_kv; sglang HybridCacheController.load",
+    source="vllm Scheduler._update_waiting_for_remote_kv; sglang HybridCacheController.load,"
+    " DecodeTransferQueue._defer_release",
     trigger=lambda s: "XFER-2" in s.reached,
 )
 def _destination(step: HasTier) -> Failure | None:
@@ -48,8 +50,8 @@ def _destination(step: HasTier) -> Failure | None:
 @clause(
     "XFER-3",
     "nothing is kept for what is over",
-    "There are records only of requests that exist and of transfers in flight; blocks, marks and pins are"
-    " kept only for steps and transfers in flight.",
+    "There are records only of requests that exist and of transfers in flight; blocks, slots, rows, marks and"
+    " pins are kept only for requests, and for steps and transfers in flight.",
     why="A stale record leaks memory, and meets the next request of that name.",
     rule="tiers.facts",
     source="vllm OffloadingConnectorScheduler._req_status; sglang ongoing_write_through, ongoing_load_back",

@@ -15,7 +15,8 @@ from reference.tiers.clauses import TierStep, broken
 from reference.tiers.commands import Poll, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierTransfer, TierUser,
+    TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest, TierTransfer,
+    TierUser,
 )  # fmt: skip
 from reference.tiers.locks import LockRanges
 
@@ -78,6 +79,15 @@ STORING = FACTS._replace(
     returned=kv(),
 )  # fmt: skip
 WAITING = ("h2",)
+# A server that only decodes: node 1 "aa" of its tree, h1 receives, h2 was given up and is still written to.
+DECODING = TierConfig(1, 2, 8, 8, 0, 0, 8, decode="radix", rows=3)
+RECEIVES = TierRequest("h1", "receives", 1, 0, kv((3,), (3,)), {}, kv((3,), (3,)))
+HELD = TierRequest("h2", "held", 2, 1, kv((4, 5), (4, 5)), {}, kv((4, 5), (5,)))
+RECEIVED = TierFacts(
+    (TierNode(1, 0, 0, A[:2], kv((1, 2), (1, 2)), kv(), count(), count()),), kv((6, 7, 8), (6, 7, 8)), kv(),
+    count(2, 2), kv((0, *A[:2], 0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 0, 0)), kv(),
+    requests=(RECEIVES, HELD), free_rows=(3,), free_first=(),
+)  # fmt: skip
 
 
 def node(at: int, **changes: Any) -> Callable[[TierFacts], TierFacts]:

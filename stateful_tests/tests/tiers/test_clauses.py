@@ -9,12 +9,11 @@ from reference.blocks.commands import ResetCache
 from reference.commands import Evict, Insert
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.tiers.commands import Poll
-from reference.tiers.facts import GONE, TierRead, TierRecord, TierTransfer, TierUser
+from reference.tiers.facts import GONE, NOWHERE, TierRead, TierRecord, TierRequest, TierTransfer, TierUser
 from reference.tiers.locks import LockRanges
 from stateful_tests.tests.tiers.scenes import (
-    A, BACKUP, C, DEVICE, FACTS, HOST, NODES, OTHER, PAGE, PREFETCH, RECORDS, REST, SIZES,
-    STORING, TRANSFERS, USERS, count, facts, kv, node,
-    part, together, violated,
+    A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, NODES, OTHER, PAGE, PREFETCH, RECEIVED, RECEIVES,
+    RECORDS, REST, SIZES, STORING, TRANSFERS, USERS, count, facts, kv, node, part, together, violated,
 )  # fmt: skip
 
 COPIED = TRANSFERS[0]._replace(copied=True)
@@ -79,7 +78,7 @@ FAULTS = [  # what is changed, the clause that sees it first, how expected and o
     ("a read where there is no slot", facts(reads=(TierRead("h1", "swa", 0, 0, 0, A[0]),)), "LOAD-1",
      "it has no slot there"),
     ("a device slot is owned and free", facts(free=kv((5, 6, 1), (5, 6))), "TREE-16",
-     "device full slot 1 has one owner; node 1 has it and it is free"),
+     "device full slot 1 has one owner; node 1 and the free list have it"),
 ]  # fmt: skip
 
 
@@ -136,6 +135,64 @@ def test_a_clause_sees_what_is_wrong_with_a_storage(row):
     assert found[0] == clause and words in text, (found, text)
 
 
+def but(at, **changes):
+    """Another request in the place of one."""
+    requests = [RECEIVES, HELD]
+    requests[at] = requests[at]._replace(**changes)
+    return facts(requests=tuple(requests))
+
+
+OF_A_DECODER = [
+    ("a slot is written to and free", facts(free=kv((6, 7, 8, 3), (6, 7, 8))), "XFER-2",
+     "device full slot 3 is kept for what the prefill server of h1 writes; h1 and the free list has it"),
+    ("a slot that is written to was freed", together(but(1, slots=kv((5,), (4, 5))), facts(
+        free=kv((6, 7, 8, 4), (6, 7, 8)))), "XFER-2", "prefill server of h2 writes; the free list has it"),
+    ("a slot that is written to is a node's", together(but(1, slots=kv((5,), (4, 5))), node(
+        1, stamps=A[:3], device=kv((1, 2, 4), (1, 2)))), "HOST-2",
+     "device full slot 4 of position 2 holds nothing"),
+    ("a slot that is written to is another's", together(but(0, slots=kv((3, 5), (3,)))), "XFER-2",
+     "prefill server of h2 writes; h1 and h2 has it"),
+    ("a row is free while it is written to", facts(free_rows=(3, 2)), "XFER-2",
+     "h2 keeps its row while its prefill server writes; it is free"),
+    ("the row of who is written to is gone", but(1, row=-1), "XFER-2", "h2 keeps its row while"),
+    ("a slot of a first token is free", facts(free_first=(1,)), "XFER-2",
+     "h2 keeps its slot of a first token while its prefill server writes; it is free"),
+    ("a row is lost", facts(free_rows=()), "XFER-3", "each row of 3 is free or of one request; 1 are lost"),
+    ("a row is free twice", facts(free_rows=(3, 3)), "XFER-3", "row 3 is free or of one request; 2 have it"),
+    ("a slot of a first token is lost", together(but(0, first=-1, writing={})), "XFER-3",
+     "each slot of a first token of 2 is free or of one request; 1 are lost"),
+    ("a device slot is lost", facts(free=kv((6, 7), (6, 7, 8))), "XFER-3",
+     "device full slot 8 is free, a node's or a request's; nobody has it"),
+    ("an SWA slot is lost", facts(free=kv((6, 7, 8), (6, 7))), "XFER-3", "device swa slot 8 is free"),
+    ("a request is in no queue", but(1, state=NOWHERE), "XFER-3", "h2 is in a queue, or runs; it is in none"),
+    ("a request and a node have a slot", but(0, slots=kv((3, 1), (3,))), "TREE-16",
+     "device full slot 1 has one owner; node 1 and h1 have it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", OF_A_DECODER, ids=lambda row: row[0])
+def test_a_clause_sees_what_is_wrong_on_a_server_that_only_decodes(row):
+    _, change, clause, words = row
+    found, text = violated(change, was=RECEIVED, sizes=DECODING)
+    assert found[0] == clause and words in text, (found, text)
+
+
+def test_a_retracted_request_keeps_its_kv_on_the_host():
+    sizes = replace(DECODING, decode="plain", host_pages=2, host_swa_pages=1)
+    kept = TierRequest("h3", "retracted", -1, -1, {}, kv((0,)), {})
+    was = RECEIVED._replace(requests=(RECEIVES, HELD, kept), host_free=kv((1,), (0,)),
+                            host_memory=kv((A[0], 0), (0,)))  # fmt: skip
+    assert violated(facts(), was=was, sizes=sizes) == ([], "")
+    found, text = violated(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
+    assert found == ["HOST-1"] and "h3, which is retracted, has it, 1 times in the free list" in text
+
+
+def test_a_lock_of_full_kv_alone_counts_in_one_pool():
+    was = RECEIVED._replace(users=(TierUser("h1", False, 1, 1, full_only=True),))
+    assert violated(node(1, locks=count(1, 0)), was=was, sizes=DECODING) == ([], "")
+    assert violated(node(1, locks=count(1, 1)), was=was, sizes=DECODING)[0] == ["HOST-3"]
+
+
 def test_what_counts_as_being_fetched_is_nothing_at_rest():
     found, text = violated(facts(reserved=3), was=REST)
     assert found == ["XFER-3"] and text.endswith("no token counts as being fetched; 3 do")
@@ -156,6 +213,7 @@ def test_a_backup_locks_a_node_before_the_insert_of_the_same_command_splits_it()
 def test_the_scenes_conform():
     assert violated(facts()) == ([], "")
     assert violated(facts(), was=STORING) == ([], "")
+    assert violated(facts(), was=RECEIVED, sizes=DECODING) == ([], "")
     assert violated(facts(), was=REST) == ([], "")
 
 

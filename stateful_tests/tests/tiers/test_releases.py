@@ -133,6 +133,57 @@ def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_s
     assert not any(name.startswith("storage") for name in plan.presets) and "tier" in plan.presets
 
 
+RECEIVED = "await h1 a6; greet h1; poll; arrive h1; poll"
+
+
+def test_a_prompt_is_received_decoded_retracted_and_given_up(newest):
+    lines = RECEIVED + "; decode h1; retract h1; poll; decode h1; last_token h1"
+    lines += "; await h2 a6b1; greet h2; poll; abort h2; poll; arrive h2; poll"
+    run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
+    assert run.violation is None
+    told = [line for row in run.rows for line in row.tree]
+    parts = (
+        "h1: waits", "h1: receives, row", "the prefill server still writes device full 2-7", "h1: runs, row",
+        "h1 reads [0, 6)", "h1 reads [0, 7)", "h1: retracted", "h1 is gone", "h2: held, row", "h2 is gone",
+    )
+    for part in parts:
+        assert any(part in line for line in told), (part, told)
+    html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
+    assert "h1 (receives), device full 2" in html and "slots are still to be written" in html
+    facts = run.history[run.first + 3].facts
+    said = str(facts_at(AtSlot("full", 2, False), run.history[run.first + 3]))
+    assert facts.requests[0].writing and "h1" in said and "the prefill server of h1" in said
+
+
+@pytest.mark.parametrize(("lines", "reason"), [
+    ("await h1 a2; await h1 a2", Reason.REQUEST_EXISTS), ("await h1 a29", Reason.ROW_TOO_SHORT),
+    ("greet h1", Reason.UNKNOWN_REQUEST), ("await h1 a2; greet h1; greet h1", Reason.WRONG_PHASE),
+    ("await h1 a2; arrive h1", Reason.EMPTY), ("expire", Reason.EMPTY),
+    ("last_token h1", Reason.UNKNOWN_REQUEST),
+    ("await h1 a2; last_token h1", Reason.WRONG_PHASE),
+    ("await h1 a2; fail_peer h1; fail_peer h1", Reason.WRONG_PHASE),
+    (RECEIVED + "; decode h1, h1", Reason.DUPLICATE_LANE), (RECEIVED + "; fail_peer h1", Reason.WRONG_PHASE),
+    (RECEIVED + "; decode h1; decode h1; decode h1; decode h1", Reason.UNFAITHFUL),
+    ("abort h1", Reason.UNKNOWN_REQUEST), ("await h1 a2; abort h1; abort h1", Reason.WRONG_PHASE),
+    ("insert h1 a2", Reason.UNFAITHFUL),
+])  # fmt: skip
+def test_what_does_not_apply_on_a_server_that_only_decodes_is_refused(newest, lines, reason):
+    run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
+    assert run.violation is None and run.rows[-1].outcome == Refused(reason)
+
+
+def test_slots_that_are_held_are_freed_when_nobody_will_write_them(newest):
+    lines = "await h1 a4; greet h1; poll; fail_peer h1; poll; expire; poll"
+    run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
+    states = [[request.state for request in moment.facts.requests] for moment in run.history[run.first + 3 :]]
+    assert run.violation is None and states == [["receives"], ["fails"], ["held"], ["held"], []]
+
+
+def test_a_release_whose_queues_are_not_driven_says_so():
+    with pytest.raises(UnusableImplementation, match="is not driven as a server that only decodes"):
+        check_fits(resolve("sglang==0.5.22+hicache"), tier_preset("decode"))
+
+
 def test_the_faults_are_seen_first_by_their_clauses():
     found = json.loads(printed_by("stateful_tests.tests.tiers.tier_faults", "--replay"))
     assert {name: seen[0][0] for name, seen in found.items()} == {
@@ -179,12 +230,22 @@ def test_a_trace_is_written_and_read():
 
 @pytest.mark.parametrize(("field", "value"), [
     ("page_size", 0), ("window", 0), ("full_pages", 0), ("swa_pages", 5000), ("host_pages", 0),
-    ("host_swa_pages", 0), ("width", 0), ("policy", "never"), ("storage", "never"),
+    ("host_swa_pages", 0), ("width", 0), ("policy", "never"), ("storage", "never"), ("decode", "never"),
+    ("rows", 2),
 ])  # fmt: skip
 def test_sizes_that_cannot_be_are_named(field, value):
     with pytest.raises(GeometryError) as error:
         replace(tier_preset("tier-window"), **{field: value})
     assert error.value.field == field
+
+
+def test_a_server_that_only_decodes_has_rows_and_no_storage():
+    for changes, field in (
+        ({"rows": 0}, "rows"), ({"storage": "best_effort"}, "storage"), ({"host_pages": 3}, "host_pages"),
+    ):  # fmt: skip
+        with pytest.raises(GeometryError) as error:
+            replace(tier_preset("decode"), **changes)
+        assert error.value.field == field
 
 
 def test_a_tree_without_a_window_has_no_swa_pool():

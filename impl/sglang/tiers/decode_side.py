@@ -1,0 +1,420 @@
+"""A server that only decodes: the queues of requests whose prompt another server computes and sends here.
+
+Both queues and the loop around them are the release's own, tree or none, pools and rows too. Ours are the
+prefill server, whose answers, writes and failures are commands, and the buffer for a request's first token.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from impl.isolation import cut
+from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode
+from impl.sglang.scheduler.on_server import OnServer
+from impl.sglang.scheduler.server import LiveRequest
+from impl.vocabulary import RequestPhase, require, spelled
+from reference.commands import Decode, Reason, Retract, token_id
+from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet
+from reference.tiers.config import TierConfig
+
+FIRST_THAT_RECEIVES = "0.5.23"
+OUTPUT = 4  # tokens that a request may have, the first included
+_DECODE = "sglang.srt.disaggregation.decode"
+_UTILS = "sglang.srt.disaggregation.utils"
+HELD_FOR = 1e9  # seconds that slots are held for an aborted transfer: until a command says that they are over
+
+
+@dataclass
+class Writing:
+    """What a prefill server has still to write. slots: pool, slot and the token whose KV goes there; first:
+    the slot of the request's first token."""
+
+    name: str
+    slots: list[tuple[str, int, int]]
+    first: int
+
+
+class Peer:
+    """The receiver of one request: what the decode server sees of the prefill server. state: of KVPoll."""
+
+    supports_host_destination = False
+    bootstrap_infos = (1,)  # ranks of the prefill server
+    conclude_state = None
+
+    def __init__(self, mgr: Peers, bootstrap_addr: str, bootstrap_room: int) -> None:
+        del bootstrap_addr
+        self.kv_mgr, self.room, self.told, self.abort_notified = mgr, bootstrap_room, False, False
+        self.state = mgr.poll.Bootstrapping
+        mgr.by_room[bootstrap_room] = self
+
+    def init(self, prefill_dp_rank: int) -> None: ...
+
+    def poll(self) -> int:
+        return int(self.state)
+
+    def send_metadata(
+        self, page_indices: Any, aux_index: int, state_indices: Any = None, *, decode_prefix_len: int = 0
+    ) -> None:
+        self.told = True
+        self.kv_mgr.tell(self.room, page_indices.tolist(), aux_index, state_indices or (), decode_prefix_len)
+
+    def failure_exception(self) -> None:
+        raise RuntimeError("the prefill server failed")
+
+    def abort(self) -> None:
+        self.state = self.kv_mgr.poll.Failed
+        self.ensure_abort_notified()
+
+    def ensure_abort_notified(self, force_arm: bool = False) -> None:
+        del force_arm
+        self.abort_notified = self.abort_notified or self.told
+
+    def clear(self) -> None: ...
+
+
+class Peers:
+    """The manager of the transfers. writing: by room what has still to arrive; drained: rooms whose prefill
+    server has said that it writes no more."""
+
+    enable_deferred_decode_kv_release = True
+
+    def __init__(self, config: TierConfig, memory: dict[str, list[int]], poll: Any, swa: Any) -> None:
+        self.config, self.memory, self.poll = config, memory, poll
+        self.prefill_info_table = Bag(get=lambda _: Bag(dp_size=1))
+        self.kv_args = Bag(state_types=[swa] if config.window is not None else [])
+        self.by_room: dict[int, Peer] = {}
+        self.writing: dict[int, Writing] = {}
+        self.drained: Counter[int] = Counter()
+        self.texts: dict[int, tuple[str, list[int]]] = {}
+
+    def is_abort_release_safe(self, room: int, required_acks: int) -> bool:
+        return self.drained[room] >= required_acks
+
+    def clear_deferred_abort_state(self, room: int) -> None:
+        self.drained.pop(room, None)
+
+    def tell(self, room: int, pages: Sequence[int], first: int, states: Sequence[Any], prefix: int) -> None:
+        """Where the KV of a request goes: whole pages; of SWA those of its window."""
+        name, text = self.texts[room]
+        size, window = self.config.page_size, self.config.window or 0
+        begin = max(prefix, len(text) - window) // size * size
+        parts = [("full", pages, prefix)]
+        parts += [("swa", state.tolist(), begin) for state in states if state is not None]
+        slots = [
+            (pool, page * size + at, text[where] if (where := start + number * size + at) < len(text) else 0)
+            for pool, own, start in parts for number, page in enumerate(own) for at in range(size)
+        ]  # fmt: skip
+        for pool, slot, _ in slots:
+            self.memory[pool][slot] = 0
+        self.writing[room] = Writing(name, slots, first)
+
+
+class FirstTokens:
+    """ReqToMetadataIdxAllocator and MetadataBuffers: a slot for what a request's prefill has sampled."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.free_slots = size, deque(range(size))
+        self.rows: dict[int, tuple[int, int]] = {}
+
+    def available_size(self) -> int:
+        return len(self.free_slots)
+
+    def alloc(self) -> int | None:
+        return self.free_slots.popleft() if self.free_slots else None
+
+    def free(self, index: int) -> None:
+        self.free_slots.append(index)
+
+    def clear_slot(self, index: int) -> None:
+        self.rows.pop(index, None)
+
+    def get_buf(self, index: int) -> tuple[Any, ...]:
+        token, room = self.rows.get(index, (0, 0))
+        nothing = torch.zeros(8, dtype=torch.int64)
+        return (torch.tensor([token]), *[nothing] * 11, None, torch.tensor([room]))
+
+
+def utilities() -> dict[str, Any]:
+    """What the queues use of disaggregation/utils.py; one rank, no fake transfers."""
+
+    def abort(req: Any, message: str, status_code: Any = None) -> None:
+        batch = importlib.import_module("sglang.srt.managers.schedule_batch")
+        req.finished_reason = batch.FINISH_ABORT(message, status_code)
+
+    return {
+        "prepare_abort": abort, "poll_and_all_reduce": lambda pollers, *_, **__: [p.poll() for p in pollers],
+        "all_reduce_flags": lambda flags, **_: flags, "get_kv_class": lambda *_: Peer,
+        "_is_fake_transfer": lambda _: False, "is_mla_backend": lambda _: False,
+        "is_unadmitted_reject": lambda _: False, "KVClassType": Bag(), "TransferBackend": Bag(),
+    }  # fmt: skip
+
+
+def take_role(config: TierConfig) -> None:
+    """The server's command line: one process, which only decodes or does not."""
+    for name in ("tp", "pp", "attn_dcp", "attn_tp"):
+        setattr(SERVER_ARGS, f"{name}_size", 1)
+        setattr(SERVER_ARGS, f"{name}_rank", 0)
+    decodes, radix = bool(config.decode), config.decode == "radix"
+    SERVER_ARGS.disaggregation_mode = "decode" if decodes else "null"
+    SERVER_ARGS.disaggregation_decode_enable_radix_cache = radix
+    SERVER_ARGS.disaggregation_decode_retraction_backup = "cpu_tensor" if radix else "host_pool"
+    SERVER_ARGS.disaggregation_decode_host_receive_threshold = 1
+    SERVER_ARGS.disaggregation_decode_allocation_policy = "early"
+    SERVER_ARGS.disaggregation_decode_polling_interval = 1
+    SERVER_ARGS.attn_tp_group = Bag()
+
+
+class DecodeSide(OnServer):
+    """What the driver does for requests of a server that only decodes. arrivals: by name. abort_request: of
+    the release's scheduler."""
+
+    abort_request: Any
+
+    def start_decode_side(self, config: TierConfig, memory: dict[str, list[int]]) -> None:
+        server, cache = self.server, self.server.cache
+        decode: Any = importlib.import_module(_DECODE)
+        self.decode = decode
+        self.peers = Peers(config, memory, decode.KVPoll, decode.StateType.SWA)
+        self.first = FirstTokens(max(1, config.rows - 1))
+        self.arrivals: dict[str, LiveRequest] = {}
+        self.rooms = 0
+        loop: Any = Bag(
+            tp_worker=Bag(
+                is_hybrid_swa=config.window is not None,
+                model_runner=Bag(swa_max_total_num_tokens=config.swa_pages * config.page_size),
+            ),
+            sliding_window_size=config.window,
+            running_batch=Bag(reqs=[]), waiting_queue=[], output_streamer=Bag(stream_output=lambda *_: None),
+            batch_result_processor=Bag(_maybe_update_reasoning_tokens=lambda *_: None),
+            spec_algorithm=Bag(is_none=lambda: True, build_disagg_draft_input=lambda *_: None),
+            metrics_reporter=Bag(), random_seed=0, polling_count=0, polling_interval=1,
+            req_to_token_pool=server.rows, tree_cache=cache, max_running_requests=config.rows,
+            future_map=Bag(stash=lambda *_: None),
+            grammar_manager=Bag(has_waiting_grammars=lambda: False, abort_requests=lambda _: None),
+            ngram_embedding_manager=Bag(prepare_for_forward=lambda *_, **__: None),
+            beam_coordinator=Bag(retire_group=lambda _: None), send_abort_output=lambda *_: None,
+            disaggregation_mode=importlib.import_module(_UTILS).DisaggregationMode.DECODE,
+            _release_aborted_request=lambda _: None, _verify_kv_checksums=lambda _: None,
+        )  # fmt: skip
+        self.loop = loop
+        loop.running_batch.batch_size = lambda: len(loop.running_batch.reqs)
+        loop.running_batch.is_empty = lambda: not loop.running_batch.reqs
+        loop.collect_inflight_reqs = lambda: list(loop.running_batch.reqs)
+        mixin = decode.SchedulerDisaggregationDecodeMixin
+        loop._get_new_prebuilt_batch = lambda running: mixin._get_new_prebuilt_batch(loop, running)
+        decode.DecodePreallocQueue._init_kv_manager = lambda _: self.peers
+        decode.ScheduleBatch = Bag(init_new=self._prebuilt)
+        transfers = decode.DecodeTransferQueue(self.first, self.first, loop, cache)
+        transfers.enable_deferred_kv_release, transfers.enable_staging = True, False
+        transfers.deferred_kv_release_timeout = HELD_FOR
+        queue = decode.DecodePreallocQueue(
+            server.rows, server.allocator, None, self.first, self.first, loop, transfers, cache, 0, 0,
+            config.full_pages * config.page_size, 1, "played",
+        )  # fmt: skip
+        queue.enable_staging = False
+        loop.disagg_decode_prealloc_queue, loop.disagg_decode_transfer_queue = queue, transfers
+
+    @property
+    def queue(self) -> Any:
+        return self.loop.disagg_decode_prealloc_queue
+
+    @property
+    def transfers(self) -> Any:
+        return self.loop.disagg_decode_transfer_queue
+
+    def _prebuilt(self, reqs: Sequence[Any], *_: Any) -> Any:
+        """ScheduleBatch.init_new for requests that were received."""
+        turns = [next(t for t in self.arrivals.values() if t.req is req) for req in reqs]
+        batch = self.server.new_batch(turns, ForwardMode.EXTEND)
+        batch.spec_algorithm = self.loop.spec_algorithm
+        return batch
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def await_prompt(self, command: Await) -> None:
+        """Scheduler._add_request_to_queue."""
+        server, tokens = self.server, spelled(command.prompt)
+        require(tokens, Reason.EMPTY)
+        require(command.holder not in self.arrivals, Reason.REQUEST_EXISTS)
+        require(len(tokens) + OUTPUT <= server.geometry.width, Reason.ROW_TOO_SHORT)
+        self.rooms += 1
+        req = server.new_request(f"{command.holder}#{self.rooms}", tokens, None, None)
+        req.bootstrap_host, req.bootstrap_port, req.bootstrap_room = "prefill", 1, self.rooms
+        req.sampling_params.max_new_tokens = OUTPUT
+        req.disagg_prefill_dp_rank = req.priority = 0
+        self.peers.texts[self.rooms] = command.holder, tokens
+        self.arrivals[command.holder] = LiveRequest(self.release, command.holder, None, self.rooms, req, 0)
+        self.queue.add(req)
+        self._forget_ended()
+
+    def greet(self, command: Greet) -> None:
+        peer = self._peer(command.holder)
+        require(peer.state == self.peers.poll.Bootstrapping, Reason.WRONG_PHASE)
+        peer.state = self.peers.poll.WaitingForInput
+
+    def arrive(self, command: Arrive) -> None:
+        """All that is still to be written for the oldest request of that name, whoever waits for it."""
+        room = min((at for at, to in self.peers.writing.items() if to.name == command.holder), default=None)
+        require(room is not None, Reason.EMPTY)
+        assert room is not None
+        to, peer = self.peers.writing.pop(room), self.peers.by_room[room]
+        for pool, slot, token in to.slots:
+            self.peers.memory[pool][slot] = token
+        self.peers.drained[room] += 1
+        if peer.state == self.peers.poll.WaitingForInput and not peer.abort_notified:
+            peer.state = self.peers.poll.Success
+            position = len(self.peers.texts[room][1])
+            self.first.rows[to.first] = token_id(room, position), room
+
+    def fail_peer(self, command: FailPeer) -> None:
+        peer = self._peer(command.holder)
+        require(peer.state not in (self.peers.poll.Success, self.peers.poll.Failed), Reason.WRONG_PHASE)
+        peer.state = self.peers.poll.Failed
+
+    def expire(self, command: Expire) -> None:
+        """Nothing that is held was drained in time; whoever should have written never will."""
+        del command
+        held = self.transfers._deferred_releases
+        require(held, Reason.EMPTY)
+        for entry in held:
+            self.peers.writing.pop(entry[0].req.bootstrap_room, None)
+        self.transfers._deferred_releases = [(each, start, 0.0, *more) for each, start, _, *more in held]
+
+    def process_queues(self) -> list[LiveRequest]:
+        """process_decode_queue, then the requests that have arrived begin to decode; those."""
+        mixin = self.decode.SchedulerDisaggregationDecodeMixin
+        mixin.process_decode_queue(self.loop)
+        batch = mixin.get_new_prebuilt_batch(self.loop, self.loop.running_batch)
+        begun = [t for t in self.arrivals.values() if batch is not None and t.req in batch.reqs]
+        for turn in begun:
+            turn.phase = RequestPhase.RUNNING
+            self.loop.running_batch.reqs.append(turn.req)
+        self._forget_ended()
+        return begun
+
+    def decode_round(self, command: Decode) -> list[LiveRequest]:
+        """As Driver.decode; these have their outputs when it is over."""
+        turns = self._running(command.requests)
+        require(all(t.output < OUTPUT for t in turns), Reason.UNFAITHFUL)
+        self.server.require_room([(t.fill - 1, t.fill) for t in turns], extend=False)
+        self.server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
+        return turns
+
+    def sampled(self, turns: Sequence[LiveRequest]) -> None:
+        for turn in turns:
+            self.server.forward(turn, turn.fill - 1, turn.fill)
+            turn.req.output_ids.extend(self.server.sample(turn, 1))
+
+    def end(self, command: LastToken) -> None:
+        [turn] = self._running([command.holder])
+        turn.req.finished_reason = self.release.batch.FINISH_LENGTH(length=0)
+        self._release(turn)
+
+    def retract_received(self, command: Retract) -> None:
+        """ScheduleBatch.release_req, and back into the queue; without a backup the request is given up."""
+        [turn] = self._running([command.request])
+        require(not command.in_flight, Reason.UNFAITHFUL)
+        saved = self.server.new_batch([turn], ForwardMode.DECODE).release_req(0, 0)
+        self.loop.running_batch.reqs.remove(turn.req)
+        turn.phase = RequestPhase.QUEUED
+        if saved:
+            self.queue.add(turn.req, is_retracted=True)
+        else:
+            del self.arrivals[command.request]
+
+    def abort_received(self, name: str) -> None:
+        """Scheduler.abort_request, wherever the request is."""
+        require(name in self.arrivals, Reason.UNKNOWN_REQUEST)
+        turn = self.arrivals[name]
+        require(turn.req.finished_reason is None, Reason.WRONG_PHASE)
+        self.abort_request(self.loop, Bag(rid=turn.req.rid))
+        if turn.req.to_finish is not None:  # a running request ends with its next result
+            turn.req.finished_reason = turn.req.to_finish
+            self._release(turn)
+        elif not self._is_somewhere(turn.req):
+            del self.arrivals[name]
+
+    # -- what they share --------------------------------------------------------------------------
+
+    def _release(self, turn: LiveRequest) -> None:
+        self.release.common.release_kv_cache(turn.req, self.server.cache, checkpoint=True)
+        self.loop.running_batch.reqs.remove(turn.req)
+        del self.arrivals[turn.name]
+
+    def _running(self, names: Sequence[str]) -> list[LiveRequest]:
+        require(names, Reason.EMPTY)
+        require(len({*names}) == len(names), Reason.DUPLICATE_LANE)
+        require(all(name in self.arrivals for name in names), Reason.UNKNOWN_REQUEST)
+        turns = [self.arrivals[name] for name in names]
+        require(all(turn.phase is RequestPhase.RUNNING for turn in turns), Reason.WRONG_PHASE)
+        return turns
+
+    def _peer(self, name: str) -> Peer:
+        require(name in self.arrivals, Reason.UNKNOWN_REQUEST)
+        return self.peers.by_room[self.arrivals[name].req.bootstrap_room]
+
+    def _is_somewhere(self, req: Any) -> bool:
+        return any(req is each for each, _ in self.where())
+
+    def where(self) -> list[tuple[Any, str]]:
+        """The requests of all queues, and which they are in."""
+        queue, transfers, failed = self.queue, self.transfers, self.peers.poll.Failed
+
+        def waits(each: Any) -> str:
+            return "greeted" if each.waiting_for_input else "waits"
+
+        def or_fails(each: Any, state: str) -> str:
+            return "fails" if each.kv_receiver.state == failed else state
+
+        return [
+            *((each.req, or_fails(each, waits(each))) for each in queue.queue),
+            *((each.req, or_fails(each, "receives")) for each in transfers.queue),
+            *((entry[0].req, "held") for entry in transfers._deferred_releases),
+            *((req, "retracted") for req in queue.retracted_queue),
+            *((req, "received") for req in self.loop.waiting_queue),
+            *((req, "runs") for req in self.loop.running_batch.reqs),
+        ]
+
+    def _forget_ended(self) -> None:
+        """Requests that were aborted and are in no queue are gone."""
+        there = {id(req) for req, _ in self.where()}
+        self.arrivals = {
+            name: turn for name, turn in self.arrivals.items()
+            if id(turn.req) in there or turn.req.finished_reason is None
+        }  # fmt: skip
+
+
+def abort_request(file: Any, batch: Any, common: Any) -> Any:
+    """Scheduler.abort_request, cut out of the release."""
+    env = {
+        "DisaggregationMode": importlib.import_module(_UTILS).DisaggregationMode,
+        "logger": logging.getLogger("sglang"),
+        "get_disagg": lambda: SERVER_ARGS, "get_parallel": lambda: SERVER_ARGS,
+        "FINISH_ABORT": batch.FINISH_ABORT, "_make_abort_req": lambda *_, **__: None,
+        "discard_kv_cache_backup": common.discard_kv_cache_backup,
+        "release_kv_cache": common.release_kv_cache,
+    }  # fmt: skip
+    return cut(file, frozenset({"Scheduler.abort_request"}), env)["abort_request"]
+
+
+class HostCopies(Bag):
+    """`get_cpu_copy` and `load_cpu_copy` of one device pool, of which the copy holds stamps."""
+
+    memory: list[int]
+    cpu_offloading_chunk_size = 1 << 12
+
+    def get_cpu_copy(self, indices: Any, **_: Any) -> list[list[list[Any]]]:
+        """A layer of one chunk of one tensor."""
+        return [[[torch.tensor([self.memory[slot] for slot in indices.tolist()])]]]
+
+    def load_cpu_copy(self, copy: list[list[list[Any]]], indices: Any, **_: Any) -> None:
+        stamps = [stamp for [tensor] in copy[0] for stamp in tensor.tolist()]
+        for slot, stamp in zip(indices.tolist(), stamps, strict=True):
+            self.memory[slot] = stamp

@@ -1,0 +1,119 @@
+"""What is done to a server that only decodes: the next command, and sizes of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from reference.commands import Abort, Decode, Evict, Piece, Prompt, Retract, prompt_len
+from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet, Poll, TierCommand
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import GONE, TierFacts, TierRequest
+from reference.tiers.locks import LockRanges
+from stateful_tests.generate.choice_source import Choices, once_in, pick
+from stateful_tests.generate.tier_profile import TierProfile
+
+OUTPUT = 4  # tokens for which a text leaves room
+
+
+def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
+    """Sizes that no preset has, of a server of that kind."""
+    page, host = pick(source, (1, 2, 2, 4)), like.decode == "plain"
+    full, windowed = 8 + source.upto(16), like.window is not None
+    swa, window = (6 + source.upto(full), 1 + source.upto(2 * page + 3)) if windowed else (0, None)
+    return replace(
+        like, page_size=page, window=window, full_pages=full, swa_pages=swa, rows=2 + source.upto(3),
+        host_pages=2 + source.upto(full) if host else 0, width=max(8, page * min(full, 12)),
+        host_swa_pages=2 + source.upto(8) if host and windowed else 0,
+    )  # fmt: skip
+
+
+def propose_decode_command(
+    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+) -> TierCommand:
+    """The next command."""
+    by_state: dict[str, list[TierRequest]] = {}
+    for request in facts.requests:
+        by_state.setdefault(request.state, []).append(request)
+    there = {request.name for request in facts.requests if request.state != GONE}
+    absent = [name for name in profile.requests if name not in there]
+    waits, runs = by_state.get("waits", []), by_state.get("runs", [])
+    writing = [request for request in facts.requests if request.writing]
+    failing = [*waits, *by_state.get("greeted", ()), *by_state.get("receives", ())]
+    weights = {
+        "await": profile.match * bool(absent), "greet": 2 * profile.match * bool(waits),
+        "poll": 2 * profile.poll + 4 * bool(facts.requests), "arrive": profile.complete * bool(writing),
+        "fail": profile.abort * bool(failing), "abort": (1 + profile.abort) * bool(there),
+        "expire": profile.abort * bool(by_state.get("held")), "decode": profile.insert * bool(runs),
+        "end": profile.insert * bool(runs), "retract": profile.send * bool(runs),
+        "evict": profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
+    }  # fmt: skip
+    match _drawn(source, weights):
+        case "await":
+            return Await(pick(source, absent), _prompt(beside, source, profile))
+        case "greet":
+            return Greet(pick(source, waits).name)
+        case "arrive":
+            return Arrive(pick(source, writing).name)
+        case "fail":
+            return FailPeer(pick(source, failing).name)
+        case "abort":
+            return Abort(pick(source, sorted(there)))
+        case "expire":
+            return Expire()
+        case "decode":
+            names = [request.name for request in runs if not once_in(source, 3)]
+            return Decode(tuple(names) or (pick(source, runs).name,))
+        case "end":
+            return LastToken(pick(source, runs).name)
+        case "retract":
+            return Retract(pick(source, runs).name)
+        case "evict":
+            return Evict(1 + source.upto(7), source.upto(4) if beside.config.window is not None else 0)
+        case "refused":
+            few: tuple[TierCommand, ...] = (Greet("h9"), Arrive("h9"), LastToken("h9"), Expire(), Abort("h9"))
+            return pick(source, few)
+    return Poll()
+
+
+def _drawn(source: Choices, weights: dict[str, int]) -> str:
+    at = source.upto(max(0, sum(weights.values()) - 1))
+    for kind, weight in weights.items():
+        if at < weight:
+            return kind
+        at -= weight
+    return "poll"
+
+
+def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
+    """One that was there before, longer or with another end, or a new one."""
+    most = beside.config.width - OUTPUT
+    if beside.seen and not once_in(source, 3):
+        first = pick(source, beside.seen)
+        kept = 1 + source.upto(prompt_len(first) - 1)
+        prompt = _cut(first, min(kept, most - 1))
+    else:
+        prompt = ()
+    more = 1 + source.upto(most - prompt_len(prompt) - 1)
+    return (*prompt, Piece(pick(source, "abcd" if prompt else profile.texts), more))
+
+
+def _cut(prompt: Prompt, length: int) -> Prompt:
+    pieces: list[Piece] = []
+    for piece in prompt:
+        taken = min(piece.tokens, length - prompt_len(tuple(pieces)))
+        if taken > 0:
+            pieces.append(Piece(piece.text, taken))
+    return tuple(pieces)
+
+
+def decode_finale(facts: TierFacts) -> TierCommand | None:
+    """What ends a run: nobody is there, and nobody writes."""
+    for request in facts.requests:
+        if request.writing:
+            return Arrive(request.name)
+        match request.state:
+            case "runs":
+                return LastToken(request.name)
+            case "waits" | "greeted" | "retracted":
+                return Abort(request.name)
+    return Poll() if facts.requests else None
