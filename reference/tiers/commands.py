@@ -38,8 +38,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The scheduler sends queued stores and takes note of what has completed, and of what threads of a
-    storage have done."""
+    """The scheduler sends queued stores and takes note of what has completed."""
 
 
 ALL = -1  # pages: as many as there are
@@ -86,7 +85,7 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """The prefill server answers: a Poll may take slots for the prompt."""
+    """The prefill server answers: a Poll may take slots."""
 
     holder: str
 

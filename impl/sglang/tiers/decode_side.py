@@ -288,7 +288,9 @@ class DecodeSide(OnServer):
         self.transfers._deferred_releases = [(each, start, 0.0, *more) for each, start, _, *more in held]
 
     def process_queues(self) -> list[LiveRequest]:
-        """process_decode_queue, then the requests that have arrived begin to decode; those."""
+        """process_decode_queue, then the oldest request that has arrived begins to decode: one at a time, so
+        that nobody's insert splits in the same command what another has just locked."""
+        self.loop.max_running_requests = len(self.loop.running_batch.reqs) + 1
         mixin = self.decode.SchedulerDisaggregationDecodeMixin
         mixin.process_decode_queue(self.loop)
         batch = mixin.get_new_prebuilt_batch(self.loop, self.loop.running_batch)

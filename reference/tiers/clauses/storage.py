@@ -13,7 +13,7 @@ from reference.tiers.step import TierStep
     "a stored page is that of its hash",
     "What is written to a storage under the hash of a page holds KV of the tokens that the hash stands for,"
     " in the namespace that it stands for.",
-    why="Whoever has the same hash, on any server, reads that KV as its own.",
+    why="Whoever has the hash, on any server, reads that KV as its own.",
     rule="tiers.facts",
     source="sglang HiCacheController._page_backup, sglang#38480, sglang#38577",
     scope="Trees with a host tier and a storage.",

@@ -150,9 +150,8 @@ def test_a_prompt_is_received_decoded_retracted_and_given_up(newest):
         assert any(part in line for line in told), (part, told)
     html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "h1 (receives), device full 2" in html and "slots are still to be written" in html
-    facts = run.history[run.first + 3].facts
-    said = str(facts_at(AtSlot("full", 2, False), run.history[run.first + 3]))
-    assert facts.requests[0].writing and "h1" in said and "the prefill server of h1" in said
+    said = str(facts_at(AtSlot("full", 2, False), run.history[3]))
+    assert run.history[3].facts.requests[0].writing and "h1" in said and "the prefill server of h1" in said
 
 
 @pytest.mark.parametrize(("lines", "reason"), [
@@ -164,7 +163,7 @@ def test_a_prompt_is_received_decoded_retracted_and_given_up(newest):
     ("await h1 a2; fail_peer h1; fail_peer h1", Reason.WRONG_PHASE),
     (RECEIVED + "; decode h1, h1", Reason.DUPLICATE_LANE), (RECEIVED + "; fail_peer h1", Reason.WRONG_PHASE),
     (RECEIVED + "; decode h1; decode h1; decode h1; decode h1", Reason.UNFAITHFUL),
-    ("abort h1", Reason.UNKNOWN_REQUEST), ("await h1 a2; abort h1; abort h1", Reason.WRONG_PHASE),
+    ("abort h1", Reason.UNKNOWN_REQUEST),
     ("insert h1 a2", Reason.UNFAITHFUL),
 ])  # fmt: skip
 def test_what_does_not_apply_on_a_server_that_only_decodes_is_refused(newest, lines, reason):
@@ -175,7 +174,7 @@ def test_what_does_not_apply_on_a_server_that_only_decodes_is_refused(newest, li
 def test_slots_that_are_held_are_freed_when_nobody_will_write_them(newest):
     lines = "await h1 a4; greet h1; poll; fail_peer h1; poll; expire; poll"
     run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
-    states = [[request.state for request in moment.facts.requests] for moment in run.history[run.first + 3 :]]
+    states = [[request.state for request in moment.facts.requests] for moment in run.history[-5:]]
     assert run.violation is None and states == [["receives"], ["fails"], ["held"], ["held"], []]
 
 
