@@ -6,6 +6,7 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from ci.documents import reported
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, known_faults, releases
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def text() -> str:
     for engine, (name, repository, about) in ENGINES.items():
         rows = [_row(fault, repository) for fault in known_faults().values() if fault.engine == engine]
         parts.append(f"## {name}\n\n{about}\n\n{_COLUMNS}{''.join(rows)}")
+        if engine == "sglang":
+            parts.append(_linked(reported.section(), repository))
     return "\n".join(parts)
 
 
@@ -52,10 +55,14 @@ def _row(fault: KnownFault, repository: str) -> str:
     names += [f"[{what}](reports/{file})" for what, file in more.items() if file]
     where = _span(fault, f"`+{fault.way}`")
     where += f" ({fault.only})" if fault.only else ""
-    issue = rf"[#\1](https://github.com/{repository}/issues/\1)"
-    upstream = re.sub(r"#(\d+)", issue, fault.upstream)
+    upstream = _linked(fault.upstream, repository)
     cells = " ".join(names), where, _seen(fault), fault.says, upstream
     return f"| {' | '.join(cells)} |\n"
+
+
+def _linked(text: str, repository: str) -> str:
+    """Numbers of issues as links."""
+    return re.sub(r"#(\d+)", rf"[#\1](https://github.com/{repository}/issues/\1)", text)
 
 
 def table() -> list[Data]:

@@ -5,16 +5,19 @@ from dataclasses import replace
 
 import pytest
 
+from ci.documents.reported import Report, reported
 from reference.blocks.commands import ResetCache
 from reference.commands import Evict, Insert
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.tiers.commands import Poll
 from reference.tiers.facts import GONE, NOWHERE, TierRead, TierRecord, TierRequest, TierTransfer, TierUser
 from reference.tiers.locks import LockRanges
+from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.tiers.scenes import (
     A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, NODES, OTHER, PAGE, PREFETCH, RECEIVED, RECEIVES,
     RECORDS, REST, SIZES, STORING, TRANSFERS, USERS, count, facts, kv, node, part, together, violated,
 )  # fmt: skip
+from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 
 COPIED = TRANSFERS[0]._replace(copied=True)
 FAULTS = [  # what is changed, the clause that sees it first, how expected and observed end
@@ -337,3 +340,17 @@ def test_a_waived_clause_is_not_evaluated():
     now = node(1, locks=count(1, 2))(FACTS)
     step = TierStep(SIZES, Poll(), False, FACTS, now, ranges.follow(now))
     assert broken(step, {"HOST-3"}) == []
+
+
+def test_what_was_reported_is_shown_by_a_fault_or_stands_for_a_planted_one():
+    for each in reported():
+        assert not each.planted or each.planted in TIER_FAULTS, each.numbers
+        if each.fault and (known := known_faults()[each.fault]).reports:
+            assert {*each.numbers} <= {*known.reports}, each.numbers
+
+
+def test_a_report_that_contradicts_itself_is_named():
+    with pytest.raises(ValueError, match=r"\(1,\): `fault` goes with the verdict shown"):
+        Report(numbers=(1,), says="", verdict="gone", fault="split-below-a-backup")
+    with pytest.raises(ValueError, match=r"known\.toml has no 'nothing'"):
+        Report(numbers=(1,), says="", verdict="shown", fault="nothing")

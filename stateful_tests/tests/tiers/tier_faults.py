@@ -76,10 +76,16 @@ class Loaded(TierDriver):
 
 
 def look_for(system: Loaded, fault: TierFault, seed: int, runs: int = 40) -> tuple[Trace | None, int]:
-    """The first run of a smoke plan that violates what the release does not; commands until then."""
-    plan, commands = tiers.plan("smoke", presets=[*TIER_PRESETS], examples=runs, seed=seed), 0
+    """The first run of a smoke plan that violates what the release does not; commands until then. Only
+    servers of the fault's kind are driven: with a storage, or which only decode."""
+    kind = tier_preset(fault.preset)
+    presets = [
+        name for name, sizes in TIER_PRESETS.items()
+        if (bool(sizes.storage), sizes.decode) == (bool(kind.storage), kind.decode)
+    ]  # fmt: skip
+    plan, commands = tiers.plan("smoke", presets=presets, examples=runs, seed=seed), 0
     for example in range(runs):
-        for preset in TIER_PRESETS:
+        for preset in presets:
             config = driving.unfitted(tiers.TIERED, preset, Mode.FAITHFUL)
             with system.faulty(fault):
                 driven = driving.drive(system, plan, driving.RunBatch(config, range(example, example + 1)))

@@ -1,0 +1,60 @@
+"""What upstream has reported of SGLang's second tier, and whether it was shown, from reported.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Literal
+
+import msgspec
+
+from stateful_tests.lockstep.known_faults import FOLDER, known_faults
+
+PATH = FOLDER / "reported.toml"
+_HEAD = """\
+### Its second tier, as reported
+
+What upstream has reported of it and of servers that only decode, from [reported.toml](reported.toml). "Gone":
+no release that is driven so has it; the planted fault that stands for it is found.
+
+| reported | what happens | here |
+| --- | --- | --- |
+"""
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An entry. fault: of known.toml, where it was shown; planted: of the tests' faults.toml."""
+
+    numbers: tuple[int, ...]
+    says: str
+    verdict: Literal["shown", "gone", "not met", "not reachable"]
+    fault: str = ""
+    why: str = ""
+    planted: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where fields contradict each other."""
+        if (self.verdict == "shown") != bool(self.fault):
+            raise ValueError(f"{self.numbers}: `fault` goes with the verdict shown, and only with it")
+        if self.fault and self.fault not in known_faults():
+            raise ValueError(f"{self.numbers}: known.toml has no {self.fault!r}")
+
+
+class _ReportFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    report: list[Report]
+
+
+def reported() -> list[Report]:
+    """All entries. Raises msgspec.ValidationError for a file that is wrong."""
+    return msgspec.convert(tomllib.loads(PATH.read_text(encoding="utf-8")), _ReportFile).report
+
+
+def section() -> str:
+    """The table of FINDINGS.md."""
+    return _HEAD + "".join(map(_row, reported()))
+
+
+def _row(report: Report) -> str:
+    numbers = ", ".join(f"#{number}" for number in report.numbers)
+    verdict = f"shown: {report.fault}" if report.fault else report.verdict
+    more = [report.why, f"planted: {report.planted}" if report.planted else ""]
+    return f"| {numbers} | {report.says} | {'; '.join(filter(None, [verdict, *more]))} |\n"
