@@ -15,7 +15,7 @@ from reference.cursors import floor_page
 from reference.radix_tree import Insertion, Key, Lock, Placed, Tree, nodes, path_of, shared
 from reference.rules.base import cursors_of
 from reference.state import Phase, State, text_tokens
-from stateful_tests.generate.commands.cases import evicts, request_of
+from stateful_tests.generate.commands.cases import evicts, request_of, tail
 
 
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
@@ -36,7 +36,9 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
         request = request_of(was, command.request)
         session = was.session(request.session)
         if request.in_flight and session is not None and session.slot is not None and not session.history:
-            yield "a turn is retracted again, results in flight"
+            allocated, target = cursors_of(request).kv_allocated_len, request.origin + request.output
+            back = tail(allocated, min(allocated, target), was.config.geometry.page_size)
+            yield f"a turn is retracted again, results in flight: {back}"
     if isinstance(command, Admit):
         request = request_of(was, command.request)
         session, at = was.session(request.session), cursors_of(request_of(now, command.request))
