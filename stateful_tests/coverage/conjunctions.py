@@ -37,8 +37,8 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
         session = was.session(request.session)
         if request.in_flight and session is not None and session.slot is not None and not session.history:
             allocated, target = cursors_of(request).kv_allocated_len, request.origin + request.output
-            back = tail(allocated, min(allocated, target), was.config.geometry.page_size)
-            yield f"a turn is retracted again, results in flight: {back}"
+            gives = tail(allocated, min(allocated, target), was.config.geometry.page_size)
+            yield f"a turn is retracted again, results in flight: {gives}"
     if isinstance(command, Admit):
         request = request_of(was, command.request)
         session, at = was.session(request.session), cursors_of(request_of(now, command.request))

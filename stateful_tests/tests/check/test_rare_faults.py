@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from impl.torch_kv.nodes import FULL, SWA
 from impl.torch_kv.system import TorchKV
 from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import CheckBusy
@@ -104,6 +105,65 @@ class ForgetsWhenASplitPrefixWasUsed(TorchKV):
             head.used = [0, 0]
 
 
+class UnlocksByTheWindow(TorchKV):
+    """Where a node is locked for full KV alone as well, an unlock looks again for where its window began."""
+
+    class tree_class(RadixTree):  # noqa: N801
+        def unlock_from(self, lock):
+            nodes = [node for node in self._upward(lock.node) if node.end > lock.swa_from]
+            mixed = any(node.locks[FULL] > node.locks[SWA] >= 1 for node in nodes)
+            return self.swa_from(lock.node) if mixed else super().unlock_from(lock)
+
+
+class LosesWhatABatchRecovers(TorchKV):
+    """Full pages of a tombstone that an entry recovers are lost where one before it has freed duplicates."""
+
+    class tree_class(RadixTree):  # noqa: N801
+        freed = None
+
+        def duplicate(self, full, swa, owed):
+            super().duplicate(full, swa, owed)
+            if self.freed is not None:
+                self.freed |= full.numel() > 0
+
+        def recover(self, node, slots, owed):
+            had = len(owed.full)
+            super().recover(node, slots, owed)
+            if self.freed:
+                del owed.full[had:]
+
+    def insert_unfinished(self, requests):
+        if self.tree is not None:
+            self.tree.freed = False
+        super().insert_unfinished(requests)
+        if self.tree is not None:
+            self.tree.freed = None
+
+
+class KeepsTheTailOfASecondRetract(TorchKV):
+    """A first turn that is retracted again with results in flight keeps what was allocated ahead."""
+
+    def skip_results(self, request):
+        session = request.session
+        again = session is not None and session.slot is not None and not session.history
+        self.keeps_its_tail = again and bool(request.in_flight)
+        super().skip_results(request)
+
+    def drop_overallocated(self, request, target):
+        if not self.keeps_its_tail:
+            super().drop_overallocated(request, target)
+
+
+class ResumesFromRAsEvicted(TorchKV):
+    """A resume that falls back to the tree's prefix keeps swa_evicted_seqlen."""
+
+    def free_tail(self, slot, prefix):
+        was = slot.cursors
+        super().free_tail(slot, prefix)
+        if was.kv_committed_len > prefix == was.cache_protected_len > 0:
+            self.put(slot, slot.cursors._replace(swa_evicted_seqlen=was.swa_evicted_seqlen))
+
+
 # The clause that names each with seed 0, and the commands before that at most.
 RARE: dict[type[TorchKV], tuple[str, int]] = {
     ClampsDrafts: ("OUT-1", 2_000), WindowNeverBeginsAtTheStart: ("OUT-1", 1_000),
@@ -111,6 +171,8 @@ RARE: dict[type[TorchKV], tuple[str, int]] = {
     KeepsASharedLock: ("TREE-6", 2_000), EvictsForWhoHasLostItsWindow: ("OUT-2", 20_000),
     ForgetsTheTailWithoutAWindow: ("LEN-2", 2_000), CountsComputedTokens: ("OUT-1", 2_000),
     ResumesInWholePages: ("SWA-2", 2_000), ForgetsWhenASplitPrefixWasUsed: ("TREE-11", 2_000),
+    UnlocksByTheWindow: ("TREE-6", 10_000), LosesWhatABatchRecovers: ("FREE-1", 10_000),
+    KeepsTheTailOfASecondRetract: ("LEN-2", 10_000), ResumesFromRAsEvicted: ("LEN-3", 4_000),
 }  # fmt: skip
 
 
