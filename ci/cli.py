@@ -18,6 +18,7 @@ from ci.output import lasting_output, plain
 from ci.commands import adapters, authoring, catalogue, documents, running, searching, servers, traces
 from ci.commands.shared import Unusable
 
+_LONGEST = 2000  # of a line: twenty names that a checkout lacks, and what to do
 _EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a package that is not there
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -97,7 +98,7 @@ def _run(
 
 
 def _complain(name: str, message: str, code: int) -> int:
-    print(f"{name}: {plain(message)[:600]}", file=sys.stderr)
+    print(f"{name}: {plain(message)[:_LONGEST]}", file=sys.stderr)
     return code
 
 
