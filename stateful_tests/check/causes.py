@@ -138,6 +138,15 @@ def _no_storage(system: AnySystem, trace: Trace) -> Trace:
     return _with_sizes(_none_of((Prefetch, Query, Fetch, Backup, Abort), system, trace), storage="")
 
 
+def _no_state(system: AnySystem, trace: Trace) -> Trace:
+    """The model has no recurrent layers."""
+    del system
+    if isinstance(trace.geometry, EngineConfig | TierConfig) or not trace.geometry.states:
+        return trace
+    kept = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
+    return _with_sizes(replace(trace, commands=tuple(kept)), states=0)
+
+
 # What a trace may need, and the trace without it. Which turns are rejected depends on the ends before.
 _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a retract": partial(_none_of, Retract),
@@ -156,6 +165,7 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "chunks that go on": _no_chunks,
     "a small host": _host_room,
     "a storage": _no_storage,
+    "recurrent state": _no_state,
     "a reset of host memory": partial(_none_of, ResetConnector),
     "a failed load": partial(_none_of, Fail),
     "priorities": partial(_engine_without, priority=False),

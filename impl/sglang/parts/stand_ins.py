@@ -44,7 +44,7 @@ SERVER_ARGS: Any = Bag(
     enable_mamba_extra_buffer=lambda: False,
     enable_mis=False,
     features=Bag(),
-    mamba=Bag(),
+    mamba=Bag(mamba_max_states_per_path=-1, enable_mamba_extra_buffer=False),
     strip_thinking_cache=False,
 )
 
@@ -192,6 +192,9 @@ def provided() -> dict[str, dict[str, Any]]:
             "attention_backends": lambda *_, **__: (SERVER_ARGS.attention_backend,) * 2,
             "get_flags": lambda: Bag(attn=Bag(backend=SERVER_ARGS.attention_backend)),
             "get_platform": lambda: Bag(device=SERVER_ARGS.device),
+            "mamba_cache_chunk_size": lambda: 1,
+            "mamba_checkpoint_grid": lambda page_size: page_size,
+            "mamba_track_grid": lambda page_size: page_size,
         },
         "sglang.srt.platforms": {"current_platform": PLATFORM},
         "sglang.srt.utils.rank_consensus_checker": {"rank_consensus": decorating},

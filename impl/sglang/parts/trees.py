@@ -26,6 +26,8 @@ class ReleaseTree:
     mapping: full slot -> SWA slot, as the allocator keeps it; None without a window.
     """
 
+    has_states = False  # the model has recurrent layers
+
     def __init__(self, cache: Any, mapping: Any) -> None:
         base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
         self._base = base
@@ -67,10 +69,12 @@ class ReleaseTree:
 
     # -- memory pressure --------------------------------------------------------------------------
 
-    def evict(self, full: int, swa: int) -> Freed:
-        """Have the release free so many tokens; what it says that it freed."""
-        done = self.cache.evict(self._base.EvictParams(num_tokens=full, swa_num_tokens=swa))
-        return Freed(int(done.num_tokens_evicted), int(done.swa_num_tokens_evicted))
+    def evict(self, full: int, swa: int, states: int = 0) -> Freed:
+        """Have the release free so many tokens, and states; what it says that it freed."""
+        params = {"mamba_num": states} if states else {}
+        done = self.cache.evict(self._base.EvictParams(num_tokens=full, swa_num_tokens=swa, **params))
+        freed = int(done.num_tokens_evicted), int(done.swa_num_tokens_evicted)
+        return Freed(*freed, int(done.mamba_num_evicted) if self.has_states else 0)
 
     def sizes(self) -> TreeSizes:
         """By the release's counters, in tokens."""
@@ -124,7 +128,8 @@ class ComponentTree(SWARadixTree):
     def __init__(self, cache: Any, mapping: Any) -> None:
         super().__init__(cache, mapping)
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
-        self._full, self._swa = kinds.FULL, kinds.SWA
+        self._kinds, self._full, self._swa = kinds, kinds.FULL, kinds.SWA
+        self.has_states = getattr(kinds, "MAMBA", None) in getattr(cache, "tree_components", ())
 
     def sizes(self) -> TreeSizes:
         if self.mapping is None:
@@ -132,6 +137,14 @@ class ComponentTree(SWARadixTree):
         return super().sizes()
 
     def _node(self, node: Any, path: list[int]) -> NodeView:
+        shown = self._kv(node, path)
+        if self.has_states:
+            state = node.component_data[self._kinds.MAMBA]
+            shown.state = None if state.value is None else int(state.value)
+            shown.state_locks = state.lock_ref
+        return shown
+
+    def _kv(self, node: Any, path: list[int]) -> NodeView:
         full = node.component_data[self._full]
         if self.mapping is None:
             return NodeView(path, full.value.tolist(), (), full.lock_ref, 0)

@@ -51,7 +51,10 @@ class SGLangSystem(WorkerSystem):
         # A reserve of pages, and more slots ahead than were requested, are policy; UNFAITHFUL is what
         # this release's scheduler never does.
         may_refuse=frozenset(
-            {Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.ROW_TOO_SHORT, Reason.UNFAITHFUL}
+            {
+                Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.OUT_OF_STATES, Reason.ROW_TOO_SHORT,
+                Reason.UNFAITHFUL,
+            }
         ),
     )
 
@@ -90,6 +93,7 @@ class SGLangSystem(WorkerSystem):
             commands=self.capabilities.commands | (_LATE if overlap else frozenset()),
             swa_tail=list(TABLE).index(release.version) >= list(TABLE).index("0.5.12"),
             uncounted=release.uncounted,
+            recurrent=release.recurrent and not overlap and tree is None and not gpu,
             waived=release.waived,
             settings={name: values for name, values in settings.items() if name not in os.environ},
         )

@@ -78,6 +78,15 @@ DRIVEN = """
 0.5.10 ...    mem_cache/swa_memory_pool.py | SWAKVPool
 0.5.10 ...    mem_cache/memory_pool.py | ReqToTokenPool(size=_, max_context_len=_, device=_, enable_memory_saver=_)
 0.5.10 ...    mem_cache/memory_pool.py | ReqToTokenPool.free_slots; ReqToTokenPool.req_to_token; ReqToTokenPool.size
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool(size=_, mamba_size=_, mamba_spec_state_size=_, max_context_len=_, device=_, enable_memory_saver=_, cache_params=_, mamba_layer_ids=_, enable_mamba_extra_buffer=_, enable_overlap_schedule=_)
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.mamba_allocator; HybridReqToTokenPool.mamba_pool; HybridReqToTokenPool.get_mamba_indices(_)
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.translate_mamba_indices(_); HybridReqToTokenPool.copy_mamba_state(_, _)
+0.5.22 ...    mem_cache/memory_pool.py | MambaPool.clear_slots(_); MambaPool.mamba_cache
+0.5.22 ...    mem_cache/memory_pool.py | MambaSlotAllocator
+0.5.22 ...    managers/schedule_batch.py | ReqKvInfo.holds_mamba; ReqKvInfo.mamba_pool_idx; ReqKvInfo.mamba_cow_src_index; ReqKvInfo.mamba_needs_clear
+0.5.22 ...    managers/schedule_batch.py | ScheduleBatch.mamba_cow_src_indices; ScheduleBatch.mamba_cow_dst_indices; ScheduleBatch.mamba_clear_indices
+0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.mamba_evictable_size(); UnifiedRadixCache.tree_components
+0.5.22 ...    mem_cache/base_prefix_cache.py | EvictParams(num_tokens=_, swa_num_tokens=_, mamba_num=_); EvictResult.mamba_num_evicted
 0.5.10 ...    mem_cache/cache_init_params.py | CacheInitParams(disable=_, req_to_token_pool=_, token_to_kv_pool_allocator=_, page_size=_, sliding_window_size=_, is_eagle=_)
 0.5.16 ...    mem_cache/cache_init_params.py | CacheInitParams.tree_components
 0.5.10 ...    mem_cache/base_prefix_cache.py | MatchPrefixParams(key=_, req=_); EvictParams(num_tokens=_, swa_num_tokens=_)

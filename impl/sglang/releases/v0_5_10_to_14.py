@@ -59,6 +59,8 @@ class Release0510(Objects):
     waived: ClassVar[dict[str, str]] = {}
     # The paged two-pool allocator declines an extend that leaves no page to spare per entry.
     spare_page_per_lane = True
+    # It can be driven with recurrent state (make_state_rows), where the tree keeps no other than the last.
+    recurrent = False
 
     @classmethod
     def require(cls, root: Path) -> None:
@@ -161,6 +163,10 @@ class Release0510(Objects):
         return self.memory_pool.ReqToTokenPool(
             size=rows, max_context_len=width, device=SERVER_ARGS.device, enable_memory_saver=False
         )
+
+    def make_state_rows(self, geometry: Geometry) -> Any:
+        """The same with slots of recurrent state, where that is driven."""
+        raise NotImplementedError(f"{self.version} with {geometry.states} states")
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         """The release's session cache around its radix tree, or its chunk cache where there is no tree."""

@@ -36,6 +36,7 @@ class Unified(Release0511):
             return super().make_cache(rows, allocator, geometry)
         kinds = self.unified.ComponentType
         parts = (kinds.FULL,) if geometry.window is None else (kinds.FULL, kinds.SWA)
+        parts += (kinds.MAMBA,) if geometry.states else ()
         params = self._cache_params(rows, allocator, geometry, tree_components=parts)
         return self.unified.UnifiedRadixCache(params)
 

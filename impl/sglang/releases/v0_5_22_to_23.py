@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from impl.lazy import torch
 from impl.sglang.parts import trees
+from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag
 from impl.sglang.releases.v0_5_15_to_21 import Release0521
 from reference.geometry import Geometry
 
@@ -18,6 +20,7 @@ class Release0522(Release0521):
 
     version = "0.5.22"
     tree = trees.UnifiedTree
+    recurrent = True
     keeping, keeps_slots, chunk_ends, checkpoints = "checkpoint", False, "extend_end", "checkpoint_kv_cache"
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
@@ -56,6 +59,17 @@ class Release0522(Release0521):
         super().computed(req, tokens, row, evicted)
         if evicted:  # in decode, before which the checkpoint of its prefill has used this
             req.swa_branching_seqlen = None
+
+    def make_state_rows(self, geometry: Geometry) -> Any:
+        """Rows of requests that have recurrent state: a layer whose states are one number each."""
+        shape = Bag(conv=[(1, 1)], temporal=(1, 1, 1))
+        params = Bag(shape=shape, dtype=Bag(conv=torch.float32, temporal=torch.int64), is_kda=False)
+        return self.memory_pool.HybridReqToTokenPool(
+            size=geometry.rows, mamba_size=geometry.states, mamba_spec_state_size=geometry.rows,
+            max_context_len=geometry.width, device=SERVER_ARGS.device, enable_memory_saver=False,
+            cache_params=params, mamba_layer_ids=[0], enable_mamba_extra_buffer=False,
+            enable_overlap_schedule=False,
+        )  # fmt: skip
 
 
 class Release0523(Release0522):

@@ -208,6 +208,7 @@ class Driver(Prefills, Ends, TreeCommands):
         require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
         turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING, late=late)
         require(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
+        require(self.server.states is None, Reason.UNFAITHFUL)  # no_buffer has no drafts
         self._window(turns)
         before = [server.cursors(t) for t in turns]
         # The release allocates up to 2 * draft_len past the commit of every entry, which lacks the result

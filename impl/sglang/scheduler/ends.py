@@ -35,6 +35,9 @@ class Ends(OnServer):
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
         require(1 <= command.finished_len <= turn.visible_output, Reason.BAD_LENGTH)
+        # Each token is looked at before the next is computed: no overlap, no drafts.
+        all_count = command.finished_len == turn.visible_output
+        require(self.server.states is None or all_count, Reason.UNFAITHFUL)
         first = self._first_in_flight(turn)
         self.results.before_finish(turn, command.finished_len)
         # The turn was to have that many outputs, so that is what the client saw of it.
@@ -92,6 +95,7 @@ class Ends(OnServer):
         lost, first = command.in_flight, self._first_in_flight(turn)
         require(0 <= lost <= (first is None), Reason.BAD_LENGTH)
         require(turn.visible_output > lost or not self.server.geometry.tree, Reason.BAD_LENGTH)
+        require(self.server.states is None or not lost, Reason.UNFAITHFUL)
         target = turn.origin + turn.visible_output - lost
         self.results.before_retract(turn, bool(lost))
         allocated = self.release.cursors(turn.req).kv_allocated_len
@@ -106,6 +110,8 @@ class Ends(OnServer):
         if command.marked:
             require(turn.phase is RequestPhase.QUEUED and not turn.started, Reason.WRONG_PHASE)
             self.server.require_room([(0, 1)], 1)
+            if self.server.states is not None:
+                self.server.states.require(2)
             turn.req.set_finish_with_abort("marked")
             if turn.other:  # its one token is of no text: all that are marked share it
                 setattr(turn.req, self.server.namespace, None)
@@ -118,6 +124,8 @@ class Ends(OnServer):
             # retract. There it has no lock.
             self._let_go(turn)
             self.release.abort_queued(turn.req)
+            if self.server.states is not None:
+                self.server.states.aborted(turn.req)
             del self.server.turns[turn.name]
             self._reap()
         elif not (turn.phase is RequestPhase.RUNNING and self._last_resort(turn)):
@@ -140,8 +148,11 @@ class Ends(OnServer):
         server, req = self.server, turn.req
         self._matched(turn)
         self.release.set_chunk(req, turn.prefix, turn.fill)
-        server.new_batch([turn], ForwardMode.EXTEND).prepare_for_extend()
+        batch = server.new_batch([turn], ForwardMode.EXTEND)
+        batch.prepare_for_extend()
         self._launch([turn], ForwardMode.EXTEND)
+        if server.states is not None:
+            server.states.deferred(batch)
         server.forward(turn, turn.prefix, turn.fill)
         req.output_ids.extend(server.sample(turn, 1))
         self.release.check_finished(req)

@@ -39,6 +39,8 @@ class OnServer:
             assert self.server.tree is not None
             self.server.tree.unlock(turn.req)
             turn.locked = False
+        if self.server.states is not None and turn.phase is RequestPhase.ADMITTED:
+            self.server.states.reverted(turn.req)
 
     def _matched(self, turn: LiveRequest) -> None:
         """Match and lock in the very cycle in which the request extends, as the scheduler does."""

@@ -41,6 +41,8 @@ class Prefills(OnServer):
     def admit(self, command: c.Admit) -> None:
         turn = self._turn(command.request)
         require(turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED), Reason.WRONG_PHASE)
+        if self.server.states is not None:
+            self.server.states.require_for_match(turn)
         self._let_go(turn)
         turn.req.init_next_round_input(self.server.cache)
         if self.server.tree is not None and self.release.row(turn.req) is None:
@@ -85,6 +87,8 @@ class Prefills(OnServer):
         fresh = sum(self.release.row(chunk.turn.req) is None for chunk in chunks)
         spans = [(chunk.turn.prefix, chunk.end) for chunk in chunks]
         self.server.require_room([*spans, *((turn.fill - 1, turn.fill) for turn in decodes)], fresh)
+        if self.server.states is not None:
+            self.server.states.require_for_prefill([chunk.turn for chunk in chunks])
         if self.overlap:  # a window eviction keeps clear of the chunk in flight, which is at most that long
             longest = max(tokens_of.values())
             SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
@@ -126,6 +130,8 @@ class Prefills(OnServer):
             running.prepare_for_decode()
             prefill.mix_with_running(running)
         self._launch(batch.entries, ForwardMode.EXTEND)
+        if server.states is not None:
+            server.states.deferred(prefill)
         for turn, (start, end) in zip(turns, spans, strict=True):
             server.forward(turn, start, end)
 

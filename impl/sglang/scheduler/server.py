@@ -17,6 +17,7 @@ from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.scheduler.states import States
 from impl.vocabulary import RequestPhase, require
 from reference.commands import Reason, token_id
 from reference.geometry import Geometry
@@ -126,11 +127,15 @@ class Server:
         self.allocator = release.make_allocator(geometry.full_pages * page, swa, page, need_sort)
         self.full_pool = self.allocator if swa is None else self.allocator.full_attn_allocator
         self.swa_pool = None if swa is None else self.allocator.swa_attn_allocator
-        self.rows = release.make_rows(geometry.rows, geometry.width)
+        self.rows = (
+            release.make_state_rows(geometry) if geometry.states
+            else release.make_rows(geometry.rows, geometry.width)
+        )  # fmt: skip
         self.spare_row = self._spare_row()
         self.cache = release.make_cache(self.rows, self.allocator, geometry)
         self.tree: ReleaseTree | None = release.make_tree(self.cache, self.allocator, geometry)
         self.lock_holders: dict[str, LockHolder] = {}
+        self.states = States(self) if geometry.states else None
         self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
         self.controller = release.make_controller(self.cache)
         self.turns: dict[str, LiveRequest] = {}
@@ -185,7 +190,8 @@ class Server:
         pools = [self.full_pool, *([] if self.swa_pool is None else [self.swa_pool])]
         page = self.geometry.page_size
         need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
-        return bool(self.rows.free_slots) and all(pool.available_size() >= need for pool in pools)
+        slots = self.states is None or self.states.left() > 1
+        return slots and bool(self.rows.free_slots) and all(pool.available_size() >= need for pool in pools)
 
     def named(self, name: str) -> bool:
         """Whether somebody has the name: sessions, requests and lock holders share one space."""
@@ -289,6 +295,8 @@ class Server:
         """
         text = [*turn.text, *drafts][start:end]
         slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
+        if self.states is not None:
+            self.states.fold(turn, text)
         text += [0] * (end - start - len(text))
         self.stamp(slots, text)
 
@@ -362,6 +370,7 @@ class Server:
             else self.allocator.full_to_swa_index_mapping[: (self.geometry.full_pages + 1) * page].tolist(),
             swa_stamps=self.swa_stamps,
             tree=self._tree_view(),
+            states=None if self.states is None else self.states.view(),
         )
 
     def cursors(self, turn: LiveRequest) -> Cursors:

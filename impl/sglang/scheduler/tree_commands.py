@@ -65,14 +65,20 @@ class TreeCommands(OnServer):
         computed = self._spelling(tokens, self._whole(len(tokens)))
         end = len(computed)
         server.require_room([(prefix, end)])
+        if server.states is not None:
+            server.states.require(2)
 
         holder = holder or self._newcomer(command.holder)
         self._compute(holder, computed, command.evicted)
+        if server.states is not None:
+            server.states.compute(holder.req, computed)
         if not command.chunked:
             release.hand_in(holder.req, server.cache, server.rows, self._tree())
             server.lock_holders.pop(command.holder, None)
             return
         release.checkpoint(holder.req, server.cache, chunked=True)
+        if server.states is not None:
+            server.states.free_slot(holder.req)
         locked_len = release.cursors(holder.req).cache_protected_len
         holder.tokens = self._spelling(tokens, locked_len)
         # A request would go on with what the tree did not take; a lock holder has nothing of its own.
@@ -82,11 +88,12 @@ class TreeCommands(OnServer):
         server.lock_holders[command.holder] = holder
 
     def evict(self, command: Evict) -> Freed:
-        require(command.full or command.swa, Reason.EMPTY)
+        require(command.full or command.swa or command.states, Reason.EMPTY)
         require(self.server.geometry.window is not None or command.swa == 0, Reason.NO_SWA)
+        require(self.server.states is not None or command.states == 0, Reason.NO_STATES)
         tree = self._tree()
-        require(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
-        return tree.evict(command.full, command.swa)
+        require(command.full >= 0 and command.swa >= 0 and command.states >= 0, Reason.BAD_LENGTH)
+        return tree.evict(command.full, command.swa, command.states)
 
     def _tree(self) -> ReleaseTree:
         tree = self.server.tree

@@ -1,0 +1,125 @@
+"""Recurrent state of a server whose tree keeps the state at the end of a text alone (no_buffer).
+
+Slots and nodes are the release's own: `HybridReqToTokenPool`, `MambaSlotAllocator`, the MAMBA component of
+its tree. What stands in a slot is a stamp (reference.states), in the pool's own tensor, so that the release's
+copies move it. Stand-ins, each after what a server does: the forward pass (`fold`), what the worker does
+before it (`deferred`: ModelRunner, model_runner.py:1920 in 0.5.23), and what the scheduler does with the slot
+of a request that it has matched and does not run (`reverted`: scheduler.py:4285; `aborted`:
+scheduler.py:5716).
+
+A server has slots enough for every request that runs (kv_cache_configurator.py). A run of kvspec has fewer:
+what would find none is refused before anything moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from impl.adapter import StatesView
+from impl.vocabulary import require
+from reference.commands import Reason
+from reference.states import EMPTY, chain
+
+if TYPE_CHECKING:
+    from impl.sglang.scheduler.server import LiveRequest, Server
+
+
+class States:
+    """The slots of one server. read: request of the last batch -> the stamp from which it went on."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.rows = server.rows
+        self.read: dict[str, int] = {}
+
+    # -- questions before a command ---------------------------------------------------------------
+
+    def left(self) -> int:
+        """Slots that are free or evictable."""
+        evictable = 0 if self.server.tree is None else self.server.cache.mamba_evictable_size()
+        return int(self.rows.mamba_allocator.available_size()) + int(evictable)
+
+    def require(self, slots: int) -> None:
+        require(slots <= self.left(), Reason.OUT_OF_STATES)
+
+    def require_for_match(self, turn: LiveRequest) -> None:
+        """Refuse an admission that may find no slot for its copy: the state that it matches must stay."""
+        if turn.req.kv.holds_mamba or self.rows.mamba_allocator.available_size():
+            return
+        lent = turn.session is not None and self.server.slot(turn.session) is not None
+        require(lent or self.server.tree is None or self.left() > 1, Reason.OUT_OF_STATES)
+
+    def require_for_prefill(self, turns: Sequence[LiveRequest]) -> None:
+        """Refuse a batch that needs more slots: for whoever has none, and for a copy of each that the tree
+        gets."""
+        copies = sum(self.server.hands_prompt_in(turn) for turn in turns)
+        self.require(sum(not turn.req.kv.holds_mamba for turn in turns) + copies)
+
+    # -- what a server does -----------------------------------------------------------------------
+
+    def reverted(self, req: Any) -> None:
+        """The scheduler has matched a request and does not run it."""
+        req.kv.mamba_cow_src_index = None
+        req.kv.mamba_needs_clear = False
+        if req.kv.holds_mamba and not getattr(req, "session", None):
+            self.free_slot(req)
+
+    def free_slot(self, req: Any) -> None:
+        self.rows.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(-1))
+        req.kv.mamba_pool_idx = None
+
+    def aborted(self, req: Any) -> None:
+        """A request in the waiting queue is given up."""
+        if req.kv.holds_mamba:
+            self.server.release.common.release_kv_cache(req, self.server.cache, checkpoint=False)
+
+    def deferred(self, batch: Any) -> None:
+        """Clears and copies that a prefill has put off until its forward pass."""
+        pool = self.rows
+        if batch.mamba_clear_indices is not None:
+            pool.mamba_pool.clear_slots(pool.translate_mamba_indices(batch.mamba_clear_indices))
+        if batch.mamba_cow_src_indices is not None:
+            source = pool.translate_mamba_indices(batch.mamba_cow_src_indices)
+            pool.copy_mamba_state(source, pool.translate_mamba_indices(batch.mamba_cow_dst_indices))
+        batch.mamba_clear_indices = batch.mamba_cow_src_indices = batch.mamba_cow_dst_indices = None
+
+    def fold(self, turn: LiveRequest, tokens: Sequence[int]) -> None:
+        """The recurrent layers of a forward pass: a request's state goes on by these tokens."""
+        slot = int(self.rows.get_mamba_indices(self.server.release.row(turn.req)))
+        stamp = self.read[turn.name] = int(self._cells[slot])
+        for token in tokens:
+            stamp = chain(stamp, token)
+        self._cells[slot] = stamp
+
+    def compute(self, req: Any, tokens: Sequence[int]) -> None:
+        """A lock holder has a slot with the state after these tokens."""
+        if not req.kv.holds_mamba:
+            if not self.rows.mamba_allocator.available_size():
+                assert self.server.tree is not None
+                self.server.tree.evict(0, 0, 1)
+            req.kv.mamba_pool_idx = self.rows.mamba_allocator.alloc(1)[0]
+        stamp = EMPTY
+        for token in tokens:
+            stamp = chain(stamp, token)
+        self._cells[int(req.kv.mamba_pool_idx)] = stamp
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    @property
+    def _cells(self) -> Any:
+        """A stamp for each slot."""
+        return self.rows.mamba_pool.mamba_cache.temporal.view(-1)
+
+    def view(self) -> StatesView:
+        server = self.server
+        slots = {name: server.slot(name) for name in server.controller.sessions}
+        having = {name: slot.kv for name, slot in slots.items() if slot is not None}
+        waiting = {name: turn.req.kv for name, turn in server.turns.items()}
+        return StatesView(
+            free=self.rows.mamba_allocator.free_slots.tolist(),
+            stamps=self._cells.tolist(),
+            requests={name: int(kv.mamba_pool_idx) for name, kv in waiting.items() if kv.holds_mamba},
+            sessions={name: int(kv.mamba_pool_idx) for name, kv in having.items() if kv.holds_mamba},
+            read=self.read,
+        )

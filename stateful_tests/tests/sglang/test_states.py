@@ -1,0 +1,98 @@
+"""SGLang with recurrent state: what the release does with slots and states is what the specification says."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.process.system import SGLangSystem
+from reference.commands import Mode
+from reference.geometry import preset
+from stateful_tests.generate.next_command import finale
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
+from stateful_tests.tests.support.commands import script
+from stateful_tests.tests.support.patched_code import replaced
+from stateful_tests.traces.files import load
+
+RELEASE = "0.5.23"
+REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
+WITH_STATES = [path for path in sorted(REGRESSIONS.glob("*.json")) if load(path).geometry.states]
+HIT = "insert h1 a4; submit r1 (no session) a4 +2; admit r1; extend r1 +1; extend r1 +1; decode r1"
+TURNS = "open s1; submit r1 in s1 a3; admit r1; extend r1 +3; decode r1; finish r1 keep 2"
+SCENES = {
+    "a hit goes on from a copy": HIT,
+    "a finished text is matched again": f"{HIT}; finish r1 keep 2; submit r2 (no session) a4 +2; admit r2",
+    "a session keeps its state": f"{TURNS}; submit r2 in s1 +2; admit r2; extend r2 +3; decode r2",
+    "a retracted request begins again": f"{HIT}; retract r1; admit r1; extend r1 +3; decode r1",
+    "a prompt twice in a batch": (
+        "submit r1 (no session) a3; admit r1; submit r2 (no session) a3; admit r2; extend r1 +3, r2 +3"
+    ),
+    "an abort in the queue frees the slot of a match": "insert h1 a2; submit r1 (no session) a3; admit r1;"
+    " abort r1",
+    "a split leaves the state below": "insert h1 a4; insert h2 a2; match h3 a4; evict full 0 states 1",
+    "one decodes while another prefills": (
+        f"{HIT}; submit r2 (no session) b3; admit r2; extend r2 +2, r1 +1; extend r2 +1, r1 +1"
+    ),
+}  # fmt: skip
+# What is changed in a copy of the release -> file, old, new, the clauses of which one must name it.
+FAULTS = {
+    "the copy is left out": (
+        "managers/schedule_batch.py", "cow_src_tensors.append(req.kv.mamba_cow_src_index)\n", "pass\n",
+        {"STA-1", "BROKEN"}),
+    "a duplicate state is not freed": (
+        "mem_cache/unified_cache/components/mamba.py",
+        "                self._free_mamba_value(insert_params.mamba_value)\n           "
+        " req.kv.mamba_last_track_seqlen",
+        "                pass\n            req.kv.mamba_last_track_seqlen", {"STA-6"}),
+    "a split moves the state up": (
+        "mem_cache/unified_cache/components/mamba.py",
+        "        new_parent.component_data[ct].value = None\n",
+        "        new_parent.component_data[ct].value = child.component_data[ct].value\n", {"STA-3", "STA-6"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def real(release):
+    return release(RELEASE)
+
+
+@pytest.mark.parametrize("path", WITH_STATES, ids=lambda path: path.stem)
+def test_traces_of_named_bugs_conform(real, path):
+    trace = replace(load(path), clause=None, expected=())
+    assert replay(real, trace).violation is None
+
+
+@pytest.mark.parametrize("text", SCENES.values(), ids=SCENES.keys())
+def test_scenes(real, text):
+    lockstep = Lockstep(real, replace(preset("state"), tree=True), Mode.FAITHFUL)
+    for command in (*script(text), *finale(lockstep.state, real.capabilities)):
+        lockstep.do(command)
+        assert lockstep.violation is None, (command, lockstep.violation)
+    for command in finale(lockstep.state, real.capabilities):
+        lockstep.do(command)
+        assert lockstep.violation is None, (command, lockstep.violation)
+
+
+def test_other_ways_to_run_have_no_state(release):
+    for spec in ("0.5.21", "0.5.23+overlap"):
+        with pytest.raises(UnusableImplementation, match="has no recurrent state"):
+            check_fits(release(spec), preset("state"))
+
+
+@pytest.mark.parametrize(("file", "old", "new", "clauses"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_fault_in_a_copy_is_named(real, tmp_path, file, old, new, clauses):
+    root = tmp_path / "root"
+    shutil.copytree(real.root, root)
+    path = root / "sglang" / "srt" / file
+    path.write_text(replaced(path, old, new))
+    system, found = SGLangSystem(path=root), set()
+    for text in SCENES.values():
+        lockstep = Lockstep(system, replace(preset("state"), tree=True), Mode.FAITHFUL)
+        for command in script(text):
+            if lockstep.violation is None:
+                lockstep.do(command)
+        found |= {*lockstep.violation.clauses} if lockstep.violation is not None else set()
+    system.close()
+    assert found & clauses, found
