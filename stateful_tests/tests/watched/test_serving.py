@@ -79,6 +79,14 @@ def test_shrinking_ends_with_the_time(monkeypatch):
     assert result.found and runner.runs <= 20
 
 
+def test_shrinking_one_finding_ends_with_its_time(monkeypatch):
+    monkeypatch.setattr(serving.time, "monotonic", itertools.count().__next__)
+    monkeypatch.setattr(serving, "SHRINK_S", 20)
+    runner = Pretends()
+    result = serving.check(runner, RELEASE, 1, 5, count=6)
+    assert list(result.found) == ["reads full"] and result.runs == 5 and runner.runs <= 5 + 10
+
+
 def test_a_conforming_check_finds_nothing_and_counts():
     runner = Pretends()
     result = serving.check(runner, RELEASE, 1, 3, count=1, fixed={"draft": 2})
