@@ -90,12 +90,18 @@ def _kept(step: Step) -> Failure | None:
     return _state_kept(step)
 
 
+def _needs_state(step: Step, lock: Locked) -> bool:
+    """A lock keeps the state at its end; a tree with rules of its own may give it back with the SWA part."""
+    given_back = "swa" in step.after.pools and lock.pinned_from == len(lock.key)
+    return lock.state and not (step.tree_policy_is_free and given_back)
+
+
 def _state_kept(step: Step) -> Failure | None:
     if not step.config.geometry.states or step.after.tree is None:
         return None
     having = {node.path for node in step.after.tree.nodes if node.state is not None}
     for holder, lock in sorted(step.locks.items()):
-        if lock.state and lock.key and lock.key not in having:
+        if _needs_state(step, lock) and lock.key and lock.key not in having:
             expected = f"the state after {path_text(lock.key)}, locked by {holder}, is there"
             return failure(expected, "it is not", AtLock(holder), AtNode(lock.key, "state"))
     return None
@@ -190,8 +196,8 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     concerns="cursors and locks",
     scope=f"{WITH_TREE} Locks follow from requests and lock owners, and from where nodes ended when the lock"
     " was taken. SWA counters are checked within bounds where prompts of one batch share a prefix, and where"
-    " a tree splits by its own rules; such a tree may release the SWA part of a lock early. `kvspec explore`"
-    " starts each step from the reference's locks.",
+    " a tree splits by its own rules; such a tree may release the SWA part of a lock early, and its state."
+    " `kvspec explore` starts each step from the reference's locks.",
     needs=("tree",),
     trigger=lambda s: len(s.locks) > 1,
 )
@@ -204,7 +210,8 @@ def _lock_counts(step: Step) -> Failure | None:
         swa_locks = node.swa_locks * has_swa
         states = [name for name, k in mine.items() if has_states and k.state and k.key == node.path]
         if node.full_locks == len(full) and len(swa) <= swa_locks <= most:
-            if node.state_locks != len(states):
+            least = sum(_needs_state(step, mine[name]) for name in states)
+            if not least <= node.state_locks <= len(states):
                 count = f"{where(node)}: {_names(states)} state locks"
                 place = AtNode(node.path, "state", len(states))
                 return failure(count, f"counter {node.state_locks}", place, *map(AtLock, states))
