@@ -91,6 +91,7 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "tier-back": TierConfig(1, None, 24, 0, 32, 0, 24, "write_back"),
     "tier-selective": TierConfig(1, None, 24, 0, 32, 0, 24, "write_through_selective"),
     "tier-small-host": TierConfig(1, None, 32, 0, 12, 0, 24),
+    "tier-back-small-host": TierConfig(1, None, 16, 0, 6, 0, 16, "write_back"),
     "tier-window": TierConfig(1, 3, 24, 16, 32, 24, 24),
     "tier-window-back": TierConfig(1, 3, 24, 16, 32, 24, 24, "write_back"),
     "tier-window-selective": TierConfig(1, 6, 32, 24, 40, 16, 24, "write_through_selective"),
