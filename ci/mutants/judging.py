@@ -86,7 +86,8 @@ AREAS = (
     *(Area(f"impl/vllm/{name}.py", (), (f"{_TESTS}/vllm/test_connectors.py",), without=_OF_RELEASES)
       for name in ("offload", "bare_connectors")),
     Area("stateful_tests/watched", (), _OF_LOGS,
-         without=tuple(f"stateful_tests/watched/{name}.py" for name in ("live", "population", "serving"))),
+         without=tuple(f"stateful_tests/watched/{name}.py"
+                       for name in ("live", "population", "serving", "situation"))),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE), (f"{_TESTS}/reference", f"{_TESTS}/check/test_own_tree_engine.py"),
