@@ -62,10 +62,12 @@ def propose_tier_command(
         "refused": 3 * once_in(source, 40),
     }
     if beside.config.storage:
-        weights |= {
-            "prefetch": profile.prefetch * bool(absent and beside.seen),
-            "thread": profile.threads * bool(_threads(facts)),
-            "admit": profile.match * bool(beside.waiting),
+        asks = [op for op in facts.operations if not op.back]
+        weights["poll"] += 10 * _to_drain(facts)
+        weights |= {  # what is in the tree is not asked for, and who is admitted gives up what is under way
+            "prefetch": profile.prefetch * bool(absent and beside.seen) * (1 if facts.nodes else 6),
+            "thread": profile.threads * bool(_threads(facts)) * (3 if asks else 1),
+            "admit": profile.match * bool(beside.waiting) // (8 if asks else 1),
             "abort": profile.abort * bool(beside.waiting),
             "forget": profile.prefetch * (not holders and not beside.waiting and not facts.in_flight),
         }
@@ -108,7 +110,9 @@ def _command(
             return Prefetch(pick(source, absent), _stored(beside, source))
         case "thread":
             pages = source.upto(3) if once_in(source, profile.short) else ALL
-            return pick(source, _threads(facts))(pages)
+            threads = _threads(facts)
+            reading = [each for each in threads if each is not Backup]
+            return pick(source, reading if reading and not once_in(source, 4) else threads)(pages)
         case "admit":
             name = pick(source, [*beside.waiting])
             return (Match if once_in(source, profile.loads) else Load)(name, beside.waiting[name])
