@@ -21,7 +21,7 @@ no release that is driven so has it; the planted fault that stands for it is fou
 """
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An entry. fault: of known.toml, where it was shown; planted: of the tests' faults.toml."""
 
     numbers: tuple[int, ...]
@@ -40,10 +40,10 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class _ReportFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    report: list[Report]
+    report: list[TierReport]
 
 
-def reported() -> list[Report]:
+def reported() -> list[TierReport]:
     """All entries. Raises msgspec.ValidationError for a file that is wrong."""
     return msgspec.convert(tomllib.loads(PATH.read_text(encoding="utf-8")), _ReportFile).report
 
@@ -53,7 +53,7 @@ def section() -> str:
     return _HEAD + "".join(map(_row, reported()))
 
 
-def _row(report: Report) -> str:
+def _row(report: TierReport) -> str:
     numbers = ", ".join(f"#{number}" for number in report.numbers)
     verdict = f"shown: {report.fault}" if report.fault else report.verdict
     more = [report.why, f"planted: {report.planted}" if report.planted else ""]

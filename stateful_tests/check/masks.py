@@ -103,8 +103,10 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
         if clause not in (None, *fault.clauses):
             continue
         there, fixed, breaks, instead, unplayed = [], [], set(), [], ""
-        for file in fault.traces:
-            trace = load(FOLDER / file)
+        loaded = [(file, load(FOLDER / file)) for file in fault.traces]
+        if not system.capabilities.recurrent and all(getattr(t.geometry, "states", 0) for _, t in loaded):
+            continue  # of recurrent states, which the release has not in this way
+        for file, trace in loaded:
             shown = fault.shown(trace.clause or "", release)
             if shown is None:
                 continue

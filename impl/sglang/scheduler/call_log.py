@@ -301,7 +301,8 @@ class Calls:
         return f"match({self._name(req)}, server.cache, {ids_text(ids)})"
 
     @staticmethod
-    def _evict(full: int, swa: int) -> str:
+    def _evict(full: int, swa: int, states: int = 0) -> str:
+        assert not states  # an export of a run with states is refused
         return f"evicted = server.cache.evict(EvictParams(num_tokens={full}, swa_num_tokens={swa}))"
 
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> str:

@@ -68,7 +68,7 @@ def by_id(system, base=None):
 
 def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
     known = list(masks(THREE))
-    lines = [mask.line for mask in known]
+    lines = [mask.line for mask in known if mask.fault.id != "queued-abort-finishes-turn"]
     assert lines[0].startswith("known: last-token (LEN-2, READ-1), not there any more on this tree: ")
     summary = "(OUT-1, SES-1, SES-2, SES-4), still there: A retract counts as the end of the turn"
     assert lines[1] == f"known: retract-ends-turn {summary}"
@@ -283,8 +283,10 @@ def test_a_system_that_is_no_release_has_no_known_faults():
 def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, release):
     system = release(name)
     known = list(masks(system))
-    requested = of_system("sglang", system.release, name.split("+")[1:])
-    assert [mask.fault.id for mask in known] == [fault.id for fault in requested]
+    requested = [fault.id for fault in of_system("sglang", system.release, name.split("+")[1:])]
+    if not system.capabilities.recurrent:
+        requested = [fault for fault in requested if fault != "queued-abort-finishes-turn"]
+    assert [mask.fault.id for mask in known] == requested
     gone = [mask.fault.id for mask in known if not mask.holds]
     assert gone == []
 

@@ -59,8 +59,8 @@ class EvictsWhatIsLocked(OwnTree):
 
 
 class TellsLess(OwnTree):
-    def evict(self, full, swa):
-        freed = super().evict(full, swa)
+    def evict(self, full, swa, states=0):
+        freed = super().evict(full, swa, states)
         return Freed(max(0, freed.full - 1), freed.swa)
 
 

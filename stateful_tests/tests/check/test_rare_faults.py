@@ -167,7 +167,7 @@ class ResumesFromRAsEvicted(TorchKV):
 # The clause that names each with seed 0, and the commands before that at most.
 RARE: dict[type[TorchKV], tuple[str, int]] = {
     ClampsDrafts: ("OUT-1", 2_000), WindowNeverBeginsAtTheStart: ("OUT-1", 1_000),
-    RemembersSessions: ("SES-2", 1_000), WritesNoEntries: ("CHK-2", 1_000),
+    RemembersSessions: ("OUT-1", 1_000), WritesNoEntries: ("CHK-2", 1_000),
     KeepsASharedLock: ("TREE-6", 2_000), EvictsForWhoHasLostItsWindow: ("OUT-2", 20_000),
     ForgetsTheTailWithoutAWindow: ("LEN-2", 2_000), CountsComputedTokens: ("OUT-1", 2_000),
     ResumesInWholePages: ("SWA-2", 2_000), ForgetsWhenASplitPrefixWasUsed: ("TREE-11", 2_000),
