@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ci.documents.reported import Report, reported
+from ci.documents.reported import TierReport, reported
 from reference.blocks.commands import ResetCache
 from reference.commands import Evict, Insert
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
@@ -351,6 +351,6 @@ def test_what_was_reported_is_shown_by_a_fault_or_stands_for_a_planted_one():
 
 def test_a_report_that_contradicts_itself_is_named():
     with pytest.raises(ValueError, match=r"\(1,\): `fault` goes with the verdict shown"):
-        Report(numbers=(1,), says="", verdict="gone", fault="split-below-a-backup")
+        TierReport(numbers=(1,), says="", verdict="gone", fault="split-below-a-backup")
     with pytest.raises(ValueError, match=r"known\.toml has no 'nothing'"):
-        Report(numbers=(1,), says="", verdict="shown", fault="nothing")
+        TierReport(numbers=(1,), says="", verdict="shown", fault="nothing")
