@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from reference.commands import Freed
 from reference.radix_tree import (
@@ -47,21 +48,22 @@ def _without_leaf(tree: Tree) -> tuple[Tree, Freed] | None:
 def _without_swa(tree: Tree) -> tuple[Tree, Freed] | None:
     """Without the SWA KV that goes first."""
     placed = _oldest(tree, _swa_candidate, "swa_used")
-    if placed is None:
-        return None
-    if placed.node.children or full_locked(tree, placed):
-        return changed(tree, placed.path, partial(stamped, live=False)), Freed(0, len(placed.node.key))
-    return _dropped(tree, placed)
+    freed = Freed(0, len(placed.node.key)) if placed is not None else Freed(0, 0)
+    return _less(tree, placed, freed, live=False)
 
 
 @remembered
 def _without_state(tree: Tree) -> tuple[Tree, Freed] | None:
     """Without the state that goes first."""
-    placed = _oldest(tree, _state_candidate, "state_used")
+    return _less(tree, _oldest(tree, _state_candidate, "state_used"), Freed(0, 0, 1), state_used=0)
+
+
+def _less(tree: Tree, placed: Placed | None, freed: Freed, **marks: Any) -> tuple[Tree, Freed] | None:
+    """Without a part of a node, or without the node where it is a leaf that nobody has locked."""
     if placed is None:
         return None
     if placed.node.children or full_locked(tree, placed):
-        return changed(tree, placed.path, partial(stamped, state_used=0)), Freed(0, 0, 1)
+        return changed(tree, placed.path, partial(stamped, **marks)), freed
     return _dropped(tree, placed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from impl.bugs.register import bug
 from impl.torch_kv.cursors import N, RowCursors, larger, smaller
-from impl.torch_kv.sessions import KVRequest
+from impl.torch_kv.requests import KVRequest
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import Played
 from reference.commands import Choice, Launch

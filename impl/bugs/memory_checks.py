@@ -8,7 +8,7 @@ from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.memory_checks import Named
 from impl.torch_kv.cursors import larger
 from impl.lazy import Tensor
-from impl.torch_kv.sessions import KVRequest, KVSession, Slot
+from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.torch_kv.system import TorchKV
 from reference.commands import Command, Outcome, Report
 from reference.geometry import Geometry

@@ -9,7 +9,7 @@ from impl.bugs.register import bug
 from impl.torch_kv.cursors import N, RowCursors, larger, whole
 from impl.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
-from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.requests import KVRequest, KVSession
 from impl.torch_kv.store import BatchSpan, KVStore, ragged
 from impl.torch_kv.system import TorchKV
 

@@ -9,7 +9,7 @@ from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors
 from impl.lazy import Tensor
 from impl.torch_kv.nodes import FULL, Key
-from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.requests import KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import Played, require
 from reference.commands import Choice, Reason, Report

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from impl.torch_kv.pool import PagePool
-from impl.torch_kv.states import StateSlots
+from impl.torch_kv.state_slots import StateSlots
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.system import TorchKV
 from impl.torch_kv.radix_tree import RadixTree

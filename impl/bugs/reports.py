@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors
-from impl.torch_kv.sessions import KVRequest, KVSession, Slot
+from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.torch_kv.system import TorchKV
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors, larger, whole
 from impl.lazy import Tensor, torch
-from impl.torch_kv.sessions import KVRequest, KVSession, Slot
+from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import CommandRefused, Played, RequestPhase
 from reference.commands import MEMORY_REASONS, Choice, Draft, EvictSwa, Extend

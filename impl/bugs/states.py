@@ -5,8 +5,8 @@ from __future__ import annotations
 from impl.bugs.register import bug
 from impl.torch_kv.nodes import NodeLock, TreeNode
 from impl.torch_kv.radix_tree import RadixTree
-from impl.torch_kv.sessions import KVRequest, KVSession, Slot
-from impl.torch_kv.states import StateSlots
+from impl.torch_kv.requests import KVRequest, KVSession, Slot
+from impl.torch_kv.state_slots import StateSlots
 from impl.torch_kv.system import TorchKV
 from reference.commands import Draft, Freed, SpecDecode, token_id
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from impl.bugs.register import bug
 from impl.torch_kv.nodes import Key, MatchedPrefix, NodeLock, TreeNode
-from impl.torch_kv.states import StateSlots
+from impl.torch_kv.state_slots import StateSlots
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.radix_tree import RadixTree
 

@@ -8,7 +8,7 @@ from functools import partial
 from impl import adapter
 from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key
-from impl.torch_kv.sessions import KVSession
+from impl.torch_kv.requests import KVSession
 from impl.torch_kv.steps import Steps
 from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import RequestPhase, require, spelled, well_formed

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from impl.torch_kv.cursors import larger
 from impl.lazy import Tensor, torch
 from impl.torch_kv.radix import PrefixRules
-from impl.torch_kv.sessions import KVRequest, KVSession, Slot
+from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.vocabulary import IN_BATCH, require
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 

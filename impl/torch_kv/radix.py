@@ -17,7 +17,8 @@ from impl.adapter import TreeSizes
 from impl.torch_kv.cursors import ZERO, Lanes, N, RowCursors
 from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key, NodeLock, TreeNode
-from impl.torch_kv.sessions import KVRequest, KVSession, SessionRules
+from impl.torch_kv.requests import KVRequest, KVSession
+from impl.torch_kv.sessions import SessionRules
 from impl.torch_kv.store import BatchSpan
 from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import require

@@ -20,7 +20,7 @@ from impl.adapter import NodeView, TreeSizes
 from impl.lazy import Tensor, torch
 from impl.torch_kv.eviction_queues import EvictionQueues
 from impl.torch_kv.nodes import FULL, SWA, Entry, Key, MatchedPrefix, NodeLock, Owed, TreeNode
-from impl.torch_kv.states import NodeStates, StateSlots
+from impl.torch_kv.state_slots import NodeStates, StateSlots
 from impl.torch_kv.store import KVStore
 from reference.commands import Freed
 

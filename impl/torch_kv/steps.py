@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from impl.torch_kv.memory_checks import MemoryChecks
 from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
 from impl.lazy import Tensor, torch
-from impl.torch_kv.sessions import KVRequest
+from impl.torch_kv.requests import KVRequest
 from impl.vocabulary import IN_BATCH, Played, RequestPhase, require
 from reference import commands as c
 from reference.commands import Reason, token_id

@@ -12,8 +12,8 @@ from impl import adapter
 from impl.torch_kv.cursors import ZERO
 from impl.lazy import torch
 from impl.torch_kv.lock_holders import LockHolders
-from impl.torch_kv.sessions import KVRequest, KVSession
-from impl.torch_kv.states import StateSlots
+from impl.torch_kv.requests import KVRequest, KVSession
+from impl.torch_kv.state_slots import StateSlots
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled, well_formed

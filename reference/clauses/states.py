@@ -88,7 +88,7 @@ def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
 
 
 def _continued(step: Step, hits: bool) -> Failure | None:
-    """The first entry that has gone on from another state than the one after all that is before it."""
+    """The first entry that continues from another state than the one after all that is before it."""
     states = step.after.states
     for request, start, hit in _entries(step) if states is not None else ():
         if hit != hits:

@@ -7,7 +7,8 @@ Hypothesis. Low numbers are the plain ones, so that Hypothesis shrinks towards p
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -38,3 +39,9 @@ def pick(choices: Choices, items: Sequence[T]) -> T:
 def once_in(choices: Choices, n: int) -> bool:
     """True once in `n` times."""
     return choices.upto(n - 1) == n - 1
+
+
+def by_weight(choices: Choices, weights: Mapping[T, int]) -> T | None:
+    """A key, as often as its weight says; None where all are 0."""
+    at = choices.upto(max(0, sum(weights.values()) - 1))
+    return next((key for key, end in zip(weights, accumulate(weights.values())) if at < end), None)

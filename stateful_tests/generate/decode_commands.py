@@ -9,7 +9,7 @@ from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer,
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import GONE, TierFacts, TierRequest
 from reference.tiers.locks import LockRanges
-from stateful_tests.generate.choice_source import Choices, once_in, pick
+from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
 from stateful_tests.generate.tier_profile import TierProfile
 
 OUTPUT = 4  # tokens for which a text leaves room
@@ -47,7 +47,7 @@ def propose_decode_command(
         "end": profile.insert * bool(runs), "retract": profile.send * bool(runs),
         "evict": profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
     }  # fmt: skip
-    match _drawn(source, weights):
+    match by_weight(source, weights):
         case "await":
             return Await(pick(source, absent), _prompt(beside, source, profile))
         case "greet":
@@ -73,15 +73,6 @@ def propose_decode_command(
             few: tuple[TierCommand, ...] = (Greet("h9"), Arrive("h9"), LastToken("h9"), Expire(), Abort("h9"))
             return pick(source, few)
     return Poll()
-
-
-def _drawn(source: Choices, weights: dict[str, int]) -> str:
-    at = source.upto(max(0, sum(weights.values()) - 1))
-    for kind, weight in weights.items():
-        if at < weight:
-            return kind
-        at -= weight
-    return "poll"
 
 
 def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt:

@@ -5,13 +5,12 @@ Mostly commands that apply; one in N need not, and may be refused. `Choices` mak
 
 from __future__ import annotations
 
-from itertools import accumulate
 
 from impl.adapter import Capabilities
 from reference.commands import Abort, CheckIdle, Close, Command, Evict, Unlock
 from reference.prefix_cache import lock_holders
 from reference.state import State
-from stateful_tests.generate.choice_source import Choices, once_in
+from stateful_tests.generate.choice_source import Choices, by_weight, once_in
 from stateful_tests.generate.commands import HARNESSES
 from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.run_profile import RunProfile
@@ -26,9 +25,8 @@ def propose(state: State, source: Choices, profile: RunProfile) -> Command:
 
 def next_of(c: Enabled) -> Command:
     """A command of the kinds that may come next, each as often as it is called for."""
-    weights = kind_weights(c)
-    at = c.source.upto(sum(weights.values()) - 1)
-    kind = next(kind for kind, end in zip(weights, accumulate(weights.values())) if at < end)
+    kind = by_weight(c.source, kind_weights(c))
+    assert kind is not None  # some command may always come
     command: Command = HARNESSES[kind].draw(c)
     return command
 

@@ -16,7 +16,7 @@ from reference.tiers.commands import ALL, Backup, Fetch, Load, Poll, Prefetch, Q
 from reference.tiers.config import POLICIES, STORAGE, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierTransfer
 from reference.tiers.locks import LockRanges, path
-from stateful_tests.generate.choice_source import Choices, once_in, pick
+from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
 from stateful_tests.generate.decode_commands import (
     decode_finale, draw_decode_config, propose_decode_command,
 )  # fmt: skip
@@ -71,17 +71,8 @@ def propose_tier_command(
             "abort": profile.abort * bool(beside.waiting),
             "forget": profile.prefetch * (not holders and not beside.waiting and not facts.in_flight),
         }
-    kind = _drawn(source, weights)
+    kind = by_weight(source, weights) or "poll"
     return _command(kind, beside, facts, source, profile, holders, absent, moving, queued)
-
-
-def _drawn(source: Choices, weights: dict[str, int]) -> str:
-    at = source.upto(max(0, sum(weights.values()) - 1))
-    for kind, weight in weights.items():
-        if at < weight:
-            return kind
-        at -= weight
-    return "poll"
 
 
 def _command(

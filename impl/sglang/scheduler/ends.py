@@ -124,8 +124,8 @@ class Ends(OnServer):
             # retract. There it has no lock.
             self._let_go(turn)
             self.release.abort_queued(turn.req)
-            if self.server.states is not None:
-                self.server.states.aborted(turn.req)
+            if self.server.states is not None and turn.req.kv.holds_mamba:  # Scheduler.abort_request
+                self.release.common.release_kv_cache(turn.req, self.server.cache, checkpoint=False)
             del self.server.turns[turn.name]
             self._reap()
         elif not (turn.phase is RequestPhase.RUNNING and self._last_resort(turn)):

@@ -42,7 +42,8 @@ class Prefills(OnServer):
         turn = self._turn(command.request)
         require(turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED), Reason.WRONG_PHASE)
         if self.server.states is not None:
-            self.server.states.require_for_match(turn)
+            lent = turn.session is not None and self.server.slot(turn.session) is not None
+            self.server.states.require_for_match(turn.req, lent)
         self._let_go(turn)
         turn.req.init_next_round_input(self.server.cache)
         if self.server.tree is not None and self.release.row(turn.req) is None:
@@ -88,7 +89,8 @@ class Prefills(OnServer):
         spans = [(chunk.turn.prefix, chunk.end) for chunk in chunks]
         self.server.require_room([*spans, *((turn.fill - 1, turn.fill) for turn in decodes)], fresh)
         if self.server.states is not None:
-            self.server.states.require_for_prefill([chunk.turn for chunk in chunks])
+            copies = sum(self.server.hands_prompt_in(chunk.turn) for chunk in chunks)
+            self.server.states.require_for_prefill([chunk.turn.req for chunk in chunks], copies)
         if self.overlap:  # a window eviction keeps clear of the chunk in flight, which is at most that long
             longest = max(tokens_of.values())
             SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, TreeView, View
+from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, StatesView, TreeView, View
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
 from impl.sglang.parts.trees import ReleaseTree
@@ -135,7 +135,7 @@ class Server:
         self.cache = release.make_cache(self.rows, self.allocator, geometry)
         self.tree: ReleaseTree | None = release.make_tree(self.cache, self.allocator, geometry)
         self.lock_holders: dict[str, LockHolder] = {}
-        self.states = States(self) if geometry.states else None
+        self.states = States(self.rows, self.tree) if geometry.states else None
         self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
         self.controller = release.make_controller(self.cache)
         self.turns: dict[str, LiveRequest] = {}
@@ -296,7 +296,7 @@ class Server:
         text = [*turn.text, *drafts][start:end]
         slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
         if self.states is not None:
-            self.states.fold(turn, text)
+            self.states.fold(turn.name, self.release.row(turn.req), text)
         text += [0] * (end - start - len(text))
         self.stamp(slots, text)
 
@@ -370,8 +370,15 @@ class Server:
             else self.allocator.full_to_swa_index_mapping[: (self.geometry.full_pages + 1) * page].tolist(),
             swa_stamps=self.swa_stamps,
             tree=self._tree_view(),
-            states=None if self.states is None else self.states.view(),
+            states=self._states_view(),
         )
+
+    def _states_view(self) -> StatesView | None:
+        if self.states is None:
+            return None
+        slots = {name: self.slot(name) for name in self.controller.sessions}
+        kept = {name: slot.kv for name, slot in slots.items() if slot is not None}
+        return self.states.view({name: turn.req.kv for name, turn in self.turns.items()}, kept)
 
     def cursors(self, turn: LiveRequest) -> Cursors:
         """Of a request that has a row, with what it will have committed when all that show are processed."""

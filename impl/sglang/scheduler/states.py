@@ -4,8 +4,7 @@ Slots and nodes are the release's own: `HybridReqToTokenPool`, `MambaSlotAllocat
 its tree. What stands in a slot is a stamp (reference.states), in the pool's own tensor, so that the release's
 copies move it. Stand-ins, each after what a server does: the forward pass (`fold`), what the worker does
 before it (`deferred`: ModelRunner, model_runner.py:1920 in 0.5.23), and what the scheduler does with the slot
-of a request that it has matched and does not run (`reverted`: scheduler.py:4285; `aborted`:
-scheduler.py:5716).
+of a request that it has matched and does not run (`reverted`: scheduler.py:4285).
 
 A server has slots enough for every request that runs (kv_cache_configurator.py). A run of kvspec has fewer:
 what would find none is refused before anything moves.
@@ -13,7 +12,7 @@ what would find none is refused before anything moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from impl.adapter import StatesView
@@ -22,39 +21,36 @@ from reference.commands import Reason
 from reference.states import EMPTY, chain
 
 if TYPE_CHECKING:
-    from impl.sglang.scheduler.server import LiveRequest, Server
+    from impl.sglang.parts.trees import ReleaseTree
 
 
 class States:
     """The slots of one server. read: request of the last batch -> the stamp from which it went on."""
 
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.rows = server.rows
+    def __init__(self, rows: Any, tree: ReleaseTree | None) -> None:
+        self.rows, self.tree = rows, tree
         self.read: dict[str, int] = {}
 
     # -- questions before a command ---------------------------------------------------------------
 
     def left(self) -> int:
         """Slots that are free or evictable."""
-        evictable = 0 if self.server.tree is None else self.server.cache.mamba_evictable_size()
+        evictable = 0 if self.tree is None else self.tree.cache.mamba_evictable_size()
         return int(self.rows.mamba_allocator.available_size()) + int(evictable)
 
     def require(self, slots: int) -> None:
         require(slots <= self.left(), Reason.OUT_OF_STATES)
 
-    def require_for_match(self, turn: LiveRequest) -> None:
-        """Refuse an admission that may find no slot for its copy: the state that it matches must stay."""
-        if turn.req.kv.holds_mamba or self.rows.mamba_allocator.available_size():
+    def require_for_match(self, req: Any, lent: bool) -> None:
+        """Refuse an admission that may find no slot for its copy: the state that it matches must stay.
+        lent: the request runs on the slot of its session."""
+        if req.kv.holds_mamba or self.rows.mamba_allocator.available_size():
             return
-        lent = turn.session is not None and self.server.slot(turn.session) is not None
-        require(lent or self.server.tree is None or self.left() > 1, Reason.OUT_OF_STATES)
+        require(lent or self.tree is None or self.left() > 1, Reason.OUT_OF_STATES)
 
-    def require_for_prefill(self, turns: Sequence[LiveRequest]) -> None:
-        """Refuse a batch that needs more slots: for whoever has none, and for a copy of each that the tree
-        gets."""
-        copies = sum(self.server.hands_prompt_in(turn) for turn in turns)
-        self.require(sum(not turn.req.kv.holds_mamba for turn in turns) + copies)
+    def require_for_prefill(self, reqs: Sequence[Any], copies: int) -> None:
+        """Refuse a batch that needs more slots: for whoever has none, and `copies` that the tree gets."""
+        self.require(sum(not req.kv.holds_mamba for req in reqs) + copies)
 
     # -- what a server does -----------------------------------------------------------------------
 
@@ -69,11 +65,6 @@ class States:
         self.rows.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(-1))
         req.kv.mamba_pool_idx = None
 
-    def aborted(self, req: Any) -> None:
-        """A request in the waiting queue is given up."""
-        if req.kv.holds_mamba:
-            self.server.release.common.release_kv_cache(req, self.server.cache, checkpoint=False)
-
     def deferred(self, batch: Any) -> None:
         """Clears and copies that a prefill has put off until its forward pass."""
         pool = self.rows
@@ -84,10 +75,10 @@ class States:
             pool.copy_mamba_state(source, pool.translate_mamba_indices(batch.mamba_cow_dst_indices))
         batch.mamba_clear_indices = batch.mamba_cow_src_indices = batch.mamba_cow_dst_indices = None
 
-    def fold(self, turn: LiveRequest, tokens: Sequence[int]) -> None:
+    def fold(self, name: str, row: Any, tokens: Sequence[int]) -> None:
         """The recurrent layers of a forward pass: a request's state goes on by these tokens."""
-        slot = int(self.rows.get_mamba_indices(self.server.release.row(turn.req)))
-        stamp = self.read[turn.name] = int(self._cells[slot])
+        slot = int(self.rows.get_mamba_indices(row))
+        stamp = self.read[name] = int(self._cells[slot])
         for token in tokens:
             stamp = chain(stamp, token)
         self._cells[slot] = stamp
@@ -96,8 +87,8 @@ class States:
         """A lock holder has a slot with the state after these tokens."""
         if not req.kv.holds_mamba:
             if not self.rows.mamba_allocator.available_size():
-                assert self.server.tree is not None
-                self.server.tree.evict(0, 0, 1)
+                assert self.tree is not None
+                self.tree.evict(0, 0, 1)
             req.kv.mamba_pool_idx = self.rows.mamba_allocator.alloc(1)[0]
         stamp = EMPTY
         for token in tokens:
@@ -111,15 +102,12 @@ class States:
         """A stamp for each slot."""
         return self.rows.mamba_pool.mamba_cache.temporal.view(-1)
 
-    def view(self) -> StatesView:
-        server = self.server
-        slots = {name: server.slot(name) for name in server.controller.sessions}
-        having = {name: slot.kv for name, slot in slots.items() if slot is not None}
-        waiting = {name: turn.req.kv for name, turn in server.turns.items()}
+    def view(self, requests: Mapping[str, Any], sessions: Mapping[str, Any]) -> StatesView:
+        """requests, sessions: the records of KV (`kv`) by the names of who holds them."""
         return StatesView(
             free=self.rows.mamba_allocator.free_slots.tolist(),
             stamps=self._cells.tolist(),
-            requests={name: int(kv.mamba_pool_idx) for name, kv in waiting.items() if kv.holds_mamba},
-            sessions={name: int(kv.mamba_pool_idx) for name, kv in having.items() if kv.holds_mamba},
+            requests={name: int(kv.mamba_pool_idx) for name, kv in requests.items() if kv.holds_mamba},
+            sessions={name: int(kv.mamba_pool_idx) for name, kv in sessions.items() if kv.holds_mamba},
             read=self.read,
         )

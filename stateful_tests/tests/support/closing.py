@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.requests import KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import RequestPhase
 
