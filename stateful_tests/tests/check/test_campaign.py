@@ -11,7 +11,7 @@ import pytest
 
 from ci.report.data import check_data
 from impl.adapter import Capabilities, UnusableImplementation
-from reference.commands import Abort, Decode, Done, Mode, Open, Reason, Refused, Retract
+from reference.commands import Abort, Decode, Done, Mode, Open, Reason, Refused, Retract, SpecDecode
 from reference.geometry import PRESETS, preset
 from stateful_tests.check import driving, finder, turns
 from stateful_tests.check.campaign import run
@@ -351,6 +351,31 @@ class Takes(ReferenceSystem):
         if not self.takes(geometry):
             raise UnusableImplementation("no such sizes")
         super().reset(geometry)
+
+
+class WithoutDrafts(ReferenceSystem):
+    """A recurrent model has no drafts here."""
+
+    capabilities = replace(
+        ReferenceSystem.capabilities, exact_reasons=False, may_refuse=frozenset({Reason.UNFAITHFUL})
+    )
+    kind = SpecDecode
+
+    def apply(self, command):
+        return Refused(Reason.UNFAITHFUL) if isinstance(command, self.kind) else super().apply(command)
+
+
+class WithoutDecodes(WithoutDrafts):
+    """Nor does it decode otherwise, which no policy explains."""
+
+    kind = Decode
+
+
+@pytest.mark.parametrize("system, exit_code", [(WithoutDrafts, 0), (WithoutDecodes, 4)])
+def test_drafts_on_a_recurrent_model_may_be_refused(system, exit_code):
+    chosen = plan("smoke", machines=["sessions"], presets=["state"], examples=40)
+    result = run(system(), chosen)
+    assert (result.findings, result.exit_code) == ([], exit_code)
 
 
 @pytest.mark.parametrize(
