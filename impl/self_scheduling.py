@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from impl.release_system import REQUESTS_ALONE
@@ -75,9 +75,17 @@ class SelfSchedulingDriver:
         """The model writes the KV of one position."""
         self.memory.setdefault(block, [0] * self.block_size)[offset] = stamp
 
-    def facts(self, refs: Sequence[int], published: Sequence[Published], **more: Any) -> BlockFacts:
-        """Facts of one group, with what the model and the clients have seen."""
+    def facts(
+        self,
+        refs: Sequence[int],
+        published: Sequence[Published],
+        states: Mapping[int, int] | None = None,
+        **more: Any,
+    ) -> BlockFacts:
+        """Facts of one group, with what the model and the clients have seen. states: the stamp in each block
+        of a second group, which has recurrent state."""
         memory = {block: (0, tuple(slots)) for block, slots in self.memory.items()}
+        memory |= {block: (1, (stamp, stamp)) for block, stamp in (states or {}).items()}
         return BlockFacts(
             refs=tuple(refs), memory=tuple(memory.get(block, (-1, ())) for block in range(len(refs))),
             published=tuple(published), lanes=tuple(self.lanes), outputs=tuple(self.outputs), **more,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import numpy as np
 import torch
 
 from impl.adapter import UnusableImplementation
-from impl.lmdeploy.loading import load
+from impl.lmdeploy.loading import CAPABILITIES, load
+from impl.lmdeploy.states import States
 from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.vllm.bare_scheduler import Values, taken
@@ -31,6 +34,8 @@ _AHEAD = 16  # tokens that a server allocates slots for ahead of a decode (prefi
 class LMDeployDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
 
+    capabilities = CAPABILITIES
+
     def __init__(self, root: Path, name: str = "lmdeploy") -> None:
         self.name, self._of = name, load(root)
         maker, loop = self._of["inputs_maker"], self._of["engine_loop"]
@@ -40,11 +45,13 @@ class LMDeployDriver(SelfSchedulingDriver):
 
     def reset(self, geometry: EngineConfig) -> None:
         [group, *more] = geometry.groups
-        if more or geometry.drafts or geometry.connects or not geometry.chunked:
-            raise UnusableImplementation("lmdeploy: one group, no drafts, no connector, chunked prompts")
+        extra = geometry.drafts or geometry.connects or geometry.checkpoints or not geometry.chunked
+        if extra or group.state or more not in ([], [replace(group, window=None, state=True)]):
+            alone = "no drafts, no connector, chunked prompts, states where chunks end alone"
+            raise UnusableImplementation(f"lmdeploy: one group, and one with state; {alone}")
         self.clear(size := group.block_size)
-        self.config = geometry
-        slots = geometry.blocks * size
+        self.config, self._states = geometry, States(geometry)
+        slots = self._states.blocks * size
         # Engine._get_max_session_len: a block is kept back, unless a window makes room.
         self._longest = geometry.max_model_len
         if group.window is None or group.window > slots:
@@ -52,9 +59,9 @@ class LMDeployDriver(SelfSchedulingDriver):
         caching = geometry.caching and group.window is None
         cache = self._of["config"].CacheConfig(
             max_batches=geometry.max_seqs, block_size=size, num_cpu_blocks=0,
-            num_gpu_blocks=geometry.blocks + 1, kernel_block_size=size, window_size=group.window or -1,
+            num_gpu_blocks=self._states.blocks + 1, kernel_block_size=size, window_size=group.window or -1,
             max_prefill_token_num=geometry.max_batched_tokens, enable_prefix_caching=caching,
-            num_reserved_gpu_blocks=1, device_type="cpu",
+            num_reserved_gpu_blocks=1, device_type="cpu", **self._states.settings,
         )  # fmt: skip
         plan = self._of["config"].SchedulerConfig(
             max_batches=geometry.max_seqs, max_session_len=self._longest,
@@ -72,8 +79,10 @@ class LMDeployDriver(SelfSchedulingDriver):
             config=Values(num_speculative_tokens=None, enable_metrics=False),
             resp_queue=Values(put_nowait=self._deliver),
         )  # fmt: skip
+        self._checkpoints = self.scheduler.block_trie.state_checkpoints
+        self._publish = getattr(self.loop, "_publish_forward_checkpoints", self._publish_later)
         self._rows: list[Any] = []  # of the worker's batch (step_inputs.py), as `_prefilled` makes them
-        self._flights: deque[tuple[Any, Any, Any, Any]] = deque()  # requests, inputs, delta, output
+        self._flights: deque[tuple[Any, Any, Any]] = deque()  # requests, what was made for them, output
         self._dispatched_next = False  # whether the loop waits for the oldest output
         self._listens = True  # whether the loop gives clients a turn before it goes on
         self._names: dict[int, str] = {}  # of sessions that clients have not ended
@@ -86,7 +95,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         module = self._of["inputs_maker"]
         sizes = {
             **vars(cache), **vars(plan), "role": module.EngineRole.Hybrid,
-            "prefix_cache_decode_state_interval": 0,
+            "is_ssm": self._states.slots > 0,
         }  # fmt: skip
         parts = {
             "executor": Values(device_type="cpu", forward_async=_sent), "scheduler": self.scheduler,
@@ -112,8 +121,9 @@ class LMDeployDriver(SelfSchedulingDriver):
             case Update():
                 require(self._dispatched_next, Reason.EMPTY)
                 self._dispatched_next = self._listens = False
-                running, inputs, delta, output = self._flights.popleft()
-                self.loop._finish_forward_output(output, running, inputs, delta)
+                running, made, output = self._flights.popleft()
+                self._checkpoints.unpin_saves(running)
+                self.loop._finish_forward_output(output, running, made["inputs"], made["delta"])
                 self._preempt()
             case Add():
                 require(self._heard, Reason.WRONG_PHASE)
@@ -150,12 +160,18 @@ class LMDeployDriver(SelfSchedulingDriver):
         if not self._flights:
             self._send(self.maker.send_next_inputs())
         else:
-            running, inputs, *_ = self._flights[0]
+            running, made, _ = self._flights[0]
             self.scheduler.activate_seqs(running)
-            self.maker.update_running_seqs(running, inputs)
+            self.maker.update_running_seqs(running, made["inputs"])
+            copies = made["cache_inputs"]
+            self._publish(running, copies is not None and copies.state_save_plan is not None)
             self._send(self.maker.prefetch_next_inputs())
             self._dispatched_next = True
         self._listens = True
+
+    def _publish_later(self, running: list[Any], saves: bool) -> None:
+        """As 0.18 has it."""
+        self._checkpoints.finish_forward_dispatch(running, has_save_plan=saves)
 
     def _notes_released(self, scheduler: Any) -> None:
         """Note requests that give all their blocks back, whatever they get in the same command."""
@@ -177,9 +193,22 @@ class LMDeployDriver(SelfSchedulingDriver):
         """Have the worker run the batch that is made, if one is."""
         made, running = _ran(next_inputs)
         if made is not None:
-            self._forward(made["inputs"], made["delta"], running)
+            copies = made["cache_inputs"]
+            self._copy(copies, "restore")
+            output = self._forward(made["inputs"], made["delta"], running)
+            self._copy(copies, "save")
+            self._flights.append((running, made, output))
 
-    def _forward(self, inputs: Any, delta: Any, running: list[Any]) -> None:
+    def _copy(self, copies: Any, which: str) -> None:
+        """Checkpoints are restored before the forward pass, and saved after it."""
+        if copies is None:
+            return
+        blocks = getattr(copies, f"kv_{which}_plan")
+        for source, target in blocks.T.tolist() if blocks is not None else ():
+            self.memory[target] = list(self.memory.get(source, [0] * self.block_size))
+        self._states.copy(getattr(copies, f"state_{which}_plan"))
+
+    def _forward(self, inputs: Any, delta: Any, running: list[Any]) -> Any:
         """Run a batch: a stamp in each slot, a token for each request whose prompt is done."""
         if delta is not None and delta.indice_cpu is not None:
             self._rows = [self._rows[at] for at in delta.indice_cpu]
@@ -198,11 +227,10 @@ class LMDeployDriver(SelfSchedulingDriver):
             stopped.append(samples and (row.left <= 0 or row.token == STOP_TOKEN))
         if inputs is None:
             delta.seq_length, delta.is_decoding = torch.ones(len(batch), dtype=torch.long), True
-        output = Values(
+        return Values(
             next_token_ids=torch.tensor(tokens), stopped=torch.tensor(stopped), new_token_timestamp=0,
             stop_pos=torch.zeros(len(batch), dtype=torch.long),
         )  # fmt: skip
-        self._flights.append((running, inputs, delta, output))
 
     def _run(self, row: Any, tokens: list[int], table: list[int], samples: bool) -> int:
         start, stamps = row.past, chained(tokens, row.stamp)
@@ -210,6 +238,7 @@ class LMDeployDriver(SelfSchedulingDriver):
             at, offset = divmod(position, self.block_size)
             if at < len(table):
                 self.write(table[at], offset, stamp)
+        states = self._states.fold(row.slot, start, tokens)
         name = self._names.get(row.seq.session_id, "")
         row.past, row.stamp = start + len(tokens), stamps[-1]
         row.token = self.sample(name, row.stamp)
@@ -217,7 +246,8 @@ class LMDeployDriver(SelfSchedulingDriver):
         if name:
             sampled = (row.token,) if samples else ()
             held = tuple(table[: -(-row.past // self.block_size)])
-            self.lanes.append(Lane(name, start, tuple(tokens), 0, sampled, (held,)))
+            tables = (held, self._states.table(row.slot))[: len(self.config.groups)]
+            self.lanes.append(Lane(name, start, tuple(tokens), 0, sampled, tables, states))
         return int(row.token)
 
     def _deliver(self, outputs: dict[int, Any]) -> None:
@@ -233,24 +263,32 @@ class LMDeployDriver(SelfSchedulingDriver):
     def view(self) -> BlockFacts:
         allocator = self.scheduler.block_manager.allocator
         of, pool = allocator._log_mem.phy_map.tolist(), allocator._gpu_allocator
-        published = list(self._published(of))
+        states, slots = self._states, self.scheduler.state_manager
+        published, copied = self._cached(of)
         cached = [each.block for each in published]
-        requests, kept = {}, []
+        requests, kept = {}, list(copied)
         for sequence in self.scheduler.seq_manager.get_all_sequences():
             row = [of[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
+            state = states.table(sequence.logical_state)
             if (name := self._names.get(sequence.session_id)) is None:
-                kept += row
+                kept += (*row, *state)
             else:
-                requests[name] = self._request(sequence, row)
+                requests[name] = self._request(sequence, row, state)
         refs = [0] * (self.config.blocks + 1)
         used = allocator._free_blocks[: allocator._num_blocks - allocator._free_count].tolist()
         for block in {*range(allocator._num_blocks)} - {*allocator._free_blocks.tolist()[len(used) :]}:
-            refs[of[block]] += int(allocator._log_mem.ref_count[block]) - cached.count(of[block])
-        free = pool._free_blocks[pool._num_blocks - pool._free_count :].tolist()
+            refs[of[block]] += int(allocator._log_mem.ref_count[block])
+        for slot in (*slots._runtime_states, *slots._checkpoint_states):
+            refs[states.blocks + slot] += 1
+        for block in cached:
+            refs[block] -= block not in copied
+        free = _free(pool._free_blocks, pool._free_count)
+        free += [states.blocks + each for each in _free(slots.allocator._free_states, slots.get_num_free())]
         free += [block for block in cached if not refs[block]]  # evicted when blocks run out
         ours = {*self._names, *self._ending}
         return self.facts(
             refs=refs,
+            states=states.memory,
             published=published,
             free=tuple(free),
             mapped={block: cached.count(block) for block in cached},
@@ -264,16 +302,22 @@ class LMDeployDriver(SelfSchedulingDriver):
             released=tuple(self._released),
         )
 
-    def _published(self, of: list[int]) -> Iterator[Published]:
-        waiting = [(root, 0) for root in self.scheduler.block_trie._roots.values()]
+    def _cached(self, of: list[int]) -> tuple[list[Published], list[int]]:
+        """What the trie names, and the blocks of checkpoints that batches in flight copy."""
+        published, copied = [], []
+        waiting = [(root, [0]) for root in self.scheduler.block_trie._roots.values()]
         while waiting:
-            node, before = waiting.pop()
+            node, stamps = waiting.pop()
+            if node.parent is not None:
+                published.append(Published(of[int(node.block_id)], 0, tuple(stamps)))
+            if node.state_checkpoint is not None:
+                published += self._states.published(node.state_checkpoint, of)
+                copied += self._states.in_flight(node.state_checkpoint, of)
             for child in node.children.values():
-                stamps = chained(child.token_ids.tolist(), before)
-                yield Published(of[int(child.block_id)], 0, tuple(stamps))
-                waiting.append((child, stamps[-1]))
+                waiting.append((child, chained(child.token_ids.tolist(), stamps[-1])))
+        return published, copied
 
-    def _request(self, sequence: Any, row: list[int]) -> RequestFact:
+    def _request(self, sequence: Any, row: list[int], state: tuple[int, ...]) -> RequestFact:
         """Its count is made at outputs: what batches in flight have computed is added."""
         status, computed = sequence.status.name, sequence.num_history_ids
         if status in ("READY", "RUNNING"):
@@ -283,17 +327,24 @@ class LMDeployDriver(SelfSchedulingDriver):
         elif sequence.session_id in self._past:
             status = "PAUSED" if row else "PREEMPTED"
         table = (0,) * (sequence.num_ignored_history // self.block_size) + tuple(row)
-        return RequestFact(status, tuple(sequence.all_ids.tolist()), computed, (table,))
+        tables = (table, state)[: len(self.config.groups)]
+        return RequestFact(status, tuple(sequence.all_ids.tolist()), computed, tables)
 
 
 def _prefilled(inputs: Any, running: list[Any]) -> Iterator[tuple[Any, list[int]]]:
     """A row for each request of a prefill, and its inputs. past: positions that have KV; stamp: of the last;
-    token: that was sampled behind it; left: how many more it may have."""
+    token: that was sampled behind it; left: how many more it may have; slot: of its state."""
     given = inputs.input_ids[0].split(inputs.seq_length.tolist())
-    for sequence, past, tokens in zip(running, inputs.history_lengths.tolist(), given):
+    slots = inputs.state_offsets.tolist() if inputs.state_offsets is not None else repeat(-1)
+    for sequence, past, tokens, slot in zip(running, inputs.history_lengths.tolist(), given, slots):
         stamp = [0, *chained(sequence.all_ids[:past].tolist())][-1]
         left = sequence.sampling_param.max_new_tokens - sequence.num_new_tokens
-        yield Values(seq=sequence, past=past, stamp=stamp, token=0, left=left), tokens.tolist()
+        yield Values(seq=sequence, past=past, stamp=stamp, token=0, left=left, slot=slot), tokens.tolist()
+
+
+def _free(items: Any, count: int) -> list[int]:
+    """The last of them."""
+    return list(items[len(items) - count :].tolist())
 
 
 async def _sent(_: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.isolation import Bookkeeping, Inert, install
-from impl.release_system import ReleaseSystem
+from impl.release_system import REQUESTS_ALONE, ReleaseSystem
 from impl.vllm.bare_scheduler import Values
 
 _PACKAGE = "lmdeploy.pytorch"
@@ -22,6 +23,7 @@ _CALLED = ("envs", "config", "messages", "paging", "engine.inputs_maker", "engin
 # What they import is inert but for these.
 _REAL = (*_CALLED, "block", "long_context", "prefix_cache_state", "engine.cache_inputs",
          "strategies.base", "disagg.config", "disagg.conn.protocol")  # fmt: skip
+CAPABILITIES = replace(REQUESTS_ALONE, recurrent=True)
 
 
 class LMDeploySystem(ReleaseSystem):
@@ -30,6 +32,7 @@ class LMDeploySystem(ReleaseSystem):
     package = "lmdeploy"
     releases = ("0.16.0", "0.17.0", "0.18.0")
     driver = "impl.lmdeploy.driver"
+    capabilities = CAPABILITIES
     kept = ("lmdeploy/pytorch/", "lmdeploy/messages.py", "lmdeploy/version.py")
     needed = "lmdeploy/pytorch/paging/block_trie/trie.py"  # since 0.16.0
 

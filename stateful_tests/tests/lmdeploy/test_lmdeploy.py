@@ -1,6 +1,7 @@
 """LMDeploy's own scheduler and maker of batches, where its files are available."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
     assert any("r2 computes [4, 5); samples 1" in row.tree for row in run.rows)
 
 
+def test_a_state_is_kept_where_a_prompt_ends_also_within_a_block(system):
+    first, second = Add("r1", 1, 0, (Piece("a", 5),)), Add("r2", 1, 0, (Piece("a", 7),))
+    step = Schedule(), Update()
+    run = carried_out(system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step,
+                      config=replace(engine_preset("state"), retention=-1))  # fmt: skip
+    assert any("r2 computes [5, 7); samples 1" in row.tree for row in run.rows)
+
+
 def test_clients_are_heard_while_the_loop_waits(system):
     run = carried_out(
         system, Add("r1", 4, 3), More("r1", 1, 1), Update(), Schedule(), Schedule(), Update(), Abort("r1"),
@@ -72,8 +81,9 @@ def test_who_finds_no_block_keeps_its_blocks_until_others_need_them(system):
 
 
 def test_what_it_does_not_drive_is_one_line(system):
-    with pytest.raises(UnusableImplementation, match="one group, no drafts"):
-        system.reset(engine_preset("hybrid"))
+    for name in ("hybrid", "state-window", "state-export", "state-drafts", "host", "uncached"):
+        with pytest.raises(UnusableImplementation, match="one group, and one with state; no drafts"):
+            system.reset(engine_preset(name))
     with pytest.raises(UnusableImplementation, match="nothing goes after a release of lmdeploy"):
         resolve(f"lmdeploy=={VERSION}+async")
     with pytest.raises(UnusableImplementation, match="there is no lmdeploy/pytorch"):

@@ -1,7 +1,7 @@
 """Faults of an engine's release, and what sees each: clauses by name, found by random runs on small sizes.
 
 `python -m stateful_tests.tests.support.engine_faults lmdeploy` prints them as JSON; "" is the release without
-one, and with its known fault mended if faults.toml has a way.
+one, and with those known faults mended that faults.toml has a way for.
 """
 
 import json
@@ -31,14 +31,14 @@ class Engine(NamedTuple):
     runs: int
 
     @property
-    def faults(self) -> dict[str, dict[str, str]]:
+    def faults(self) -> dict[str, dict[str, Any]]:
         """Of faults.toml, by name."""
         return tomllib.loads((TESTS / self.folder / "faults.toml").read_text(encoding="utf-8"))
 
     @property
     def expected(self) -> dict[str, str]:
         """What `seen` must give."""
-        return {"": "", **{name: each["clause"] for name, each in self.faults.items() if name != "mended"}}
+        return {"": "", **{name: each["clause"] for name, each in self.faults.items() if "clause" in each}}
 
     def driver(self, root: Path) -> Any:
         """The release in this process."""
@@ -55,7 +55,9 @@ ENGINES = {
     "transformers": Engine(
         "transformers_paging", "5.23.0", "transformers.generation.continuous_batching", ("full", "tight"), 12
     ),
-    "lmdeploy": Engine("lmdeploy", "0.18.0", "lmdeploy.pytorch", ("full", "window"), 12),
+    "lmdeploy": Engine(
+        "lmdeploy", "0.18.0", "lmdeploy.pytorch", ("full", "window", "state", "state-tight"), 12
+    ),
 }
 
 
@@ -65,12 +67,12 @@ def seen(name: str) -> dict[str, str]:
     root = resolve(f"{name}=={engine.version}").root
     system = engine.driver(root)
     changes = engine.faults
-    mended = [changes.pop("mended")] if "mended" in changes else []
-    found = {"": _first(system, engine, root, mended)}
-    return found | {name: _first(system, engine, root, [*mended, each]) for name, each in changes.items()}
+    mended = [each for each in changes.values() if each.get("mended")]
+    planted = {"": [], **{name: [change] for name, change in changes.items() if "clause" in change}}
+    return {name: _first(system, engine, root, mended + change) for name, change in planted.items()}
 
 
-def _first(system: Any, engine: Engine, root: Path, changes: list[dict[str, str]]) -> str:
+def _first(system: Any, engine: Engine, root: Path, changes: list[dict[str, Any]]) -> str:
     plan = tiers.plan("smoke", presets=engine.presets, examples=engine.runs)
     with ExitStack() as stack:
         for change in changes:

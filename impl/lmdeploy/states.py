@@ -1,0 +1,83 @@
+"""Recurrent state of LMDeploy: slots of requests, checkpoints in the trie, what the worker does with both.
+
+LMDeploy has a pool of slots beside its blocks. Facts number it behind them: slot n is block `blocks` + n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import Published, StateUse, chained
+from reference.states import EMPTY, NOWHERE
+
+_CHECKPOINTS = 2  # prefix_cache_state_budget
+
+
+class States:
+    """The states of one run, without slots for a model that has no recurrent layers.
+
+    slots: how many there are. blocks: of KV, which are the others. stamps: of the state in each slot.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        # ExecutorBase counts one for each request of a batch, and one to spare.
+        self.slots = config.max_seqs + 1 + _CHECKPOINTS if config.recurrent else 0
+        self.blocks = config.blocks - self.slots
+        self.stamps: dict[int, int] = {}
+        self._size = config.groups[0].block_size
+        self._every = max(0, config.retention or self._size)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of CacheConfig."""
+        if not self.slots:
+            return {}
+        return {
+            "num_state_caches": self.slots + 1, "states_shapes": [((1,), "float32")],
+            "prefix_cache_state_budget": _CHECKPOINTS, "prefix_cache_decode_state_interval": self._every,
+        }  # fmt: skip
+
+    def fold(self, slot: int, start: int, tokens: Sequence[int]) -> tuple[StateUse, ...]:
+        """The layers fold tokens into the state of a slot; the first of a text, into an empty one."""
+        if not self.slots:
+            return ()
+        found = self.stamps.get(slot, EMPTY) if start else EMPTY
+        self.stamps[slot] = chained(tokens, found)[-1]
+        block = self.blocks + slot if slot >= 0 else 0
+        return (StateUse(1, block if start else NOWHERE, (found, found), ((block, self.stamps[slot]),)),)
+
+    def copy(self, plan: tuple[Sequence[int], Sequence[int]] | None) -> None:
+        """StateCacheEngine.copy_slots."""
+        for source, target in zip(*plan or ((), ())):
+            self.stamps[target] = self.stamps.get(source, EMPTY)
+
+    def table(self, slot: int) -> tuple[int, ...]:
+        """The block of a slot; none for -1."""
+        return (self.blocks + slot,) * (slot >= 0)
+
+    @property
+    def memory(self) -> dict[int, int]:
+        """The stamp of the state in each block."""
+        return {self.blocks + slot: stamp for slot, stamp in self.stamps.items() if slot >= 0}
+
+    def published(self, checkpoint: Any, of: list[int]) -> Iterator[Published]:
+        """What a checkpoint of the trie names. of: the block for each logical one."""
+        if not checkpoint.published:
+            return
+        start = (checkpoint.step - 1) // self._size * self._size
+        stamps = tuple(chained(checkpoint.exact_match_data.token_ids.tolist())[start:])
+        for group, block in enumerate(self._blocks(checkpoint, of)):
+            if block:
+                yield Published(block, group, stamps)
+
+    def in_flight(self, checkpoint: Any, of: list[int]) -> list[int]:
+        """Blocks of a checkpoint that batches in flight copy from or to."""
+        copied = not checkpoint.published or checkpoint.pin_count
+        return [block for block in self._blocks(checkpoint, of) if block and copied]
+
+    def _blocks(self, checkpoint: Any, of: list[int]) -> tuple[int, int]:
+        """That the text ends in, if it ends within one, and that with the state."""
+        frozen = checkpoint.frozen_block_id
+        return of[frozen] if frozen >= 0 else 0, self.blocks + checkpoint.slot
