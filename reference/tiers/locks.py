@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from reference.commands import Abort, Insert, Match, Prompt, Unlock
-from reference.tiers.commands import Await, Load, Prefetch, TierCommand
+from reference.tiers.commands import Await, Load, Poll, Prefetch, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierUser
 
@@ -46,7 +46,7 @@ class LockRanges:
         self.received: dict[str, Prompt] = {}
         self.seen: list[Prompt] = []
         self._nodes: dict[int, TierNode] = {}
-        self._inserted = False  # by the last command: it evicts, and a backup locks, before it splits
+        self._locks_first = False  # the last command: a backup locks before what is inserted splits
 
     def note(self, command: TierCommand) -> None:
         """Remember who holds what text after a command that was carried out."""
@@ -62,7 +62,7 @@ class LockRanges:
         if isinstance(command, Await):
             self.received[command.holder] = command.prompt
             self.seen = [command.prompt, *self.seen[:5]]
-        self._inserted = isinstance(command, Insert)
+        self._locks_first = isinstance(command, Insert | Poll)
         if isinstance(command, Insert):
             self.seen = [command.prompt, *self.seen[:5]]
 
@@ -78,7 +78,7 @@ class LockRanges:
                 self.ranges[key] = was._replace(user=user)
                 continue
             gaps = _tombstones(user, nodes) if "tombstones" in facts.loose else ()
-            at = were if user.host and self._inserted and user.node in were else nodes
+            at = were if user.host and self._locks_first and user.node in were else nodes
             self.ranges[key] = LockRange(user, self._low(user, at, gaps), gaps)
         return [*self.ranges.values()]
 

@@ -14,7 +14,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.tiers.commands import ALL, Backup, Fetch, Load, Poll, Prefetch, Query, Send, TierCommand
 from reference.tiers.config import POLICIES, STORAGE, TierConfig
-from reference.tiers.facts import TierFacts, TierNode, TierTransfer
+from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
 from reference.tiers.locks import LockRanges, path
 from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
 from stateful_tests.generate.decode_commands import (
@@ -64,13 +64,16 @@ def propose_tier_command(
     if beside.config.storage:
         asks = [op for op in facts.operations if not op.back]
         weights["poll"] += 10 * _to_drain(facts)
+        reading = any(op.state in ("to read", "reads") for op in asks)
+        early = 1 + reading * profile.cycle // 20  # as often beside what brings pages back
         weights |= {  # what is in the tree is not asked for, and who is admitted gives up what is under way
             "prefetch": profile.prefetch * bool(absent and beside.seen) * (1 if facts.nodes else 6),
             "thread": profile.threads * bool(_threads(facts)) * (3 if asks else 1),
-            "admit": profile.match * bool(beside.waiting) // (8 if asks else 1),
-            "abort": profile.abort * bool(beside.waiting),
+            "admit": profile.match * early * bool(beside.waiting) // (8 if asks else 1),
+            "abort": profile.abort * early * bool(beside.waiting),
             "forget": profile.prefetch * (not holders and not beside.waiting and not facts.in_flight),
         }
+        weights[_on_the_way_back(beside, facts, asks)] += profile.cycle
     kind = by_weight(source, weights) or "poll"
     return _command(kind, beside, facts, source, profile, holders, absent, moving, queued)
 
@@ -126,6 +129,27 @@ _THREAD_OF: dict[str, Thread] = {
 def _threads(facts: TierFacts) -> list[Thread]:
     """Threads of the storage that can go on."""
     return [*dict.fromkeys(_THREAD_OF[op.state] for op in facts.operations if op.state in _THREAD_OF)]
+
+
+def _on_the_way_back(beside: LockRanges, facts: TierFacts, asks: list[TierOperation]) -> str:
+    """The kind of command that takes a run on to where pages come back from the storage: all is stored and
+    let go of, both tiers forget it, a request asks for it and is admitted with it."""
+    reading = any(_THREAD_OF.get(op.state) for op in asks)
+    if asks or beside.waiting:
+        return "thread" if reading else "poll" if asks else "admit"
+    if facts.in_flight:
+        if any(job.sent and not job.completed for job in facts.transfers):
+            return "complete"
+        if any(job.load and not job.sent for job in facts.transfers):
+            return "send"
+        return "thread" if _threads(facts) and not _to_drain(facts) else "poll"
+    if beside.prompts:
+        return "unlock"
+    if not facts.nodes:
+        return "prefetch" if beside.seen else "insert"
+    if any(not node.host["full"] for node in facts.nodes) and beside.config.policy != "write_through":
+        return "evict" if beside.config.policy == "write_back" else "match"
+    return "forget"
 
 
 def _to_drain(facts: TierFacts) -> bool:

@@ -16,7 +16,8 @@ class TierProfile:
     names: holders at a time. texts: those that prompts begin with. longest: of a prompt, in pages. loads: one
     in so many matches loads nothing back. chunks: one in so many inserts goes on. aims: one in so many
     prompts is for a node of the tree: to load it, or to split it. prefetch, threads, abort: with a storage;
-    short: one in so many calls of its backend does not do all. requests: of a server that only decodes.
+    short: one in so many calls of its backend does not do all; cycle: of what brings pages back from there.
+    requests: of a server that only decodes.
     """
 
     names: tuple[str, ...]
@@ -38,6 +39,7 @@ class TierProfile:
     threads: int
     abort: int
     short: int
+    cycle: int
     requests: tuple[str, ...]
 
 
@@ -51,5 +53,5 @@ def draw_tier_profile(source: Choices) -> TierProfile:
         loads=pick(source, (2, 8, 20)), chunks=pick(source, (1, 2, 4)), aims=pick(source, (1, 2, 2, 6)),
         prefetch=pick(source, (6, 12, 24)), threads=pick(source, (4, 12, 24)),
         abort=pick(source, (0, 1, 4)), short=pick(source, (4, 12, 100)),
-        requests=NAMES[: 2 + source.upto(5)],
+        requests=NAMES[: 2 + source.upto(5)], cycle=pick(source, (0, 80, 160)),
     )  # fmt: skip

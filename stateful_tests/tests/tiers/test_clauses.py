@@ -201,11 +201,12 @@ def test_what_counts_as_being_fetched_is_nothing_at_rest():
     assert found == ["XFER-3"] and text.endswith("no token counts as being fetched; 3 do")
 
 
-def test_a_backup_locks_a_node_before_the_insert_of_the_same_command_splits_it():
+@pytest.mark.parametrize("command", [Insert("h3", ()), Poll()])  # a poll takes pages of a storage in
+def test_a_backup_locks_a_node_before_what_is_inserted_splits_it(command):
     """Node 1 is backed up and split; both parts count the backup."""
     ranges = LockRanges(SIZES)
     ranges.follow(FACTS)
-    ranges.note(Insert("h3", ()))
+    ranges.note(command)
     last = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
     now = FACTS._replace(nodes=(NODES[1]._replace(node=7, stamps=A[:1]), last, *FACTS.nodes[1:]),
                          users=(*USERS, TierUser("backup of 1", True, 1, 9)))  # fmt: skip

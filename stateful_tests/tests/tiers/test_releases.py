@@ -12,14 +12,19 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.tiers import api
 from impl.sglang.tiers.system import TierSystem
 from reference.blocks.config import engine_preset
-from reference.commands import Mode, Reason, Refused
+from reference.commands import Done, Mode, Reason, Refused
 from reference.failures import AtSlot
 from reference.geometry import GeometryError, preset
+from reference.tiers.commands import Fetch
 from reference.tiers.config import TIER_PRESETS, TierConfig, tier_preset
 from stateful_tests.check import driving, tiers
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.tier_commands import propose_tier_command
+from stateful_tests.generate.tier_profile import draw_tier_profile
 from stateful_tests.lockstep.lockstep import check_fits, replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
+from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 from stateful_tests.tests.support.forked_workers import printed_by
@@ -87,6 +92,18 @@ def test_pages_go_to_a_storage_and_come_back(newest):
         assert any(part in line for line in told), (part, told)
     html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "prefetch 4 of h2 (reads), host full 0, full 1, full 2, full 3" in html
+
+
+@pytest.mark.parametrize("name", ["storage", "storage-back", "storage-window", "storage-names"])
+def test_random_runs_take_pages_back_from_a_storage(newest, name):
+    source = RandomChoices("a storage")
+    profile = replace(draw_tier_profile(source), cycle=120)
+    run, fetched = TierLockstep(newest, tier_preset(name)), 0
+    for _ in range(120):
+        command = propose_tier_command(run.beside, run.facts, source, profile)
+        fetched += isinstance(run.do(command), Done) and isinstance(command, Fetch)
+        assert run.violation is None
+    assert fetched >= 3
 
 
 @pytest.mark.parametrize(("lines", "reason"), [
