@@ -15,7 +15,8 @@ from stateful_tests.tests.support import upstream_tests
 
 REPORTS = FOLDER / "reports"
 TESTED = [each for each in known_faults().values() if each.test]
-READS = {"test_received_prompt_keeps_a_window_of_swa_kv.py": "sglang/srt/disaggregation/decode.py"}
+_RECEIVED = "keeps_a_window_of_swa_kv", "publishes_only_sent_swa_kv"
+READS = {f"test_received_prompt_{name}.py": "sglang/srt/disaggregation/decode.py" for name in _RECEIVED}
 
 
 def test_what_the_newest_release_has_and_no_report_tells_has_a_test():
