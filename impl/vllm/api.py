@@ -61,7 +61,7 @@ EVERY = API + API_STATE.lstrip() + API_V2.lstrip() + API_OFFLOAD.lstrip()
 # release has the one name or the other (impl.renamed).
 RENAMED: dict[str, str] = {}
 # The first release that is driven so.
-SINCE = {"v2": "0.31.0", "offload": "0.21.0", "state": "0.27.0", "state+v2": "0.32.0"}
+SINCE = {"session": "0.15.0", "v2": "0.31.0", "offload": "0.21.0", "state": "0.27.0", "state+v2": "0.32.0"}
 
 
 def drives(release: str, what: str) -> bool:

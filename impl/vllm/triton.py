@@ -45,6 +45,16 @@ def _scalar(value: Any) -> Any:
     return _Scalar(value) if type(value) is int else value
 
 
+class _Numbers(np.ndarray[Any, Any]):
+    """Numbers of the lanes of a program; as addresses they become a pointer of as many places."""
+
+    def to(self, kind: Any) -> Any:
+        if not isinstance(kind, _PointerType):
+            return self
+        first = int(self.min())
+        return _Pointer(_at_address(first, kind.of), (self - first) // ctypes.sizeof(kind.of))
+
+
 class _PointerType:
     """`pointer_type`: of what."""
 
@@ -130,8 +140,12 @@ class Language:
     constexpr = None
     int32, int64, uint64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
     uint8, uint16, uint32 = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32
-    arange, where, maximum, minimum, sum = np.arange, np.where, np.maximum, np.minimum, np.sum
+    where, maximum, minimum, sum = np.where, np.maximum, np.minimum, np.sum
     range = range
+
+    @staticmethod
+    def arange(first: int, end: int) -> _Numbers:
+        return np.arange(first, end).view(_Numbers)
 
     @staticmethod
     def program_id(axis: int) -> int:

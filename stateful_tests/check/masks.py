@@ -10,9 +10,10 @@ own trace needs (see causes.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -240,7 +241,7 @@ def counted_under(
         return headline.under
     if base is not None and not system.capabilities.schedules:
         return []
-    mask = explained(system, holding(masks, violation, violation.clause), trace, violation.clause)
+    mask = explained(system, holding(masks, violation, violation.clause), trace, violation)
     return [] if mask is None else [mask]
 
 
@@ -249,10 +250,12 @@ def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
     return [each for mask in masks for each in mask.needs(clause)]
 
 
-def explained(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask | None:
+def explained(system: AnySystem, masks: Sequence[Mask], trace: Trace, violation: Violation) -> Mask | None:
     """The known fault that explains a violation where no base is asked: the run violates the clause no more
-    without one of the things that the fault's own trace needs."""
-    if not masks or unexplained(system, trace, clause, needs_of(masks, clause)):
+    without one of the things that the fault's own trace needs, or breaks in another way."""
+    clause = violation.clause
+    as_it_does = partial(_alike, violation, clause=clause)
+    if not masks or unexplained(system, trace, clause, needs_of(masks, clause), as_it_does):
         return None
     return explaining(system, masks, trace, clause)
 
@@ -264,7 +267,7 @@ def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
         return None
     clause = run.violation.clause
     of_clause = holding([*masks(system, clause=clause)], run.violation, clause)
-    mask = explained(system, of_clause, run.trace, clause)
+    mask = explained(system, of_clause, run.trace, run.violation)
     return mask.fault if mask is not None else None
 
 
@@ -277,13 +280,17 @@ def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: s
 
 
 def unexplained(
-    system: AnySystem, trace: Trace, clause: str, known: list[Needs]
+    system: AnySystem,
+    trace: Trace,
+    clause: str,
+    known: list[Needs],
+    alike: Callable[[Violation], bool] = lambda _: True,
 ) -> tuple[Needs, Trace] | None:
     """What to leave out of a trace so that none of the known explains it, and the trace without that, if it
-    still violates the clause."""
+    still violates the clause, and `alike`."""
     for without in to_avoid(known):
         candidate = avoided(system, trace, without)
-        found = failing_prefix(system, clause, candidate)
+        found = failing_prefix(system, clause, candidate, allowed=lambda _, seen: alike(seen))
         if found is not None:
             return without, replace(candidate, commands=found)
     return None

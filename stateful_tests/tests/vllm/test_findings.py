@@ -127,6 +127,17 @@ SAID = {
     "a_step_behind_a_prompt_names_the_state_that_it_overwrites": "after its token 3 in block 2 last",
     "a_turn_preempted_with_its_last_token_in_flight_loses_its_text": "another one at position 0, where r2",
     "a_prompt_of_one_token_is_padded_and_runs_as_a_prompt": "r2 keeps the state after its first 1 tokens",
+    "a_padded_round_is_cut_at_a_block_of_state": "1 are, where r2 has 3 tokens, and computes up to 2",
+    "a_step_behind_a_prompt_names_the_running_state": "after its token 3 in block 2 last",
+    "a_last_token_opens_a_block_that_was_never_allocated_in_time": "assert len(offload_keys) == len",
+    "a_preempted_request_is_loaded_in_the_next_step_in_time": "assert self._jobs[any_jid].is_store",
+    "a_preempted_request_is_loaded_where_its_prompt_was_stored_late": "assert self._jobs[any_jid].is_store",
+    "a_loaded_request_is_preempted_and_loaded_again_in_time": "assert self._jobs[any_jid].is_store",
+    "a_reset_gives_away_a_block_of_a_chunk_that_is_stored": "where block 4 stays as it is until",
+    "a_reset_gives_away_a_block_that_is_stored": "where block 3 stays as it is until transfer 2 has read it",
+    "a_load_is_given_a_block_that_its_window_found": "r3 has it at [3, 6) of group 0",
+    "a_load_from_the_host_is_given_a_block_that_its_window_found": "block 3 has 2 owners",
+    "a_load_is_given_a_window_block_that_a_step_still_writes": "one does, where no step in flight",
 }  # fmt: skip
 
 
