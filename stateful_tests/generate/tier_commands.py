@@ -103,10 +103,11 @@ def _command(
         case "prefetch":
             return Prefetch(pick(source, absent), _stored(beside, source))
         case "thread":
-            pages = source.upto(3) if once_in(source, profile.short) else ALL
             threads = _threads(facts)
             reading = [each for each in threads if each is not Backup]
-            return pick(source, reading if reading and not once_in(source, 4) else threads)(pages)
+            thread = pick(source, reading if reading and not once_in(source, 4) else threads)
+            less = once_in(source, profile.short // (2 if thread is Fetch else 1))
+            return thread(source.upto(3) if less else ALL)
         case "admit":
             name = pick(source, [*beside.waiting])
             return (Match if once_in(source, profile.loads) else Load)(name, beside.waiting[name])

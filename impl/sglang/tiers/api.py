@@ -37,15 +37,15 @@ API = """
 0.5.20 ...    mem_cache/hicache_storage.py | HiCacheFile.batch_exists_v2; HiCacheFile._collect_existing_component_keys
 0.5.20 ...    mem_cache/utils.py | get_native_hash
 0.5.20 ...    managers/scheduler.py | Scheduler._prefetch_kvcache
-0.5.23 ...    disaggregation/decode.py | DecodePreallocQueue(_, _, _, _, _, _, _, _, _, _, _, _, _); DecodePreallocQueue.add(_)
-0.5.23 ...    disaggregation/decode.py | DecodePreallocQueue.queue; DecodePreallocQueue.retracted_queue
-0.5.23 ...    disaggregation/decode.py | DecodePreallocQueue._init_kv_manager; DecodeTransferQueue(_, _, _, _)
-0.5.23 ...    disaggregation/decode.py | DecodeTransferQueue.queue; DecodeTransferQueue._deferred_releases
-0.5.23 ...    disaggregation/decode.py | DecodeTransferQueue.enable_deferred_kv_release; DecodeTransferQueue.deferred_kv_release_timeout
-0.5.23 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.process_decode_queue
-0.5.23 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch
-0.5.23 ...    managers/scheduler.py | Scheduler.abort_request
-0.5.23 ...    mem_cache/base_prefix_cache.py | TreeLock.swa_released; TreeLock.receipt; TreeLock.node
+0.5.22 ...    disaggregation/decode.py | DecodePreallocQueue(_, _, _, _, _, _, _, _, _, _, _, _, _); DecodePreallocQueue.add(_)
+0.5.22 ...    disaggregation/decode.py | DecodePreallocQueue.queue; DecodePreallocQueue.retracted_queue
+0.5.22 ...    disaggregation/decode.py | DecodePreallocQueue._init_kv_manager; DecodeTransferQueue(_, _, _, _)
+0.5.22 ...    disaggregation/decode.py | DecodeTransferQueue.queue; DecodeTransferQueue._deferred_releases
+0.5.22 ...    disaggregation/decode.py | DecodeTransferQueue.enable_deferred_kv_release; DecodeTransferQueue.deferred_kv_release_timeout
+0.5.22 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.process_decode_queue
+0.5.22 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch
+0.5.22 ...    managers/scheduler.py | Scheduler.abort_request
+0.5.22 ...    mem_cache/base_prefix_cache.py | TreeLock.swa_released; TreeLock.receipt; TreeLock.node
 0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.alloc(_); HostKVCache.free(_); HostKVCache.free_slots
 """
 

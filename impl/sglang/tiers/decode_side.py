@@ -24,7 +24,7 @@ from reference.commands import Decode, Reason, Retract, token_id
 from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet
 from reference.tiers.config import TierConfig
 
-FIRST_THAT_RECEIVES = "0.5.23"
+FIRST_THAT_RECEIVES = "0.5.22"
 OUTPUT = 4  # tokens that a request may have, the first included
 _DECODE = "sglang.srt.disaggregation.decode"
 _UTILS = "sglang.srt.disaggregation.utils"
@@ -135,6 +135,15 @@ class FirstTokens:
     def clear_slot(self, index: int) -> None:
         self.rows.pop(index, None)
 
+    @property
+    def bootstrap_room(self) -> FirstTokens:
+        """Up to 0.5.22 a slot is cleared by writing 0 here."""
+        return self
+
+    def __setitem__(self, index: int, room: int) -> None:
+        assert room == 0
+        self.clear_slot(index)
+
     def get_buf(self, index: int) -> tuple[Any, ...]:
         token, room = self.rows.get(index, (0, 0))
         nothing = torch.zeros(8, dtype=torch.int64)
@@ -200,6 +209,7 @@ class DecodeSide(OnServer):
             grammar_manager=Bag(has_waiting_grammars=lambda: False, abort_requests=lambda _: None),
             ngram_embedding_manager=Bag(prepare_for_forward=lambda *_, **__: None),
             beam_coordinator=Bag(retire_group=lambda _: None), send_abort_output=lambda *_: None,
+            ipc_channels=Bag(send_to_tokenizer=Bag(send_output=lambda *_: None)),  # up to 0.5.22
             disaggregation_mode=importlib.import_module(_UTILS).DisaggregationMode.DECODE,
             _release_aborted_request=lambda _: None, _verify_kv_checksums=lambda _: None,
         )  # fmt: skip
