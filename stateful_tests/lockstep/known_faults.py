@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ from impl.adapter import UnusableImplementation
 FOLDER = Path(__file__).parents[2] / "fixtures" / "releases"
 PATH = FOLDER / "known.toml"
 APART = "hicache"  # a way to run with commands of its own: traces of others say nothing of it
+_ID = re.compile(r"\b[a-z]+(?:-[a-z0-9]+){2,}\b")  # of another fault, in what is said of one
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?")
 
 Engine = Literal["sglang", "vllm", "transformers", "lmdeploy"]
@@ -124,6 +126,12 @@ def read(path: Path) -> dict[str, KnownFault]:
     by_id = {fault.id: fault for fault in found}
     if len(by_id) < len(found):
         raise UnusableImplementation(f"{path}: two faults have one id")
+    for fault in found:
+        for name in _ID.findall(f"{fault.says} {fault.note}"):
+            if name not in by_id:
+                near = " or ".join(get_close_matches(name, by_id, 2))
+                hint = f"is it {near}?" if near else "words with two hyphens are ids"
+                raise UnusableImplementation(f"{path}: {fault.id} names {name!r}, and there is none: {hint}")
     return by_id
 
 

@@ -82,6 +82,8 @@ verdict = "none found"
         (ENTRY.replace("none found", "fixed"), "`fixed` names no release"),
         (ENTRY + "colour = 1", "unknown field `colour` - at `$.fault[0]`"),
         (ENTRY * 2, "two faults"),
+        (ENTRY + "note = 'as b-and-c'", "a names 'b-and-c', and there is none: words"),
+        (ENTRY.replace('"s"', '"as-a-and"').replace('"a"', '"as-an-and"'), "is it as-an-and"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_one_line(text, says, tmp_path):
