@@ -52,6 +52,8 @@ class EngineDriver:
         self.overlap, self.v2 = overlap, v2
         self._methods = {} if v2 else runner_methods(root, names)
         runner = (root / RUNNER).read_text(encoding="utf-8")
+        engine = (root / "vllm/v1/engine/__init__.py").read_text(encoding="utf-8")
+        self._renames = "external_req_id" in engine  # since 0.14 the engine calls no two requests alike
         self._spec_overlap = "def _get_valid_sampled_token_count" in runner
         request = importlib.import_module("vllm.v1.request")
         self._statuses = request.RequestStatus
@@ -139,7 +141,8 @@ class EngineDriver:
         require(self._known(command.request) is None, Reason.REQUEST_EXISTS)
         require(self._resumable or not command.resumable, Reason.UNFAITHFUL)  # no streaming sessions yet
         tokens = self._tokens(command)
-        name = f"{command.request}-{self._sent}"
+        name = f"{command.request}-{self._sent}" if self._renames else command.request
+        self._ended.discard(name)
         request = self._request(name, tokens, command.max_tokens, command.priority, command.resumable)
         self._ids[command.request], self._names[name] = name, command.request
         if isinstance(self._mover, Loads) and command.remote:

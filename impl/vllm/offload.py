@@ -79,7 +79,7 @@ def host_facts(of: Offloads | Loads, scheduler: Any, config: EngineConfig, stamp
         jobs = tuple(_submitted(transfers, transfers.completed))
         live = [request.request_id for request in scheduler.requests.values() if not request.is_finished()]
         failed = tuple(name.partition("-")[0] for name in live if name in of.failed)
-        return HostFacts(0, (), held, (), jobs, failed=failed)
+        return HostFacts(0, (), held, (), jobs, tuple(_marks(scheduler)), failed)
     ours = scheduler.connector.connector_scheduler
     manager, jobs = ours.manager, (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))
     keys = tuple(sorted(_key(*kept, config, stamps) for kept in chunks_of(manager)))
@@ -116,8 +116,16 @@ def _submitted(transfers: Transfers, waited: Any, current: Any = None) -> Iterat
         yield Transfer(number, job.load, job.parts, True, job.copied, number not in moving, stale)
 
 
+def _marks(scheduler: Any) -> Iterator[str]:
+    """Requests that are gone, and that the scheduler still takes for loaded, or for failed to load."""
+    for mark in ("finished_recving", "failed_recving"):
+        gone = getattr(scheduler, f"{mark}_kv_req_ids") - scheduler.requests.keys()
+        yield from (f"{mark} of request {name.partition('-')[0]}" for name in sorted(gone))
+
+
 def _records(scheduler: Any, ours: Any) -> Iterator[str]:
     """What the connector keeps of requests that are gone and have nothing in flight."""
+    yield from _marks(scheduler)
     busy = {status.req_id for status in ours._jobs.values()}
     known = {*scheduler.requests, *busy, *scheduler.finished_req_ids}
     yield from (f"request {name.partition('-')[0]}" for name in ours._req_status if name not in known)
