@@ -1,4 +1,4 @@
-"""What upstream has reported of SGLang's second tier, and whether it was shown, from reported.toml."""
+"""What upstream has reported and somebody has looked for, and whether it was shown, from reported.toml."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from stateful_tests.lockstep.known_faults import FOLDER, known_faults
+from stateful_tests.lockstep.known_faults import FOLDER, Engine, known_faults
 
 PATH = FOLDER / "reported.toml"
 _HEAD = """\
-### Its second tier, as reported
+### As reported
 
-What upstream has reported of it and of servers that only decode, from [reported.toml](reported.toml). "Gone":
+Reports of upstream that were looked for, from [reported.toml](reported.toml). "Gone":
 no release that is driven so has it; the planted fault that stands for it is found.
 
 | reported | what happens | here |
@@ -22,8 +22,9 @@ no release that is driven so has it; the planted fault that stands for it is fou
 
 
 class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An entry. fault: of known.toml, where it was shown; planted: of the tests' faults.toml."""
+    """An entry. fault: of known.toml, where it was shown; planted: of the second tier's faults.toml."""
 
+    engine: Engine = "sglang"
     numbers: tuple[int, ...]
     says: str
     verdict: Literal["shown", "gone", "not met", "not reachable"]
@@ -48,9 +49,10 @@ def reported() -> list[TierReport]:
     return msgspec.convert(tomllib.loads(PATH.read_text(encoding="utf-8")), _ReportFile).report
 
 
-def section() -> str:
-    """The table of FINDINGS.md."""
-    return _HEAD + "".join(map(_row, reported()))
+def section(engine: Engine) -> str:
+    """The table of FINDINGS.md, "" without an entry."""
+    rows = [_row(each) for each in reported() if each.engine == engine]
+    return _HEAD + "".join(rows) if rows else ""
 
 
 def _row(report: TierReport) -> str:

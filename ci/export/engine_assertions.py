@@ -11,6 +11,7 @@ from stateful_tests.lockstep.results import EngineMoment, Run
 # scheduler's side: inputs of the model (RUN-3), what it sampled behind (TXT-1).
 _COUNTS: dict[tuple[str, str], str] = {
     ("HIT-1", "start"): 'self.assertLess(engine.starts("{owner}"), {must})',
+    ("BLK-5", "start"): 'self.assertGreaterEqual(engine.starts("{owner}"), {must})',
     ("RUN-1", "requests"): "self.assertLessEqual(len(engine.batch.num_scheduled_tokens), {must})",
     ("RUN-1", "tokens"): "self.assertLessEqual(sum(engine.batch.num_scheduled_tokens.values()), {must})",
     ("RUN-1", "computed"): 'self.assertLessEqual(engine.computed("{owner}"), {must})',

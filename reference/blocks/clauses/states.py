@@ -92,10 +92,9 @@ def _alone(step: BlockStep) -> Failure | None:
             fact = step.after.requests.get(lane.request)
             if fact is None or block not in fact.tables[group]:
                 return failure(where, f"block {block} is not in its table", *at)
-            others = {name for name, _, _ in step.entries.get(block, ())} - {lane.request}
-            if others or users.setdefault(block, lane.request) != lane.request:
-                who = " and ".join(sorted(others or {users[block]}))
-                return failure(where, f"{who} has block {block} too", *at)
+            if others := {name for name, _, _ in step.entries.get(block, ())} - {lane.request}:
+                return failure(where, f"{' and '.join(sorted(others))} has block {block} too", *at)
+            users[block] = lane.request
     for lane in step.after.lanes:
         for use in lane.states:
             if users.get(use.block, lane.request) != lane.request:

@@ -136,9 +136,10 @@ def _counts(step: BlockStep) -> Failure | None:
 @clause(
     "BLK-5",
     "only one's own blocks are written",
-    "A batch entry writes only into blocks of its request's tables, into slots of one position "
-    "that no other entry writes; never into the null block, never past its table. Two entries may write the "
-    "same KV where the engine makes blocks of equal text one.",
+    "A batch entry writes only into blocks of its request's tables, into slots of one position that no other"
+    " entry writes; never into the null block, never past its table, never into a block that another request"
+    " has and the prefix cache named before. Where the engine makes blocks of equal text one, entries may"
+    " write the same KV there.",
     why="Whoever holds the block reads what was written there.",
     rule="blocks.facts",
     source="vllm slot mapping",
@@ -147,6 +148,9 @@ def _counts(step: BlockStep) -> Failure | None:
 def _written(step: BlockStep) -> Failure | None:
     writers: dict[tuple[int, int], tuple[str, int]] = {}
     texts = {note.lane.request: note.stamps for note in step.lanes}
+    named: set[int] = set()
+    if not step.after.merges and step.lanes:
+        named = {each.block for each in {*step.before.published} & {*step.after.published}}
     for lane in step.after.lanes:
         fact = step.after.requests.get(lane.request)
         for group, layers in enumerate(step.config.groups):
@@ -164,6 +168,12 @@ def _written(step: BlockStep) -> Failure | None:
                 if at >= len(own) or own[at] != block:
                     got = f"block {block} is not in its table"
                     return failure(f"{where} into a block of its own", got, place)
+                if block in named and len(step.entries[block]) > 1:
+                    others = {name for name, of, _ in step.entries[block] if of >= 0} - {lane.request}
+                    if others:
+                        got = f"{' and '.join(sorted(others))} has block {block} too, and its hash is older"
+                        behind = AtCount(lane.request, "start", (at + 1) * size)
+                        return failure(f"{where} into a block of its own", got, behind, AtBlock(block))
                 stamps = texts.get(lane.request, [])
                 stamp = stamps[position] if position < len(stamps) else NOT_WRITTEN
                 other, its = writers.setdefault((block, offset), (lane.request, stamp))

@@ -129,7 +129,7 @@ class Scene:
             self.config, command, refused, self.before, after, lanes, outputs, self.expected.bearers,
             self.expected.writing,
         )  # fmt: skip
-        self.before = after
+        self.before, self.step = after, step
         failures = broken(step, waived)
         return violation_of(failures, 0) if failures else None
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from impl.vllm.system import VLLMSystem
-from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.blocks.clauses import BLOCK_CLAUSES, EVERY_CLAUSE
 from reference.blocks.commands import Add, Fail, Schedule
 from reference.blocks.facts import Output
 from reference.blocks.request_texts import RequestTexts
@@ -33,6 +33,8 @@ def test_the_last_line_violates_its_clause_and_no_line_before_does(row):
     assert (violation.clause, {*violation.also}) == (row.clause, row.also)
     assert f"{violation.expected}; {violation.observed}".endswith(row.words)
     assert in_words(violation.failure.at) == row.places
+    if row.clause in ("HOST-1", "HOST-2", "XFER-1", "XFER-2"):
+        assert EVERY_CLAUSE[row.clause].trigger(scene.step), "such a step could not have violated it"
 
 
 def test_every_clause_has_a_row():

@@ -93,8 +93,9 @@ def server(**fields):
     manager = Bag(_policy=Bag(kept={}), _num_allocated_chunks=1, _free_list=[0])
     kept = {"manager": manager, "_jobs": {}, "_req_status": {}, "_block_id_to_pending_jobs": {}, **fields}
     return Bag(
-        connector=Bag(connector_scheduler=Bag(**kept)), requests={"r1-0": 1}, finished_req_ids={"r2-0"}
-    )
+        connector=Bag(connector_scheduler=Bag(**kept)), requests={"r1-0": 1}, finished_req_ids={"r2-0"},
+        finished_recving_kv_req_ids={"r1-0"}, failed_recving_kv_req_ids={"r5-0"},
+    )  # fmt: skip
 
 
 def test_jobs_are_shown_until_their_end_is_taken(offloads):
@@ -137,7 +138,8 @@ def test_hashes_and_what_is_left_behind(offloads):
     facts = host_facts(offloads, scheduler, CONFIG, stamps)
     last = chain(chain_of(8), 8)
     assert facts.keys == (HostKey(0, 0, (last,), -1), HostKey(2, 1, (last,), 1))
-    assert facts.records == ("request r4", "block 5") and facts.chunks == 3 and facts.free == (0,)
+    assert facts.records == ("failed_recving of request r5", "request r4", "block 5")
+    assert facts.chunks == 3 and facts.free == (0,)
     assert chunks_of(manager) == [(key, 2, 1), (hashed + bytes(4), 0, -1)]
 
 
@@ -178,7 +180,8 @@ def loads(device, monkeypatch):
 
 
 def shown_of(loads):
-    return host_facts(loads, Bag(requests={}), CONFIG, None)
+    gone = Bag(requests={}, finished_recving_kv_req_ids={"r3-0"}, failed_recving_kv_req_ids=set())
+    return host_facts(loads, gone, CONFIG, None)
 
 
 REQUEST = Bag(request_id="r1", _all_token_ids=list(range(8)))
@@ -196,7 +199,8 @@ def test_a_load_from_the_peer(loads):
     device.copy(True)
     shown = shown_of(loads)
     job = Transfer(0, True, device.jobs[0].parts, True, True)
-    assert shown == HostFacts(0, (), tuple(tuple(c) for c in device.host.values()), (), (job,))
+    held, gone = tuple(tuple(c) for c in device.host.values()), ("finished_recving of request r3",)
+    assert shown == HostFacts(0, (), held, (), (job,), gone)
     device.complete(True)
     assert shown_of(loads).transfers == (job._replace(completed=True),)
     output = loads.after(None)

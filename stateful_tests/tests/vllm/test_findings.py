@@ -20,6 +20,9 @@ from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_name_that_is_used_again_gets_an_old_result": "(update drafts 0): it gets [877628], where r1 gets []",
+    "an_old_result_for_a_prompt_in_chunks_ends_the_engine":
+        "AssertionError: assert request.num_output_placeholders >= 0",
     "a_null_block_bears_a_hash": "it has one in group 0, where block 0, the null block, has no hash",
     "a_null_block_bears_a_hash_after_a_round_of_drafts":
         "it has one in group 0, where block 0, the null block, has no hash",
