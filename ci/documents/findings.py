@@ -43,7 +43,7 @@ def text() -> str:
     for engine, (name, repository, about) in ENGINES.items():
         rows = [_row(fault, repository) for fault in known_faults().values() if fault.engine == engine]
         parts.append(f"## {name}\n\n{about}\n\n{_COLUMNS}{''.join(rows)}")
-        if section := reported.section(engine):
+        if section := reported.section(engine, name):
             parts.append(_linked(section, repository))
     return "\n".join(parts)
 

@@ -11,9 +11,9 @@ from stateful_tests.lockstep.known_faults import FOLDER, Engine, known_faults
 
 PATH = FOLDER / "reported.toml"
 _HEAD = """\
-### As reported
+### Reports of {name}
 
-Reports of upstream that were looked for, from [reported.toml](reported.toml). "Gone":
+What upstream has reported and was looked for, from [reported.toml](reported.toml). "Gone":
 no release that is driven so has it; the planted fault that stands for it is found.
 
 | reported | what happens | here |
@@ -49,10 +49,10 @@ def reported() -> list[TierReport]:
     return msgspec.convert(tomllib.loads(PATH.read_text(encoding="utf-8")), _ReportFile).report
 
 
-def section(engine: Engine) -> str:
-    """The table of FINDINGS.md, "" without an entry."""
+def section(engine: Engine, name: str) -> str:
+    """The table of FINDINGS.md of the engine called `name`, "" without an entry."""
     rows = [_row(each) for each in reported() if each.engine == engine]
-    return _HEAD + "".join(rows) if rows else ""
+    return _HEAD.format(name=name) + "".join(rows) if rows else ""
 
 
 def _row(report: TierReport) -> str:
