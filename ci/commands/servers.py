@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 NOT_LIVE = {
     "draft": "EAGLE's kernels need a GPU",
     "window": "torch_native attention reads the SWA pool by slots of the full one",
+    "states": "recurrent layers have kernels for a GPU alone",
 }
+LEAST_STATES = 5  # kv_cache_configurator.py: three, and two that keep states on the way under overlap
 PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")  # those of several tokens: Triton kernels allocate them
 
 
@@ -177,6 +179,8 @@ def serve_check(
     for field, why in NOT_LIVE.items():
         if live and given.get(field):
             raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
+    if run is None:
+        _require_states(release, given)
     if live and release in PAGES_NEED_A_GPU:
         if given.setdefault("page_size", 1) > 1:
             raise Unusable(f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU")
@@ -268,6 +272,25 @@ def _live(
     data = servers.lived(run, seed, keep)
     servers.lived_text(out.console, data)
     return out.end(data)
+
+
+def _require_states(release: str, given: dict[str, int | bool]) -> None:
+    """Recurrent layers go with the release, and with the rest of the server."""
+    from impl.sglang.server.runs import STATES
+
+    if given.get("track") and not given.get("states"):
+        raise Unusable("--set track: where states are kept on the way; needs --set states=N")
+    if not given.get("states"):
+        return
+    if release not in STATES:
+        raise Unusable(f"--set states: recurrent layers run in {', '.join(STATES)}; this is {release}")
+    for field in ("window", "draft"):
+        if given.get(field):
+            raise Unusable(f"--set {field}: a server with --set states has neither a window nor drafts")
+    if given.get("track") == 0 and (given.get("overlap") or int(given.get("page_size", 1)) > 1):
+        raise Unusable("--set track=0: states at the end of a text alone go with neither overlap nor pages")
+    if given["states"] < LEAST_STATES:
+        raise Unusable(f"--set states: at least {LEAST_STATES}, as many as SGLang wants for one request")
 
 
 def _field(text: str) -> tuple[str, int | bool]:

@@ -50,7 +50,7 @@ class Beside:
         self.header = header
         self.geometry = ServerGeometry(
             size, header.window, header.full_tokens // size, header.swa_tokens // size, header.rows,
-            header.width,
+            header.width, states=header.states,
         )  # fmt: skip
         self.state: State = model.initial(self.geometry, Mode.FAITHFUL)
         self.follows = True

@@ -81,6 +81,21 @@ def explained(header: WatchHeader, command: Command, was: State, now: State, sho
     return None
 
 
+def state_ahead(header: WatchHeader) -> str | None:
+    """A turn that was retracted with a result in flight resumes before the token that its state has last."""
+    return label(header.release, "retried-turn-folds-twice")
+
+
+def state_of_another(header: WatchHeader, turn: RequestSeen, prefix: int) -> str | None:
+    """A session's first turn waited with a slot for a prefix that is gone: nobody cleared it."""
+    return label(header.release, "waiting-turn-keeps-state") if turn.has_state and not prefix else None
+
+
+def queued_abort_finishes(header: WatchHeader) -> str | None:
+    """A queued turn that its client gives up counts as finished."""
+    return label(header.release, "queued-abort-finishes-turn") if header.states else None
+
+
 def orphaned(header: WatchHeader, turn: RequestSeen) -> str | None:
     """A turn that was retracted no longer counts as its session's, nor one while another was rejected."""
     known = None

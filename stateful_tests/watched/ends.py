@@ -22,10 +22,12 @@ from stateful_tests.watched.rounds import catches_up, counts_outputs
 def released(beside: Beside, e: log.Released) -> None:
     before, after = Cursors(*e.before), Cursors(*e.after) if e.after else None
     beside.interrupts(e.request)
+    if e.reason is None and beside.request(e.request).phase in (Phase.QUEUED, Phase.ADMITTED):
+        _finished_in_the_queue(beside, e, after)
+        return
     beside.result.holes.update(deviations.holes(beside.header, e))
     accepted = catches_up(beside, e.request, before) + beside.header.claims
-    if e.reason is not None:
-        _last_of_a_mixed_batch(beside, e)
+    ahead = _last_of_a_mixed_batch(beside, e) if e.reason is not None else None
     beside.stands(e.request, before)
     _counts(beside, e, accepted)
     request, seen = beside.request(e.request), beside.of(e.request)
@@ -50,6 +52,12 @@ def released(beside: Beside, e: log.Released) -> None:
     for found in beside.texts.ends(e.request, e.ids, goes_on=e.reason is None):
         raise Diverged(*found)
     session = beside.session_of(request)
+    if beside.header.states and session is not None:
+        beside.of_session(session.name).state_ahead = ahead
+        if ahead is not None:
+            beside.state = beside.state.with_session(session._replace(state=session.state + 1))
+        elif e.reason is None and e.outputs < request.output:
+            beside.of_session(session.name).state_ahead = deviations.state_ahead(beside.header)
     if e.reason not in (None, "FINISH_ABORT") and session is not None:
         beside.of_session(session.name).stays_busy = None
         beside.texts.keeps(e.request, session.name, e.ids, text_len(session.history))
@@ -59,6 +67,22 @@ def released(beside: Beside, e: log.Released) -> None:
         beside.pages.forget(request.holder)
     else:
         beside.pages.cut(request.holder, after.kv_committed_len)
+
+
+def _finished_in_the_queue(beside: Beside, e: log.Released, after: Cursors | None) -> None:
+    """A known fault: a turn that waits, and whose client gives it up, counts as its session's last."""
+    request = beside.request(e.request)
+    session, known = beside.session_of(request), deviations.queued_abort_finishes(beside.header)
+    if session is None:
+        raise Diverged("OUT-1", f"{e.request} waits, and has no row", "gives one back")
+    want = f"{session.name} has nothing of {e.request}, which waits"
+    beside.deviates(known, "SES-2", want, "keeps its text as that of a finished turn", Abort(e.request))
+    history = text_cut(request.text, request.origin + e.outputs)
+    kept = session._replace(history=history, slot=after)
+    beside.state = end_turn(beside.state.without_request(e.request), kept)
+    beside.texts.keeps(e.request, session.name, e.ids, text_len(history))
+    beside.of_session(session.name).stays_busy = known
+    del beside.requests[e.request]
 
 
 def _counts(beside: Beside, e: log.Released, accepted: int) -> None:
@@ -86,20 +110,22 @@ def _retracted(beside: Beside, request: Request, outputs: int, shown: Shown) -> 
     beside.do(Retract(request.name, request.output - outputs), shown=shown)
 
 
-def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> None:
-    """A known fault: the server does not count the token of a mixed batch that was a request's last."""
+def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> str | None:
+    """A known fault: the server does not count the token of a mixed batch that was a request's last. Its
+    name, if it is one."""
     request = beside.request(e.request)
     mine = request.cursors
     if mine is None or not any(each.mixed for each in beside.of(e.request).rounds[:1]):
-        return
+        return None
     if (e.outputs, e.before[0]) != (request.output + 1, mine.kv_committed_len):
-        return
+        return None
     draft = Draft(e.request, mine.kv_allocated_len - mine.kv_committed_len, 1)
     beside.do(SpecDecode((draft,)))
     known = deviations.ends_in_mixed_batch(beside.header)
     computed = f"{e.request} has computed {mine.kv_committed_len + 1} tokens"
     beside.deviates(known, "LEN-2", computed, f"counts {mine.kv_committed_len}")
     beside.moves(e.request, mine)
+    return known
 
 
 def _finished_without_output(state: State, request: Request) -> State:

@@ -36,7 +36,8 @@ Triple = tuple[tuple[str, int | bool], ...]
 
 
 class Population:
-    """The runs of a check, in order. fixed: fields of the server that are not left to chance.
+    """The runs of a check, in order. fixed: fields of the server that are not left to chance; states: some
+    servers may have recurrent layers.
 
     A fault often needs two or three switches at once, and chance leaves out many of these for long. So a run
     has, of some random servers, the one with the triples of switches that were least at work.
@@ -44,8 +45,9 @@ class Population:
 
     def __init__(
         self, seed: int, *, fixed: dict[str, int | bool] | None = None, count: int = 12,
-        impatient: bool = False,
+        impatient: bool = False, states: bool = True,
     ) -> None:  # fmt: skip
+        self.states = states
         self.seed, self.fixed, self.count, self.impatient = seed, fixed or {}, count, impatient
         self._number = -1
         self._config = Config()
@@ -59,7 +61,11 @@ class Population:
         rng = random.Random(f"{self.seed} {number}")
         scene = known[number // 2 % len(known)] if number % 2 else None
         kind = KINDS[number // 2 % len(KINDS)]
-        given = scene["server"] if scene else STORMS.get(kind, {})
+        given = dict(scene["server"] if scene else STORMS.get(kind, {}))
+        if not self.states or self.fixed.get("window") or self.fixed.get("draft"):
+            given.pop("states", None)
+        if self.fixed.get("states"):  # it goes with neither
+            given = {name: value for name, value in given.items() if name not in ("window", "draft")}
         drawn = [configuration(rng, **{**given, **self.fixed}) for _ in range(TRIES)]
         config = self._config = max(drawn, key=self._news)
         if scene is not None:
@@ -176,7 +182,21 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
         "draft": rng.choice((0, 0, 2, 4)), "overlap": rng.random() < 0.5, "tree": rng.random() < 0.7,
         "pressure": (luck := rng.random()) < 0.7, "mixed": luck * 10 % 1 < 0.3,
     }  # fmt: skip
+    if fixed.get("states"):
+        fixed = _with_states({**found, "track": 8 * (luck * 100 % 1 < 0.5)}, fixed)
     return Config(**{**found, **fixed})  # type: ignore[arg-type]
+
+
+def _with_states(
+    found: Mapping[str, int | bool], fixed: Mapping[str, int | bool]
+) -> dict[str, int | bool]:
+    """A server with recurrent layers. One that keeps a state at the end of a text alone has neither pages nor
+    overlap; one that keeps them on the way has no chunk in which it would keep none."""
+    needs_track = int(fixed.get("page_size", 1)) > 1 or fixed.get("overlap")
+    track = fixed.get("track", 8 if needs_track else found["track"])
+    fitting: dict[str, int | bool] = {"window": 0, "draft": 0, "track": track}
+    fitting |= {"chunk": max(16, found["chunk"])} if track else {"page_size": 1, "overlap": False}
+    return {**fitting, **fixed}
 
 
 def clients(

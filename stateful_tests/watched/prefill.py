@@ -5,7 +5,7 @@ from __future__ import annotations
 from impl.sglang.server import events as log
 from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, EvictSwa, Extend, Reason
-from reference.state import Cursors, Phase, Request
+from reference.state import Cursors, Phase, Request, Session
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown
@@ -32,13 +32,28 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
         beside.result.reach("a turn that resumes")
         beside.result.reach("a tail that admission frees", session.slot.kv_allocated_len > e.prefix)
         beside.pages.cut(session.name, cursors.kv_committed_len)
+        if beside.header.states:
+            _state_resumes(beside, e.request, session, e.prefix)
         beside.do(Admit(e.request), shown=Shown({e.request: cursors}, {session.name: cursors}))
     else:
+        beside.of(e.request).has_state |= bool(beside.header.states and e.session and e.prefix)
         offered = e.cursors[3] if beside.header.tree and e.cursors[3] <= e.prefix else 0
         beside.result.compared += 1
         if cursors != Cursors(0, 0, 0, offered):
             want = f"{e.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
             raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}")
+
+
+def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> None:
+    """A turn resumes where its session's state is: that cannot be cut back."""
+    beside.result.compared += 1
+    seen = beside.of_session(session.name)
+    known, seen.state_ahead = seen.state_ahead, None
+    if session.state != prefix:
+        beside.result.wrong_states[name, prefix] = known or ""
+        want = f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
+        beside.deviates(known, "STA-2", want, f"resumes at {prefix}", Admit(name))
+        beside.state = beside.state.with_session(session._replace(state=prefix))
 
 
 def orphaned(beside: Beside, request: Request) -> Request:
@@ -74,6 +89,9 @@ def extended(beside: Beside, e: log.Extended) -> None:
         if admitted_at != prefix:
             want = f"{name} goes on at {admitted_at}, as it was admitted"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
+        if (known := deviations.state_of_another(beside.header, seen, prefix)) is not None:
+            beside.result.wrong_states[name, prefix] = known
+        seen.has_state = False
         if beside.request(name).phase is Phase.QUEUED:
             beside.do(Admit(name))
             if beside.header.tree:

@@ -43,6 +43,7 @@ class Validated:
 
     Known faults show elsewhere than in a log, too:
     holes: (session, position) that count as committed, and whose KV was never written.
+    wrong_states: (request, position) that goes on from another state -> the known fault.
     ended: the known fault after which two turns write into one row; no later line is judged.
     prepared: a prefill was prepared, and has not run.
     parked: a request waited between two chunks when the last round was prepared.
@@ -62,6 +63,7 @@ class Validated:
     more: int = 0
     known: Counter[str] = field(default_factory=Counter)
     holes: set[tuple[str, int]] = field(default_factory=set)
+    wrong_states: dict[tuple[str, int], str] = field(default_factory=dict)
     ended: str = ""
     prepared: bool = False
     parked: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from impl.sglang.server import events as log
 from reference.commands import Decode, Draft, Reason, SpecDecode
-from reference.state import IN_BATCH, Cursors, Phase, free, holders
+from reference.state import IN_BATCH, Cursors, Phase, free, holders, state_lens
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown
@@ -222,6 +222,11 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
     _counted(beside, "OWN-3", _FREE["full"], left.full * size, e.full + e.tree_full)
     _counted(beside, "OWN-3", _FREE["SWA"], swa, e.swa + e.tree_swa)
     _counted(beside, "OWN-4", "rows free", left.rows, e.rows)
+    if beside.header.states or e.states:
+        held = len(state_lens(state)) * (1 + beside.header.tracks)
+        held += sum(seen.has_state for seen in beside.requests.values())
+        want = beside.header.states - held
+        _counted(beside, "STA-6", "slots of recurrent state free or the tree's", want, e.states)
     _counted(beside, "SES-2", "requests wait", waiting, e.queued)
     _counted(beside, "SES-2", "sessions are open", len(state.sessions), e.sessions)
     if beside.header.tree or e.tree_locked:

@@ -29,6 +29,7 @@ class RequestSeen:
     orphan_of: the session whose turn it was, until by a known fault it no longer counts as that.
     matched: its prefix when the scheduler last looked at it (tokens).
     rounds: those whose results are to come, the oldest first.
+    has_state: it waits with a slot of recurrent state, from a prefix that it has matched.
     """
 
     rejected_by: str | None = None
@@ -38,6 +39,7 @@ class RequestSeen:
     orphan_of: str | None = None
     matched: int | None = None
     rounds: list[RoundSeen] = field(default_factory=list)
+    has_state: bool = False
 
 
 @dataclass(slots=True)
@@ -48,12 +50,14 @@ class SessionSeen:
     close_requested: a client closed it.
     stays_busy: the known fault by which the server takes it for busy.
     text_unknown: a known fault has left text of another turn in it, which its next turn shows.
+    state_ahead: the known fault by which its recurrent state has a token more than its KV.
     """
 
     times_out: bool = False
     close_requested: bool = False
     stays_busy: str | None = None
     text_unknown: bool = False
+    state_ahead: str | None = None
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ import msgspec
 
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import Misread, RunOutcome
+from impl.sglang.server.runs import STATES
 from impl.sglang.server.worker import Job
 from stateful_tests.shrink.searching import Search, first_improvement
 from stateful_tests.watched import deviations, population
@@ -180,8 +181,16 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
     reads: dict[tuple[str, str], list[Misread]] = {}
     for misread in outcome.misread:
         hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes
-        reads.setdefault((misread.pool, "last-token" if hole else ended), []).append(misread)
+        known = "last-token" if hole else ended
+        if misread.pool == "state":
+            known = validated.wrong_states.get((misread.request, misread.position), ended)
+        reads.setdefault((misread.pool, known), []).append(misread)
     for (pool, known), (first, *more) in reads.items():
+        if pool == "state":
+            says = f"{first.request} must go on at position {first.position} from the state after the tokens"
+            says += f" before it, and {first.found}"
+            yield ServedFinding("reads", "reads state", says, known)
+            continue
         found = "nothing that was written"
         if first.got is not None:
             found = f"token {first.got[0]} of position {first.got[1]}, which {first.writer} wrote"
@@ -214,7 +223,8 @@ def check(
     started = time.monotonic()
     checking = _Check(runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf))
     result = checking.result
-    drawn = population.Population(seed, fixed=fixed, count=count, impatient=impatient)
+    with_states = release in STATES
+    drawn = population.Population(seed, fixed=fixed, count=count, impatient=impatient, states=with_states)
     try:
         for number in range(runs):
             if checking.over():
@@ -288,7 +298,7 @@ class _Check:
 _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
         "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
-        "mixed": False,
+        "mixed": False, "track": 0, "states": 0,
     },
     Client: {"start": 0, "after": "", "close": 1, "impatient": False, "session": False},
     Turn: {

@@ -129,6 +129,8 @@ WATCHED = """
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.disable; UnifiedRadixCache.evictable_size(); UnifiedRadixCache.protected_size()
 0.5.19 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache._tree_core_backend
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.full_protected_size(); UnifiedRadixCache.swa_protected_size()
+0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.mamba_protected_size()
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.mamba_initial_tracking_slots; MambaPool.size
 """
 # What exported tests call besides (ci/templates).
 EXPORTED = """

@@ -35,6 +35,11 @@ class Release0510(Objects):
     swa_allocators = "sglang.srt.mem_cache.swa_memory_pool"
     spec_file = "sglang/srt/speculative/eagle_info_v2.py"
     spec_prepare = "EagleDraftInputV2Mixin.prepare_for_decode"
+    def has_states(self, rows: Any) -> bool:
+        """Whether a server's rows lead to slots of recurrent state that are known here."""
+        del rows
+        return False
+
     # Tokens that preparing a speculative round commits already (the result adds accepted - claimed).
     claimed = 0
     # A turn retracted with a verify round in flight has the token committed that the round computes first.

@@ -60,6 +60,9 @@ class Release0522(Release0521):
         if evicted:  # in decode, before which the checkpoint of its prefill has used this
             req.swa_branching_seqlen = None
 
+    def has_states(self, rows: Any) -> bool:
+        return hasattr(rows, "mamba_allocator")
+
     def make_state_rows(self, geometry: Geometry) -> Any:
         """Rows of requests that have recurrent state: a layer whose states are one number each."""
         shape = Bag(conv=[(1, 1)], temporal=(1, 1, 1))

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from impl.adapter import StatesView
 from impl.vocabulary import require
 from reference.commands import Reason
-from reference.states import EMPTY, chain
+from reference.states import EMPTY, chain, chained
 
 if TYPE_CHECKING:
     from impl.sglang.parts.trees import ReleaseTree
@@ -75,13 +77,23 @@ class States:
             pool.copy_mamba_state(source, pool.translate_mamba_indices(batch.mamba_cow_dst_indices))
         batch.mamba_clear_indices = batch.mamba_cow_src_indices = batch.mamba_cow_dst_indices = None
 
-    def fold(self, name: str, row: Any, tokens: Sequence[int]) -> None:
-        """The recurrent layers of a forward pass: a request's state goes on by these tokens."""
+    def fold(self, name: str, row: Any, tokens: Sequence[int]) -> list[int]:
+        """The recurrent layers of a forward pass: a request's state goes on by these tokens; the stamp of the
+        state after each."""
+        slot, self.read[name] = self.stamp_of(row)
+        stamps = chained(tokens, self.read[name])
+        self._cells[slot] = stamps[-1]
+        return stamps
+
+    def stamp_of(self, row: Any) -> tuple[int, int]:
+        """The slot that a row leads to, and the stamp in it."""
         slot = int(self.rows.get_mamba_indices(row))
-        stamp = self.read[name] = int(self._cells[slot])
-        for token in tokens:
-            stamp = chain(stamp, token)
-        self._cells[slot] = stamp
+        return slot, int(self._cells[slot])
+
+    def put(self, slot: int, stamp: int) -> None:
+        """Have this state in a slot; -1: in none."""
+        if slot != -1:
+            self._cells[slot] = stamp
 
     def compute(self, req: Any, tokens: Sequence[int]) -> None:
         """A lock holder has a slot with the state after these tokens."""
@@ -99,8 +111,9 @@ class States:
 
     @property
     def _cells(self) -> Any:
-        """A stamp for each slot."""
-        return self.rows.mamba_pool.mamba_cache.temporal.view(-1)
+        """A stamp for each slot: the first bytes of its state in the first layer."""
+        state = self.rows.mamba_pool.mamba_cache.temporal[0]
+        return state.flatten(1).view(torch.int64)[:, 0]
 
     def view(self, requests: Mapping[str, Any], sessions: Mapping[str, Any]) -> StatesView:
         """requests, sessions: the records of KV (`kv`) by the names of who holds them."""

@@ -104,6 +104,19 @@ def _ask_first() -> None:
         )
 
 
+def _operators() -> None:
+    """Operators of a sgl_kernel that is compiled for CPUs: models with recurrent layers look them up when
+    they are imported."""
+    namespace = type(importlib.import_module("torch").ops.sgl_kernel)
+    has = namespace.__getattr__
+
+    def inert(self: Any, name: str) -> Any:
+        of_cpus = self.name == "sgl_kernel" and name.endswith("_cpu")
+        return Inert() if of_cpus else has(self, name)
+
+    namespace.__getattr__ = inert
+
+
 def install() -> None:
     """Make this process ready to import `sglang`, once."""
     for name, value in SETTINGS.items():
@@ -111,3 +124,4 @@ def install() -> None:
     _ask_first()
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
+        _operators()

@@ -20,7 +20,9 @@ PATIENCE = 80  # rounds without a forward pass until a client that only occupies
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server. tokens: of the full pool; chunk: of a prefill; window 0: none; draft: tokens of a verify
     round, 0 without speculation; tree: prefixes are shared; pressure: admit as if no request went on for
-    long, so that running ones are retracted; mixed: prefills share a batch with tokens that are decoded."""
+    long, so that running ones are retracted; mixed: prefills share a batch with tokens that are decoded;
+    states: slots of recurrent state, 0 of a model without; track: a text's state is kept at multiples of so
+    many tokens (extra_buffer), 0: at its end alone (no_buffer)."""
 
     page_size: int = 1
     tokens: int = 128
@@ -32,6 +34,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tree: bool = True
     pressure: bool = True
     mixed: bool = False
+    states: int = 0
+    track: int = 0
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,8 +19,9 @@ Lane = tuple[str, int, int, int, int]  # a request and its cursors
 
 class WatchHeader(Struct, forbid_unknown_fields=True):
     """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
-    claims: tokens of a verify round that are committed as it is launched, before any result; fields: of each
-    event.
+    claims: tokens of a verify round that are committed as it is launched, before any result; states: slots of
+    recurrent state; tracks: those that a request has besides its own, where its state is kept on the way;
+    fields: of each event.
     """
 
     format: str
@@ -39,6 +40,8 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     overlap: bool
     speculative: bool
     claims: int = 0
+    states: int = 0
+    tracks: int = 0
     part: int = 1
     fields: dict[str, list[str]] = {}
 
@@ -187,7 +190,8 @@ class Stepped(_Event, tag="step"):
     """The scheduler has decided on a batch: its size, who waits, open sessions, free tokens and rows, tokens
     that the tree holds and that locks pin (full). lanes: of a round of one token each (in a mixed batch
     beside the prefill that an `extend` has), request and cursors after; with speculation slots were
-    taken for a verify round, and what is accepted comes with its result."""
+    taken for a verify round, and what is accepted comes with its result. states: slots of recurrent state
+    that are free or the tree's."""
 
     number: int
     batch: int
@@ -200,6 +204,7 @@ class Stepped(_Event, tag="step"):
     tree_swa: int
     tree_locked: int
     lanes: list[Lane]
+    states: int = 0
 
 
 class Paged(_Event, tag="pages"):

@@ -1,6 +1,10 @@
 """The forward pass of a whole scheduler, without a model: it writes stamps, reads what attention would read,
 and samples what the clients' script says.
 
+Recurrent layers go on from the state that the row leads to, which must be the one after all the tokens
+before, and leave the one after their own (impl.sglang.scheduler.states). A state of another text, of another
+length or of another request is noted.
+
 A stamp is (token, position). Before each token the KV of the whole text so far is read through the row of
 req_to_token, in the full pool and for the window in the SWA pool, and compared with the text.
 
@@ -20,12 +24,15 @@ from typing import Any, NamedTuple
 import torch
 
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.scheduler.states import States
 from impl.sglang.server.canary import Canary, ForwardPass
 from impl.sglang.server.clients import Clients, mixed
 from impl.sglang.server.outcome import Misread
 from impl.sglang.server.progress import Headway, Stall, excess
+from reference.states import chained, seen, stamp_after
 
 MOST = 500  # wrong reads that are kept of a run
+UNCLEAN = -1  # the stamp of a slot before its first use
 DECODES_BEFORE_EVICTION = 3  # rounds of decode after which a window has been evicted
 
 
@@ -38,11 +45,23 @@ class Read(NamedTuple):
     text: list[int]
 
 
-class FakeModel:
-    """The forward pass of one scheduler. draft: tokens of a verify round; misread: wrong reads, each position
-    of a request once."""
+class Fold(NamedTuple):
+    """What a round adds to the state of a request: `tokens` from position `start` on."""
 
-    def __init__(self, scheduler: Any, release: Release0510, clients: Clients, draft: int) -> None:
+    request: Any
+    row: int
+    start: int
+    tokens: list[int]
+
+
+class FakeModel:
+    """The forward pass of one scheduler. draft: tokens of a verify round; chunk: those after which recurrent
+    layers have a state that can be kept; misread: wrong reads, each position of a request once."""
+
+    def __init__(
+        self, scheduler: Any, release: Release0510, clients: Clients, draft: int, chunk: int = 0
+    ) -> None:
+        self.chunk = chunk
         self.release = release
         self.scheduler, self.clients, self.draft = scheduler, clients, draft
         self.allocator = scheduler.token_to_kv_pool_allocator
@@ -60,6 +79,11 @@ class FakeModel:
         self.excess: Stall | None = None  # the first request that keeps more SWA KV than it may
         self.overlap = bool(scheduler.enable_overlap)
         self.tree = not scheduler.server_args.disable_radix_cache
+        rows = scheduler.req_to_token_pool
+        self.states = States(rows, None) if release.has_states(rows) else None
+        if self.states is not None:
+            for slot in range(rows.mamba_pool.size + 1):  # in none a text may begin as it is found
+                self.states.put(slot, UNCLEAN)
 
         def process(*batch: Any, **named: Any) -> Any:
             self.processed += 1
@@ -127,6 +151,39 @@ class FakeModel:
                 writer = self._writers[pool].get(slot, "")
                 self.misread[key] = Misread(self.forwards, *key, wanted, found, writer)
 
+    # -- recurrent state ----------------------------------------------------------------------------
+
+    def _folds(self, batch: Any, lanes: Sequence[Fold]) -> None:
+        """The recurrent layers of a round: each entry goes on from its state. What a prefill has put off
+        until its forward pass comes first."""
+        if self.states is None:
+            return
+        self.states.deferred(batch)
+        for lane in lanes:
+            self._continues(lane)
+        stamps = [self.states.fold(each.request.rid, each.row, each.tokens) for each in lanes]
+        if batch.mamba_track_mask is not None:
+            extends = batch.forward_mode.is_extend()
+            track = batch.mamba_track_mask, batch.mamba_track_indices, batch.mamba_track_seqlens
+            for at, (mask, slot) in enumerate(zip(*(each.tolist() for each in track[:2]))):
+                if mask:  # hybrid_linear_attn_backend.py, _init_track_ssm_indices: the last whole chunk
+                    length = int(track[2][at]) - lanes[at].start if extends else 1
+                    kept = length - length % self.chunk if extends else 1
+                    self.states.put(slot, stamps[at][kept - 1])
+
+    def _continues(self, lane: Fold) -> None:
+        """An entry goes on from the state after all that is before it in its text. One that does not is
+        noted, and put right: each fault shows once."""
+        assert self.states is not None
+        name, start = lane.request.rid, lane.start
+        slot, got = self.states.stamp_of(lane.row)
+        text, key = chained(self._texts[name]), (name, "state", start)
+        if got == (want := stamp_after(text, start)):
+            return
+        last = (self._texts[name][start - 1], start - 1) if start else (0, -1)
+        self.misread[key] = Misread(self.forwards, *key, last, None, found=f"slot {slot} {seen(got, text)}")
+        self.states.put(slot, want)
+
     # -- forward passes -----------------------------------------------------------------------------
 
     def begins(self) -> None:
@@ -153,6 +210,7 @@ class FakeModel:
         ids, slots, done = batch.input_ids.tolist(), batch.out_cache_loc, 0
         lanes = list(zip(batch.reqs, batch.prefix_lens, batch.extend_lens))
         decoded = len(lanes) - len(batch.decoding_reqs or ())
+        folds = list[Fold]()
         for at, (request, start, tokens) in enumerate(lanes):
             name, new = request.rid, ids[done : done + tokens]
             if at < decoded:
@@ -161,7 +219,9 @@ class FakeModel:
             self._inputs[name] = len(request.origin_input_ids)
             self._decoded[name] = 0
             self._write(slots[done : done + tokens], new, start, name)
+            folds.append(Fold(request, self._row(request), start, new))
             done += tokens
+        self._folds(batch, folds)
         self._shows("is_extend", batch.reqs, batch.prefix_lens, batch.extend_lens, ids, slots)
         self._reads((request, self._row(request), start, start + tokens) for request, start, tokens in lanes)
         return [self._says(request.rid, start + tokens) for request, start, tokens in lanes]
@@ -179,6 +239,8 @@ class FakeModel:
         for slot, token, (name, _, length) in zip(batch.out_cache_loc, batch.input_ids.tolist(), lanes):
             self._write(slot.view(1), [token], length - 1, name)
             self._texts[name][length - 1 :] = [token]
+        entries = zip(batch.reqs, lanes, batch.input_ids.tolist())
+        self._folds(batch, [Fold(request, row, n - 1, [token]) for request, (_, row, n), token in entries])
         starts, tokens = [length - 1 for _, _, length in lanes], batch.input_ids.tolist()
         self._shows("is_decode_or_idle", batch.reqs, starts, [1] * len(lanes), tokens, batch.out_cache_loc)
         places = zip(batch.reqs, lanes)

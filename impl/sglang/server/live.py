@@ -26,7 +26,7 @@ def main(config_json: str, folder: str, port: str) -> None:
 
     config = msgspec.json.decode(config_json, type=Config)
     wanted = {
-        "model-path": model_folder(Path(folder), 0, NEVER), "load-format": "dummy", "device": "cpu",
+        "model-path": model_folder(Path(folder), eos=NEVER), "load-format": "dummy", "device": "cpu",
         "attention-backend": "torch_native", "sampling-backend": "pytorch", "dtype": "float32",
         "max-total-tokens": config.tokens, "max-running-requests": config.running,
         "chunked-prefill-size": config.chunk, "page-size": config.page_size, "context-length": 2048,

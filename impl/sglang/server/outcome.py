@@ -11,7 +11,8 @@ from impl.sglang.server.progress import Stall
 
 class Misread(NamedTuple):
     """Attention would have read something else: at `position` of a request, in a pool, for the first time in
-    this forward pass. writer: the request that wrote what is there."""
+    this forward pass. writer: the request that wrote what is there. In the pool "state" the request goes on
+    at `position` from another state than the one before it; found: what that is, in words."""
 
     forward: int
     request: str
@@ -20,6 +21,7 @@ class Misread(NamedTuple):
     want: tuple[int, int]
     got: tuple[int, int] | None
     writer: str = ""
+    found: str = ""
 
 
 class Complaint(NamedTuple):

@@ -37,6 +37,7 @@ class Reader:
         if self.shares:
             self._evictable = tree.full_evictable_size if self.swa else tree.evictable_size
             self._locked = tree.full_protected_size if self.swa else tree.protected_size
+        self.recurrent = release.has_states(self.rows)
 
     def header(self) -> dict[str, Any]:
         """What a log says of the server before anything else. Sizes in tokens, rows in rows."""
@@ -51,6 +52,8 @@ class Reader:
             "tree": self.shares, "overlap": bool(scheduler.enable_overlap),
             "speculative": self.speculates,
             "claims": self.release.claimed,
+            **({"states": self.rows.mamba_pool.size, "tracks": self.rows.mamba_initial_tracking_slots}
+               if self.recurrent else {}),
         }  # fmt: skip
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
@@ -63,6 +66,15 @@ class Reader:
         locked = int(self._locked())
         held = int(self.tree.swa_evictable_size() + self.tree.swa_protected_size()) if self.swa else 0
         return full, swa, rows, int(self._evictable()) + locked, held, locked
+
+    def states(self) -> int:
+        """Slots of recurrent state that are free or the tree's."""
+        if not self.recurrent:
+            return 0
+        left = int(self.rows.mamba_allocator.available_size())
+        if self.shares:
+            left += int(self.tree.mamba_evictable_size() + self.tree.mamba_protected_size())
+        return left
 
     # -- a state to begin with ----------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class Watcher:
             "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(),
             **reader.header(), "fields": FIELDS,
         }  # fmt: skip
-        self.log, self.put, self._counts = log, log.put, reader.counts
+        self.log, self.put, self._counts, self._states = log, log.put, reader.counts, reader.states
         for event in self._first:
             log.put(event)
         self._first.clear()
@@ -182,6 +182,9 @@ class Watcher:
             self.put(Checkpointed(request.rid, after))
 
     def release(self, request: Any, tree: Any, *_: Any, **how: Any) -> Steps:
+        if self.kind.row(request) is None:  # it waits, with a state at most
+            yield
+            return
         name, session, before = request.rid, session_of(request), self._cursors(request)
         reason = type(request.finished_reason).__name__ if request.finished_reason is not None else None
         outputs, counted = len(request.output_ids), request.finished_len
@@ -231,6 +234,7 @@ class Watcher:
         log.put([  # a Stepped, which would take longer to make
             "step", self._steps, size, len(scheduler.waiting_queue),
             len(scheduler.session_controller.sessions) - len(self._branching), *self._counts(), lanes,
+            self._states(),
         ])  # fmt: skip
         if self.pages and self.reader is not None:
             log.put(self.reader.pages(plan))

@@ -50,11 +50,22 @@ _MODEL = {
     "bos_token_id": 1, "tie_word_embeddings": True, "rope_theta": 10000.0,
 }  # fmt: skip
 
+_RECURRENT = {  # every second layer has a state instead of KV
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next",
+    "layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2,
+    "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 4,
+    "linear_value_head_dim": 4, "linear_conv_kernel_dim": 4, "num_experts": 2, "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "mlp_only_layers": [0, 1],
+}  # fmt: skip
 
-def model_folder(folder: Path, window: int, eos: int = EOS) -> Path:
+
+def model_folder(folder: Path, window: int = 0, *, eos: int = EOS, config: Config | None = None) -> Path:
     """A folder that says what the model is; there are no weights. window 0: full attention alone. eos: the
-    token that ends a turn; one past the vocabulary never does."""
+    token that ends a turn; one past the vocabulary never does. config: says whether it has recurrent layers,
+    and the chunk in which these compute a prompt."""
     more: dict[str, Any] = {"eos_token_id": eos}
+    if config is not None and config.states:
+        more |= _RECURRENT | ({"mamba_chunk_size": config.track} if config.track else {})
     if window:
         more |= {
             "is_hybrid_swa": True, "layer_types": ["sliding_attention", "full_attention"],
@@ -113,12 +124,14 @@ def _stand_ins() -> None:
     SpeculativeAlgorithm.create_worker = lambda *_: _spec_worker()
     without_kernels(importlib.import_module("sglang.srt.mem_cache.allocator.paged"))
     setattr(torch.Tensor, "record_stream", lambda *_: None)  # noqa: B010  (a CPU has no streams)
+    setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)  # noqa: B010  (nor an accelerator)
     for target, double in (
         ("mem_cache.allocation.assign_req_to_token_pool_cpu", assign_rows),
         ("speculative.spec_utils.assign_req_to_token_pool_cpu", assign_rows),
         ("speculative.spec_utils.assign_req_to_token_pool_func", assign_rows),
         ("arg_groups.speculative_hook._disable_overlap_schedule_for_cpu", lambda _: None),
         ("managers.overlap_utils.gather_spec_extras", _gather),
+        ("arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer", lambda: True),
         ("mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup", lambda _: None),
     ):
         path, _, name = f"sglang.srt.{target}".rpartition(".")
@@ -265,9 +278,9 @@ def run(
         kv_canary.install()
     with tempfile.TemporaryDirectory() as folder:
         more = kv_canary.SETTINGS if canary else {}
-        scheduler = _scheduler(config, model_folder(Path(folder), config.window), more)
+        scheduler = _scheduler(config, model_folder(Path(folder), config.window, config=config), more)
     logging.disable(logging.WARNING)
-    model = FakeModel(scheduler, watcher.kind, script, config.draft)
+    model = FakeModel(scheduler, watcher.kind, script, config.draft, config.track)
     if canary:
         model.canary = kv_canary.Canary(scheduler, watcher.kind, config.draft)
     if config.draft:
@@ -326,6 +339,11 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
             "speculative_algorithm": "EAGLE", "speculative_num_steps": config.draft - 1,
             "speculative_eagle_topk": 1, "speculative_num_draft_tokens": config.draft,
             "speculative_draft_model_path": str(model),
+        }  # fmt: skip
+    if config.states:
+        more |= {
+            "max_mamba_cache_size": config.states, "mamba_track_interval": config.track or 256,
+            "mamba_radix_cache_strategy": "extra_buffer" if config.track else "no_buffer",
         }  # fmt: skip
     if config.pressure:
         more["schedule_conservativeness"] = 0.05

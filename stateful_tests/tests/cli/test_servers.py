@@ -89,6 +89,20 @@ def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
     assert "huge.jsonl: line 4: " in complaint and complaint.count("\n") == 1
 
 
+@pytest.mark.parametrize("impl, given, says", [
+    ("0.5.18", ["states=30"], "recurrent layers run in 0.5.23; this is 0.5.18"),
+    ("0.5.23", ["track=8"], "needs --set states=N"),
+    ("0.5.23", ["states=30", "window=4"], "has neither a window nor drafts"),
+    ("0.5.23", ["states=30", "draft=2"], "has neither a window nor drafts"),
+    ("0.5.23", ["states=4"], "at least 5"),
+    ("0.5.23", ["states=30", "track=0", "overlap=1"], "neither overlap nor pages"),
+])  # fmt: skip
+def test_recurrent_layers_go_with_the_rest_of_a_server(impl, given, says, capsys):
+    args = [part for each in given for part in ("--set", each)]
+    assert run(["serve-check", "--impl", f"sglang=={impl}", *args]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_serve_check_wants_an_environment(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     assert run(["serve-check", "--impl", "sglang==0.5.23"]) == 2

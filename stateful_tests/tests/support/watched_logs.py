@@ -24,6 +24,9 @@ LOGS: dict[str, tuple[int, int, dict[str, int | bool]]] = {
     "0.5.23-tree_under_overlap": (14, 9, {"page_size": 1, "window": 8, "tokens": 96, "overlap": True}),
     "0.5.23-speculation_under_overlap": (9, 9, {"page_size": 4, "window": 8, "overlap": True, "draft": 4}),
     "0.5.23-mixed_batches": (7, 6, {"page_size": 4, "window": 8, "overlap": True, "draft": 4, "mixed": True}),
+    "0.5.23-recurrent_states": (12, 9, {
+        "page_size": 2, "tokens": 64, "overlap": True, "states": 24, "track": 8,
+    }),
     "0.5.23-pages": (18, 3, {"page_size": 4, "window": 8, "tokens": 64, "tree": False}),
     "0.5.23-clients_that_do_not_wait": (10, 6, {
         "page_size": 2, "window": 3, "tokens": 96, "overlap": True, "draft": 4, "mixed": True, "chunk": 8,

@@ -158,6 +158,35 @@ def test_runs_between_scenes_are_storms_floods_and_random_clients():
     assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
 
 
+def test_servers_with_recurrent_layers_have_what_goes_with_them():
+    """Among all: a scene of theirs; where a release or what is fixed has no states, none."""
+    runs = population.Population(1)
+    drawn = [runs.draw()[0] for _ in range(20)]
+    assert [bool(config.states) for config in drawn].count(True) == 1
+    for more in ({"states": False}, {"fixed": {"window": 6}}, {"fixed": {"draft": 2}}):
+        runs = population.Population(1, **more)
+        assert not any(runs.draw()[0].states for _ in range(20))
+    runs = population.Population(1, fixed={"states": 30})
+    drawn = [runs.draw()[0] for _ in range(40)]
+    assert {config.states for config in drawn} == {30} and {config.track for config in drawn} == {0, 8}
+    assert not any(config.window or config.draft for config in drawn)
+    assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
+    runs = population.Population(1, fixed={"states": 30, "overlap": True})
+    assert {runs.draw()[0].track for _ in range(9)} == {8}
+
+
+def test_a_wrong_state_is_known_where_the_log_shows_why():
+    misread = Misread(7, "c1.2", "state", 4, (11, 3), None, found="slot 2 is another's")
+    outcome = RunOutcome(9, 9, [misread], {})
+    run = serving.ServedRun(RELEASE, Config(), (), 1)
+    seen = Validated(wrong_states={("c1.2", 4): "retried-turn-folds-twice"}, holes={("c1", 4)})
+    (known,) = serving._findings(run, outcome, seen)
+    (new,) = serving._findings(run, outcome, Validated(wrong_states={("c1.2", 5): "x"}, holes={("c1", 4)}))
+    assert (known.known, new.known, new.key) == ("retried-turn-folds-twice", "", "reads state")
+    says = "c1.2 must go on at position 4 from the state after the tokens before it"
+    assert new.says == f"{says}, and slot 2 is another's"
+
+
 def test_a_triple_of_switches_is_at_work_once_each_has_done_something():
     runs, config = population.Population(1), Config(window=4, draft=4, tree=False, chunk=64, pressure=False)
     runs._config, fresh = config, runs._news(config)

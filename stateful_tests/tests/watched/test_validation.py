@@ -147,6 +147,64 @@ def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
     assert found.skipped["events after a mismatch, up to the next snapshot"] == 1
 
 
+# Recurrent state: slots 8, of which a turn of c1 has one. Its second turn resumes; c2 waits with a slot.
+STATES = """
+["open","c1",true]
+["submit","c1.1","c1",3,3,false]
+["admit","c1.1","c1",0,[0,0,0,0]]
+["extend",[["c1.1",0,3,[3,3,0,0]]]]
+["step",1,1,0,1,61,0,5,0,0,0,[],7]
+["step",2,1,0,1,60,0,5,0,0,0,[["c1.1",4,4,0,0]],7]
+["release","c1.1","c1","FINISH_LENGTH",true,2,2,[4,4,0,0],[4,4,0,0],2]
+["open","c2",true]
+["submit","c2.1","c2",5,5,false]
+["admit","c2.1","c2",3,[0,0,0,3]]
+["step",3,0,1,2,60,0,5,0,0,0,[],6]
+["submit","c1.2","c1",7,2,false]
+["admit","c1.2","c1",4,[4,4,0,0]]
+["admit","c2.1","c2",0,[0,0,0,0]]
+["extend",[["c1.2",4,3,[7,7,0,0]],["c2.1",0,5,[5,5,0,0]]]]
+["step",4,2,0,2,52,0,4,0,0,0,[],6]
+""".splitlines()[1:]
+OF_STATES = {"window": None, "full_tokens": 64, "swa_tokens": 0, "rows": 6, "width": 64, "states": 8}
+
+
+@pytest.mark.parametrize("old, new, found", [
+    ("", "", []),
+    ('[["c1.1",4,4,0,0]],7]', '[["c1.1",4,4,0,0]],6]', ["STA-6", "STA-6"]),  # lost, and found again
+    ("[],6]", "[],7]", ["STA-6"]),  # given back though c2.1 waits with it
+    ('["admit","c1.2","c1",4,[4,4,0,0]]', '["admit","c1.2","c1",3,[3,3,0,0]]', ["STA-2"]),
+])  # fmt: skip
+def test_states_add_up_and_turns_resume_where_theirs_are(old, new, found, written):
+    lines = [line.replace(old, new) if old else line for line in STATES]
+    head = header(release="9.9.9", tree=True, **OF_STATES)
+    result = validate(written([head, *map(json.loads, lines)]))
+    assert [each.clause for each in result.found] == found
+    assert result.found or result.wrong_states == {}
+
+
+def test_a_turn_that_waited_with_a_slot_and_begins_its_text(written):
+    """Of 0.5.23, which leaves the slot as it is: the state there is somebody else's."""
+    head = header(release="0.5.23", tree=True, **OF_STATES)
+    result = validate(written([head, *map(json.loads, STATES)]))
+    assert not result.mismatches and result.wrong_states == {("c2.1", 0): "waiting-turn-keeps-state"}
+
+
+@pytest.mark.parametrize("release, known", [("0.5.23", "queued-abort-finishes-turn"), ("9.9.9", None)])
+def test_an_abort_in_the_queue_that_counts_as_a_finish(release, known, written):
+    """The turn of c1 waits: it gives back a slot that is its session's, and counts."""
+    ends = [
+        '["step",4,0,2,2,60,0,5,0,0,0,[],6]',
+        '["release","c1.2","c1",null,false,0,null,[4,4,0,0],[4,4,0,0],2]', '["abort",["c1.2"]]',
+        '["step",5,0,1,2,60,0,5,0,0,0,[],6]', '["submit","c1.3","c1",9,2,false]',
+    ]  # fmt: skip
+    head = header(release=release, tree=True, **OF_STATES)
+    result = validate(written([head, *map(json.loads, [*STATES[:13], *ends])]))
+    found = [(each.clause, each.event, each.known) for each in result.mismatches]
+    assert found == [("SES-2", "release", known)]
+    assert result.skipped.total() == (0 if known else 3), "its input is text of the session from then on"
+
+
 # Level `pages`.
 
 PAGES = FIXTURES / "sglang-0.5.23-pages.jsonl"

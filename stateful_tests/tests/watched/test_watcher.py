@@ -80,6 +80,7 @@ def test_a_full_queue_drops_and_asks_for_a_snapshot(tmp_path, monkeypatch):
 def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path):
     watcher, log = Watcher(RELEASE), log_in(tmp_path)
     watcher.every, watcher.log, watcher._counts = 512, log, lambda: (8, 0, 2, 0, 0, 0)
+    watcher._states = lambda: 0
     watcher.reader = Bag(snapshot=lambda _, __, dropped: Snapshot(dropped, [], []), entries=lambda: 0)
     batch = Bag(reqs=[Bag()], forward_mode=Bag(is_decode=lambda: False), decoding_reqs=None)
     scheduler = Bag(waiting_queue=[], session_controller=Bag(sessions={}))
