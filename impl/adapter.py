@@ -53,6 +53,7 @@ class Capabilities:
     settings: names of switches that it has -> the values, besides its default, that a check tries. `reset` is
         given them with the sizes (Geometry.settings).
     recurrent: it can be built with recurrent state (Geometry.states, LayerGroup.state).
+    tracks: the same, with a tree that gets states inside a text (Geometry.tracks).
     storage: of a tree with a host tier: a storage behind the host can be attached (TierConfig.storage).
     receives: of a tree with a host tier: it can be a server that only decodes (TierConfig.decode).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
@@ -77,6 +78,7 @@ class Capabilities:
     known: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recurrent: bool = False
+    tracks: bool = False
     storage: bool = False
     receives: bool = False
     new_views: bool = False
@@ -90,6 +92,10 @@ class Capabilities:
     def tiers(self) -> bool:
         """It is a tree with a host tier."""
         return "Poll" in self.commands
+
+    def keeps_states(self, geometry: Geometry) -> bool:
+        """It can be built with these slots of recurrent state, if there are any."""
+        return not geometry.states or (self.tracks if geometry.tracks else self.recurrent)
 
     @property
     def judged_alone(self) -> bool:
@@ -168,7 +174,8 @@ class StatesView(msgspec.Struct):
     free: as they stand in the free list. stamps: of each slot, the `chain` of the tokens that were folded
     into what it holds (reference.states), 0 for none. requests, sessions: who has a slot, a session also
     while it is lent. read: of each request of the last batch the stamp of the state from which it went on, 0
-    of an empty one.
+    of an empty one. buffers: more slots of who has one, for states that are kept for the tree while its own
+    goes on; tracked: which of them hold such a state now, each with the tokens after which it is.
     """
 
     free: Sequence[int]
@@ -176,6 +183,8 @@ class StatesView(msgspec.Struct):
     requests: Mapping[str, int]
     sessions: Mapping[str, int]
     read: Mapping[str, int]
+    buffers: Mapping[str, Sequence[int]] = {}
+    tracked: Mapping[str, Sequence[tuple[int, int]]] = {}
 
 
 class View(msgspec.Struct):

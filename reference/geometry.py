@@ -44,6 +44,8 @@ class Geometry:
         and the rules know of none.
     states: 0 of a model without recurrent layers. Only the state at the end of a text is kept, so a page has
         one token, and a key of the tree is no bigram.
+    tracks: states inside a text are kept as well, at ends of pages, while its request goes on (SGLang's
+        extra_buffer); pages may be longer then.
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -57,6 +59,7 @@ class Geometry:
     settings: tuple[tuple[str, str], ...] = ()
     bigram: bool = False
     states: int = 0
+    tracks: bool = False
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -66,7 +69,7 @@ class Geometry:
                     if not re.fullmatch(pattern, text):
                         raise GeometryError(f.name, f"must be like {pattern}, not {text!r:.60}")
                 continue
-            if f.name in ("tree", "bigram"):
+            if f.name in ("tree", "bigram", "tracks"):
                 if not isinstance(value, bool):
                     raise GeometryError(f.name, f"must be true or false, not {value!r:.40}")
                 continue
@@ -79,8 +82,10 @@ class Geometry:
                 raise GeometryError(f.name, f"must be in [{low}, {LIMITS[f.name]}], not {value}")
         if self.bigram and not self.tree:
             raise GeometryError("bigram", "needs a tree")
-        if self.states and (self.page_size > 1 or self.bigram):
-            raise GeometryError("states", "needs page_size 1 and no bigram: a state is kept at the end alone")
+        if self.tracks and not self.states:
+            raise GeometryError("tracks", "needs states")
+        if self.states and ((self.page_size > 1 and not self.tracks) or self.bigram):
+            raise GeometryError("states", "needs page_size 1 or tracks, and no bigram: a state is of one end")
         if self.window is None and self.swa_pages:
             raise GeometryError("swa_pages", "must be 0 when window is null (no SWA pool)")
         if max(self.full_pages, self.swa_pages) * self.page_size > LIMITS["pool_tokens"]:
@@ -126,6 +131,12 @@ PRESETS: dict[str, Geometry] = {
     "state": Geometry(page_size=1, window=None, full_pages=30, swa_pages=0, rows=3, width=24, states=6),
     "state-window": Geometry(
         page_size=1, window=3, full_pages=24, swa_pages=16, rows=3, width=20, states=5
+    ),
+    "state-track": Geometry(
+        page_size=2, window=None, full_pages=16, swa_pages=0, rows=3, width=24, states=13, tracks=True
+    ),
+    "state-track-window": Geometry(
+        page_size=2, window=3, full_pages=14, swa_pages=11, rows=3, width=20, states=11, tracks=True
     ),
 }
 

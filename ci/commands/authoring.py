@@ -114,7 +114,8 @@ def new_fixture(
         authoring.check_story(story)
     path = target_file(folder / f"{name}.json", force, "--name")
     trace = replace(trace, story=story)
-    batches = not isinstance(trace.geometry, JudgedConfig)  # of engines that pick theirs none is healthy
+    # Of engines that pick their batches, and of systems that track states, none is healthy.
+    batches = not (isinstance(trace.geometry, JudgedConfig) or trace.geometry.tracks)
     healthy = tuple(SystemSelector(name).resolve() for name in ("torch", "reference") if batches)
     system = None if impl in ("torch", "reference") else selector.resolve()
     if system is None and (clause is not None or not batches):

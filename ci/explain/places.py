@@ -104,6 +104,8 @@ def _of_slot(slot: int, m: Moment) -> list[Fact]:
     if states is None:
         return []
     owners = [Fact(name, "has it", "had it") for name, has in states.holders.items() if has == slot]
+    kept = ((name, slots) for name, slots in states.buffers.items() if slot in slots)
+    owners += [Fact(f"a buffer of {name}", "has it", "had it") for name, _ in kept]
     owners += [
         Fact("the tree", f"has it for {path_text(path)}", f"had it for {path_text(path)}")
         for path, has in states.nodes.items() if has == slot

@@ -147,7 +147,9 @@ class Torn(NamedTuple):
 class StateFacts(NamedTuple):
     """Slots of recurrent state: 1..size exist (0 is padding). free: as it stands in the free list. stamps: of
     what each slot holds. holders, nodes: who has which; a session and the turn that borrows from it are one
-    holder, unless each has a slot. read: request of the last batch -> the stamp from which it went on."""
+    holder, unless each has a slot. read: request of the last batch -> the stamp from which it went on.
+    buffers: more slots of holders; tracked: which of them hold a state for the tree, and after how many
+    tokens that is."""
 
     size: int
     free: Sequence[int]
@@ -155,10 +157,13 @@ class StateFacts(NamedTuple):
     holders: Mapping[str, int]
     nodes: Mapping[tuple[int, ...], int]
     read: Mapping[str, int]
+    buffers: Mapping[str, Sequence[int]] = {}
+    tracked: Mapping[str, Sequence[tuple[int, int]]] = {}
 
     def owners(self, slot: int) -> list[str]:
         """Who has a slot, in words; a free slot has nobody."""
         having = [name for name, has in self.holders.items() if has == slot]
+        having += [f"a buffer of {name}" for name, has in self.buffers.items() for one in has if one == slot]
         return having + [path_text(path) for path, has in self.nodes.items() if has == slot]
 
     def stamp(self, slot: int) -> int:

@@ -168,6 +168,42 @@ def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
             yield holder.name, lengths[holder.name], text
 
 
+@clause(
+    "STA-8",
+    "tracked",
+    "A slot that a request keeps for the tree holds the state after exactly as many tokens of its text as the"
+    " request says, written.",
+    why="The slot becomes that of a node: whoever matches the node continues from it.",
+    rule="states.stamp_after",
+    source="sglang ReqKvInfo.mamba_last_track_seqlen; #29973, #19415, #27998",
+    scope=f"{RECURRENT} Requests whose text goes into the tree.",
+    needs=("tree", "states"),
+    trigger=lambda s: any(True for _ in _tracked_states(s)),
+)
+def _tracked(step: Step) -> Failure | None:
+    states = step.after.states
+    for request, slot, length in _tracked_states(step) if states is not None else ():
+        assert states is not None
+        stamps = _stamps(request.computed_text)
+        if states.stamp(slot) != stamp_after(stamps, length):
+            expected = f"slot {slot} has the state of {request.name} after its first {length} tokens"
+            head = f"must track the state of {request.name} after its first {length} tokens"
+            got = f"it {seen(states.stamp(slot), stamps)}"
+            return failure(expected, got, AtState(slot), AtNamed("request", request.name), head=head)
+    return None
+
+
+def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
+    """Requests whose text goes into the tree, the slot that each keeps for it, and after how many tokens."""
+    states = step.after.states
+    for request in step.now.requests if states is not None and states.tracked else ():
+        session = step.now.session(request.session)
+        if session is None or session.slot is None:
+            assert states is not None
+            for slot, length in states.tracked.get(request.holder, ()):
+                yield request, slot, length
+
+
 def _kind(step: Step, name: str) -> str:
     return "session" if step.now.session(name) is not None else "request"
 
@@ -191,17 +227,25 @@ def _given_back(step: Step) -> Failure | None:
     if before is None or states is None:
         return None
     due = state_lens(step.now).keys()
-    for name in sorted(states.holders.keys() - due):
-        slot = states.holders[name]
+    having = _slots_of(states)
+    for name in sorted(having.keys() - due):
+        slot = having[name][0]
         expected, head = f"{name} has no slot of recurrent state", f"must leave {name} without a slot"
         return failure(expected, f"it has slot {slot}", AtState(slot), head=head)
-    free = {*states.free}
-    for name in sorted(before.holders.keys() - due):
-        slot = before.holders[name]
+    free, had = {*states.free}, _slots_of(before)
+    for name, slot in [(gone, slot) for gone in sorted(had.keys() - due) for slot in had[gone]]:
         if slot not in free and not states.owners(slot):
             expected, head = f"slot {slot} of {name} is given back", f"must give slot {slot} of {name} back"
             return failure(expected, "nobody has it, and it is not free", AtState(slot), head=head)
     return None
+
+
+def _slots_of(states: StateFacts) -> dict[str, list[int]]:
+    """All slots of each holder, its buffers behind its own."""
+    slots = {name: [slot] for name, slot in states.holders.items()}
+    for name, more in states.buffers.items():
+        slots[name] = [*slots.get(name, ()), *more]
+    return {name: those for name, those in slots.items() if those}
 
 
 @clause(
@@ -235,6 +279,6 @@ def _add_up(step: Step) -> Failure | None:
 
 def _named_slots(states: StateFacts) -> Iterator[int]:
     yield from states.free
-    yield from states.holders.values()
+    yield from (slot for slots in _slots_of(states).values() for slot in slots)
     yield from states.nodes.values()
 

@@ -390,7 +390,9 @@ def lost_states(step: Step) -> bool:
 
 
 def brings_state(step: Step, was: Request, command: Finish) -> bool:
-    """A request that finishes can be resumed from: a recurrent model has the state after what it inserts."""
+    """A request that finishes can be resumed from: a recurrent model has the state after what it inserts, and
+    inserts all that it has."""
     assert was.cursors is not None
     length = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
-    return not step.config.geometry.states or state_of(step.was, was) == length
+    geometry = step.config.geometry
+    return not geometry.states or (state_of(step.was, was) == length and not geometry.tracks)

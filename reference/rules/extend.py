@@ -70,7 +70,8 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
         require_window(state, request)
     prompts = [r.name for r in requests if r.phase is not Phase.RUNNING and state.tree is not None]
     inserting = [name for name in prompts if _inserts(state, name)]
-    state, grown = allocate(state, grown, context, tails, len(inserting))
+    copies = 0 if state.config.geometry.tracks else len(inserting)
+    state, grown = allocate(state, grown, context, tails, copies)
     for (request, allocated), lane in zip(grown, command.lanes):
         processed = request.processed_outputs
         if request.phase is Phase.RUNNING:

@@ -66,7 +66,8 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
         return end_turn(state, kept)
     if state.tree is not None:
         length = min(cursors.kv_committed_len, target)
-        if state.config.geometry.states and length != state_of(state, request):
+        geometry = state.config.geometry
+        if geometry.states and not geometry.tracks and length != state_of(state, request):
             return unlocked(state, request.holder)
         state = insert_on_finish(state, request, length, context.effects)
     return state

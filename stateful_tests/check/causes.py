@@ -144,7 +144,7 @@ def _no_state(system: AnySystem, trace: Trace) -> Trace:
     if isinstance(trace.geometry, EngineConfig | TierConfig) or not trace.geometry.states:
         return trace
     kept = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
-    return _with_sizes(replace(trace, commands=tuple(kept)), states=0)
+    return _with_sizes(replace(trace, commands=tuple(kept)), states=0, tracks=False)
 
 
 # What a trace may need, and the trace without it. Which turns are rejected depends on the ends before.

@@ -55,7 +55,8 @@ def written(line: CorpusLine) -> str:
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
     named = (f"{name} {size}" for name, size in sizes)
     states = [f"states {g.states}"] if g.states else []
-    config = " ".join([*named, *["tree"] * g.tree, *["bigram"] * g.bigram, *states])
+    words = [*["tree"] * g.tree, *["bigram"] * g.bigram, *["tracks"] * g.tracks]
+    config = " ".join([*named, *words, *states])
     commands = "; ".join(map(format_command, line.commands))
     return f"{line.situation} | {config} | {line.mode.value} | {line.origin} | {commands}"
 
@@ -67,7 +68,8 @@ def read(text: str) -> CorpusLine:
     page, window, full, swa, rows, width = map(int, words[1:12:2])
     states = int(words[-1]) if "states" in words else 0
     geometry = Geometry(
-        page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words, states
+        page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words, states,
+        "tracks" in words,
     )  # fmt: skip
     return CorpusLine(name, geometry, Mode(mode), origin, tuple(map(parse, commands.split("; "))))
 

@@ -238,7 +238,7 @@ def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) ->
     if was is None:
         return type(command).__name__ in system.capabilities.commands
     if isinstance(command, SpecDecode) and outcome.reason is Reason.UNFAITHFUL and was.config.geometry.states:
-        return False  # a server without buffers of states has no drafts on such a model
+        return was.config.geometry.tracks  # else a server has no drafts on such a model
     may = outcome.reason in system.capabilities.may_refuse
     return may and isinstance(model.step(was, command)[1], Done)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import DoesNotStart
+from reference.geometry import Geometry
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.causes import Needs, avoided, needs, to_avoid
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
@@ -105,7 +106,8 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             continue
         there, fixed, breaks, instead, unplayed = [], [], set(), [], ""
         loaded = [(file, load(FOLDER / file)) for file in fault.traces]
-        if not system.capabilities.recurrent and all(getattr(t.geometry, "states", 0) for _, t in loaded):
+        sizes = [t.geometry for _, t in loaded if isinstance(t.geometry, Geometry)]
+        if sizes and not any(map(system.capabilities.keeps_states, sizes)):
             continue  # of recurrent states, which the release has not in this way
         for file, trace in loaded:
             shown = fault.shown(trace.clause or "", release)

@@ -130,8 +130,8 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
             for name, sizes in TIER_PRESETS.items()
             if (can.storage or not sizes.storage) and (can.receives or not sizes.decode)
         )
-    if not (system.capabilities.judged_alone or system.capabilities.recurrent):
-        presets = tuple(name for name in PRESETS if not PRESETS[name].states)
+    if not system.capabilities.judged_alone:
+        presets = tuple(name for name in PRESETS if system.capabilities.keeps_states(PRESETS[name]))
     if plan.presets == tuple(PRESETS):
         plan = replace(plan, presets=presets)
     return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan
@@ -189,7 +189,7 @@ def _alike(sizes: Geometry) -> Iterator[Geometry]:
         return max(page_size, sizes.page_size) // min(page_size, sizes.page_size)
 
     for rows, pages in product(dict.fromkeys((sizes.rows, 1)), (0, 8, 2)):
-        for page_size in sorted(_PAGE_SIZES, key=far) if not sizes.states else (1,):
+        for page_size in sorted(_PAGE_SIZES, key=far) if not sizes.states or sizes.tracks else (1,):
             wide = pages or max(2, -(-sizes.width // page_size))
             full = max(sizes.full_pages, wide)
             yield replace(sizes, page_size=page_size, rows=rows, width=wide * page_size, full_pages=full)

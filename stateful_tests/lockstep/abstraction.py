@@ -180,14 +180,18 @@ class _Reader:
         shown = self.view.states
         if shown is None:
             return None
-        holders = dict(shown.sessions)
+        holders, called = dict(shown.sessions), dict[str, str]()
         for name, slot in shown.requests.items():
             request = self.view.requests.get(name)
             owner = request.session or name if request is not None else name
-            holders[owner if holders.get(owner, slot) == slot else f"{owner}/{name}"] = slot
+            called[name] = owner if holders.get(owner, slot) == slot else f"{owner}/{name}"
+            holders[called[name]] = slot
+        buffers = {called.get(name, name): slots for name, slots in shown.buffers.items()}
+        tracked = {called.get(name, name): slots for name, slots in shown.tracked.items()}
         nodes = self.view.tree.nodes if self.view.tree is not None else ()
         of_nodes = {tuple(node.path): node.state for node in nodes if node.state is not None}
-        return StateFacts(self.geometry.states, shown.free, shown.stamps, holders, of_nodes, shown.read)
+        slots = self.geometry.states, shown.free, shown.stamps
+        return StateFacts(*slots, holders, of_nodes, shown.read, buffers, tracked)
 
     def _tree(self) -> TreeFacts:
         tree = self.view.tree

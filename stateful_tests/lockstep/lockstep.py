@@ -223,8 +223,9 @@ def check_fits(
         raise UnusableImplementation(f"{system.name} has no {lacks}")
     if geometry.bigram and not can.bigram:
         raise UnusableImplementation(f"{system.name} has no tree of bigrams")
-    if geometry.states and not can.recurrent:
-        raise UnusableImplementation(f"{system.name} has no recurrent state")
+    if not can.keeps_states(geometry):
+        kept = " that is tracked inside a text" * geometry.tracks
+        raise UnusableImplementation(f"{system.name} has no recurrent state{kept}")
     kinds = {type(c).__name__ for c in commands}
     if missing := sorted(kinds - can.commands):
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(missing)}")

@@ -63,7 +63,7 @@ def _minimised(
         smallest = _shrink_size(failing, smallest, "bigram")
         if system.capabilities.no_tree and not smallest.geometry.bigram:
             smallest = _shrink_size(failing, smallest, "tree")
-        for name in ("states", "page_size", "window", "full_pages", "swa_pages", "rows", "width"):
+        for name in ("states", "page_size", "tracks", "window", "full_pages", "swa_pages", "rows", "width"):
             smallest = _shrink_size(failing, smallest, name)
         for setting in smallest.geometry.settings:
             others = tuple(other for other in smallest.geometry.settings if other != setting)
@@ -104,7 +104,10 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     elif name == "page_size":
         sizes = [size for size in PAGE_SIZES if size < now or now not in PAGE_SIZES]
     for size in [False] * now if isinstance(now, bool) else sizes:
-        geometry = replace(trace.geometry, **{name: size})
+        try:
+            geometry = replace(trace.geometry, **{name: size})
+        except GeometryError:  # without states nothing is tracked, and a longer page needs that it is
+            continue
         smaller = replace(trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size)))
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)

@@ -170,6 +170,7 @@ class GeometryBody(_Struct, frozen=True):
     tree: bool = False
     bigram: bool = False
     states: Annotated[int, Meta(ge=0, le=LIMITS["states"])] = 0
+    tracks: bool = False
     settings: Annotated[dict[SettingName, SettingValue], Meta(max_length=16)] = {}
 
 

@@ -18,6 +18,7 @@ SGLANG = Bookkeeping(
         "sglang.srt.constants",
         "sglang.srt.environ",
         "sglang.srt.managers.schedule_batch",
+        "sglang.srt.managers.scheduler_components.batch_result_processor",
         "sglang.srt.managers.scheduler_components.invariant_checker",
         "sglang.srt.managers.scheduler_components.pool_stats_observer",
         "sglang.srt.managers.scheduler_runtime_checker_mixin",

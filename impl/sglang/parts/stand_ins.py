@@ -143,6 +143,16 @@ def assign_rows(
         done += b - a
 
 
+def checkpoint_grid(*_: int) -> int:
+    """Tokens from one state that is tracked to the next: a page, and more than one as in every kernel."""
+    return max(2, int(SERVER_ARGS.page_size))
+
+
+def state_chunk() -> int:
+    """Tokens from one state to the next of those that a prefill's kernel comes through."""
+    return 2 if checkpoint_grid() % 2 == 0 else checkpoint_grid()
+
+
 PLATFORM: Any = Bag(get_paged_allocator_cls=lambda: None, capabilities=Bag(supports_triton=False))
 
 
@@ -192,9 +202,9 @@ def provided() -> dict[str, dict[str, Any]]:
             "attention_backends": lambda *_, **__: (SERVER_ARGS.attention_backend,) * 2,
             "get_flags": lambda: Bag(attn=Bag(backend=SERVER_ARGS.attention_backend)),
             "get_platform": lambda: Bag(device=SERVER_ARGS.device),
-            "mamba_cache_chunk_size": lambda: 1,
-            "mamba_checkpoint_grid": lambda page_size: page_size,
-            "mamba_track_grid": lambda page_size: page_size,
+            "mamba_cache_chunk_size": checkpoint_grid,
+            "mamba_checkpoint_grid": checkpoint_grid,
+            "mamba_track_grid": checkpoint_grid,
         },
         "sglang.srt.platforms": {"current_platform": PLATFORM},
         "sglang.srt.utils.rank_consensus_checker": {"rank_consensus": decorating},

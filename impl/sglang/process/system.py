@@ -87,13 +87,15 @@ class SGLangSystem(WorkerSystem):
             self.root = release_root(version)
         release.require(self.root)
         self.name = name + "+overlap" * overlap
+        recurrent = release.recurrent and tree is None and not gpu
         settings = settings_of(release.version, list(TABLE))
         self.capabilities = replace(
             self.capabilities,
             commands=self.capabilities.commands | (_LATE if overlap else frozenset()),
             swa_tail=list(TABLE).index(release.version) >= list(TABLE).index("0.5.12"),
             uncounted=release.uncounted,
-            recurrent=release.recurrent and not overlap and tree is None and not gpu,
+            recurrent=recurrent and not overlap,
+            tracks=recurrent,
             waived=release.waived,
             settings={name: values for name, values in settings.items() if name not in os.environ},
         )

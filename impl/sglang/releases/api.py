@@ -82,7 +82,16 @@ DRIVEN = """
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.mamba_allocator; HybridReqToTokenPool.mamba_pool; HybridReqToTokenPool.get_mamba_indices(_)
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.translate_mamba_indices(_); HybridReqToTokenPool.copy_mamba_state(_, _)
 0.5.22 ...    mem_cache/memory_pool.py | MambaPool.clear_slots(_); MambaPool.mamba_cache
-0.5.22 ...    mem_cache/memory_pool.py | MambaSlotAllocator
+0.5.22 ...    mem_cache/memory_pool.py | MambaSlotAllocator; HybridReqToTokenPool.mamba_initial_tracking_slots
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.req_index_to_mamba_ping_pong_track_buffer_mapping
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool._alloc_ping_pong_buffer(_)
+0.5.22 ...    managers/schedule_batch.py | ReqKvInfo.mamba_ping_pong_track_buffer; ReqKvInfo.mamba_last_track_idx
+0.5.22 ...    managers/schedule_batch.py | ReqKvInfo.mamba_last_track_seqlen; ScheduleBatch.mamba_track_mask
+0.5.22 ...    managers/schedule_batch.py | ScheduleBatch.mamba_track_indices; ScheduleBatch.mamba_track_seqlens
+0.5.22 ...    managers/scheduler_components/batch_result_processor.py | SchedulerBatchResultProcessor._handle_finish_state_updated_req(_, _, _, _, _)
+0.5.22 ...    speculative/spec_utils.py | prepare_mamba_track_for_verify(_)
+0.5.22 ...    speculative/spec_utils.py | _verify_commit_step_indices(batch=_, accept_index=_, accept_lens=_, draft_token_num=_)
+0.5.22 ...    mem_cache/cache_init_params.py | CacheInitParams.enable_mamba_extra_buffer
 0.5.22 ...    managers/schedule_batch.py | ReqKvInfo.holds_mamba; ReqKvInfo.mamba_pool_idx; ReqKvInfo.mamba_cow_src_index; ReqKvInfo.mamba_needs_clear
 0.5.22 ...    managers/schedule_batch.py | ScheduleBatch.mamba_cow_src_indices; ScheduleBatch.mamba_cow_dst_indices; ScheduleBatch.mamba_clear_indices
 0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.mamba_evictable_size(); UnifiedRadixCache.tree_components

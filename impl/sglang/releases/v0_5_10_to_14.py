@@ -173,6 +173,14 @@ class Release0510(Objects):
         """The same with slots of recurrent state, where that is driven."""
         raise NotImplementedError(f"{self.version} with {geometry.states} states")
 
+    def make_tracker(self, cache: Any) -> Any:
+        """What processes the results of decode batches, of which states are tracked."""
+        raise NotImplementedError(f"{self.version} with states that are tracked")
+
+    def verify(self, batch: Any, accepted: Sequence[int]) -> list[tuple[int, int]]:
+        """What a verify round keeps of each entry for the tree, on a server that tracks states."""
+        raise NotImplementedError(f"{self.version} with {len(accepted)} states of {batch}")
+
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         """The release's session cache around its radix tree, or its chunk cache where there is no tree."""
         params = self._cache_params(rows, allocator, geometry)

@@ -37,7 +37,8 @@ class Unified(Release0511):
         kinds = self.unified.ComponentType
         parts = (kinds.FULL,) if geometry.window is None else (kinds.FULL, kinds.SWA)
         parts += (kinds.MAMBA,) if geometry.states else ()
-        params = self._cache_params(rows, allocator, geometry, tree_components=parts)
+        tracks = {"enable_mamba_extra_buffer": geometry.tracks} if geometry.states else {}
+        params = self._cache_params(rows, allocator, geometry, tree_components=parts, **tracks)
         return self.unified.UnifiedRadixCache(params)
 
     def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:

@@ -6,10 +6,13 @@ A session owns the record of what a request holds, `req.kv`, from the first row 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
+from impl.isolation import cut
 from impl.lazy import torch
 from impl.sglang.parts import trees
+from impl.sglang.parts.tracking import tracker_class, without_pinning
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag
 from impl.sglang.releases.v0_5_15_to_21 import Release0521
 from reference.geometry import Geometry
@@ -31,8 +34,20 @@ class Release0522(Release0521):
         del geometry
         return True
 
+    def _import(self, root: Path) -> None:
+        super()._import(root)
+        names = frozenset({"prepare_mamba_track_for_verify", "_verify_commit_step_indices"})
+        env = {**vars(self.batch), "Tuple": tuple}
+        self._verify = cut(root / "sglang/srt/speculative/spec_utils.py", names, env)
+
     def _modules(self, load: Any) -> None:
         self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
+        processing = load("sglang.srt.managers.scheduler_components.batch_result_processor")
+        self._tracker = tracker_class(processing)
+
+    def _without_kernels(self) -> None:
+        super()._without_kernels()
+        without_pinning()
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -70,9 +85,25 @@ class Release0522(Release0521):
         return self.memory_pool.HybridReqToTokenPool(
             size=geometry.rows, mamba_size=geometry.states, mamba_spec_state_size=geometry.rows,
             max_context_len=geometry.width, device=SERVER_ARGS.device, enable_memory_saver=False,
-            cache_params=params, mamba_layer_ids=[0], enable_mamba_extra_buffer=False,
-            enable_overlap_schedule=False,
+            cache_params=params, mamba_layer_ids=[0],
+            enable_mamba_extra_buffer=geometry.tracks and geometry.tree,
+            enable_overlap_schedule=not SERVER_ARGS.disable_overlap_schedule,
         )  # fmt: skip
+
+    def make_tracker(self, cache: Any) -> Any:
+        """What processes the results of decode batches, of which states are tracked."""
+        return self._tracker(cache)
+
+    def verify(self, batch: Any, accepted: Sequence[int]) -> list[tuple[int, int]]:
+        """Before a verify round and after it: for each entry the slot that gets a state for the tree, and
+        after how many of its accepted tokens that is; 0 for none."""
+        self._verify["prepare_mamba_track_for_verify"](batch)
+        most, lens = max(accepted), torch.tensor(accepted)
+        steps = self._verify["_verify_commit_step_indices"](
+            batch=batch, accept_index=torch.arange(len(accepted) * most).view(-1, most), accept_lens=lens,
+            draft_token_num=most,
+        )  # fmt: skip
+        return [*zip(batch.mamba_track_indices.tolist(), (steps[1] + 1).tolist(), strict=True)]
 
 
 class Release0523(Release0522):

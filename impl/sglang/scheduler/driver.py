@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from impl.adapter import Capabilities, View
 from impl.process import wire
 from impl.process.failures import own_errors
-from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET, Bag, ForwardMode
+from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET, Bag, ForwardMode, checkpoint_grid
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.names import alias
 from impl.sglang.releases.settings import settings_of
@@ -182,13 +182,14 @@ class Driver(Prefills, Ends, TreeCommands):
         evicted = self._evicted(turns)
         for turn in turns:
             self.results.before_round(turn)
-        server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
+        batch = server.new_batch(turns, ForwardMode.DECODE)
+        batch.prepare_for_decode()
         self._launch(turns, ForwardMode.DECODE)
         launched = self._evicted(turns)
         with server.results_of_prefill():
-            for turn in turns:
-                server.forward(turn, turn.fill - 1, turn.fill)
-                self.results.arrived(turn, Result(server.sample(turn, 1)))
+            server.computed(batch, turns, [(turn.fill - 1, turn.fill) for turn in turns])
+            for at, turn in enumerate(turns):
+                self.results.arrived(turn, Result(server.sample(turn, 1), batch=batch, at=at))
         return self._own_evictions(turns, evicted, launched)
 
     def spec_decode(self, command: c.SpecDecode) -> list[Choice]:
@@ -208,7 +209,9 @@ class Driver(Prefills, Ends, TreeCommands):
         require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
         turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING, late=late)
         require(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
-        require(self.server.states is None, Reason.UNFAITHFUL)  # no_buffer has no drafts
+        if self.server.states is not None:  # no_buffer has no drafts; a round crosses one boundary at most
+            tracks, most = self.server.tracker is not None, max(lane.accept for lane in lanes)
+            require(tracks and most <= checkpoint_grid(), Reason.UNFAITHFUL)
         self._window(turns)
         before = [server.cursors(t) for t in turns]
         # The release allocates up to 2 * draft_len past the commit of every entry, which lacks the result
@@ -238,16 +241,20 @@ class Driver(Prefills, Ends, TreeCommands):
         batch = server.new_batch(turns, ForwardMode.DECODE)
         SERVER_ARGS.speculative_num_draft_tokens = draft_len
         self.release.prepare_spec(batch, draft_len)
+        kept = [(0, 0)] * len(lanes)
+        if server.tracker is not None:
+            kept = self.release.verify(batch, [lane.accept for lane in lanes])
         self._launch(turns, ForwardMode.DECODE)
         launched = self._evicted(turns)
         ahead = []
         with server.results_of_prefill():
-            for turn, lane in zip(turns, lanes, strict=True):
+            for at, (turn, lane) in enumerate(zip(turns, lanes, strict=True)):
                 tokens = server.sample(turn, lane.accept)
                 allocated = self.release.cursors(turn.req).kv_allocated_len
                 # The last accepted token is the bonus: sampled, without KV yet.
-                server.forward(turn, turn.fill - 1, allocated, tokens[:-1])
-                self.results.arrived(turn, Result(tokens, visible=not late, drafted=lane.allocate))
+                server.forward(turn, turn.fill - 1, allocated, tokens[:-1], kept[at])
+                result = Result(tokens, visible=not late, drafted=lane.allocate, batch=batch, at=at)
+                self.results.arrived(turn, result)
                 claimed = server.cursors(turn).kv_committed_len if late else None
                 ahead.append(Choice(turn.name, None, allocated, False, claimed))
         reached = {c.request: c.swa_evicted_seqlen for c in self._own_evictions(turns, evicted, launched)}

@@ -43,7 +43,7 @@ class Prefills(OnServer):
         require(turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED), Reason.WRONG_PHASE)
         if self.server.states is not None:
             lent = turn.session is not None and self.server.slot(turn.session) is not None
-            self.server.states.require_for_match(turn.req, lent)
+            self.server.states.require_for_match(turn.req, lent, self.server.owed_states())
         self._let_go(turn)
         turn.req.init_next_round_input(self.server.cache)
         if self.server.tree is not None and self.release.row(turn.req) is None:
@@ -83,6 +83,12 @@ class Prefills(OnServer):
         require(all(chunk.end <= chunk.turn.fill for chunk in chunks), Reason.BAD_LENGTH)
         self._window(decodes)
         require(not (decodes and self.server.spec), Reason.UNFAITHFUL)
+        if self.server.tracker is not None:
+            # A chunk ends with a page (_plan_chunked_prefill); only one that goes on gets what decodes leave.
+            page = self.server.geometry.page_size
+            goes_on = {RequestPhase.EXTENDING} if decodes else set()
+            ends = (c.last or c.end % page == 0 or c.turn.phase in goes_on for c in chunks)
+            require(all(ends), Reason.UNFAITHFUL)
         received = any(lane.tail for lane in lanes)
         require(not received or self._is_received(chunks), Reason.UNFAITHFUL)
         fresh = sum(self.release.row(chunk.turn.req) is None for chunk in chunks)
@@ -90,6 +96,7 @@ class Prefills(OnServer):
         self.server.require_room([*spans, *((turn.fill - 1, turn.fill) for turn in decodes)], fresh)
         if self.server.states is not None:
             copies = sum(self.server.hands_prompt_in(chunk.turn) for chunk in chunks)
+            copies += self.server.owed_states()
             self.server.states.require_for_prefill([chunk.turn.req for chunk in chunks], copies)
         if self.overlap:  # a window eviction keeps clear of the chunk in flight, which is at most that long
             longest = max(tokens_of.values())
@@ -134,8 +141,7 @@ class Prefills(OnServer):
         self._launch(batch.entries, ForwardMode.EXTEND)
         if server.states is not None:
             server.states.deferred(prefill)
-        for turn, (start, end) in zip(turns, spans, strict=True):
-            server.forward(turn, start, end)
+        server.computed(prefill, turns, spans)
 
     def _settled(self, batch: _Batch) -> None:
         """Process the results: what is no last chunk goes into the tree after it."""

@@ -39,6 +39,8 @@ class Results:
         if self.server.spec and not result.prefill:
             release.commit(req, len(result.tokens))
         self.sampled(turn, result.tokens)
+        if self.server.tracker is not None and result.batch is not None:
+            self.server.tracker.processed(req, result.batch, result.at, len(result.tokens))
         if result.prefill and not req.finished():
             with self.server.results_of_prefill():
                 release.checkpoint(req, self.server.cache, chunked=False)

@@ -14,7 +14,9 @@ import torch
 
 from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, StatesView, TreeView, View
 from impl.sglang.parts import namespaces
-from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
+from impl.sglang.parts.stand_ins import (
+    SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm, state_chunk,
+)  # fmt: skip
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.states import States
@@ -22,6 +24,7 @@ from impl.vocabulary import RequestPhase, require
 from reference.commands import Reason, token_id
 from reference.geometry import Geometry
 
+_BY_ROW = "req_to_token", "req_index_to_mamba_ping_pong_track_buffer_mapping"
 VOCABULARY = 1 << 62  # token ids are no real vocabulary; none may count as out of range
 
 
@@ -30,13 +33,15 @@ class Result:
     """What a launched batch samples for a request: by its prefill one token, else what a round accepts.
 
     visible: the view shows it as processed; a result of a Launch is visible from its Settle on.
-    drafted: slots that a Launch takes.
+    drafted: slots that a Launch takes. batch, at: the decode batch that was launched, and which of it.
     """
 
     tokens: list[int]
     prefill: bool = False
     visible: bool = True
     drafted: int = 0
+    batch: Any = None
+    at: int = 0
 
 
 @dataclass(slots=True)
@@ -122,6 +127,8 @@ class Server:
         SERVER_ARGS.disable_radix_cache = not geometry.tree
         SERVER_ARGS.disable_overlap_schedule = not overlap
         SERVER_ARGS.chunked_prefill_size = -1
+        tracks = geometry.tracks and geometry.tree
+        SERVER_ARGS.mamba.enable_mamba_extra_buffer = tracks
         swa = None if geometry.window is None else geometry.swa_pages * page
         need_sort = "need_sort" in dict(geometry.settings)
         self.allocator = release.make_allocator(geometry.full_pages * page, swa, page, need_sort)
@@ -136,6 +143,7 @@ class Server:
         self.tree: ReleaseTree | None = release.make_tree(self.cache, self.allocator, geometry)
         self.lock_holders: dict[str, LockHolder] = {}
         self.states = States(self.rows, self.tree) if geometry.states else None
+        self.tracker = release.make_tracker(self.cache) if tracks else None
         self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
         self.controller = release.make_controller(self.cache)
         self.turns: dict[str, LiveRequest] = {}
@@ -149,9 +157,10 @@ class Server:
 
     def _spare_row(self) -> int:
         """A row past those that the pool hands out, for lock holders of the tree."""
-        cells = self.rows.req_to_token
-        self.rows.req_to_token = torch.cat([cells, torch.zeros_like(cells[:1])])
-        return len(cells)
+        for name in _BY_ROW:
+            if (cells := getattr(self.rows, name, None)) is not None:
+                setattr(self.rows, name, torch.cat([cells, torch.zeros_like(cells[:1])]))
+        return len(self.rows.req_to_token) - 1
 
     # -- questions before a command ---------------------------------------------------------------
 
@@ -190,7 +199,7 @@ class Server:
         pools = [self.full_pool, *([] if self.swa_pool is None else [self.swa_pool])]
         page = self.geometry.page_size
         need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
-        slots = self.states is None or self.states.left() > 1
+        slots = self.states is None or self.states.left() > 1 + self.states.buffers + self.owed_states()
         return slots and bool(self.rows.free_slots) and all(pool.available_size() >= need for pool in pools)
 
     def named(self, name: str) -> bool:
@@ -216,6 +225,11 @@ class Server:
         """Processing the result of the request's prefill hands its prompt to the radix tree."""
         later = turn.session is not None and self.slot(turn.session) is not None
         return self.tree is not None and not later
+
+    def owed_states(self) -> int:
+        """Slots of recurrent state that the tree gets when results are processed that are there."""
+        waiting = (t for t in self.turns.values() if any(r.prefill for r in t.pending))
+        return sum(map(self.hands_prompt_in, waiting)) if self.states is not None else 0
 
     def slot(self, session: str) -> Any:
         """What the session keeps of finished and retracted turns, with a row, else None."""
@@ -260,7 +274,10 @@ class Server:
             token_to_kv_pool_allocator=self.allocator,
             tree_cache=self.cache,
         )
-        batch.model_config = Bag(is_encoder_decoder=False, is_matryoshka=False, vocab_size=VOCABULARY)
+        batch.model_config = Bag(
+            is_encoder_decoder=False, is_matryoshka=False, vocab_size=VOCABULARY,
+            hf_text_config=Bag(mamba_chunk_size=state_chunk()),
+        )  # fmt: skip
         batch.device = SERVER_ARGS.device
         batch.enable_overlap = self.overlap
         batch.spec_algorithm = SpecAlgorithm(bool(self.spec))
@@ -288,15 +305,25 @@ class Server:
 
     # -- the model's part -------------------------------------------------------------------------
 
-    def forward(self, turn: LiveRequest, start: int, end: int, drafts: Sequence[int] = ()) -> None:
+    def computed(self, batch: Any, turns: Sequence[LiveRequest], spans: Sequence[tuple[int, int]]) -> None:
+        """A forward pass of a prefill or a decode, in which each request computes its span of positions."""
+        for at, (turn, (start, end)) in enumerate(zip(turns, spans, strict=True)):
+            kept = self.states.kept(batch, at, start, end) if self.states is not None else (0, 0)
+            self.forward(turn, start, end, kept=kept)
+
+    def forward(
+        self, turn: LiveRequest, start: int, end: int, drafts: Sequence[int] = (),
+        kept: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
         """Write KV of positions [start, end): stamp the slots that row and mapping lead to.
 
-        drafts: tokens after those of the text; past them stand rejected drafts, stamp 0.
+        drafts: tokens after those of the text; past them stand rejected drafts, stamp 0. kept: as of
+        States.fold.
         """
         text = [*turn.text, *drafts][start:end]
         slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
         if self.states is not None:
-            self.states.fold(turn.name, self.release.row(turn.req), text)
+            self.states.fold(turn.name, self.release.row(turn.req), text, kept)
         text += [0] * (end - start - len(text))
         self.stamp(slots, text)
 

@@ -1,10 +1,11 @@
-"""Recurrent state of a server whose tree keeps the state at the end of a text alone (no_buffer).
+"""Recurrent state of a server whose tree keeps the state at the end of a text alone (no_buffer), or states
+that are tracked while their request goes on (extra_buffer).
 
 Slots and nodes are the release's own: `HybridReqToTokenPool`, `MambaSlotAllocator`, the MAMBA component of
 its tree. What stands in a slot is a stamp (reference.states), in the pool's own tensor, so that the release's
-copies move it. Stand-ins, each after what a server does: the forward pass (`fold`), what the worker does
-before it (`deferred`: ModelRunner, model_runner.py:1920 in 0.5.23), and what the scheduler does with the slot
-of a request that it has matched and does not run (`reverted`: scheduler.py:4285).
+copies move it. Stand-ins, each after what a server does: the forward pass (`fold`, `kept`), what the worker
+does before it (`deferred`: ModelRunner, model_runner.py:1920 in 0.5.23), and what the scheduler does with the
+slot of a request that it has matched and does not run (`reverted`: scheduler.py:4285).
 
 A server has slots enough for every request that runs (kv_cache_configurator.py). A run of kvspec has fewer:
 what would find none is refused before anything moves.
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from impl.adapter import StatesView
+from impl.sglang.parts.stand_ins import state_chunk
 from impl.vocabulary import require
 from reference.commands import Reason
-from reference.states import EMPTY, chain, chained
+from reference.states import chained, stamp_after
 
 if TYPE_CHECKING:
     from impl.sglang.parts.trees import ReleaseTree
@@ -35,6 +37,11 @@ class States:
 
     # -- questions before a command ---------------------------------------------------------------
 
+    @property
+    def buffers(self) -> int:
+        """Slots that a request takes with its row, besides the one of its own."""
+        return int(self.rows.mamba_initial_tracking_slots)
+
     def left(self) -> int:
         """Slots that are free or evictable."""
         evictable = 0 if self.tree is None else self.tree.cache.mamba_evictable_size()
@@ -43,16 +50,17 @@ class States:
     def require(self, slots: int) -> None:
         require(slots <= self.left(), Reason.OUT_OF_STATES)
 
-    def require_for_match(self, req: Any, lent: bool) -> None:
+    def require_for_match(self, req: Any, lent: bool, owed: int) -> None:
         """Refuse an admission that may find no slot for its copy: the state that it matches must stay.
-        lent: the request runs on the slot of its session."""
-        if req.kv.holds_mamba or self.rows.mamba_allocator.available_size():
+        lent: the request runs on the slot of its session. owed: slots that the tree gets."""
+        if req.kv.holds_mamba or self.rows.mamba_allocator.available_size() > owed:
             return
-        require(lent or self.tree is None or self.left() > 1, Reason.OUT_OF_STATES)
+        require(lent or self.tree is None or self.left() > 1 + owed, Reason.OUT_OF_STATES)
 
     def require_for_prefill(self, reqs: Sequence[Any], copies: int) -> None:
         """Refuse a batch that needs more slots: for whoever has none, and `copies` that the tree gets."""
-        self.require(sum(not req.kv.holds_mamba for req in reqs) + copies)
+        without = sum(req.kv.mamba_ping_pong_track_buffer is None for req in reqs)
+        self.require(sum(not req.kv.holds_mamba for req in reqs) + self.buffers * without + copies)
 
     # -- what a server does -----------------------------------------------------------------------
 
@@ -66,6 +74,9 @@ class States:
     def free_slot(self, req: Any) -> None:
         self.rows.mamba_allocator.free(req.kv.mamba_pool_idx.unsqueeze(-1))
         req.kv.mamba_pool_idx = None
+        if req.kv.mamba_ping_pong_track_buffer is not None:
+            self.rows.mamba_allocator.free(req.kv.mamba_ping_pong_track_buffer)
+            req.kv.mamba_ping_pong_track_buffer = None
 
     def deferred(self, batch: Any) -> None:
         """Clears and copies that a prefill has put off until its forward pass."""
@@ -77,12 +88,16 @@ class States:
             pool.copy_mamba_state(source, pool.translate_mamba_indices(batch.mamba_cow_dst_indices))
         batch.mamba_clear_indices = batch.mamba_cow_src_indices = batch.mamba_cow_dst_indices = None
 
-    def fold(self, name: str, row: Any, tokens: Sequence[int]) -> list[int]:
+    def fold(
+        self, name: str, row: Any, tokens: Sequence[int], kept: tuple[int, int] = (-1, 0)
+    ) -> list[int]:
         """The recurrent layers of a forward pass: a request's state goes on by these tokens; the stamp of the
-        state after each."""
+        state after each. kept: the slot that gets one of them as well, and after how many tokens; 0: none."""
         slot, self.read[name] = self.stamp_of(row)
         stamps = chained(tokens, self.read[name])
         self._cells[slot] = stamps[-1]
+        if kept[1] > 0:
+            self.put(kept[0], stamps[kept[1] - 1])
         return stamps
 
     def stamp_of(self, row: Any) -> tuple[int, int]:
@@ -95,17 +110,36 @@ class States:
         if slot != -1:
             self._cells[slot] = stamp
 
+    def kept(self, batch: Any, at: int, start: int, end: int) -> tuple[int, int]:
+        """The slot that gets a state for the tree, where the batch says so of its entry `at`, which computes
+        [start, end), and after how many tokens of it that is: all, or of a prefill whole chunks
+        (_init_track_ssm_indices). 0 for none."""
+        if batch.mamba_track_mask is None or not batch.mamba_track_mask[at]:
+            return 0, 0
+        count = end - start
+        if batch.mamba_track_seqlens is not None:
+            asked, chunk = int(batch.mamba_track_seqlens[at]) - start, state_chunk()
+            count = asked // chunk * chunk if asked % chunk else count
+        return int(batch.mamba_track_indices[at]), count
+
     def compute(self, req: Any, tokens: Sequence[int]) -> None:
         """A lock holder has a slot with the state after these tokens."""
+        new = req.kv.mamba_ping_pong_track_buffer is None
+        missing = (not req.kv.holds_mamba) + self.buffers * new - self.rows.mamba_allocator.available_size()
+        if missing > 0:
+            assert self.tree is not None
+            self.tree.evict(0, 0, missing)
         if not req.kv.holds_mamba:
-            if not self.rows.mamba_allocator.available_size():
-                assert self.tree is not None
-                self.tree.evict(0, 0, 1)
             req.kv.mamba_pool_idx = self.rows.mamba_allocator.alloc(1)[0]
-        stamp = EMPTY
-        for token in tokens:
-            stamp = chain(stamp, token)
+        stamp = stamp_after(chained(tokens), len(tokens))
         self._cells[int(req.kv.mamba_pool_idx)] = stamp
+        if self.buffers:
+            if new:
+                self.rows._alloc_ping_pong_buffer(req)
+            buffer, kept = req.kv.mamba_ping_pong_track_buffer, req.kv.mamba_last_track_idx
+            self.rows.req_index_to_mamba_ping_pong_track_buffer_mapping[req.kv.req_pool_idx] = buffer
+            req.kv.mamba_last_track_seqlen = len(tokens)
+            self._cells[int(buffer[kept])] = stamp
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -123,4 +157,20 @@ class States:
             requests={name: int(kv.mamba_pool_idx) for name, kv in requests.items() if kv.holds_mamba},
             sessions={name: int(kv.mamba_pool_idx) for name, kv in sessions.items() if kv.holds_mamba},
             read=self.read,
+            buffers={name: _buffers(kv) for name, kv in [*requests.items(), *sessions.items()]},
+            tracked={name: _tracked(kv) for name, kv in [*requests.items(), *sessions.items()]},
         )
+
+
+def _buffers(kv: Any) -> list[int]:
+    """The slots that hold states for the tree, or will."""
+    if kv.mamba_ping_pong_track_buffer is None:
+        return []
+    return [slot for slot in kv.mamba_ping_pong_track_buffer.tolist() if slot >= 0]
+
+
+def _tracked(kv: Any) -> list[tuple[int, int]]:
+    """The slot of the last state that is kept for the tree, and after how many tokens that is."""
+    if kv.mamba_ping_pong_track_buffer is None or kv.mamba_last_track_seqlen is None:
+        return []
+    return [(int(kv.mamba_ping_pong_track_buffer[kv.mamba_last_track_idx]), kv.mamba_last_track_seqlen)]

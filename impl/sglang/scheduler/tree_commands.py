@@ -29,6 +29,8 @@ class TreeCommands(OnServer):
         tree = self._tree()
         require(not command.full_only, Reason.UNFAITHFUL)  # for backups to the host, which is not driven
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
+        if server.states is not None and server.owed_states():
+            server.states.require(1 + server.owed_states())  # the state that it locks stays
         holder = self._newcomer(command.holder)
         tree.unlock(holder.req)
         holder.slots = self._found(holder, self.release.ids(self._named(holder, tokens)))
@@ -66,18 +68,18 @@ class TreeCommands(OnServer):
         end = len(computed)
         server.require_room([(prefix, end)])
         if server.states is not None:
-            server.states.require(2)
+            server.states.require(2 + server.states.buffers + server.owed_states())
 
         holder = holder or self._newcomer(command.holder)
         self._compute(holder, computed, command.evicted)
-        if server.states is not None:
+        if server.states is not None and computed:
             server.states.compute(holder.req, computed)
         if not command.chunked:
             release.hand_in(holder.req, server.cache, server.rows, self._tree())
             server.lock_holders.pop(command.holder, None)
             return
         release.checkpoint(holder.req, server.cache, chunked=True)
-        if server.states is not None:
+        if server.states is not None and computed:
             server.states.free_slot(holder.req)
         locked_len = release.cursors(holder.req).cache_protected_len
         holder.tokens = self._spelling(tokens, locked_len)

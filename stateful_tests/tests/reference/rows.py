@@ -163,6 +163,9 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "no_node_state": lambda step, key: _states(step, "nodes", path(key), None),
     "a_state_before": lambda step, key: _states(step, "nodes", path(key), 9, before=True),
     "keeps_state": lambda step, key: _states(step, "nodes", path(key), 1),
+    "buffer": lambda step, name, *slots: _states(step, "buffers", name, [*map(int, slots)]),
+    "buffer_before": lambda step, name, slot: _states(step, "buffers", name, [int(slot)], before=True),
+    "tracked": lambda step, name, slot, length: _states(step, "tracked", name, [(int(slot), int(length))]),
     "free_states": lambda step, listed: changed(
         step, states=lambda states: states._replace(free=value(listed))),
     "owned": lambda step, pool, holder, at, page: also_owned(

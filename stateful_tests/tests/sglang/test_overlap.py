@@ -159,7 +159,7 @@ def test_the_faults_of_a_release_are_there_under_overlap(real, version):
         own = path.parent.name.endswith("+overlap")
         if version in (overlapped(path) if own else since(fault)) and path.stem not in NOT_YET:
             trace = load(path)
-            if trace.geometry.states:  # with overlap no server takes them
+            if trace.geometry.states and not own:  # with overlap a request takes more slots, or has none
                 continue
             if version == "0.5.10" and trace.clause == "MAP-4" and not own:
                 # Its round in flight has committed nothing yet: the prompt alone must end inside a page.

@@ -53,6 +53,55 @@ FAULTS = {
 }  # fmt: skip
 
 
+MAMBA, COMPONENT = "mem_cache/memory_pool.py", "mem_cache/unified_cache/components/mamba.py"
+# The same where states are tracked, on pages of two tokens.
+GOES_ON = "submit r1 (no session) a4; admit r1; extend r1 +4; decode r1"
+TRACKED = {
+    "a checkpoint of a prompt and one of a decode": f"{GOES_ON}; decode r1; decode r1; finish r1 keep 4;"
+    " submit r2 (no session) a5; admit r2; extend r2 +1; finish r2 keep 1",
+    "a chunk that goes on": "submit r1 (no session) a7; admit r1; extend r1 +4; extend r1 +3; decode r1;"
+    " finish r1 keep 2; submit r2 (no session) a5b2; admit r2; extend r2 +3; retract r2",
+    "a verify round that crosses a boundary": "submit r1 (no session) a4; admit r1; extend r1 +4;"
+    " spec_decode r1 +2 accept 2; spec_decode r1 +2 accept 2; finish r1 keep 5",
+    "a session's first prompt": f"{TURNS}; submit r2 in s1 +2; admit r2; extend r2 +3; finish r2 keep 1;"
+    " close s1",
+    "a prompt twice": f"{GOES_ON}; submit r2 (no session) a3; submit r3 (no session) a3; admit r2; admit r3;"
+    " extend r2 +1; extend r3 +1; finish r1 keep 2; abort r2",
+    "a batch of both": f"{GOES_ON}; submit r2 (no session) b4; admit r2; extend r2 +4, r1 +1; decode r1, r2",
+    "lock holders": "insert h1 a4; insert h2 a5 (goes on); match h3 a2; insert h3 a2b2;"
+    " evict full 0 states 2",
+}  # fmt: skip
+TRACK_FAULTS = {
+    "a prefill keeps a state that it does not write": (
+        "managers/schedule_batch.py", "mamba_track_mask_cpu.append(track_entry.track_mask)",
+        "mamba_track_mask_cpu.append(False)", {"STA-8", "STA-3"}),
+    "a prefill counts a boundary too few": (
+        "managers/schedule_batch.py", "kv.mamba_last_track_seqlen = mamba_track_seqlen_aligned",
+        "kv.mamba_last_track_seqlen = mamba_track_seqlen_aligned - 2", {"STA-8", "STA-3"}),
+    "a decode counts a token too few": (
+        "managers/scheduler_components/batch_result_processor.py",
+        "req.kv.mamba_last_track_seqlen = req.kv.kv_committed_len - lookahead",
+        "req.kv.mamba_last_track_seqlen = req.kv.kv_committed_len - lookahead - 1", {"STA-8"}),
+    "a verify round keeps the state before": (
+        "speculative/spec_utils.py", "torch.clamp(tracking_point - seq_lens_pre_verify - 1, min=0)",
+        "torch.clamp(tracking_point - seq_lens_pre_verify - 2, min=0)", {"STA-8"}),
+    "a donated slot stays with its request": (
+        MAMBA, "        self.set_mamba_ping_pong_slot(req, donate_idx, new_slot[0])\n", "", {"STA-6"}),
+    "a finish frees the slot that it donates": (
+        MAMBA, "if p != keep and not empty[p]]", "if not empty[p]]", {"STA-6"}),
+    "a closed session keeps its buffer": (
+        "session/streaming_session.py", "if slot.kv.mamba_ping_pong_track_buffer is not None:", "if False:",
+        {"STA-6", "STA-7"}),
+    "a duplicate is not freed": (
+        COMPONENT,
+        "                self._free_mamba_value(insert_params.mamba_value)\n           "
+        " req.kv.mamba_last_track_seqlen",
+        "                pass\n            req.kv.mamba_last_track_seqlen", {"STA-6"}),
+}  # fmt: skip
+PLANTED = [(SCENES, "state", fault) for fault in FAULTS.values()]
+PLANTED += [(TRACKED, "state-track", fault) for fault in TRACK_FAULTS.values()]
+
+
 @pytest.fixture(scope="module")
 def real(release):
     return release(RELEASE)
@@ -62,6 +111,17 @@ def real(release):
 def test_traces_of_named_bugs_conform(real, path):
     trace = replace(load(path), clause=None, expected=())
     assert replay(real, trace).violation is None
+
+
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.23", "0.5.23+overlap"])
+@pytest.mark.parametrize("text", TRACKED.values(), ids=TRACKED.keys())
+def test_scenes_with_tracked_states(release, version, text):
+    lockstep = Lockstep(release(version), replace(preset("state-track"), tree=True), Mode.FAITHFUL)
+    for command in (*script(text), *finale(lockstep.state, lockstep.system.capabilities)):
+        if version == "0.5.22" and len(getattr(command, "lanes", ())) == 2:
+            return  # mixed-batch-forgets-states
+        lockstep.do(command)
+        assert lockstep.violation is None, (command, lockstep.violation)
 
 
 @pytest.mark.parametrize("text", SCENES.values(), ids=SCENES.keys())
@@ -81,15 +141,16 @@ def test_other_ways_to_run_have_no_state(release):
             check_fits(release(spec), preset("state"))
 
 
-@pytest.mark.parametrize(("file", "old", "new", "clauses"), FAULTS.values(), ids=FAULTS.keys())
-def test_a_fault_in_a_copy_is_named(real, tmp_path, file, old, new, clauses):
+@pytest.mark.parametrize(("scenes", "sizes", "fault"), PLANTED, ids=[*FAULTS, *TRACK_FAULTS])
+def test_a_fault_in_a_copy_is_named(real, tmp_path, scenes, sizes, fault):
+    file, old, new, clauses = fault
     root = tmp_path / "root"
     shutil.copytree(real.root, root)
     path = root / "sglang" / "srt" / file
     path.write_text(replaced(path, old, new))
     system, found = SGLangSystem(path=root), set()
-    for text in SCENES.values():
-        lockstep = Lockstep(system, replace(preset("state"), tree=True), Mode.FAITHFUL)
+    for text in scenes.values():
+        lockstep = Lockstep(system, replace(preset(sizes), tree=True), Mode.FAITHFUL)
         for command in script(text):
             if lockstep.violation is None:
                 lockstep.do(command)

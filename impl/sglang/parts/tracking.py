@@ -1,0 +1,50 @@
+"""What a scheduler does about tracked states when it processes the result of a decode batch.
+
+The release's own SchedulerBatchResultProcessor says which state a request keeps for the tree, and where the
+next one goes. What it does besides for a request that has finished, the driver plays (scheduler/ends.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from impl.lazy import Tensor, torch
+from impl.sglang.parts.stand_ins import Bag
+
+
+def tracker_class(module: ModuleType) -> type:
+    """The release's class, of which only `_handle_finish_state_updated_req` runs. module: of that class."""
+    vars(module)["release_kv_cache"] = _nothing
+    vars(module)["BaseSpecWorker"] = type("BaseSpecWorker", (), {})
+
+    def start(self: Any, cache: Any) -> None:
+        for name, value in {"tree_cache": cache, "draft_worker": None, "model_worker": None}.items():
+            object.__setattr__(self, name, value)
+
+    def processed(self: Any, req: Any, batch: Any, at: int, tokens: int) -> None:
+        """The result of entry `at` of a batch, so many tokens, is in the request's outputs."""
+        drafts = None if batch.spec_algorithm.is_none() else {at: tokens - 1}
+        result = Bag(num_non_draft_tokens_per_req=1, num_correct_drafts_per_req_cpu=drafts)
+        self._handle_finish_state_updated_req(req, batch, result, at, None)
+
+    others = (f"_maybe_collect_{what}" for what in ("routed_experts", "indexer_topk", "customized_info"))
+    own = {"__init__": start, "processed": processed, **dict.fromkeys(others, _nothing)}
+    return type("Tracker", (module.SchedulerBatchResultProcessor,), own)
+
+
+def without_pinning() -> None:
+    """No memory is pinned without a GPU, whatever a release asks for."""
+    make = torch.tensor
+
+    def tensor(*values: Any, pin_memory: bool = False, **kind: Any) -> Tensor:
+        del pin_memory
+        return make(*values, **kind)
+
+    setattr(sys.modules["torch"], "tensor", tensor)  # noqa: B010
+    setattr(torch.Tensor, "pin_memory", lambda values, *_: values)  # noqa: B010
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Takes anything and does nothing."""
