@@ -18,7 +18,7 @@ import torch
 
 from impl.adapter import UnusableImplementation
 from impl.lmdeploy.loading import CAPABILITIES, load
-from impl.lmdeploy.states import States
+from impl.lmdeploy.states import CheckpointedStates
 from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.vllm.bare_scheduler import Values, taken
@@ -50,7 +50,7 @@ class LMDeployDriver(SelfSchedulingDriver):
             alone = "no drafts, no connector, chunked prompts, states where chunks end alone"
             raise UnusableImplementation(f"lmdeploy: one group, and one with state; {alone}")
         self.clear(size := group.block_size)
-        self.config, self._states = geometry, States(geometry)
+        self.config, self._states = geometry, CheckpointedStates(geometry)
         slots = self._states.blocks * size
         # Engine._get_max_session_len: a block is kept back, unless a window makes room.
         self._longest = geometry.max_model_len

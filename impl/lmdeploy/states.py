@@ -15,7 +15,7 @@ from reference.states import EMPTY, NOWHERE
 _CHECKPOINTS = 2  # prefix_cache_state_budget
 
 
-class States:
+class CheckpointedStates:
     """The states of one run, without slots for a model that has no recurrent layers.
 
     slots: how many there are. blocks: of KV, which are the others. stamps: of the state in each slot.

@@ -50,8 +50,11 @@ def start(
 
     overlap: the asynchronous one; v2: as for model runner V2.
 
-    Raises UnusableImplementation where the release refuses the configuration.
+    Raises UnusableImplementation where the release refuses the configuration, or sets a block of state to
+    max_model_len as it does without prefix caching (mamba_block_size).
     """
+    if not config.caching and any(g.block_size < config.max_model_len for g in config.groups if g.state):
+        raise UnusableImplementation("without caching, this vLLM has a block of state for max_model_len")
     try:
         return made(config, overlap, stamps, v2)
     except Exception as error:

@@ -22,6 +22,7 @@ API = """
 0.5.21 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.flush_pending_backups()
 0.5.18 ...    managers/cache_controller.py | HiCacheController.start_writing(); HiCacheController.start_loading()
 0.5.18 ...    managers/cache_controller.py | HiCacheController.ack_write_queue; HiCacheController.ack_load_queue
+0.5.18 ...    managers/cache_controller.py | HiCacheController.layer_done_counter; LayerDoneCounter.producer_index
 0.5.18 ...    managers/cache_controller.py | HiCacheController.write_queue; HiCacheController.load_queue
 0.5.18 ...    managers/schedule_policy.py | PrefillAdder._lock_node
 0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.attach_storage_backend(_, _, _, _, _)

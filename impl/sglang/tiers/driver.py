@@ -258,9 +258,16 @@ class TierDriver(DecodeSide, TreeCommands):
         controller = self.cache.cache_controller
         require(controller.load_queue if command.load else controller.write_queue, Reason.EMPTY)
         if command.load:
+            require(self._may_load_ahead(), Reason.UNFAITHFUL)
             self.cache.ready_to_load_host_cache()
         else:
             self.cache.flush_pending_backups()
+
+    def _may_load_ahead(self) -> bool:
+        """A forward pass waits for the loads of its batch: of three counters one stays for the next batch."""
+        counter = self.cache.cache_controller.layer_done_counter
+        following = (counter.producer_index + ahead for ahead in (1, 2))
+        return all(counter.events[at % counter.num_counters].finish_event.query() for at in following)
 
     def _poll(self, command: Poll) -> None:
         del command

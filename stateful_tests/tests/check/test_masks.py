@@ -19,8 +19,9 @@ from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
 from impl.torch_kv import TorchKV
-from reference.commands import Close, Decode, Extend, Mode, Retract
+from reference.commands import Broken, CheckIdle, Close, Decode, Extend, Mode, Open, Retract
 from reference.failures import Failure
+from reference.geometry import preset
 from stateful_tests.check import masks as masking
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named, check_also
@@ -29,10 +30,10 @@ from stateful_tests.check.masks import (
     Standing, also_checked, beside, counted_under, how_it_breaks, known_fault, masks,
 )  # fmt: skip
 from stateful_tests.check.tiers import plan
-from stateful_tests.check.causes import needs
+from stateful_tests.check.causes import avoided, needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
-from stateful_tests.lockstep.results import CheckResult, Violation
+from stateful_tests.lockstep.results import CheckResult, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.patched_code import replaced
@@ -374,3 +375,34 @@ def test_a_mend_of_a_known_fault_is_green(mend, release, tmp_path):
         result = run(system, plan("smoke"), base=base, masks=known)
     assert {mask.fault.id for mask in known if mask.gone} >= {*mend["gone"]}
     assert not [finding for finding in result.findings if not finding.old] and not result.incomplete
+
+
+
+def test_what_cannot_be_driven_without_a_need_stays_as_it_was(monkeypatch):
+    """A release decodes plainly or in verify rounds; a run without some of its turns may have both."""
+    system = TorchKV()
+
+    def mixed(_):
+        raise UnusableImplementation("a run cannot mix Decode and SpecDecode")
+
+    monkeypatch.setattr(system, "apply", mixed)
+    trace = Trace(preset("page1"), Mode.FAITHFUL, (Open("s1"),))
+    assert avoided(system, trace, ("a rejected turn",)) == trace
+
+
+class BreaksInTwoWays(TorchKV):
+    def apply(self, command):
+        if isinstance(command, Close | CheckIdle):
+            return Broken(f"AssertionError: {type(command).__name__} at here.py:1")
+        return super().apply(command)
+
+
+def test_a_run_that_breaks_in_another_way_without_a_need_tells_nothing():
+    system = BreaksInTwoWays()
+    trace = Trace(preset("page1"), Mode.FAITHFUL, (Open("s1"), Close("s1"), CheckIdle()))
+
+    def alike(seen):
+        return how_it_breaks(seen.observed) == "AssertionError: Close"
+
+    assert masking.unexplained(system, trace, "BROKEN", [("a close",)]) is not None
+    assert masking.unexplained(system, trace, "BROKEN", [("a close",)], alike) is None

@@ -122,6 +122,14 @@ def test_what_does_not_apply_with_a_storage_is_refused(newest, lines, reason):
     assert run.violation is None and run.rows[-1].outcome == Refused(reason)
 
 
+def test_no_more_loads_are_sent_than_batches_wait_for(newest):
+    stored = "insert h1 a4; insert h2 b4; insert h3 c4; send; complete; poll; evict full 12"
+    loads = "load h1 a3; send (load); load h2 b3; send (load); load h3 c3; send (load)"
+    run = replay(newest, Trace(tier_preset("tier"), Mode.FAITHFUL, commands(f"{stored}; {loads}")))
+    assert run.violation is None and run.rows[-1].outcome == Refused(Reason.UNFAITHFUL)
+    assert run.rows[-3].outcome == Done()
+
+
 def test_a_request_that_waits_for_all_of_its_pages_is_not_admitted_before(newest):
     lines = commands(STORED + "; load h2 a4b1")
     run = replay(newest, Trace(tier_preset("storage-wait"), Mode.FAITHFUL, lines))

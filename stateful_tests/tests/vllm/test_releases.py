@@ -2,6 +2,8 @@
 
 import os
 
+from dataclasses import replace
+
 import pytest
 
 from impl.adapter import UnusableImplementation
@@ -62,6 +64,9 @@ def test_a_short_check_reaches_situations(vllm):
 def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
     with pytest.raises(UnusableImplementation, match="refuses the configuration"):
         vllm("0.11.0").reset(engine_preset("unequal"))
+    short = replace(engine_preset("state-uncached"), groups=engine_preset("state").groups)
+    with pytest.raises(UnusableImplementation, match="a block of state for max_model_len"):
+        vllm("0.33.0").reset(short)
 
 
 def test_what_a_release_has_no_connector_or_no_reset_for_is_refused(vllm):
