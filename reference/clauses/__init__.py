@@ -30,13 +30,13 @@ def about(step: Step) -> list[Clause]:
     """The clauses that are about this command, on what there is."""
     kind: type = type(step.command)
     geometry = step.config.geometry
-    there = step.after.tree is not None, geometry.window is not None, bool(geometry.states)
+    there = step.after.tree is not None, geometry.window is not None, bool(geometry.states), geometry.tracks
     return [CLAUSES[each] for each in _about(kind, *there)]
 
 
 @cache
-def _about(kind: type, tree: bool, window: bool, states: bool) -> list[str]:
-    needs = ("tree", tree), ("window", window), ("states", states)
+def _about(kind: type, tree: bool, window: bool, states: bool, tracks: bool) -> list[str]:
+    needs = ("tree", tree), ("window", window), ("states", states), ("tracks", tracks)
     lacks = {need for need, there in needs if not there}
     return [c.id for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs)]
 

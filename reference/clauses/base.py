@@ -18,7 +18,7 @@ Concern = Literal["contents and ownership", "cursors and locks", "outcomes, choi
 CONCERNS: tuple[Concern, ...] = get_args(Concern)
 # What there must be: a tree that the system shows, a window, recurrent state. Where that lacks, and of other
 # commands than a clause is about, it holds, its trigger does not come up, and it is not checked.
-Needs = Literal["tree", "window", "states"]
+Needs = Literal["tree", "window", "states", "tracks"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -177,7 +177,7 @@ def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
     rule="states.stamp_after",
     source="sglang ReqKvInfo.mamba_last_track_seqlen; #29973, #19415, #27998",
     scope=f"{RECURRENT} Requests whose text goes into the tree.",
-    needs=("tree", "states"),
+    needs=("tree", "states", "tracks"),
     trigger=lambda s: any(True for _ in _tracked_states(s)),
 )
 def _tracked(step: Step) -> Failure | None:

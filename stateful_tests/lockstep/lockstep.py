@@ -173,8 +173,10 @@ class Lockstep(AnyLockstep):
 
 def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
     """One empty tally per clause; can: of those for this kind of system."""
-    engine = BLOCK_CLAUSES if can is not None and can.schedules else CLAUSES
-    return {clause: Tally() for clause in (TIER_CLAUSES if can is not None and can.tiers else engine)}
+    if can is not None and (can.schedules or can.tiers):
+        return {clause: Tally() for clause in (TIER_CLAUSES if can.tiers else BLOCK_CLAUSES)}
+    tracks = can is None or can.tracks
+    return {name: Tally() for name, clause in CLAUSES.items() if tracks or "tracks" not in clause.needs}
 
 
 def lockstep_on(

@@ -17,7 +17,7 @@ from stateful_tests.check import driving, finder, turns
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named
 from stateful_tests.check.executors import Processes
-from stateful_tests.check.tiers import plan
+from stateful_tests.check.tiers import for_system, plan
 from stateful_tests.check.causes import needs, to_avoid
 from stateful_tests.check import corpus
 from stateful_tests.lockstep import lockstep
@@ -150,7 +150,7 @@ def test_what_a_system_cannot_be_driven_through_is_reported():
 
 def test_the_first_twentieth_of_a_plan_covers_each_preset_machine_and_mode():
     """Then no fault that one of them shows waits for the end of a plan."""
-    whole = plan("smoke")
+    whole = for_system(plan("smoke"), ReferenceSystem())
     planned = turns.batches(ReferenceSystem(), whole, turns.configurations(ReferenceSystem(), whole))
     early = [batch.config for batch in islice(planned, 60) if batch.config.machine != "corpus"]
     assert {c.preset for c in early} == {*whole.presets} and {c.mode for c in early} == {*Mode}
