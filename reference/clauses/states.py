@@ -182,8 +182,9 @@ def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
 )
 def _tracked(step: Step) -> Failure | None:
     states = step.after.states
-    for request, slot, length in _tracked_states(step) if states is not None else ():
-        assert states is not None
+    if states is None:
+        return None
+    for request, slot, length in _tracked_states(step):
         stamps = _stamps(request.computed_text)
         if states.stamp(slot) != stamp_after(stamps, length):
             expected = f"slot {slot} has the state of {request.name} after its first {length} tokens"
@@ -195,12 +196,11 @@ def _tracked(step: Step) -> Failure | None:
 
 def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
     """Requests whose text goes into the tree, the slot that each keeps for it, and after how many tokens."""
-    states = step.after.states
-    for request in step.now.requests if states is not None and states.tracked else ():
+    tracked = step.after.states.tracked if step.after.states is not None else {}
+    for request in step.now.requests if tracked else ():
         session = step.now.session(request.session)
         if session is None or session.slot is None:
-            assert states is not None
-            for slot, length in states.tracked.get(request.holder, ()):
+            for slot, length in tracked.get(request.holder, ()):
                 yield request, slot, length
 
 

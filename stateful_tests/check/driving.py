@@ -193,7 +193,8 @@ _lines = lru_cache(maxsize=4)(corpus.driven)
 def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     """A line of the corpus, by its number. Every other that a model stands beside is closed at its end."""
     line = lines_of(system, plan, config.mode)[example]
-    if line.origin == FIXTURE and getattr(line.geometry, "tracks", False) and not system.capabilities.tracks:
+    tracks = isinstance(line.geometry, Geometry) and line.geometry.tracks
+    if line.origin == FIXTURE and tracks and not system.capabilities.tracks:
         return  # of a release that tracks states: no situation that others lack
     try:
         check_fits(system, line.geometry, line.commands)
