@@ -61,7 +61,10 @@ EVERY = API + API_STATE.lstrip() + API_V2.lstrip() + API_OFFLOAD.lstrip()
 # release has the one name or the other (impl.renamed).
 RENAMED: dict[str, str] = {}
 # The first release that is driven so.
-SINCE = {"session": "0.15.0", "v2": "0.31.0", "offload": "0.21.0", "state": "0.27.0", "state+v2": "0.32.0"}
+SINCE = {
+    "session": "0.15.0", "offload": "0.21.0", "reset": "0.22.0", "state": "0.27.0", "v2": "0.31.0",
+    "state+v2": "0.32.0",
+}  # fmt: skip
 
 
 def drives(release: str, what: str) -> bool:

@@ -59,9 +59,10 @@ class VLLMSystem(WorkerSystem):
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
             self.capabilities = replace(self.capabilities, commands=every)
-        if not drives(self.release, "session"):
-            alone = self.capabilities.commands - {"More", "End"}
-            self.capabilities = replace(self.capabilities, commands=alone)
+        for what, kinds in (("session", {"More", "End"}), ("reset", {"ResetConnector"})):
+            if not drives(self.release, what):
+                left = self.capabilities.commands - kinds
+                self.capabilities = replace(self.capabilities, commands=left)
         self.name += "".join(f"+{WAYS[way]}" for way, given in self.ways.items() if given)
 
     def command_line(self) -> list[str]:

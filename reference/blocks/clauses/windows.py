@@ -169,8 +169,7 @@ def _written(step: BlockStep) -> Failure | None:
                     got = f"block {block} is not in its table"
                     return failure(f"{where} into a block of its own", got, place)
                 if block in named and len(step.entries[block]) > 1:
-                    others = {name for name, of, _ in step.entries[block] if of >= 0} - {lane.request}
-                    if others:
+                    if others := _who_had(step, block) - {lane.request}:
                         got = f"{' and '.join(sorted(others))} has block {block} too, and its hash is older"
                         behind = AtCount(lane.request, "start", (at + 1) * size)
                         return failure(f"{where} into a block of its own", got, behind, AtBlock(block))
@@ -181,3 +180,9 @@ def _written(step: BlockStep) -> Failure | None:
                     got = f"{other} writes there in the same batch"
                     return failure(f"{where} alone", got, AtBlock(block), place)
     return None
+
+
+def _who_had(step: BlockStep, block: int) -> set[str]:
+    """Requests that have a block since before the command: not who found it as it was computed anew."""
+    had = (name for name, fact in step.before.requests.items() if any(block in row for row in fact.tables))
+    return {*had} & {name for name, of, _ in step.entries[block] if of >= 0}
