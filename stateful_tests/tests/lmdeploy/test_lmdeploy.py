@@ -9,6 +9,9 @@ from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add, More, Schedule, Update
 from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
+from stateful_tests.check import tiers
+from stateful_tests.check.driving import RunBatch, drive
+from stateful_tests.check.turns import configurations, planned
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
@@ -34,6 +37,14 @@ def carried_out(system, *commands, config=None):
     run = replay(system, Trace(config or engine_preset("full"), Mode.FAITHFUL, commands))
     assert run.violation is None
     return run
+
+
+def test_a_check_drives_the_corpus(system):
+    """Its lines for engines that schedule by themselves; of these, this one is driven the fastest."""
+    plan = tiers.for_system(tiers.plan("smoke"), system)
+    corpus = next(each for each in configurations(system, plan) if each.machine == tiers.CORPUS)
+    driven = drive(system, plan, RunBatch(corpus, range(planned(system, plan, corpus))))
+    assert sum(driven.carried_out.values()) > 100
 
 
 def test_a_batch_is_dispatched_before_the_output_of_the_one_before(system):

@@ -61,12 +61,6 @@ def test_a_short_check_reaches_situations(vllm):
     assert {"BLK-1", "HIT-1", "WIN-1", "RUN-2", "READ-3", "PUB-1"} <= reached
 
 
-def test_a_check_drives_the_corpus(vllm):
-    plan = replace(tiers.plan("smoke"), commands=200)
-    result = campaign.run(vllm("0.33.0"), plan)
-    assert {"corpus", "clients"} <= {machine.name for machine in result.machines if machine.commands}
-
-
 def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
     with pytest.raises(UnusableImplementation, match="refuses the configuration"):
         vllm("0.11.0").reset(engine_preset("unequal"))
