@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,6 @@ import click
 from ci.commands.shared import ReportOut, Unusable, json_option, note, save_option, save_trace, unusable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stateful_tests.watched.reader import WatchLog
     from stateful_tests.watched.serving import Before, JudgedRun, ServedRun
 
 
@@ -47,18 +43,26 @@ def setup_server(release: str, again: bool) -> int:
 @click.command()
 @click.argument("logs", metavar="LOG...", nargs=-1)
 @click.option(
-    "--follow", is_flag=True, help="Go on reading while the server writes, and report each mismatch at once."
-)
+    "--follow", is_flag=True,
+    help="Go on reading while processes of this machine write, all logs at once, and those that begin"
+    " meanwhile. Each mismatch is reported at once.",
+)  # fmt: skip
 @click.option("--events", is_flag=True, help="List the kinds of events and what each does; nothing else.")
 @click.option(
     "--save", "save_dir", metavar="DIR",
-    help="Write the commands that lead up to the first mismatch as a trace. The trace itself conforms.",
-)
+    help="Write the commands that lead up to the first mismatch as a trace, of a log from its server's start"
+    " on and without a tree. The trace itself conforms.",
+)  # fmt: skip
+@click.option(
+    "--release", metavar="VERSION", help="Take the server for this release: of a fork, or where nobody has"
+    " looked for the faults of a new one.",
+)  # fmt: skip
 @click.option("--strict", is_flag=True, help="A gap or a cut last line in a log ends with exit code 4.")
 @json_option
 def validate(
-    out: ReportOut, logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None, strict: bool
-) -> int:
+    out: ReportOut, logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None,
+    release: str | None, strict: bool,
+) -> int:  # fmt: skip
     """Validate logs of watched servers.
 
     KVSPEC_WATCH=DIR makes a server write one. The log is replayed beside the reference.
@@ -66,9 +70,9 @@ def validate(
     LOG is a file or a folder. Known bugs of a release are reported by name and do not affect the exit code. A
     log without an event ends with exit code 4.
     """
+    from ci.commands.validating import LogReadings
     from ci.report import servers
-    from stateful_tests.watched import validator
-    from stateful_tests.watched.reader import LogError, logs_of
+    from stateful_tests.lockstep.known_faults import looked_for
     from stateful_tests.watched.beside import TABLE, mapping_row
 
     if events:
@@ -77,40 +81,34 @@ def validate(
         return out.end(rows)
     if not logs:
         raise Unusable("validate: give a LOG, a file or a folder that the watcher wrote")
-    if follow and len(logs) > 1:
-        raise Unusable("validate: --follow reads one LOG")
-    reports = []
-    with unusable("", LogError):
-        for log in logs_of(logs):
-            read, unreadable = validator.Validator(log.header), ""
-            started = time.perf_counter()
-            try:
-                for line in log.lines(_alive(log) if follow else None):
-                    reported = len(read.result.mismatches)
-                    read.read(line)
-                    for found in read.result.mismatches[reported:] if follow and out.file is None else ():
-                        if found.known is None:
-                            servers.shown_mismatch(out.console, servers.mismatch(found))
-            except KeyboardInterrupt:
-                if not follow:
-                    raise
-            except LogError as error:  # other logs are read all the same
-                unreadable = str(error)
-                note(unreadable)
-            seconds = time.perf_counter() - started
-            data = servers.validation(log.name, log.header, read.result, seconds, log.cut)
-            if save_dir is not None and read.result.found:
-                if (trace := read.trace()) is None:
-                    needs = "a trace needs a log from the server's start on, without a tree"
-                    note(f"{log.name}: not saved: {needs}")
-                else:
-                    path = Path(save_dir, f"{log.files[0].stem}.json")
-                    save_trace(trace, path, "--save ")
-                    data["saved"] = str(path)
-            data["unreadable"] = unreadable
-            reports.append(data)
-            servers.validated(out.console, data)
-    data = servers.validations(reports, strict)
+    if release is not None and not looked_for("sglang", release):
+        raise Unusable(f"--release {release:.40}: nobody has looked for its faults")
+    readings, reports = LogReadings(logs, release), []
+    if follow:
+        at_once = out.file is None
+        readings.follow(partial(servers.told, out.console) if at_once else None)
+    else:
+        readings.read()
+    for why in (reasons := [*readings.none.values()]):
+        if not readings.logs:
+            raise Unusable(why)
+        note(why)
+    if not readings.logs:
+        raise Unusable(f"{logs[0]}: there is no .jsonl in this folder")
+    for reading in readings.logs.values():
+        read, log = reading.validator, reading.log
+        data = servers.validation(log.name, log.header, read.result, reading.seconds, log.cut)
+        if save_dir is not None and read.result.found:
+            if (trace := read.trace()) is None:
+                note(f"{log.name}: not saved: a trace needs a log from the server's start on, without a tree")
+            else:
+                path = Path(save_dir, f"{log.files[0].stem}.json")
+                save_trace(trace, path, "--save ")
+                data["saved"] = str(path)
+        data["unreadable"] = reading.unreadable
+        reports.append(data)
+        servers.validated(out.console, data, told=follow and out.file is None)
+    data = servers.validations(reports, strict, reasons)
     servers.validated_all(out.console, data)
     return out.end(data)
 
@@ -126,8 +124,13 @@ def validate(
     help="What to compare with: a finding that the same run shows there is not new, and does not fail."
     " [default: of a checkout the version that --impl names]",
 )  # fmt: skip
-@click.option("--runs", default=20, show_default=True, metavar="N", help="Runs, each of new clients.")
-@click.option("--clients", default=12, show_default=True, metavar="N", help="Clients of a run.")
+@click.option(
+    "--runs", type=click.IntRange(1), default=20, show_default=True, metavar="N",
+    help="Runs, each of new clients.",
+)  # fmt: skip
+@click.option(
+    "--clients", type=click.IntRange(1), default=12, show_default=True, metavar="N", help="Clients of a run."
+)  # fmt: skip
 @click.option("--seed", default=0, show_default=True, metavar="N", help="Start of the random decisions.")
 @click.option("--impatient", is_flag=True, help="Some clients send and close without waiting for answers.")
 @click.option("--live", is_flag=True, help="Run its HTTP server; its log is validated meanwhile.")
@@ -311,7 +314,10 @@ def _served_run(file: str) -> ServedRun:
     from stateful_tests.watched.serving import FORMAT, VERSION, ServedRun
 
     try:
-        run = msgspec.json.decode(Path(file).read_bytes(), type=ServedRun)
+        text = Path(file).read_bytes()
+        if text.startswith(b'{"format":"kvspec-watch"'):
+            raise Unusable(f"--again {file}: a watcher's log, not a saved run: kvspec validate reads it")
+        run = msgspec.json.decode(text, type=ServedRun)
     except OSError as error:
         raise Unusable(f"--again {file}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -319,18 +325,3 @@ def _served_run(file: str) -> ServedRun:
     if (run.format, run.version) != (FORMAT, VERSION):
         raise Unusable(f"--again {file}: no {FORMAT} of version {VERSION}")
     return run
-
-
-def _alive(log: WatchLog) -> Callable[[], bool]:
-    """Whether the server that writes a log still runs."""
-
-    def alive() -> bool:
-        try:
-            os.kill(log.header.process, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return True
-
-    return alive

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,16 @@ from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
 from reference.state import Cursors
-from stateful_tests.lockstep.known_faults import known_faults, looked_for
+from stateful_tests.lockstep.known_faults import known_faults, looked_for, releases
 from stateful_tests.watched.live import LiveRun
 from stateful_tests.watched.results import Mismatch, Validated
 from stateful_tests.watched.serving import JudgedRun, Served
+from stateful_tests.watched.validator import SKIPPED
 
+_NEXT = (
+    "kvspec clauses {clause} says why the rule holds. The first mismatch is the one to look at: from there on"
+    " a token of that request may be wrong, and pages may be lost until the server restarts"
+)
 SHOWN = 5  # mismatches that the text shows of one log; `--json` has all
 
 
@@ -36,6 +41,7 @@ def validation(name: str, header: WatchHeader, found: Validated, seconds: float,
     skipped = [f"{count} {what}" for what, count in found.skipped.items()] + ([cut] if cut else [])
     return {
         "log": name, "server": server_text(header), "level": header.level, "events": found.events,
+        "events_judged": found.events - found.skipped[SKIPPED],
         "steps": found.steps, "commands": sum(found.commands.values()),
         "commands_by_kind": dict(found.commands),
         "values_compared": found.compared, "given": found.given, "seconds": round(seconds, 3),
@@ -45,7 +51,7 @@ def validation(name: str, header: WatchHeader, found: Validated, seconds: float,
             {"name": name, "times": times, "says": known_faults()[name].summary}
             for name, times in found.known.most_common()
         ],
-        "faults_are_known": looked_for("sglang", header.release),
+        "faults_are_known": looked_for("sglang", header.release), "newest": releases("sglang")[-1],
         "unreadable": "",
         "mismatches": [mismatch(each) for each in found.found], "more_mismatches": found.more,
     }  # fmt: skip
@@ -60,7 +66,9 @@ def validation_verdict(logs: list[Data]) -> str:
     empty = sum(not log["events"] for log in logs)
     parts = []
     if number:
-        parts.append(f"{number} mismatch{'es' * (number > 1)}")
+        judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
+        of = f" in {judged:,} of {events:,} events: the others were not judged" if judged < events else ""
+        parts.append(f"{number} mismatch{'es' * (number > 1)}{of}")
     elif any(log["skipped"] or log["unreadable"] for log in logs):
         parts.append("no mismatch in what could be read")
     elif known:
@@ -77,21 +85,23 @@ def validation_verdict(logs: list[Data]) -> str:
 _TOTALS = {"events": "events", "steps": "steps", "commands": "commands", "values_compared": "values compared"}
 
 
-def validations(logs: list[Data], strict: bool) -> Data:
-    """All logs together. strict: a gap or a cut line fails as well."""
+def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) -> Data:
+    """All logs together. strict: a gap or a cut line fails as well. unusable: why other files are no logs."""
     code = 4 if any(not log["events"] or (strict and log["skipped"]) for log in logs) else 0
     code = 1 if any(log["mismatches"] for log in logs) else code
     return {
         "format": "kvspec-validation", "version": 1, "verdict": validation_verdict(logs),
         **{total: sum(log[total] for log in logs) for total in _TOTALS},
-        "exit_code": 2 if any(log["unreadable"] for log in logs) else code, "logs": logs,
+        "exit_code": 2 if unusable or any(log["unreadable"] for log in logs) else code, "logs": logs,
+        "unusable": [*unusable],
     }  # fmt: skip
 
 
 def validated_all(out: Console, data: Data) -> None:
     """The total of several logs as text."""
-    if len(data["logs"]) > 1:
-        read = f"{len(data['logs'])} logs, {_read(data)}"
+    if len(data["logs"]) > 1 or data["unusable"]:
+        of = f" of {len(data['logs']) + len(data['unusable'])}" if data["unusable"] else ""
+        read = f"{len(data['logs'])}{of} logs, {_read(data)}"
         say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
 
 
@@ -119,8 +129,9 @@ def _differing(expected: str, observed: str) -> list[str]:
     return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
 
 
-def validated(out: Console, data: Data, ended: str = "") -> None:
-    """The report of one log as text. ended: how its server ended, if it should not have."""
+def validated(out: Console, data: Data, ended: str = "", *, told: bool = False) -> None:
+    """The report of one log as text. ended: how its server ended, if it should not have. told: its mismatches
+    were shown already."""
     number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {
@@ -128,21 +139,34 @@ def validated(out: Console, data: Data, ended: str = "") -> None:
         "read": f"{_read(data)} in {data['seconds']:.1f} s",
     }
     if not data["faults_are_known"]:
-        words["release"] = "nobody has looked for its faults: those of earlier releases count as mismatches"
+        words["release"] = (
+            "nobody has looked for its faults: those of earlier releases count as mismatches"
+            f" (--release {data['newest']} counts its faults as known)"
+        )
     if data["given"]:
-        words["begins"] = f"in the middle: {data['given']} sessions and requests were taken as given"
+        words["begins"] = f"{data['given']} sessions and requests were taken as given, from a snapshot"
     if data["skipped"]:
         words["skipped"] = "; ".join(data["skipped"])
     for each in data["known"]:
         words[f"known {each['name']}"] = f"{each['times']} times: {each['says']}"
+    if data["known"]:
+        about = "; ".join(f"kvspec bugs {each['name']}" for each in data["known"])
+        words["next"] = f"{about}: what upstream knows, and a trace"
     labelled(out, words)
-    for found in data["mismatches"][:SHOWN]:
+    for found in () if told else data["mismatches"][:SHOWN]:
         out.print()
         shown_mismatch(out, found)
-    if number > SHOWN:
+    if number > SHOWN and not told:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
+    if number:
+        labelled(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
     bad = number or ended or not data["events"]
     say(out, ended or validation_verdict([data]), "bold red" if bad else "bold green")
+
+
+def told(out: Console, found: Mismatch) -> None:
+    """A mismatch, as soon as it is found."""
+    shown_mismatch(out, mismatch(found))
 
 
 def shown_mismatch(out: Console, found: Data) -> None:

@@ -83,24 +83,27 @@ class WatchLog:
 
 
 def logs_of(paths: Iterable[str | os.PathLike[str]]) -> list[WatchLog]:
-    """The logs that files and folders hold: parts of one process belong together.
+    """The logs that files and folders hold.
 
-    Raises LogError for what is no log.
+    Raises LogError for what is no log, and where there is none.
     """
-    found: dict[str, list[Path]] = {}
+    paths = [*paths]
+    found = log_files(paths)
+    if not found:
+        raise LogError(f"{paths[0]}: there is no .jsonl in this folder")
+    return [WatchLog(files) for files in found]
+
+
+def log_files(paths: Iterable[str | os.PathLike[str]]) -> list[list[Path]]:
+    """The files of each log: parts of one process belong together. Raises LogError for what is not there."""
+    found: dict[str, set[Path]] = {}
     for given in map(Path, paths):
-        if given.is_dir():
-            files = sorted(given.glob("*.jsonl"))
-            if not files:
-                raise LogError(f"{given}: there is no .jsonl in this folder")
-        elif given.is_file():
-            files = [given]
-        else:
+        if not given.is_dir() and not given.is_file():
             raise LogError(f"{given}: is no file")
-        for file in files:
+        for file in sorted(given.glob("*.jsonl")) if given.is_dir() else (given,):
             match = _PART.fullmatch(str(file))
-            found.setdefault(match[1] if match else str(file), []).append(file)
-    return [WatchLog(sorted(set(files))) for files in found.values()]
+            found.setdefault(match[1] if match else str(file), set()).add(file)
+    return [sorted(files) for files in found.values()]
 
 
 def _header_of(path: Path) -> WatchHeader:

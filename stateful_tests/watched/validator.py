@@ -17,7 +17,7 @@ from stateful_tests.watched.beside import TABLE, Beside, Diverged
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated
 
-_SKIPPED = "events after a mismatch, up to the next snapshot"
+SKIPPED = "events after a mismatch, up to the next snapshot"
 
 ACTIONS = (ends, prefill, rounds, snapshots, turns)  # they fill TABLE
 
@@ -42,7 +42,7 @@ class Validator(Beside):
             if self.follows or isinstance(event, log.Snapshot | log.HookFailed):
                 TABLE[type(event)].act(self, event)
             else:
-                self.result.skipped[_SKIPPED] += 1
+                self.result.skipped[SKIPPED] += 1
         except Diverged as found:
             self.report(found)
             self.follows = False

@@ -70,9 +70,9 @@ class Watcher:
         self.level = settings.get("KVSPEC_WATCH_LEVEL", "lengths")
         if self.level not in ("lengths", "pages"):
             raise ValueError(f"KVSPEC_WATCH_LEVEL: {self.level!r:.40} is neither lengths nor pages")
-        self.most_bytes = int(settings.get("KVSPEC_WATCH_MB", "64")) << 20
-        self.keep = int(settings.get("KVSPEC_WATCH_FILES", "16"))
-        self.every = int(settings.get("KVSPEC_WATCH_SNAPSHOT", "512"))
+        self.most_bytes = _number(settings, "KVSPEC_WATCH_MB", 64) << 20
+        self.keep = _number(settings, "KVSPEC_WATCH_FILES", 16)
+        self.every = _number(settings, "KVSPEC_WATCH_SNAPSHOT", 512)
         self.pages, self.on = self.level == "pages", True
         self._next_snapshot = self.every
 
@@ -345,13 +345,21 @@ def targets(release: Release0510) -> Iterator[tuple[str, str]]:
 def register() -> None:
     """Called by SGLang in each of its processes: hook the scheduler, if the environment asks for it.
 
-    A release whose names are not known is not watched: one line on the log says what it lacks.
+    A release whose names are not known is not watched, nor is one with unusable settings: one line on the
+    log says why.
     """
     if not os.environ.get("KVSPEC_WATCH"):
         return
     try:
-        release = installed()
-    except UnusableImplementation as error:
+        watcher = Watcher(installed(), dict(os.environ))
+    except (UnusableImplementation, ValueError) as error:
         logging.getLogger("kvspec").error("KVSPEC_WATCH: this server is not watched: %s", error)
         return
-    hook(Watcher(release, dict(os.environ)))
+    hook(watcher)
+
+
+def _number(settings: dict[str, str], name: str, default: int) -> int:
+    text = settings.get(name, str(default))
+    if not text.isdecimal():
+        raise ValueError(f"{name}: {text!r:.40} is no number")
+    return int(text)

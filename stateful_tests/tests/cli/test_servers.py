@@ -1,11 +1,17 @@
 """kvspec validate and setup-server on the command line."""
 
 import json
+import re
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ci.cli import run
+from ci.commands import validating
+from ci.commands.validating import LogReading, LogReadings
 
 WATCHED = Path(__file__).parents[3] / "fixtures" / "watched"
 LOG = str(WATCHED / "sglang-0.5.23-window_and_chunk_cache.jsonl")
@@ -58,8 +64,62 @@ def test_known_faults_are_named_in_the_words_of_a_check(tmp_path, capsys):
 
 
 def test_follow_ends_with_the_server(wrong, capsys):
-    assert run(["validate", "--follow", wrong]) == 1  # its process is gone
-    assert capsys.readouterr().out.count("LEN-2") >= 2  # at once, and in the report
+    assert run(["validate", "--follow", wrong]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("LEN-2 (") == 1, "at once, and not again in the report"
+    assert "kvspec clauses LEN-2" in said.out and "no process" in said.err
+
+
+def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp_path):
+    server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    texts = [re.sub('"process":[0-9]+', f'"process":{server.pid}', Path(each).read_text(), count=1)
+             for each in (LOG, wrong)]  # fmt: skip
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "first.jsonl").write_text(texts[0])
+    readings = LogReadings([str(folder)], None)
+
+    def tell(found):
+        assert found.file.endswith("later.jsonl") and server.poll() is None
+        server.communicate(b"\n")
+
+    reads, begin = LogReading.read, iter([partial((folder / "later.jsonl").write_text, texts[1])])
+
+    def read(reading, *given):
+        next(begin, lambda: None)()
+        reads(reading, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogReading, "read", read)
+        readings.follow(tell)
+    assert [each.log.files[0].name for each in readings.logs.values()] == ["first.jsonl", "later.jsonl"]
+    assert [bool(each.validator.result.found) for each in readings.logs.values()] == [False, True]
+
+
+def test_a_folder_without_a_log_is_waited_for(tmp_path, monkeypatch):
+    looks = iter([lambda: None, partial((tmp_path / "log.jsonl").write_text, Path(LOG).read_text())])
+    monkeypatch.setattr(validating.time, "sleep", lambda _: next(looks, lambda: None)())
+    assert run(["validate", "--follow", str(tmp_path)]) == 0
+
+
+def test_a_file_that_is_no_log_hides_no_other(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "b.jsonl").write_text(Path(LOG).read_text())
+    assert run(["validate", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert "a.jsonl: line 1: no watcher's log" in said.err
+    assert "conforms (1 of 2 logs, 285 events" in " ".join(said.out.split())
+
+
+def test_a_server_is_taken_for_another_release(tmp_path, capsys):
+    fork = tmp_path / "fork.jsonl"
+    fork.write_text(Path(SPECULATION).read_text().replace('"0.5.23"', '"0.6.1"', 1))
+    assert run(["validate", str(fork)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--release 0.5.23 counts its faults as known" in said
+    assert "events: the others were not judged" in said
+    assert run(["validate", str(fork), "--release", "0.5.23"]) == 0
+    assert "known faults: last-token" in capsys.readouterr().out
 
 
 def test_events_are_listed(capsys):
@@ -71,7 +131,7 @@ def test_events_are_listed(capsys):
     "arguments, says",
     [
         ([], "give a LOG"), (["nothing.jsonl"], "is no file"),
-        ([LOG, SPECULATION, "--follow"], "reads one LOG"), ([__file__], "no watcher's log"),
+        ([LOG, "--release", "0.6.1"], "nobody has looked"), ([__file__], "no watcher's log"),
     ],
 )  # fmt: skip
 def test_unusable_input(arguments, says, capsys):
@@ -100,6 +160,14 @@ def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
 def test_recurrent_layers_go_with_the_rest_of_a_server(impl, given, says, capsys):
     args = [part for each in given for part in ("--set", each)]
     assert run(["serve-check", "--impl", f"sglang=={impl}", *args]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given, says", [
+    (["--runs", "0"], "range"), (["--again", LOG], "kvspec validate reads it"),
+])  # fmt: skip
+def test_unusable_options_of_serve_check(given, says, capsys):
+    assert run(["serve-check", *given]) == 2
     assert says in capsys.readouterr().err
 
 

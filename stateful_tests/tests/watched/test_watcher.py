@@ -191,9 +191,16 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
     assert "not watched: managers/scheduler.py: Scheduler has no waiting_queue" in record.message
 
 
-def test_level_is_checked():
-    with pytest.raises(ValueError, match="neither lengths nor pages"):
-        Watcher(RELEASE, {"KVSPEC_WATCH": "x", "KVSPEC_WATCH_LEVEL": "all"})
+@pytest.mark.parametrize("name, value, says", [
+    ("LEVEL", "all", "neither lengths nor pages"), ("MB", "64M", "KVSPEC_WATCH_MB: '64M' is no number"),
+])  # fmt: skip
+def test_settings_that_are_none_end_no_server(name, value, says, monkeypatch, caplog):
+    monkeypatch.setenv("KVSPEC_WATCH", "logs")
+    monkeypatch.setenv(f"KVSPEC_WATCH_{name}", value)
+    monkeypatch.setattr(watch, "installed", lambda: RELEASE)
+    watch.register()
+    [record] = caplog.records
+    assert says in record.message
 
 
 def test_what_a_process_is_slower_by_is_not_the_watchers():
