@@ -122,26 +122,37 @@ def _digest(root: Path) -> str:
     return found.hexdigest()
 
 
-def unpack(what: str, wheel: Path | IO[bytes], target: Path, needed: Callable[[PurePosixPath], bool]) -> None:
+def unpack(
+    what: str,
+    wheel: Path | IO[bytes],
+    target: Path,
+    needed: Callable[[PurePosixPath], bool],
+    announce: Callable[[int], None] = lambda _: None,
+) -> None:
     """Unpack what is needed of `wheel` into the new folder `target`; a name that leaves it never is.
 
-    Raises UnusableImplementation for an archive that is broken or has a file that is too large.
+    announce: is told the compressed size (bytes) of that, before any of it is read. Raises
+    UnusableImplementation for an archive that is broken or has a file that is too large.
     """
     target.mkdir(parents=True)
     try:
         with zipfile.ZipFile(wheel) as archive:
-            for entry in sorted(archive.infolist(), key=lambda entry: entry.header_offset):
-                path = PurePosixPath(entry.filename)
-                strange = path.is_absolute() or ".." in path.parts or {"\\", ":"} & {*entry.filename}
-                if entry.is_dir() or strange or not needed(path):
-                    continue
+            entries = [entry for entry in archive.infolist() if _is_wanted(entry, needed)]
+            announce(sum(entry.compress_size for entry in entries))
+            for entry in sorted(entries, key=lambda entry: entry.header_offset):
                 if entry.file_size > _MAX_FILE:
                     raise UnusableImplementation(f"{what}: {entry.filename!r:.80} is too large")
-                destination = target.joinpath(*path.parts)
+                destination = target.joinpath(*PurePosixPath(entry.filename).parts)
                 destination.parent.mkdir(parents=True, exist_ok=True)
                 destination.write_bytes(archive.read(entry))
     except (zipfile.BadZipFile, EOFError, NotImplementedError, KeyError) as error:
         raise UnusableImplementation(f"{what}: not a readable wheel: {error}") from None
+
+
+def _is_wanted(entry: zipfile.ZipInfo, needed: Callable[[PurePosixPath], bool]) -> bool:
+    path = PurePosixPath(entry.filename)
+    strange = path.is_absolute() or ".." in path.parts or {"\\", ":"} & {*entry.filename}
+    return not (entry.is_dir() or strange) and needed(path)
 
 
 def _move_in(unpacked: Path, root: Path, package: str) -> None:

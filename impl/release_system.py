@@ -45,7 +45,9 @@ class ReleaseSystem(WorkerSystem):
         else:
             self.root = Path(path, self.source).expanduser().resolve()
         if not (self.root / self.needed).exists():
-            raise UnusableImplementation(f"{self.name}: there is no {self.needed} in {path or 'its wheel'}")
+            since = "" if path else f"; the first release that is driven is {self.releases[0]}"
+            where = path or "its wheel"
+            raise UnusableImplementation(f"{self.name}: there is no {self.needed} in {where}{since}")
         self.release = version or self._stated()
 
     def command_line(self) -> list[str]:

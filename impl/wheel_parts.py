@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable
@@ -21,11 +22,19 @@ _TIMEOUT_S = 60
 
 
 def unpack_parts(release: str, target: Path, needed: Callable[[PurePosixPath], bool]) -> None:
-    """Unpack what is needed of the wheel of a release such as "vllm==0.33.0" into the new folder `target`.
+    """Unpack what is needed of the wheel of a release such as "vllm==0.33.0" into the new folder `target`. A
+    line on stderr says how much that is, before it is downloaded.
 
     Raises UnusableImplementation: no index, no such release, a wheel that cannot be read.
     """
-    fetch.unpack(release, io.BufferedReader(_Ranges(_url(release)), 1 << 20), target, needed)
+    ranges = _Ranges(_url(release))
+    whole = ranges.seek(0, os.SEEK_END)
+
+    def announce(size: int) -> None:
+        parts = f"downloads {size / 1e6:.1f} MB of a wheel of {whole / 1e6:.0f} MB"
+        print(f"kvspec: {release}: {parts} into {fetch.cache_folder()}", file=sys.stderr)
+
+    fetch.unpack(release, io.BufferedReader(ranges, 1 << 20), target, needed, announce)
 
 
 class _Ranges(io.RawIOBase):

@@ -13,7 +13,7 @@ from multiprocessing.util import Finalize
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from impl.adapter import AnySystem, UnusableImplementation
+from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits
 from reference import model
 from reference.commands import (
@@ -25,7 +25,7 @@ from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, fit_sizes,
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.coverage.situations import situations
-from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.choice_source import Choices, RandomChoices
 from stateful_tests.generate.engine_commands import (
     draw_engine_config, draw_engine_profile, engine_finale, fitted, propose_engine_command,
 )  # fmt: skip
@@ -267,7 +267,7 @@ class _Draws(NamedTuple):
     """How runs of a kind of system are drawn that no model stands beside."""
 
     beside: Callable[[Any], Any]  # what is kept beside a run of it
-    profile: Any
+    profile: Callable[[Choices, Capabilities], Any]
     sizes: Any
     fitted: Callable[[Any, Any], Any]  # sizes to a profile
     propose: Any
@@ -280,8 +280,8 @@ _DRAWS = {
         engine_finale,
     ),
     TIERED: _Draws(
-        attrgetter("beside"), draw_tier_profile, draw_tier_config, lambda sizes, _: sizes,
-        propose_tier_command, tier_finale,
+        attrgetter("beside"), lambda source, _: draw_tier_profile(source), draw_tier_config,
+        lambda sizes, _: sizes, propose_tier_command, tier_finale,
     ),
 }  # fmt: skip
 
@@ -289,7 +289,7 @@ _DRAWS = {
 def _engine_example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
     draws, done = _DRAWS[config.machine], list[Any]()
-    profile, sizes = draws.profile(source), config.sizes
+    profile, sizes = draws.profile(source, system.capabilities), config.sizes
     drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
     try:
         lockstep = _begun(system, draws.fitted(drawn, profile), config, driven)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from impl.adapter import Capabilities
 from reference.blocks.commands import (
     Add, Complete, Copy, End, EngineCommand, Fail, More, ResetCache, ResetConnector, Schedule, Update,
 )  # fmt: skip
@@ -48,8 +49,8 @@ class EngineProfile:
     alike: int
 
 
-def draw_engine_profile(source: Choices) -> EngineProfile:
-    """A profile for one run."""
+def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
+    """A profile for one run of an engine that can do this: what it does not take is not sent."""
     drawn = EngineProfile(
         names=NAMES[: 1 + source.upto(len(NAMES) - 1)],
         texts="abc"[: 1 + source.upto(2)],
@@ -66,7 +67,10 @@ def draw_engine_profile(source: Choices) -> EngineProfile:
         fails=pick(source, (0, 2, 6)),
         alike=1 + source.upto(5) if once_in(source, 4) else 0,
     )
-    return replace(drawn, names=NAMES, busy=True, stop=0) if drawn.alike else drawn
+    if drawn.alike:
+        drawn = replace(drawn, names=NAMES, busy=True, stop=0)
+    sessions = drawn.sessions if "More" in can.commands else 0
+    return replace(drawn, sessions=sessions, reset=drawn.reset if "ResetCache" in can.commands else 0)
 
 
 def fitted(config: EngineConfig, profile: EngineProfile) -> EngineConfig:

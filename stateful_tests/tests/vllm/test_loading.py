@@ -49,7 +49,7 @@ def answered(monkeypatch, path):
     monkeypatch.setattr(wheel_parts, "_Ranges", lambda _: path.open("rb", buffering=0))
 
 
-def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, cache):
+def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, cache, capsys):
     pool = "vllm/v1/core/block_pool.py"
     others = ("vllm/v1/core/x.so", "vllm/models/big.py", "../vllm/v1/core/a.py")
     names = (RUNNER, pool, STATES[0], *others)
@@ -57,6 +57,8 @@ def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, c
     root = fetch.release_root("0.33.0")
     kept = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert kept == {RUNNER, pool, STATES[0]}
+    said = f"kvspec: vllm==0.33.0: downloads 0.0 MB of a wheel of 0 MB into {cache}\n"
+    assert capsys.readouterr().err == said
     monkeypatch.setattr("subprocess.run", None)  # the second time pip is not called
     assert fetch.release_root("0.33.0") == root == cache / "vllm-0.33.0"
 
