@@ -8,7 +8,7 @@ giving a factory that returns a `System` (`kvspec check --impl your_package.modu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -96,6 +96,14 @@ class Capabilities:
     def keeps_states(self, geometry: Geometry) -> bool:
         """It can be built with these slots of recurrent state, if there are any."""
         return not geometry.states or (self.tracks if geometry.tracks else self.recurrent)
+
+    def on(self, geometry: Geometry) -> Capabilities:
+        """The same on a geometry: where states are tracked, a server decides how many slots a request takes
+        and which of its states the tree gets."""
+        if not geometry.tracks:
+            return self
+        reasons = self.may_refuse | {Reason.OUT_OF_STATES}
+        return replace(self, tree_policy_is_free=True, may_refuse=reasons)
 
     @property
     def judged_alone(self) -> bool:

@@ -114,9 +114,10 @@ def new_fixture(
         authoring.check_story(story)
     path = target_file(folder / f"{name}.json", force, "--name")
     trace = replace(trace, story=story)
-    # Of engines that pick their batches, and of systems that track states, none is healthy.
-    batches = not (isinstance(trace.geometry, JudgedConfig) or trace.geometry.tracks)
-    healthy = tuple(SystemSelector(name).resolve() for name in ("torch", "reference") if batches)
+    # Of engines that pick their batches none is healthy; the reference tracks no state.
+    batches = not isinstance(trace.geometry, JudgedConfig)
+    ours = ("torch",) if batches and trace.geometry.tracks else ("torch", "reference")
+    healthy = tuple(SystemSelector(name).resolve() for name in ours if batches)
     system = None if impl in ("torch", "reference") else selector.resolve()
     if system is None and (clause is not None or not batches):
         raise Unusable(f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X")

@@ -215,11 +215,11 @@ class PrefixRules(SessionRules):
         From then on they are the tree's, and the release of the row leaves them alone.
         """
         assert self.tree is not None
-        length = self.finished_length(request.cursors, target)
+        length = self.tracked_len(request, self.finished_length(request.cursors, target))
         if length > request.cursors.cache_protected_len and self.brings_state(request, length):
             key = tree_key(request.text[: length + self.bigram], self.bigram)
             own = self.row_slots([request], [length])[0]
-            self.tree.insert(key, own, *self.owned_from(request.cursors), self.donate(request))
+            self.tree.insert(key, own, *self.owned_from(request.cursors), self.donate(request, length))
             self.move([request], self.protected_to, [length])
 
     def finished_length(self, cursors: RowCursors[int], target: int) -> int:

@@ -42,7 +42,8 @@ class KVRequest:
     prefix: int64 [R], the radix tree's slots that its admission has found, until a row names them.
     in_flight: verify rounds whose results are to come, the oldest first. All that they allocate counts as
     committed; the device knows what it has accepted. state: its slot of recurrent state, with the one after
-    state_len tokens.
+    state_len tokens. buffers: more slots, the one that is written next first, each with how many tokens the
+    state in it is after that is kept for the tree; 0: it has none yet.
     """
 
     name: str
@@ -58,6 +59,7 @@ class KVRequest:
     in_flight: list[Draft] = field(default_factory=list)
     state: int | None = None
     state_len: int = 0
+    buffers: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def settled(self) -> int:

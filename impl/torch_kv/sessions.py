@@ -197,6 +197,7 @@ class SessionRules(StateRules):
         assert request.row is not None
         session.slot = Slot(request.row, state=request.state, state_len=request.state_len)
         request.state = None
+        self.free_buffers(request)
         self.store.slot_cursors.copy(self.store.cursors, session.slot, request)
         self.detach(request)
 

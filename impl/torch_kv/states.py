@@ -16,21 +16,29 @@ if TYPE_CHECKING:
     from impl.torch_kv.radix_tree import RadixTree
 
 
+BUFFERS = 2  # of a request whose text goes into the tree: the last state that it keeps, and the next
+
+
 class StateRules:
-    """States of requests and of sessions' slots. states: None on a model without recurrent layers."""
+    """States of requests and of sessions' slots. states: None on a model without recurrent layers. tracks:
+    the tree gets states inside a text, which a request keeps in its buffers while its own goes on."""
 
     states: StateSlots | None
     tree: RadixTree | None
+    tracks: bool
+    page_size: int
 
     # A request's own slot.
 
     def begin_states(self, requests: Sequence[KVRequest]) -> None:
         """Whoever has no slot takes one, with an empty state. The caller knows that they are there."""
         for request in requests if self.states is not None else ():
+            assert self.states is not None
             if request.state is None:
-                assert self.states is not None
                 request.state, request.state_len = self.states.take(), 0
                 self.clear_new(request.state)
+            if self.is_tracked(request):
+                request.buffers = [(self.states.take(), 0) for _ in range(BUFFERS)]
 
     def clear_new(self, slot: int) -> None:
         """A text begins in a slot that others have used."""
@@ -47,7 +55,11 @@ class StateRules:
             self.states.read[request.name] = self.states.stamps[request.state]
             text = request.text[start:end]
             text += [token_id(request.serial, p) for p in range(start + len(text), end)]
-            self.states.fold(request.state, text)
+            kept = self.tracked_end(start, end) if request.buffers else start
+            self.states.fold(request.state, text[: kept - start])
+            if kept > start:
+                self.track(request, kept)
+            self.states.fold(request.state, text[kept - start :])
             request.state_len = end
 
     def free_state(self, holder: KVRequest | Slot) -> None:
@@ -55,6 +67,45 @@ class StateRules:
         if self.states is not None and holder.state is not None:
             self.states.give(holder.state)
             holder.state = None
+        if isinstance(holder, KVRequest):
+            self.free_buffers(holder)
+
+    # States that are kept for the tree.
+
+    def is_tracked(self, request: KVRequest) -> bool:
+        """Whether states of its text are kept: it goes into the tree, as that of no later turn does."""
+        return self.tracks and (request.session is None or request.session.slot is None)
+
+    def tracked_end(self, start: int, end: int) -> int:
+        """Where a batch keeps the state that computes [start, end): at its last end of a page; start:
+        nowhere."""
+        return max(end // self.page_size * self.page_size, start)
+
+    def track(self, request: KVRequest, length: int) -> None:
+        """Copy the state after `length` tokens into the buffer whose own is older."""
+        assert self.states is not None and request.state is not None
+        slot, _ = request.buffers.pop(0)
+        self.states.copy(request.state, slot)
+        request.buffers.append((slot, length))
+
+    def tracked_len(self, request: KVRequest, length: int) -> int:
+        """How much of the first `length` tokens ends where a state is kept; all where none is tracked."""
+        if not self.tracks:
+            return length
+        return max((kept for _, kept in request.buffers if kept <= length), default=0)
+
+    def take_tracked(self, request: KVRequest, length: int) -> int:
+        """The slot with the state after `length` tokens: the tree's from now on."""
+        found = next(each for each in request.buffers if each[1] == length)
+        request.buffers.remove(found)
+        return found[0]
+
+    def free_buffers(self, request: KVRequest) -> None:
+        """Give the slots back in which states are kept for the tree."""
+        for slot, _ in request.buffers:
+            assert self.states is not None
+            self.states.give(slot)
+        request.buffers = []
 
     # What is matched, restored and handed to the tree.
 
@@ -102,11 +153,16 @@ class StateRules:
         slot.state_len = prefix
 
     def checkpoint(self, request: KVRequest) -> int | None:
-        """A copy of a request's state, for the tree, in a slot of its own."""
+        """A copy of a request's state, for the tree, in a slot of its own; or the last state that is kept for
+        it, in whose place the request takes another slot."""
         if self.states is None:
             return None
         assert request.state is not None
         slot = self.states.take()
+        if self.tracks:
+            kept = self.take_tracked(request, request.buffers[-1][1])
+            request.buffers.insert(0, (slot, 0))
+            return kept
         self.states.copy(request.state, slot)
         return slot
 
@@ -119,12 +175,14 @@ class StateRules:
         self.states.fold(slot, key)
         return slot
 
-    def donate(self, request: KVRequest) -> int | None:
-        """The state of a request that has finished, for the tree."""
+    def donate(self, request: KVRequest, length: int) -> int | None:
+        """The state after `length` tokens of a request that has finished, for the tree."""
+        if self.tracks:
+            return self.take_tracked(request, length)
         slot, request.state = request.state, None
         return slot
 
     def brings_state(self, request: KVRequest, length: int) -> bool:
         """Whether a finished request has the state after all that it inserts: else nobody could resume there.
         """
-        return self.states is None or request.state_len == length
+        return self.states is None or self.tracks or request.state_len == length

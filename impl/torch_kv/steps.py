@@ -8,6 +8,7 @@ from impl.torch_kv.memory_checks import MemoryChecks
 from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
 from impl.lazy import Tensor, torch
 from impl.torch_kv.requests import KVRequest
+from impl.torch_kv.states import BUFFERS
 from impl.vocabulary import IN_BATCH, Played, RequestPhase, require
 from reference import commands as c
 from reference.commands import Reason, token_id
@@ -284,7 +285,8 @@ class Steps(MemoryChecks):
         if self.states is None:
             return 0
         copies = sum(self.slot_of(request) is None for request in prompts) if self.tree is not None else 0
-        return sum(request.state is None for request in prompts) + copies
+        buffers = BUFFERS * sum(r.row is None and self.is_tracked(r) for r in prompts)
+        return sum(request.state is None for request in prompts) + copies + buffers
 
     def _stamps(
         self, requests: Sequence[KVRequest], counts: list[int], real: list[int], starts: Sequence[int] = ()

@@ -14,6 +14,7 @@ from impl.lazy import torch
 from impl.torch_kv.lock_holders import LockHolders
 from impl.torch_kv.requests import KVRequest, KVSession
 from impl.torch_kv.state_slots import StateSlots
+from impl.torch_kv.states import BUFFERS
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled, well_formed
@@ -53,7 +54,7 @@ class TorchKV(LockHolders):
     @property
     def capabilities(self) -> adapter.Capabilities:
         return adapter.Capabilities(
-            mixed_batches=True, swa_tail=True, bigram=True, recurrent=True, new_views=True
+            mixed_batches=True, swa_tail=True, bigram=True, recurrent=True, tracks=True, new_views=True
         )
 
     def reset(self, geometry: Geometry) -> None:
@@ -65,6 +66,7 @@ class TorchKV(LockHolders):
         self.states = self.states_class(geometry.states) if geometry.states else None
         self.tree = self.tree_class(self.store, geometry.window, self.states) if geometry.tree else None
         self.bigram = geometry.bigram
+        self.tracks = geometry.tracks and geometry.tree
         self.last_batch = self.running_batch = []
         self.sessions.clear()
         self.requests.clear()
@@ -193,7 +195,7 @@ class TorchKV(LockHolders):
         request = self.requests[command.request]
         if command.marked:
             require(not request.started and request.phase is RequestPhase.QUEUED, Reason.WRONG_PHASE)
-            self.make_room([None], [0], [1], states=1)
+            self.make_room([None], [0], [1], states=1 + BUFFERS * self.tracks)
             self.run_marked(request)
         elif request.session is None:
             self.drop(request)
@@ -273,4 +275,6 @@ class TorchKV(LockHolders):
             requests={name: r.state for name, r in self.requests.items() if r.state is not None},
             sessions={n: s.state for n, s in slots.items() if s is not None and s.state is not None},
             read=self.states.read,
+            buffers={name: [slot for slot, _ in r.buffers] for name, r in self.requests.items()},
+            tracked={name: [it for it in r.buffers if it[1]] for name, r in self.requests.items()},
         )

@@ -195,11 +195,12 @@ def _tracked(step: Step) -> Failure | None:
 
 
 def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
-    """Requests whose text goes into the tree, the slot that each keeps for it, and after how many tokens."""
+    """Requests whose text goes into the tree, the slots that each keeps for it, and after how many tokens. Of
+    one that holds nothing STA-7 has them."""
     tracked = step.after.states.tracked if step.after.states is not None else {}
     for request in step.now.requests if tracked else ():
         session = step.now.session(request.session)
-        if session is None or session.slot is None:
+        if request.cursors is not None and (session is None or session.slot is None):
             for slot, length in tracked.get(request.holder, ()):
                 yield request, slot, length
 

@@ -242,7 +242,7 @@ def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) ->
         return type(command).__name__ in system.capabilities.commands
     if isinstance(command, SpecDecode) and outcome.reason is Reason.UNFAITHFUL and was.config.geometry.states:
         return was.config.geometry.tracks  # else a server has no drafts on such a model
-    may = outcome.reason in system.capabilities.may_refuse
+    may = outcome.reason in system.capabilities.on(was.config.geometry).may_refuse
     return may and isinstance(model.step(was, command)[1], Done)
 
 

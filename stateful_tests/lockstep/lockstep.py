@@ -79,6 +79,7 @@ class Lockstep(AnyLockstep):
     ) -> None:
         super().__init__(system, tallies, refusals, clause)
         self.state: State = model.initial(geometry, mode)
+        self._can = self._can.on(geometry)
         self._policy = ServerPolicy(self._can)
         self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._locks: Locks = {}

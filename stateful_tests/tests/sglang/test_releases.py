@@ -21,10 +21,7 @@ from stateful_tests.tests.support.release_faults import (
 from stateful_tests.traces.files import load
 
 
-OF_TORCH = [path for path, _ in (*TRACES, *UNIFIED) if not load(path).geometry.tracks]  # it tracks no state
-
-
-@pytest.mark.parametrize("path", OF_TORCH, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path, _ in (*TRACES, *UNIFIED)], ids=lambda path: path.stem)
 def test_torch_conforms(path):
     assert replay(resolve("torch"), load(path)).violation is None
 

@@ -16,11 +16,13 @@ MODULES = (
     "sglang.srt.disaggregation.decode",
     "sglang.srt.managers.scheduler_components.batch_result_processor",
     "sglang.srt.managers.schedule_policy",
+    "sglang.srt.managers.scheduler",
 )
 
 
 def sglang(root: Path, version: str) -> None:
-    modules.SGLANG = replace(modules.SGLANG, real=(*modules.SGLANG.real, *MODULES))
+    absent = *modules.SGLANG.absent, "setproctitle"  # imported by the scheduler
+    modules.SGLANG = replace(modules.SGLANG, real=(*modules.SGLANG.real, *MODULES), absent=absent)
     testing.hook(root, version)
     for name in MODULES:
         with suppress(ModuleNotFoundError):  # the parent is inert: it gives a submodule that is loaded
