@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from reference.blocks.commands import EngineCommand
+from reference.blocks.commands import Add, EngineCommand
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
@@ -27,9 +27,10 @@ class UnusableImplementation(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a system can be driven through; generators keep to it.
+    """What a system can be driven through: `apply` gets no other command.
 
-    commands: names of the command classes it understands.
+    commands: names of the command classes it understands. Engines that schedule by themselves: a first turn
+        of a session (Add.resumable) comes where More and End are among them.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
     mixed_batches: an Extend may have entries of requests that run, each a decode of one token.
     swa_tail: an Extend may have entries that take SWA slots for the last window alone (Chunk.tail).
@@ -87,6 +88,17 @@ class Capabilities:
     def schedules(self) -> bool:
         """It is an EngineSystem: it picks its batches itself."""
         return "Schedule" in self.commands
+
+    @property
+    def sessions(self) -> bool:
+        """It is an EngineSystem with sessions."""
+        return self.commands >= {"More", "End"}
+
+    def offers(self, command: EngineCommand) -> bool:
+        """An EngineSystem can be given this command."""
+        if isinstance(command, Add) and command.resumable and not self.sessions:
+            return False
+        return type(command).__name__ in self.commands
 
     @property
     def tiers(self) -> bool:

@@ -16,18 +16,18 @@ from reference.commands import Done, Outcome, Reason, Refused, prompt_len
 class SelfSchedulingDriver:
     """Carries commands out on one engine in this process.
 
-    name: of the system. lanes, outputs: of the last command. memory: for each block that was written, a stamp
-    for each of its slots, 0 where none was. sent: requests that were accepted. stop: those that are sampled a
-    stop token.
+    name: of the system. block_size: of the first group (tokens). lanes, outputs: of the last command.
+    memory: for each block that was written, the group that wrote it last, and a stamp for each of its slots,
+    0 where none was. sent: requests that were accepted. stop: those that are sampled a stop token.
     """
 
     name: str
     capabilities = REQUESTS_ALONE
 
-    def clear(self, block_size: int) -> None:
-        """Forget all of the run before."""
-        self.block_size, self.sent = block_size, 0
-        self.memory: dict[int, list[int]] = {}
+    def clear(self, *block_sizes: int) -> None:
+        """Forget all of the run before. block_sizes: of each group (tokens)."""
+        self.block_size, self.block_sizes, self.sent = block_sizes[0], block_sizes, 0
+        self.memory: dict[int, tuple[int, list[int]]] = {}
         self.lanes: list[Lane] = []
         self.outputs: list[Output] = []
         self.stop: tuple[str, ...] = ()
@@ -71,9 +71,11 @@ class SelfSchedulingDriver:
         ended = ("stop" if STOP_TOKEN in tokens[-1:] else "length") if finished else ""
         self.outputs.append(Output(name, fresh, ended))
 
-    def write(self, block: int, offset: int, stamp: int) -> None:
-        """The model writes the KV of one position."""
-        self.memory.setdefault(block, [0] * self.block_size)[offset] = stamp
+    def write(self, block: int, offset: int, stamp: int, group: int = 0) -> None:
+        """The model writes the KV of one position, of the layers of a group."""
+        if block not in self.memory or self.memory[block][0] != group:
+            self.memory[block] = group, [0] * self.block_sizes[group]
+        self.memory[block][1][offset] = stamp
 
     def facts(
         self,
@@ -82,9 +84,9 @@ class SelfSchedulingDriver:
         states: Mapping[int, int] | None = None,
         **more: Any,
     ) -> BlockFacts:
-        """Facts of one group, with what the model and the clients have seen. states: the stamp in each block
-        of a second group, which has recurrent state."""
-        memory = {block: (0, tuple(slots)) for block, slots in self.memory.items()}
+        """Facts, with what the model and the clients have seen. more: other fields of BlockFacts. states: the
+        stamp in each block of a second group, which has recurrent state."""
+        memory = {block: (group, tuple(slots)) for block, (group, slots) in self.memory.items()}
         memory |= {block: (1, (stamp, stamp)) for block, stamp in (states or {}).items()}
         return BlockFacts(
             refs=tuple(refs), memory=tuple(memory.get(block, (-1, ())) for block in range(len(refs))),

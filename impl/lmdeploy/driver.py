@@ -205,7 +205,8 @@ class LMDeployDriver(SelfSchedulingDriver):
             return
         blocks = getattr(copies, f"kv_{which}_plan")
         for source, target in blocks.T.tolist() if blocks is not None else ():
-            self.memory[target] = list(self.memory.get(source, [0] * self.block_size))
+            _, slots = self.memory.get(source, (0, [0] * self.block_size))
+            self.memory[target] = 0, list(slots)
         self._states.copy(getattr(copies, f"state_{which}_plan"))
 
     def _forward(self, inputs: Any, delta: Any, running: list[Any]) -> Any:

@@ -200,7 +200,8 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
         check_fits(system, line.geometry, line.commands)
         lockstep = _begun(system, line.geometry, config, driven)
         done: list[Any] = []
-        _carry_out(lockstep, iter(line.commands), done, driven)
+        can, commands = system.capabilities, iter(line.commands)
+        _carry_out(lockstep, filter(can.offers, commands) if can.schedules else commands, done, driven)
         if example % 2:
             _end(lockstep, done, driven)
         found = violations(lockstep, done, "generated")

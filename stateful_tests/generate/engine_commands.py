@@ -50,7 +50,7 @@ class EngineProfile:
 
 
 def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
-    """A profile for one run of an engine that can do this: what it does not take is not sent."""
+    """A profile for one run, within what the engine offers."""
     drawn = EngineProfile(
         names=NAMES[: 1 + source.upto(len(NAMES) - 1)],
         texts="abc"[: 1 + source.upto(2)],
@@ -67,10 +67,15 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
         fails=pick(source, (0, 2, 6)),
         alike=1 + source.upto(5) if once_in(source, 4) else 0,
     )
-    if drawn.alike:
-        drawn = replace(drawn, names=NAMES, busy=True, stop=0)
-    sessions = drawn.sessions if "More" in can.commands else 0
-    return replace(drawn, sessions=sessions, reset=drawn.reset if "ResetCache" in can.commands else 0)
+    drawn = replace(drawn, names=NAMES, busy=True, stop=0) if drawn.alike else drawn
+    return replace(
+        drawn,
+        sessions=drawn.sessions * can.sessions,
+        abort=drawn.abort * ("Abort" in can.commands),
+        reset=drawn.reset * ("ResetCache" in can.commands),
+        forget=drawn.forget * ("ResetConnector" in can.commands),
+        fails=drawn.fails * ("Fail" in can.commands),
+    )
 
 
 def fitted(config: EngineConfig, profile: EngineProfile) -> EngineConfig:

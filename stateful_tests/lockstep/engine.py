@@ -11,7 +11,7 @@ from reference.blocks.commands import EngineCommand, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts
-from reference.commands import Broken, Done, Mode, Outcome
+from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused
 from reference.failures import Failure, counted
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.results import EngineMoment, Row, Tally
@@ -45,6 +45,8 @@ class EngineLockstep(AnyLockstep):
     def do(self, command: EngineCommand) -> Outcome:
         """Run one command; sets `violation` if it leaves the specification."""
         self._begin()
+        if not self._can.offers(command):
+            return self._count(Refused(Reason.UNFAITHFUL))  # the engine has no such command: it gets none
         texts, before = self.texts, self.facts
         outcome = self._carried_out(command)
         if isinstance(outcome, Broken):

@@ -202,6 +202,9 @@ def check_fits(
             raise UnusableImplementation(f"{system.name} is driven batch by batch: the trace is of an engine")
         if geometry.recurrent and not can.recurrent:
             raise UnusableImplementation(f"{system.name} is driven without recurrent state: the trace has it")
+        if geometry.connects and "Copy" not in can.commands:
+            needs = "the trace has one (of vLLM: +offload)"
+            raise UnusableImplementation(f"{system.name} is driven without a KV connector: {needs}")
         return
     if isinstance(geometry, TierConfig):
         if not can.tiers:

@@ -12,16 +12,29 @@ from typing import TYPE_CHECKING
 # ruff: noqa: F403 (`from MODULE import *` re-exports to a type checker; at run time _NAMES are all)
 if TYPE_CHECKING:
     from impl.adapter import *
+    from impl.self_scheduling import *
+    from impl.vocabulary import *
     from kvspec.testing import *
+    from reference.blocks.commands import *
+    from reference.blocks.config import *
+    from reference.blocks.facts import *
     from reference.commands import *
     from reference.geometry import *
 
 _NAMES = {
     "impl.adapter": (
-        "Capabilities", "Cursors", "LockHolderView", "NodeView", "RequestView", "SessionView", "System",
-        "TreeSizes", "TreeView", "UnusableImplementation", "View",
+        "Capabilities", "Cursors", "EngineSystem", "LockHolderView", "NodeView", "RequestView", "SessionView",
+        "System", "TreeSizes", "TreeView", "UnusableImplementation", "View",
     ),
+    "impl.self_scheduling": ("SelfSchedulingDriver",),  # and all that such an engine needs
+    "impl.vocabulary": ("CommandRefused", "require"),
     "kvspec.testing": ("ClauseViolated", "check", "machine", "replay"),  # loads Hypothesis
+    "reference.blocks.commands": ("EngineCommand", "STOP_TOKEN", "client_tokens"),  # and every command
+    "reference.blocks.config": ("ENGINE_PRESETS", "EngineConfig", "LayerGroup", "engine_preset"),
+    "reference.blocks.facts": (
+        "BlockFacts", "HostFacts", "HostKey", "Lane", "Output", "Published", "RequestFact", "StateUse",
+        "Transfer", "chain", "chained",
+    ),
     "reference.commands": (  # and every command
         "Account", "Broken", "Choice", "Chunk", "Command", "Done", "Draft", "Entry", "Freed", "Mode",
         "Outcome", "Piece", "Prompt", "Reason", "Refused", "Report", "prompt_len", "shared_serial",
@@ -31,10 +44,12 @@ _NAMES = {
 }  # fmt: skip
 
 
+_COMMANDS = {"reference.commands": "COMMANDS", "reference.blocks.commands": "ENGINE_COMMANDS"}
+
+
 def _names_of(home: str) -> tuple[str, ...]:
-    if home != "reference.commands":
-        return _NAMES[home]
-    return (*_NAMES[home], *(kind.__name__ for kind in import_module(home).COMMANDS))
+    kinds = getattr(import_module(home), _COMMANDS[home]) if home in _COMMANDS else ()
+    return tuple(dict.fromkeys((*_NAMES[home], *(kind.__name__ for kind in kinds))))
 
 
 def __getattr__(name: str) -> object:

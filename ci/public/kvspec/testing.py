@@ -60,12 +60,14 @@ def machine(
     drawn sizes. geometry: these sizes and no others; a system that refuses them fails the test. modes: free,
     faithful; without them those of the system. What it cannot do is left out. Hypothesis's settings hold,
     given as ever (a profile, `@settings`), but for deadlines. Its shrinker runs first, for three seconds at
-    most; then commands, sizes and lengths are shrunk until none can be spared.
+    most; then commands, sizes and lengths are shrunk until none can be spared. An engine that schedules by
+    itself has no machine: `check` is its test.
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
     tiers.plan("smoke", machines=machines)  # raises ValueError for an unknown name
-    target = MachineTarget(lambda: _system(make), machines, sizes, modes, vary, geometry is not None)
+    exactly = geometry is not None
+    target = MachineTarget(lambda: _beside_a_model(make), machines, sizes, modes, vary, exactly)
     # The name is what Hypothesis's database knows a machine by.
     name = " ".join([_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes])
     driven = type(name, (ServerMachine,), {"target": target, "__doc__": ServerMachine.__doc__})
@@ -185,11 +187,20 @@ def _system(make: Make) -> System:
     chosen = plugin.chosen
     if chosen.impl is not None or make is None or isinstance(make, str):
         spec = chosen.impl or (make if isinstance(make, str) else "torch")
-        system = _resolved(spec, chosen.sglang_path)
-        if system.capabilities.judged_alone:
-            raise ValueError(f"{spec}: machines drive a system batch by batch; kvspec check drives this one")
-        return system
+        return _resolved(spec, chosen.sglang_path)
     return make() if callable(make) else make
+
+
+def _beside_a_model(make: Make) -> System:
+    """A system that a machine can drive. Raises ValueError for another."""
+    system = _system(make)
+    if system.capabilities.judged_alone:
+        if system is not make:
+            system.close()
+        kind = "schedules by itself" if system.capabilities.schedules else "has a host tier"
+        drives = "kvspec.machine drives systems that are given each batch; kvspec.check(make) checks this one"
+        raise ValueError(f"{system.name} {kind}: {drives}")
+    return system
 
 
 def _resolved(spec: str, checkout: str | None = None, *, base_of: str | None = None) -> System:

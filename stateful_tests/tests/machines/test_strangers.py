@@ -16,12 +16,16 @@ from hypothesis.internal.conjecture import engine
 
 import kvspec
 from kvspec import plugin
+from impl import block_engine
+from impl.block_engine import BlockEngine
 from impl.example_engine import ExampleEngine
+from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import COMMANDS
 from reference.geometry import PRESETS
 from stateful_tests.machines import server_machine
 
 FAULTY = "torch+free-list-duplicate"
+BLOCK_ENGINE = Path(block_engine.__file__).read_text(encoding="utf-8")
 ENGINE = """
 from impl.example_engine import ExampleEngine
 
@@ -144,7 +148,19 @@ def test_a_given_geometry_is_not_fitted():
 
 
 def test_every_command_is_public():
-    assert {kind.__name__ for kind in COMMANDS} <= set(kvspec.__all__)
+    assert {kind.__name__ for kind in (*COMMANDS, *ENGINE_COMMANDS)} <= set(kvspec.__all__)
+
+
+def test_an_adapter_of_an_engine_that_schedules_imports_kvspec_alone():
+    names = set(re.findall(r"^from (?:impl|reference)[\w.]* import (.*)$", BLOCK_ENGINE, re.M))
+    needed = {name.strip() for line in names for name in line.split(",")}
+    assert {"BlockFacts", "Schedule", "SelfSchedulingDriver", "chained"} <= needed <= set(kvspec.__all__)
+
+
+def test_an_engine_that_schedules_has_no_machine_and_is_told_what_checks_it():
+    with pytest.raises(ValueError, match=r"block-engine schedules by itself: .*kvspec\.check\(make\)"):
+        kvspec.machine(BlockEngine).TestCase().runTest()
+    assert kvspec.check(BlockEngine, examples=6, presets=["hybrid"]).exit_code == 0
 
 
 @pytest.mark.parametrize("module", ["kvspec", "kvspec.plugin"])
