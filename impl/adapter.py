@@ -94,6 +94,11 @@ class Capabilities:
         """It is an EngineSystem with sessions."""
         return self.commands >= {"More", "End"}
 
+    @property
+    def connects(self) -> bool:
+        """It is an EngineSystem with a KV connector."""
+        return "Copy" in self.commands
+
     def offers(self, command: EngineCommand) -> bool:
         """An EngineSystem can be given this command."""
         if isinstance(command, Add) and command.resumable and not self.sessions:

@@ -13,7 +13,7 @@ from ci.compare import snapshot, step_table
 from ci.explain import because
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
-from ci.report.verdict import check_verdict, waived
+from ci.report.verdict import check_verdict, not_declared, waived
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
@@ -110,6 +110,7 @@ def check_data(
             for clause, tally in result.tallies.items()
         ],
         "unreached": list(result.unreached),
+        "not_declared": not_declared(capabilities),
         "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
         "commands_by_kind": dict(result.commands_by_kind),
         "situations": _situations(result),

@@ -37,8 +37,6 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         _counted(out, data)
     elif data["incomplete"]:
         _missing(out, data["situations"], 10)
-    asked, runs = data["commands_asked"], data["examples_planned"]
-    done = "stopped before " * data["stopped_early"] + (f"{asked:,} commands" if asked else f"{runs} runs")
     required, clauses = data["situations"]["asked"], len(data["clauses"])
     reached = data["situations"]["reached"]
     parts = []
@@ -47,7 +45,16 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if data["unreached"] or not required:
         parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
     hint = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(parts)} reached{hint}")
+    say(out, f"{data['tier']}, seed {data['seed']}: {_of_the_plan(data)}; {', '.join(parts)} reached{hint}")
+
+
+def _of_the_plan(data: Data) -> str:
+    """How much was done, of how much that was asked for."""
+    if asked := data["commands_asked"]:
+        done, what = data["commands_carried_out"], "commands"
+    else:
+        asked, done, what = data["examples_planned"], data["examples"], "runs"
+    return f"{asked:,} {what}" if done >= asked else f"{done:,} of {asked:,} {what}"
 
 
 def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
@@ -106,11 +113,13 @@ def _counted(out: Console, data: Data) -> None:
         clauses.add_row(c["id"], Text(about), evaluated, "-" if c["waived"] else reached)
     out.print(clauses)
     out.print()
+    if data["not_declared"]:
+        say(out, f"not declared, so not checked: {', '.join(data['not_declared'])}")
     say(out, f"refusals met: {_counts(data['refusals'])}")
     say(out, f"commands: {_counts(data['commands_by_kind'])}")
     situations = data["situations"]
     for group in situations["left_out"]:
-        say(out, f"situations left out: {len(group['situations'])}, {group['why']}")
+        say(out, f"lines of the corpus left out: {len(group['situations'])}, {group['why']}")
     _missing(out, situations, len(situations["missing"]))
     out.print()
 

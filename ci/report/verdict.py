@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.adapter import Capabilities
+from reference.blocks.commands import ENGINE_COMMANDS
+from reference.commands import COMMANDS, kind_name
+from reference.tiers.commands import TIER_COMMANDS
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
 from stateful_tests.lockstep.results import CheckResult
@@ -46,6 +49,16 @@ def covered(result: CheckResult) -> str:
     counts = (_count(result.done, "command"), _count(len(result.carried_out), "kind"),
               _count(result.examples, "run"), _count(presets, "preset"))  # fmt: skip
     return "{} of {} in {} of {}".format(*counts)
+
+
+def not_declared(can: Capabilities) -> list[str]:
+    """Commands and kinds of models that a system of this kind may have, and this one does not offer."""
+    kinds: Sequence[type] = COMMANDS
+    if can.judged_alone:
+        kinds = TIER_COMMANDS if can.tiers else ENGINE_COMMANDS
+    commands = [kind_name(kind).replace("_", " ") for kind in kinds if kind.__name__ not in can.commands]
+    models = {"a window": can.swa, "a radix tree": can.tree, "recurrent state": can.recurrent or can.tracks}
+    return commands + [model for model, there in models.items() if not there and not can.tiers]
 
 
 def waived(clause: str, capabilities: Capabilities) -> str | None:

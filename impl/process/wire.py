@@ -16,6 +16,7 @@ from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import (
+    TREE_COMMANDS,
     COMMANDS, DONE, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
 from reference.geometry import Geometry
@@ -169,7 +170,27 @@ def capable(given: Capabilities) -> Capabilities:
         raise TypeError(f"capabilities.commands: {unknown}; one or more of {', '.join(_COMMANDS)}")
     if not made.modes:
         raise TypeError("capabilities.modes: none; free, faithful or both")
+    if contradiction := _contradiction(made):
+        raise TypeError(f"capabilities.{contradiction}")
     return made
+
+
+def _contradiction(can: Capabilities) -> str:
+    """What of it does not go together, or ""."""
+    trees, given = ({k.__name__ for k in kinds} & can.commands for kinds in (TREE_COMMANDS, COMMANDS))
+    given -= {"Abort"}
+    cases = {
+        "commands: EvictSwa goes with swa=True": "EvictSwa" in can.commands and not can.swa,
+        f"commands: {', '.join(sorted(trees))}: goes with tree=True": trees and not can.tree,
+        "swa, full_only: one of them is True": not can.swa and not can.full_only,
+        "tree, no_tree: one of them is True": not can.tree and not can.no_tree,
+        "commands: Schedule goes with Add": can.schedules and "Add" not in can.commands,
+        "commands: More and End go together": not can.sessions and {"More", "End"} & can.commands,
+        f"commands: Schedule (it picks its batches) goes without {', '.join(sorted(given))}": (
+            can.schedules and given
+        ),
+    }
+    return next((words for words, holds in cases.items() if holds), "")
 
 
 def _copied(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> Any:

@@ -206,7 +206,7 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
             _end(lockstep, done, driven)
         found = violations(lockstep, done, "generated")
     except UnusableImplementation as error:
-        driven.unfit[line.situation] = str(error).removeprefix(system.name).strip()
+        driven.unfit[line.situation] = str(error).removeprefix(system.name).lstrip(": ")
     else:
         driven.runs.append((len(done), found))
 

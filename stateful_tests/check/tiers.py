@@ -121,7 +121,7 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
         presets = tuple(
             name
             for name, config in ENGINE_PRESETS.items()
-            if config.connects == ("Copy" in can.commands) and (can.recurrent or not config.recurrent)
+            if config.connects == can.connects and (can.recurrent or not config.recurrent)
         )
     if system.capabilities.tiers:
         machines, can = (TIERED,), system.capabilities

@@ -25,7 +25,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    SHARED, Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,
+    COMMANDS, SHARED, Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.failures import Failure
@@ -173,11 +173,19 @@ class Lockstep(AnyLockstep):
 
 
 def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
-    """One empty tally per clause; can: of those for this kind of system."""
-    if can is not None and (can.schedules or can.tiers):
-        return {clause: Tally() for clause in (TIER_CLAUSES if can.tiers else BLOCK_CLAUSES)}
-    tracks = can is None or can.tracks
-    return {name: Tally() for name, clause in CLAUSES.items() if tracks or "tracks" not in clause.needs}
+    """One empty tally per clause; can: of those that such a system can violate."""
+    if can is None:
+        return {name: Tally() for name in CLAUSES}
+    clauses = TIER_CLAUSES if can.tiers else BLOCK_CLAUSES if can.schedules else CLAUSES
+    there = {
+        "tree": can.tree, "window": can.swa, "states": can.recurrent or can.tracks, "tracks": can.tracks,
+        "tier": can.tiers or can.connects,
+    }  # fmt: skip
+    return {
+        name: Tally() for name, clause in clauses.items()
+        if all(there[need] for need in clause.needs)
+        and (clause.of >= {*COMMANDS} or any(kind.__name__ in can.commands for kind in clause.of))
+    }  # fmt: skip
 
 
 def lockstep_on(
@@ -202,7 +210,7 @@ def check_fits(
             raise UnusableImplementation(f"{system.name} is driven batch by batch: the trace is of an engine")
         if geometry.recurrent and not can.recurrent:
             raise UnusableImplementation(f"{system.name} is driven without recurrent state: the trace has it")
-        if geometry.connects and "Copy" not in can.commands:
+        if geometry.connects and not can.connects:
             needs = "the trace has one (of vLLM: +offload)"
             raise UnusableImplementation(f"{system.name} is driven without a KV connector: {needs}")
         return

@@ -225,13 +225,14 @@ class Tally:
 def tally_up(
     tallies: dict[str, Tally], clauses: Iterable[Clause], step: object, reached: set[str] | None
 ) -> None:
-    """Count that some clauses were checked after a step.
+    """Count that some clauses were checked after a step, those of them that the system can violate.
 
     reached: whose trigger has come up in this run already; None where the step can reach none, as system and
     reference do not compare.
     """
     for clause in clauses:
-        tally = tallies[clause.id]
+        if (tally := tallies.get(clause.id)) is None:
+            continue
         tally.evaluated += 1
         if reached is not None and clause.id not in reached and clause.trigger(step):
             tally.reached += 1

@@ -136,6 +136,7 @@ def _mapped(step: BlockStep) -> Failure | None:
     "a reset forgets everything",
     "After a successful reset no block bears a hash, and all are free. It succeeds whenever no "
     "request holds a block. A reset with running requests leaves them none.",
+    of=(ResetCache,),
     why="Resets come with new weights: KV of the old ones must not be matched.",
     rule="blocks.facts",
     source="vllm reset_prefix_cache",

@@ -47,7 +47,7 @@ def _limits(step: BlockStep) -> Failure | None:
     rule="blocks.request_texts",
     source="vllm _update_states, num_computed_tokens",
     scope="A request that held nothing may start anywhere in the cached prefix: HIT-1.",
-    trigger=lambda s: any(not n.fresh and n.lane.drafts for n in s.lanes),
+    trigger=lambda s: any(not n.fresh for n in s.lanes),
 )
 def _goes_on(step: BlockStep) -> Failure | None:
     for note in step.lanes:
@@ -67,7 +67,7 @@ def _goes_on(step: BlockStep) -> Failure | None:
     rule="blocks.request_texts",
     source="vllm _update_states, _prepare_input_ids",
     scope="Drafts that no drafter proposed are padding.",
-    trigger=lambda s: any(n.turned or n.lane.drafts for n in s.lanes),
+    trigger=lambda s: bool(s.lanes),
 )
 def _inputs(step: BlockStep) -> Failure | None:
     for note in step.lanes:

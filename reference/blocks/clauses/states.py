@@ -13,6 +13,7 @@ from reference.states import (
 @clause(
     "STA-1", HIT.title, HIT.sentence,
     why=HIT.why,
+    needs=("states",),
     rule="states",
     source="vllm find_longest_cache_hit; vllm#43559",
     trigger=lambda s: any(n.fresh and n.lane.start and n.lane.states for n in s.lanes),
@@ -24,6 +25,7 @@ def _hit(step: BlockStep) -> Failure | None:
 @clause(
     "STA-2", GOES_ON.title, GOES_ON.sentence,
     why=GOES_ON.why,
+    needs=("states",),
     rule="states",
     source="vllm preprocess_mamba, num_accepted_tokens; vllm#56524",
     trigger=lambda s: any(not n.fresh and n.lane.start and n.lane.states for n in s.lanes),
@@ -53,6 +55,7 @@ def _continued(step: BlockStep, fresh: bool) -> Failure | None:
 @clause(
     "STA-3", NAMED.title, NAMED.sentence,
     why=NAMED.why,
+    needs=("states",),
     rule="states",
     source="vllm cache_blocks, move_block_hashes; vllm#57580",
     trigger=lambda s: any(s.config.groups[p.group].state for p in s.after.published),
@@ -77,6 +80,7 @@ def _published(step: BlockStep) -> list[Published]:
     "A batch entry leaves states only in blocks of its request's own table that have no other owner, and"
     " that no other entry of the batch reads or writes; never in the null block.",
     why="Whoever shares the block continues from a state of another text.",
+    needs=("states",),
     rule="states",
     source="vllm MambaManager.allocate_new_blocks",
     trigger=lambda s: sum(1 for n in s.lanes if n.lane.states) > 1,
@@ -110,6 +114,7 @@ def _written(lane: Lane) -> list[tuple[int, int]]:
 @clause(
     "STA-5", KEPT.title, KEPT.sentence,
     why=KEPT.why,
+    needs=("states",),
     rule="states",
     source="vllm MambaManager.remove_skipped_blocks; vllm#55178",
     scope="A session between turns may have taken back tokens: its next turn may start earlier.",

@@ -17,7 +17,7 @@ _SERVING = "kvspec"
     rule="blocks.request_texts",
     source="vllm update_from_output",
     scope="Results of a step that a preemption or the end of a turn has made stale may be dropped.",
-    trigger=lambda s: any(len(o.tokens) > 1 or o.optional for o in s.outputs),
+    trigger=lambda s: bool(s.outputs),
 )
 def _chain(step: BlockStep) -> Failure | None:
     for note in step.outputs:
@@ -69,7 +69,7 @@ def _ends(step: BlockStep) -> Failure | None:
     why="Block hashes, lengths and the prompt of a session's next turn are made from it.",
     rule="blocks.request_texts",
     source="vllm Scheduler.requests, _update_request_as_session",
-    trigger=lambda s: any(b.turned for b in s.bearers.values()),
+    trigger=lambda s: bool(s.bearers),
 )
 def _texts(step: BlockStep) -> Failure | None:
     known, there = set(step.after.requests), set(step.bearers)

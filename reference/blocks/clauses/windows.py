@@ -115,7 +115,7 @@ def _stays(step: BlockStep) -> Failure | None:
     rule="blocks.request_texts",
     source="as LEN-1",
     scope="Requests that run.",
-    trigger=lambda s: any(b.sure < s.after.requests[n].computed for n, b, _ in s.held()),
+    trigger=lambda s: any(s.after.requests[name].status == "RUNNING" for name, _, _ in s.held()),
 )
 def _counts(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():

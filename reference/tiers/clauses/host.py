@@ -14,6 +14,7 @@ from reference.tiers.step import TierStep
     "A slot of host memory (of vLLM a chunk, a list of slots) has one owner: a copy, the free list, once, or"
     " a transfer in flight.",
     why="Two owners overwrite each other's KV; a slot without one is lost.",
+    needs=("tier",),
     rule="tiers.facts",
     source="vllm CPUOffloadingManager._free_list; sglang HostKVCache.free_slots",
     trigger=lambda s: "HOST-1" in s.reached,
@@ -33,6 +34,7 @@ def _owned(step: HasTier) -> Failure | None:
     "A copy whose store has completed holds KV of exactly the tokens that its hash or its node is of, the"
     " last one included. So do the device slots of a node, once no load has still to write them.",
     why="Whoever matches the hash or the node reads that KV as its own.",
+    needs=("tier",),
     rule="tiers.facts",
     source="vllm#54193, vllm#54288, sglang#38480",
     scope="In a group with a window, blocks of a chunk that no hit needs may be left out. On a server that"
@@ -58,6 +60,7 @@ def _holds(step: HasTier) -> Failure | None:
     " writes it. A user of a tree locks a range of positions of one path, fixed when it locks; every node in"
     " the range counts it once, on each tier. A split changes no range.",
     why="A pin too few: KV is evicted under its user. One too many: it is never evicted.",
+    needs=("tier",),
     rule="tiers.locks",
     source="vllm ChunkStatus.ref_cnt; sglang inc_lock_ref, inc_host_lock_ref, sglang#38138",
     trigger=lambda s: "HOST-3" in s.reached,
@@ -74,6 +77,7 @@ def _pinned(step: HasTier) -> Failure | None:
     "a reset forgets the copies",
     "After a reset no copy is kept under a hash or in a node.",
     why="Resets come with new weights: KV of the old ones must not be loaded.",
+    needs=("tier",),
     rule="tiers.facts",
     source="vllm reset_connector_cache; sglang flush_cache",
     trigger=lambda s: s.resets_tier and s.kept_copies[0] > 0,

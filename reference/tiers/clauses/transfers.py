@@ -14,6 +14,7 @@ from reference.tiers.step import TierStep, target
     "Nobody writes what a transfer in flight has not read yet: device slots of a store, host slots of a load."
     " A source in a tree keeps its one owner until the transfer has read it.",
     why="The copy would be of another text than its hash or node names.",
+    needs=("tier",),
     rule="tiers.facts",
     source="vllm#42761, vllm#29870, sglang#26728",
     scope="vLLM may free a block of a store; who takes it waits for the store first.",
@@ -38,6 +39,7 @@ def _source_stays(step: HasTier) -> Failure | None:
     " an aborted one.",
     why="An owner loses its KV when the transfer arrives; an early reader reads what is not there. A step"
     " that was scheduled earlier may write after the load.",
+    needs=("tier",),
     rule="tiers.facts",
     source="vllm Scheduler._update_waiting_for_remote_kv; sglang HybridCacheController.load,"
     " DecodeTransferQueue._defer_release",
@@ -53,6 +55,7 @@ def _destination(step: HasTier) -> Failure | None:
     "There are records only of requests that exist and of transfers in flight; blocks, slots, rows, marks and"
     " pins are kept only for requests, and for steps and transfers in flight.",
     why="A stale record leaks memory, and meets the next request of that name.",
+    needs=("tier",),
     rule="tiers.facts",
     source="vllm OffloadingConnectorScheduler._req_status; sglang ongoing_write_through, ongoing_load_back",
     trigger=lambda s: "XFER-3" in s.reached,

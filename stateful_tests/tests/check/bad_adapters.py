@@ -12,6 +12,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from impl.adapter import LockHolderView, TreeView, UnusableImplementation
+from impl.block_engine import BlockEngine
 from impl.example_engine import ExampleEngine
 from reference.commands import Admit, Decode, Done, Reason, Refused, Submit
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -183,6 +184,19 @@ class WaivesReads(ExampleEngine):
 
 class SaysADictionary(ExampleEngine):
     capabilities = {"commands": ["Submit"]}  # noqa: RUF012
+
+
+def _saying(of: type, *commands: str, **more: object) -> type:
+    """An adapter whose capabilities contradict themselves."""
+    says = replace(of.capabilities, commands=of.capabilities.commands | {*commands}, **more)
+    return type("Contradicts", (of,), {"capabilities": says})
+
+
+EvictsWithoutAWindow = _saying(ExampleEngine, "EvictSwa")
+MatchesWithoutATree = _saying(ExampleEngine, "Match")
+IsNoModel = _saying(ExampleEngine, full_only=False)
+EndsNoSession = _saying(BlockEngine, "More")
+SchedulesAndAdmits = _saying(BlockEngine, "Admit")
 
 
 class ClosesBadly(ExampleEngine):

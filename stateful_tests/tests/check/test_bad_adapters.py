@@ -128,6 +128,11 @@ def test_what_was_found_is_reported_whatever_comes_after(adapter, where, kvspec)
         ("WaivesNothingKnown", "waives NOPE-1, which is no clause"),
         ("KnowsNothingKnown", "waives NOPE-2, which is no clause"),
         ("SaysADictionary", "capabilities: expected Capabilities, got dict"),
+        ("EvictsWithoutAWindow", "capabilities.commands: EvictSwa goes with swa=True"),
+        ("MatchesWithoutATree", "capabilities.commands: Match: goes with tree=True"),
+        ("IsNoModel", "capabilities.swa, full_only: one of them is True"),
+        ("EndsNoSession", "capabilities.commands: More and End go together"),
+        ("SchedulesAndAdmits", "capabilities.commands: Schedule (it picks its batches) goes without Admit"),
     ],
 )
 def test_capabilities_that_mean_nothing_are_refused(adapter, says, kvspec):

@@ -34,6 +34,7 @@ def test_an_engine_is_given_what_it_offers_and_nothing_else():
     result = campaign.run(engine, PLAN)
     assert (result.exit_code, result.findings) == (0, [])
     assert engine.given.keys() == engine.capabilities.commands == result.commands_by_kind.keys()
+    assert not result.unreached
     lockstep = EngineLockstep(engine, engine_preset("full"))
     for command in (ResetCache(), Add("r1", 1, 1, resumable=True)):
         assert lockstep.do(command) == Refused(Reason.UNFAITHFUL)

@@ -3,6 +3,7 @@
 import re
 import time
 from dataclasses import replace
+from io import StringIO
 from itertools import count, islice
 from multiprocessing import active_children
 from multiprocessing.connection import wait
@@ -10,9 +11,15 @@ from multiprocessing.connection import wait
 import pytest
 
 from ci.report.data import check_data
+from ci.report import render, render_check
 from impl.adapter import Capabilities, UnusableImplementation
+from impl.block_engine import BlockEngine
+from impl.example_engine import ExampleEngine
+from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import Abort, Decode, Done, Mode, Open, Reason, Refused, Retract, SpecDecode
 from reference.geometry import PRESETS, preset
+from reference.tiers.clauses import OF_CONNECTORS
 from stateful_tests.check import driving, finder, turns
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named
@@ -21,7 +28,7 @@ from stateful_tests.check.tiers import for_system, plan
 from stateful_tests.check.causes import needs, to_avoid
 from stateful_tests.check import corpus
 from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.lockstep import replay, rejected_turns
+from stateful_tests.lockstep.lockstep import new_tallies, replay, rejected_turns
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
@@ -119,6 +126,28 @@ def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(mon
     assert (data["exit_code"], data["situations"]["missing"]) == (4, ["open, as nobody does"])
     result.system = "stranger"  # its policy decides
     assert result.exit_code == 0
+
+
+def test_what_an_engine_does_not_offer_is_not_missed_whether_or_not_the_plan_is_done():
+    engine, chosen = ExampleEngine(), replace(plan("smoke"), time_limit_s=0)
+    data = check_data(run(engine, chosen), chosen, capabilities=engine.capabilities)
+    assert data["commands_carried_out"] == 0 and data["situations"]["asked"] < 10
+    assert {"a window", "a radix tree", "retract", "check busy"} <= {*data["not_declared"]}
+    text = StringIO()
+    render_check.check(render.console(text), data, detailed=True)
+    assert "0 of 30,000 commands; 0 of" in text.getvalue()
+    assert "not declared, so not checked: open, " in text.getvalue()
+    clauses = {clause["id"] for clause in data["clauses"]}
+    assert {"OUT-1", "FREE-1", "LEN-1"} < clauses and not clauses & {"TREE-1", "SWA-1", "STA-1", "CHK-1"}
+
+
+def test_clauses_of_what_no_engine_declares_do_not_count():
+    alone, whole = (new_tallies(can) for can in (BlockEngine.capabilities, Capabilities(
+        commands=frozenset(kind.__name__ for kind in ENGINE_COMMANDS), recurrent=True,
+    )))  # fmt: skip
+    assert whole.keys() == {*BLOCK_CLAUSES}
+    lacks = {"PUB-3", "STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}
+    assert whole.keys() - alone.keys() == lacks | {*OF_CONNECTORS}
 
 
 class RefusesAll(ReferenceSystem):

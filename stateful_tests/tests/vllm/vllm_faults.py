@@ -75,7 +75,10 @@ class Loaded(EngineDriver):
     """The release in this process, into which a fault can be put."""
 
     name = f"vllm=={VERSION}"
-    capabilities = replace(VLLMSystem.capabilities, recurrent=True)
+    capabilities = replace(
+        VLLMSystem.capabilities, recurrent=True,
+        commands=frozenset(kind.__name__ for kind in ENGINE_KINDS.values()),
+    )  # fmt: skip
 
     @contextmanager
     def faulty(self, fault: ReleaseFault) -> Iterator[None]:
