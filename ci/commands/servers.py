@@ -19,6 +19,7 @@ NOT_LIVE = {
     "draft": "EAGLE's kernels need a GPU",
     "window": "torch_native attention reads the SWA pool by slots of the full one",
     "states": "recurrent layers have kernels for a GPU alone",
+    "hicache": "its copies are kernels for a GPU alone",
 }
 LEAST_STATES = 5  # kv_cache_configurator.py: three, and two that keep states on the way under overlap
 PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")  # those of several tokens: Triton kernels allocate them
@@ -184,6 +185,7 @@ def serve_check(
             raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
     if run is None:
         _require_states(release, given)
+        _require_tier(release, given)
     if live and release in PAGES_NEED_A_GPU:
         if given.setdefault("page_size", 1) > 1:
             raise Unusable(f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU")
@@ -294,6 +296,30 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
         raise Unusable("--set track=0: states at the end of a text alone go with neither overlap nor pages")
     if given["states"] < LEAST_STATES:
         raise Unusable(f"--set states: at least {LEAST_STATES}, as many as SGLang wants for one request")
+
+
+def _require_tier(release: str, given: dict[str, int | bool]) -> None:
+    """A host tier goes with the release, and with the rest of the server."""
+    from impl.sglang.server.clients import POLICIES
+    from impl.sglang.server.runs import TIERS
+
+    if not given.get("hicache"):
+        for field in ("host", "policy"):
+            if field in given:
+                raise Unusable(f"--set {field}: of a host tier; needs --set hicache=1")
+        return
+    if release not in TIERS:
+        raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
+    for field in ("states", "draft"):
+        if given.get(field):
+            raise Unusable(f"--set {field}: a server with --set hicache=1 has neither states nor drafts")
+    if given.get("tree") == 0:
+        raise Unusable("--set tree=0: a host tier is one of the tree's KV")
+    if given.get("policy", 0) >= len(POLICIES):
+        names = ", ".join(f"{at} {name}" for at, name in enumerate(POLICIES))
+        raise Unusable(f"--set policy: one of {names}; not {given['policy']}")
+    if not given.get("host", 1):
+        raise Unusable("--set host: the host's pools in tenths of the device's, at least 1")
 
 
 def _field(text: str) -> tuple[str, int | bool]:

@@ -66,6 +66,10 @@ class LockRanges:
         if isinstance(command, Insert):
             self.seen = [command.prompt, *self.seen[:5]]
 
+    def begins(self, user: TierUser, nodes: dict[int, TierNode]) -> None:
+        """A lock is taken on a path of these nodes: what it locks, before anything is split."""
+        self.ranges[user.lock, user.host] = LockRange(user, self._low(user, nodes, ()))
+
     def follow(self, facts: TierFacts) -> list[LockRange]:
         """The ranges of the users that there are now."""
         nodes = {node.node: node for node in facts.nodes}

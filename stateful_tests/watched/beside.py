@@ -25,7 +25,7 @@ from stateful_tests.watched import deviations
 from stateful_tests.watched.judging import PageJudge, Shown, TextJudge, Verdict, verdict
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Mismatch, Validated
-from stateful_tests.watched.seen import RequestSeen, SessionSeen, StepSeen
+from stateful_tests.watched.seen import RequestSeen, SessionSeen, StepSeen, TierSeen
 
 MAX_FOUND, MAX_OF_KNOWN = 1000, 20  # mismatches that are kept, unexplained and of each known fault
 NOTHING = Shown({}, {})
@@ -58,6 +58,7 @@ class Beside:
         self.requests: dict[str, RequestSeen] = {}
         self.sessions: dict[str, SessionSeen] = {}
         self.step = StepSeen()
+        self.tier: TierSeen | None = None
         self.reported_offsets: Counter[str] = Counter()  # counts that differ already, and by how much
         self.pages, self.texts = PageJudge(self.geometry), TextJudge()
         self._line = Line("", 0, log.CloseAsked(""))

@@ -21,6 +21,7 @@ USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
 
 # Every second run is a scene, one after the other; what the clients of the others are, in turns.
 KINDS = ("storm", "flood", "storm", "random")
+KINDS_OF_A_TIER = ("texts", "scene", "texts", "storm")  # with a host tier, run by run
 TRIES = 40  # servers of which one is chosen
 # Memory is short, and what runs is retracted. A flood has prompts of many chunks.
 STORMS: dict[str, dict[str, int | bool]] = {
@@ -32,6 +33,7 @@ AT_WORK = {
     "window": "a window eviction", "draft": "a verify round that accepts several", "mixed": "a mixed batch",
     "tree": "a prefix from the tree", "chunk": "a chunked prefill", "pressure": "a retract",
 }  # fmt: skip
+NOT_OF_A_TIER = ("states", "track", "draft", "tree")  # of a scene's server, where there is a host tier
 Triple = tuple[tuple[str, int | bool], ...]
 
 
@@ -59,19 +61,25 @@ class Population:
         self._number += 1
         number, known = self._number, scenes()
         rng = random.Random(f"{self.seed} {number}")
-        scene = known[number // 2 % len(known)] if number % 2 else None
-        kind = KINDS[number // 2 % len(KINDS)]
+        tier = bool(self.fixed.get("hicache"))
+        kind = KINDS[number // 2 % len(KINDS)] if not tier else KINDS_OF_A_TIER[number % 4]
+        each = 4 if tier else 2
+        scene = known[number // each % len(known)] if number % each == 1 else None
         given = dict(scene["server"] if scene else STORMS.get(kind, {}))
         if not self.states or self.fixed.get("window") or self.fixed.get("draft"):
             given.pop("states", None)
         if self.fixed.get("states"):  # it goes with neither
             given = {name: value for name, value in given.items() if name not in ("window", "draft")}
+        if tier:
+            given = {name: value for name, value in given.items() if name not in NOT_OF_A_TIER}
         drawn = [configuration(rng, **{**given, **self.fixed}) for _ in range(TRIES)]
         config = self._config = max(drawn, key=self._news)
         if scene is not None:
             found = of_scene(scene)
         elif kind in STORMS:
             found = storm(rng, config, count=self.count, flood=kind == "flood", impatient=self.impatient)
+        elif kind == "texts":
+            found = texts(rng, config, count=self.count, impatient=self.impatient)
         else:
             found = clients(rng, config, count=self.count, impatient=self.impatient)
         return config, found, rng.randrange(1 << 30)
@@ -147,6 +155,30 @@ def storm(
     return tuple(client(number) for number in range(1, count + 1))
 
 
+def texts(
+    rng: random.Random, config: Config, *, count: int = 12, impatient: bool = False
+) -> tuple[Client, ...]:
+    """Clients that ask for the same few long texts again and again, so that these are evicted and come back.
+    """
+    length, own = max(4, config.tokens // rng.choice((3, 4))), rng.choice((2, 4, 8))
+
+    def turn() -> Turn:
+        tokens = rng.randint(1, length)
+        return Turn(
+            wait=rng.choice((0, 0, 3, 10)), tokens=tokens, limit=rng.randint(1, 8),
+            abort=rng.randint(1, 12) if rng.random() < 0.12 else 0,
+            shared=max(0, tokens - rng.choice((0, 0, 1, 5))), text=rng.randrange(own),
+        )  # fmt: skip
+
+    def client(number: int) -> Client:
+        return Client(
+            f"c{number}", 1 + number * rng.choice((0, 2)), tuple(turn() for _ in range(rng.randint(2, 6))),
+            session=rng.random() < 0.25, impatient=impatient and rng.random() < 0.5,
+        )  # fmt: skip
+
+    return tuple(client(number) for number in range(1, count + 1))
+
+
 @lru_cache(maxsize=1)
 def scenes() -> list[dict[str, Any]]:
     """The scenes of scenes.toml."""
@@ -184,6 +216,9 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     }  # fmt: skip
     if fixed.get("states"):
         fixed = _with_states({**found, "track": 8 * (luck * 100 % 1 < 0.5)}, fixed)
+    if fixed.get("hicache"):
+        sizes = {"host": (6, 12, 20, 40)[int(luck * 1000) % 4], "policy": int(luck * 10000) % 3}
+        fixed = {"tree": True, "draft": 0, **sizes, **fixed}
     return Config(**{**found, **fixed})  # type: ignore[arg-type]
 
 

@@ -86,7 +86,9 @@ def extended(beside: Beside, e: log.Extended) -> None:
         if admitted_at is None:
             want = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
-        if admitted_at != prefix:
+        loaded = prefix > admitted_at and beside.header.tier is not None
+        beside.result.reach("a prefix that is loaded from the host", loaded)
+        if admitted_at != prefix and not loaded:
             want = f"{name} goes on at {admitted_at}, as it was admitted"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
         if (known := deviations.state_of_another(beside.header, seen, prefix)) is not None:

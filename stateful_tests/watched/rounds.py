@@ -229,7 +229,7 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
         _counted(beside, "STA-6", "slots of recurrent state free or the tree's", want, e.states)
     _counted(beside, "SES-2", "requests wait", waiting, e.queued)
     _counted(beside, "SES-2", "sessions are open", len(state.sessions), e.sessions)
-    if beside.header.tree or e.tree_locked:
+    if (beside.header.tree or e.tree_locked) and beside.header.tier is None:  # transfers have locks, too
         protected = [owner.cursors.cache_protected_len for owner in holders(state)]
         allowed = min(max(e.tree_locked, max(protected, default=0)), sum(protected))
         _counted(beside, "TREE-6", "tokens of the tree locked", allowed, e.tree_locked)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from impl.sglang.server.events import Stepped
+from impl.sglang.server.events import Stepped, WatchHeader
 from reference.commands import Choice
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import TierFacts
+from reference.tiers.locks import LockRanges
 
 
 class RoundSeen(NamedTuple):
@@ -85,3 +88,18 @@ class StepSeen:
     unpaged: bool = False
     joined_late: bool = False
     last: Stepped | None = None
+
+
+class TierSeen:
+    """The host tier of one log. locks: what its users have locked; facts: as they were last shown."""
+
+    def __init__(self, header: WatchHeader) -> None:
+        size, tier = header.page_size, header.tier
+        assert tier is not None
+        self.config = TierConfig(
+            size, header.window, header.full_tokens // size, header.swa_tokens // size,
+            tier.full_tokens // size, tier.swa_tokens // size, header.width, tier.policy,
+        )  # fmt: skip
+        self.locks = LockRanges(self.config)
+        self.facts: TierFacts | None = None
+        self.broken: set[str] = set()

@@ -107,6 +107,7 @@ def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
     """Serve one run, and judge it."""
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
         watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level, "KVSPEC_WATCH_SNAPSHOT": "64"}
+        watch["KVSPEC_WATCH_TIER"] = str(int(run.config.hicache))
         outcome = runner.run(Job(run.config, run.clients, run.seed, watch))
         validated, tail = Validated(), []
         if any(Path(folder).iterdir()):
@@ -298,7 +299,7 @@ class _Check:
 _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
         "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
-        "mixed": False, "track": 0, "states": 0,
+        "mixed": False, "track": 0, "states": 0, "hicache": False,
     },
     Client: {"start": 0, "after": "", "close": 1, "impatient": False, "session": False},
     Turn: {

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from impl.sglang.server import events as log
-from stateful_tests.watched import ends, prefill, rounds, snapshots, turns
+from stateful_tests.watched import ends, prefill, rounds, snapshots, tier, turns
 from stateful_tests.watched.beside import TABLE, Beside, Diverged
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated
 
 SKIPPED = "events after a mismatch, up to the next snapshot"
 
-ACTIONS = (ends, prefill, rounds, snapshots, turns)  # they fill TABLE
+ACTIONS = (ends, prefill, rounds, snapshots, tier, turns)  # they fill TABLE
 
 
 class Validator(Beside):
@@ -37,9 +37,9 @@ class Validator(Beside):
         self.result.events += 1
         try:
             rounds.notes_gaps(self, event)
-            if self.follows:
+            if self.follows and not isinstance(event, log.Tiered):
                 rounds.in_its_place(self, event)
-            if self.follows or isinstance(event, log.Snapshot | log.HookFailed):
+            if self.follows or isinstance(event, log.Snapshot | log.HookFailed | log.Tiered):
                 TABLE[type(event)].act(self, event)
             else:
                 self.result.skipped[SKIPPED] += 1

@@ -14,6 +14,7 @@ import msgspec
 
 EOS = 2  # the token that ends a turn
 FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
+POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
 PATIENCE = 80  # rounds without a forward pass until a client that only occupies memory goes away
 
 
@@ -22,7 +23,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round, 0 without speculation; tree: prefixes are shared; pressure: admit as if no request went on for
     long, so that running ones are retracted; mixed: prefills share a batch with tokens that are decoded;
     states: slots of recurrent state, 0 of a model without; track: a text's state is kept at multiples of so
-    many tokens (extra_buffer), 0: at its end alone (no_buffer)."""
+    many tokens (extra_buffer), 0: at its end alone (no_buffer); hicache: there is a tier in host memory;
+    host: its pools, in tenths of the device's; policy: which of POLICIES."""
 
     page_size: int = 1
     tokens: int = 128
@@ -36,6 +38,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixed: bool = False
     states: int = 0
     track: int = 0
+    hicache: bool = False
+    host: int = 20
+    policy: int = 0
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

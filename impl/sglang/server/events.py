@@ -11,17 +11,27 @@ from typing import Literal, Union, get_args
 
 from msgspec import Struct
 
+from reference.tiers.facts import TierFacts, TierNode
+
 FORMAT, VERSION = "kvspec-watch", 3
 
 Cells = tuple[int, int, int, int]  # C, A, E, R
 Lane = tuple[str, int, int, int, int]  # a request and its cursors
 
 
+class TierHeader(Struct, forbid_unknown_fields=True):
+    """A host tier. full_tokens, swa_tokens: of the host; policy: when KV is copied there."""
+
+    full_tokens: int
+    swa_tokens: int
+    policy: str
+
+
 class WatchHeader(Struct, forbid_unknown_fields=True):
     """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
     claims: tokens of a verify round that are committed as it is launched, before any result; states: slots of
     recurrent state; tracks: those that a request has besides its own, where its state is kept on the way;
-    fields: of each event.
+    tier: in host memory, where the log shows it; fields: of each event.
     """
 
     format: str
@@ -42,6 +52,7 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     claims: int = 0
     states: int = 0
     tracks: int = 0
+    tier: TierHeader | None = None
     part: int = 1
     fields: dict[str, list[str]] = {}
 
@@ -219,6 +230,14 @@ class Paged(_Event, tag="pages"):
     nodes: list[tuple[list[int], list[int], list[int], int, int]] | None = None
 
 
+class Tiered(_Event, tag="tier"):
+    """The tree with its host tier, after its transfers were polled. locked: of each new lock its number,
+    whether it is on the host, and the nodes that it was taken on, from the root."""
+
+    facts: TierFacts
+    locked: list[tuple[int, bool, list[TierNode]]]
+
+
 class HookFailed(_Event, tag="failed"):
     """The watcher could not note something."""
 
@@ -228,6 +247,6 @@ class HookFailed(_Event, tag="failed"):
 
 Event = Union[
     SessionOpened, CloseAsked, SessionClosed, Submitted, Requeued, Admitted, Extended, Resulted, Swept,
-    Checkpointed, Released, QueueAborted, Snapshot, Stepped, Paged, HookFailed,
+    Checkpointed, Released, QueueAborted, Snapshot, Stepped, Paged, Tiered, HookFailed,
 ]  # fmt: skip
 FIELDS = {str(e.__struct_config__.tag): list(e.__struct_fields__) for e in get_args(Event)}

@@ -27,6 +27,7 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.states import States
 from impl.sglang.server.canary import Canary, ForwardPass
 from impl.sglang.server.clients import Clients, mixed
+from impl.sglang.server.fake_tier import FakeTier
 from impl.sglang.server.outcome import Misread
 from impl.sglang.server.progress import Headway, Stall, excess
 from reference.states import chained, seen, stamp_after
@@ -68,12 +69,13 @@ class FakeModel:
         self.window: int | None = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
         self.forwards = self.processed = 0
         self.misread: dict[tuple[str, str, int], Misread] = {}
-        self._stamps: dict[str, dict[int, tuple[int, int]]] = {"full": {}, "swa": {}}
-        self._writers: dict[str, dict[int, str]] = {"full": {}, "swa": {}}
+        self.stamps: dict[str, dict[int, tuple[int, int]]] = {"full": {}, "swa": {}}
+        self.writers: dict[str, dict[int, str]] = {"full": {}, "swa": {}}
         self._texts: dict[str, list[int]] = {}  # what has KV
         self._inputs: dict[str, int] = {}
         self._to_read: list[Read] = []  # by the round in flight
         self.canary: Canary | None = None
+        self.tier: FakeTier | None = None
         self.headway = Headway()
         self._decoded: dict[str, int] = {}  # rounds of decode of a request since its prefill
         self.excess: Stall | None = None  # the first request that keeps more SWA KV than it may
@@ -101,8 +103,8 @@ class FakeModel:
             pools["swa"] = self.allocator.translate_loc_from_full_to_swa(slots).tolist()
         stamps = [(token, position) for position, token in enumerate(tokens, start)]
         for pool, places in pools.items():
-            self._stamps[pool].update(zip(places, stamps))
-            self._writers[pool].update(dict.fromkeys(places, request))
+            self.stamps[pool].update(zip(places, stamps))
+            self.writers[pool].update(dict.fromkeys(places, request))
 
     def _shows(
         self, mode: str, requests: Sequence[Any], starts: Sequence[int], lengths: Sequence[int],
@@ -140,7 +142,7 @@ class FakeModel:
             self._compare("swa", request, first, swa, text)
 
     def _compare(self, pool: str, request: str, first: int, slots: list[int], text: list[int]) -> None:
-        stamps = self._stamps[pool]
+        stamps = self.stamps[pool]
         want = [(token, at) for at, token in enumerate(text[first:], first)]
         got = [stamps.get(slot) for slot in slots]
         if want == got:
@@ -148,7 +150,7 @@ class FakeModel:
         for slot, wanted, found in zip(slots, want, got):
             key = request, pool, wanted[1]
             if wanted != found and key not in self.misread and len(self.misread) < MOST:
-                writer = self._writers[pool].get(slot, "")
+                writer = self.writers[pool].get(slot, "")
                 self.misread[key] = Misread(self.forwards, *key, wanted, found, writer)
 
     # -- recurrent state ----------------------------------------------------------------------------
@@ -274,6 +276,8 @@ class FakeModel:
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
         """TpModelWorker.forward_batch_generation."""
         self.begins()
+        if self.tier is not None:
+            self.tier.waits(batch)
         sampled = self.extend(batch) if batch.forward_mode.is_extend() else self.decode(batch)
         return result_of(torch.tensor(sampled, dtype=torch.int64))
 

@@ -18,6 +18,7 @@ from impl.sglang.server.outcome import RunOutcome
 
 CANARY = ("0.5.23",)  # releases whose own KV canary was tried on a CPU; that of 0.5.14 needs CUDA
 STATES = ("0.5.23",)  # releases whose recurrent layers were tried
+TIERS = ("0.5.23",)  # releases whose host tier was tried
 HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `reference` are imported from
 
 

@@ -7,6 +7,7 @@ folder.
     KVSPEC_WATCH_LEVEL=lengths  cursors and free counts (for production), or `pages`: token ids, rows, free
                                 lists, mapping and tree as well (for tests)
     KVSPEC_WATCH_MB=64          a new file when one is larger; the newest KVSPEC_WATCH_FILES=16 are kept
+    KVSPEC_WATCH_TIER=1         the tree and its host tier in every round (for tests)
     KVSPEC_WATCH_SNAPSHOT=512   events from one snapshot of the whole state to the next, at least
 
 A hook notes plain numbers and strings before or after SGLang's function, and never changes what that does.
@@ -23,7 +24,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases import names
@@ -36,6 +37,9 @@ from impl.sglang.server.events import (
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.reading import Reader, installed, session_of, slot_of
 
+if TYPE_CHECKING:
+    from impl.sglang.server.tier import TierReader
+
 SHARE, MAX_ENTRIES = 20, 1024  # of a snapshot: one entry for so many lines; entries, which take 3 us each
 # What a hook does before the function, and after it with its result. A plain method is given the result.
 Steps = Generator[None, Any, None]
@@ -47,7 +51,9 @@ class Watcher:
 
     def __init__(self, release: Release0510, settings: dict[str, str] | None = None) -> None:
         self.kind, self._cursors = release, release.cells()
-        self.pages = False
+        self.pages = self._wants_tier = False
+        self._tier_header: dict[str, Any] = {}
+        self.tier: TierReader | None = None
         self.log: EventLog | None = None
         self.reader: Reader | None = None
         self._first: list[Event | list[Any]] = []  # before the first step, when there is no header yet
@@ -74,6 +80,7 @@ class Watcher:
         self.keep = _number(settings, "KVSPEC_WATCH_FILES", 16)
         self.every = _number(settings, "KVSPEC_WATCH_SNAPSHOT", 512)
         self.pages, self.on = self.level == "pages", True
+        self._wants_tier = settings.get("KVSPEC_WATCH_TIER") == "1"
         self._next_snapshot = self.every
 
     # -- events -----------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ class Watcher:
         log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
         log.header = {
             "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(),
-            **reader.header(), "fields": FIELDS,
+            **reader.header(), **self._tier_header, "fields": FIELDS,
         }  # fmt: skip
         self.log, self.put, self._counts, self._states = log, log.put, reader.counts, reader.states
         for event in self._first:
@@ -130,7 +137,10 @@ class Watcher:
         if request is not None:
             self._sent_tokens[request.rid] = sent
 
-    def queue(self, _: Any, request: Any, is_retracted: bool = False) -> Steps:
+    def queue(self, scheduler: Any, request: Any, is_retracted: bool = False) -> Steps:
+        if self._wants_tier:
+            self._wants_tier = False
+            self._note_tier(scheduler)
         if is_retracted:
             self.put(Requeued(request.rid))
         else:
@@ -142,6 +152,17 @@ class Watcher:
                 ids=list(request.origin_input_ids) if self.pages else None,
             ))  # fmt: skip
         yield
+
+    def _note_tier(self, scheduler: Any) -> None:
+        """Before the first request has a lock."""
+        from impl.sglang.server.tier import TierReader, has_tier, header
+
+        try:
+            if has_tier(scheduler, self.kind):
+                self._tier_header = {"tier": header(scheduler)}
+                self.tier = TierReader(scheduler, self.kind, lambda event: self.put(event), self.failed)
+        except Exception as error:
+            self.failed("tier", error)
 
     def admit(self, _: Any, request: Any, *__: Any, **___: Any) -> None:
         name, cursors = request.rid, self._cursors(request)
@@ -227,6 +248,8 @@ class Watcher:
                 lanes = [(r.rid, *self._cursors(r)) for r in batch.decoding_reqs]
         elif log.events == self._written:
             return  # idle: nothing is noted
+        if self.tier is not None:
+            self.tier.note(batch)
         self._steps += 1
         if log.dropped:
             self._snapshot(log, plan)  # a step makes no sense to who has not read all before it
@@ -257,6 +280,8 @@ class Watcher:
         dropped, log.dropped, log.wants_snapshot = log.dropped, 0, False
         log.put(self.reader.snapshot(plan, self.pages, dropped))
         log.dropped += dropped if log.dropped else 0  # the snapshot was lost, too
+        if self.tier is not None:
+            self.tier.again()
         self._written = log.events
 
 

@@ -115,6 +115,8 @@ def _stand_ins() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from impl.sglang.parts.stand_ins import assign_rows, without_kernels
+    from impl.sglang.server import fake_tier
+    from impl.sglang.tiers.copy_engine import CopyEngine
 
     senders = ("send_to_tokenizer", "send_to_detokenizer")
     SchedulerIpcChannels.create = classmethod(
@@ -133,6 +135,9 @@ def _stand_ins() -> None:
         ("managers.overlap_utils.gather_spec_extras", _gather),
         ("arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer", lambda: True),
         ("mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup", lambda _: None),
+        ("mem_cache.pool_host.common._cuda_host_register", lambda *_: None),
+        ("managers.cache_controller.L2TransferEngine", CopyEngine),
+        ("managers.cache_controller.device_module", fake_tier.DEVICE),
     ):
         path, _, name = f"sglang.srt.{target}".rpartition(".")
         with contextlib.suppress(ImportError, AttributeError):  # releases have some of these
@@ -262,6 +267,7 @@ def run(
     """Serve these clients, watched if `watch` has the watcher's settings, in blocks (Job) if `every` says so,
     before the eyes of the release's own KV canary. Once in a process."""
     from impl.sglang.server import canary as kv_canary
+    from impl.sglang.server import fake_tier
     from impl.sglang.server.fake_model import FakeModel
 
     [watcher] = _WATCHERS
@@ -281,6 +287,8 @@ def run(
         scheduler = _scheduler(config, model_folder(Path(folder), config.window, config=config), more)
     logging.disable(logging.WARNING)
     model = FakeModel(scheduler, watcher.kind, script, config.draft, config.track)
+    if config.hicache:
+        model.tier = fake_tier.FakeTier(scheduler, model.stamps, model.writers, seed)
     if canary:
         model.canary = kv_canary.Canary(scheduler, watcher.kind, config.draft)
     if config.draft:
@@ -302,6 +310,8 @@ def run(
             script.answered(request, now[0])
         computed, last[0] = model.forwards - last[0], model.forwards
         rest[0] = rest[0] + 1 if script.done and not computed else 0
+        if model.tier is not None:
+            model.tier.round(now[0], last=rest[0] > 0)
         if found := model.headway.stall(model.forwards):
             stalls.append(found)
             rest[0] = REST + 1
@@ -333,6 +343,8 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
     import sglang.srt.managers.scheduler as module
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    from impl.sglang.server import fake_tier
+
     more = dict(settings)
     if config.draft:
         more |= {
@@ -345,6 +357,9 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
             "max_mamba_cache_size": config.states, "mamba_track_interval": config.track or 256,
             "mamba_radix_cache_strategy": "extra_buffer" if config.track else "no_buffer",
         }  # fmt: skip
+    if config.hicache:
+        more |= fake_tier.settings(config)
+        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"  # the one in Rust shows no locks
     if config.pressure:
         more["schedule_conservativeness"] = 0.05
     args = ServerArgs(

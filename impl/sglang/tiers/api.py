@@ -11,6 +11,8 @@ from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.catalogue import TABLE
 
 FIRST = "0.5.18"  # the first release that is driven so: before it there is no L2TransferEngine
+# Where it differs how a release's locks count: see reference.tiers.locks.
+_LOOSE = {"tombstones": "0.5.20", "host end": "0.5.22"}  # up to, not including
 # ruff: noqa: E501
 API = """
 0.5.18 ...    mem_cache/l2_transfer.py | L2TransferEngine(_); TransferCompletion(_, _, _)
@@ -60,3 +62,9 @@ def require(root: Path, name: str, release: str) -> None:
             f"{name} {root}: {probe.named(missing)}. Nothing was driven: CONTRIBUTING.md, 'A new release of"
             " SGLang', says how to follow it"
         )
+
+
+def loose(release: str) -> tuple[str, ...]:
+    """How the locks of a release differ (TierFacts.loose)."""
+    order = list(TABLE)
+    return tuple(name for name, end in _LOOSE.items() if order.index(release) < order.index(end))

@@ -10,6 +10,7 @@ import torch
 
 from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.scheduler.server import LiveRequest, LockHolder, Server
+from impl.sglang.tiers.api import loose
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.decode_side import DecodeSide
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
@@ -66,7 +67,7 @@ class Gatherer:
             {pool: tuple(_host_free(self.host_pools.get(pool))) for pool in self.kinds}, self._evictable(),
             memory, {pool: tuple(self.copies.host[pool]) for pool in self.kinds}, transfers,
             tuple(self._records()), tuple(self._users()), reads,
-            "" if transfers or operations else self._complaint(), self.release.loose, operations,
+            "" if transfers or operations else self._complaint(), loose(self.release.version), operations,
             **(self._kept_for_storage() if self.storage is not None else {}),
             **(self._received() if self.side is not None else {}),
         )  # fmt: skip
@@ -89,18 +90,26 @@ class Gatherer:
         waiting = [(child, 0, 0) for child in root.children.values()]
         while waiting:
             node, parent, start = waiting.pop()
-            stamps = tuple(map(token_of, elements_of(node.key)))
-            number = self.nodes.of(node.id)
-            parts = {pool: node.component_data[kind] for pool, kind in self.kinds.items()}
-            yield TierNode(
-                number, parent, start, stamps,
-                {pool: _slots(part.value) for pool, part in parts.items()},
-                {pool: _slots(part.host_value) for pool, part in parts.items()},
-                {pool: part.lock_ref for pool, part in parts.items()},
-                {pool: part.host_lock_ref for pool, part in parts.items()},
-                self._mark(node, "write_through_pending_id"), self._mark(node, "load_back_pending_id"),
-            )  # fmt: skip
-            waiting += [(child, number, start + len(stamps)) for child in node.children.values()]
+            found = self.node(node, parent, start)
+            yield found
+            waiting += [(child, found.node, found.end) for child in node.children.values()]
+
+    def node(self, node: Any, parent: int, start: int) -> TierNode:
+        """The node, which begins at a position under the node of that number."""
+        parts = {pool: node.component_data[kind] for pool, kind in self.kinds.items()}
+        return TierNode(
+            self.nodes.of(node.id), parent, start, self.stamps(node, start),
+            {pool: _slots(part.value) for pool, part in parts.items()},
+            {pool: _slots(part.host_value) for pool, part in parts.items()},
+            {pool: part.lock_ref for pool, part in parts.items()},
+            {pool: part.host_lock_ref for pool, part in parts.items()},
+            self._mark(node, "write_through_pending_id"), self._mark(node, "load_back_pending_id"),
+        )  # fmt: skip
+
+    def stamps(self, node: Any, start: int) -> tuple[int, ...]:
+        """What the KV of a node that begins at a position is stamped with."""
+        del start
+        return tuple(map(token_of, elements_of(node.key)))
 
     def _mark(self, node: Any, name: str) -> int:
         mark = getattr(node, name, None)

@@ -26,14 +26,11 @@ from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
 
 _CACHE = "sglang.srt.mem_cache"
-# Where it differs how a release's locks count: see reference.tiers.locks.
-_LOOSE = {"tombstones": "0.5.20", "host end": "0.5.22"}  # up to, not including
 
 
 class _Tiered(Unified):
     """What a host tier changes in a release: its tree is the unified one, and the tier is loaded with it."""
 
-    loose: ClassVar[tuple[str, ...]] = ()
     stores: ClassVar[bool] = False  # a storage behind the host is driven
     receives: ClassVar[bool] = False  # a server that only decodes is driven
 
@@ -84,10 +81,9 @@ def tiered(version: str) -> Any:
         raise UnusableImplementation(
             f"sglang {version}+hicache: driven from {FIRST} on; before there is no mem_cache/l2_transfer.py"
         )
-    loose = tuple(name for name, end in _LOOSE.items() if order.index(version) < order.index(end))
     stores = order.index(version) >= order.index(FIRST_WITH_STORAGE)
     receives = order.index(version) >= order.index(FIRST_THAT_RECEIVES)
-    facts = {"__doc__": release.__doc__, "loose": loose, "stores": stores, "receives": receives}
+    facts = {"__doc__": release.__doc__, "stores": stores, "receives": receives}
     return type(f"Tiered{release.__name__}", (_Tiered, release), facts)
 
 

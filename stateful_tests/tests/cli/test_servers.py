@@ -171,6 +171,22 @@ def test_unusable_options_of_serve_check(given, says, capsys):
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("impl, given, says", [
+    ("0.5.20", ["hicache=1"], "a host tier runs in 0.5.23; this is 0.5.20"),
+    ("0.5.23", ["policy=1"], "needs --set hicache=1"),
+    ("0.5.23", ["hicache=0", "host=6"], "needs --set hicache=1"),
+    ("0.5.23", ["hicache=1", "states=30"], "has neither states nor drafts"),
+    ("0.5.23", ["hicache=1", "draft=2"], "has neither states nor drafts"),
+    ("0.5.23", ["hicache=1", "tree=0"], "is one of the tree's KV"),
+    ("0.5.23", ["hicache=1", "policy=3"], "0 write_through, 1 write_through_selective, 2 write_back; not 3"),
+    ("0.5.23", ["hicache=1", "host=0"], "at least 1"),
+])  # fmt: skip
+def test_a_host_tier_goes_with_the_rest_of_a_server(impl, given, says, capsys):
+    args = [part for each in given for part in ("--set", each)]
+    assert run(["serve-check", "--impl", f"sglang=={impl}", *args]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_serve_check_wants_an_environment(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     assert run(["serve-check", "--impl", "sglang==0.5.23"]) == 2

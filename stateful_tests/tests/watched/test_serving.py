@@ -20,6 +20,7 @@ from impl.sglang.server.outcome import Complaint, Misread, RunOutcome
 from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
+from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 from stateful_tests.watched import population, serving
 from stateful_tests.watched.deviations import explains_end
 from stateful_tests.watched.reader import WatchLog
@@ -175,6 +176,21 @@ def test_servers_with_recurrent_layers_have_what_goes_with_them():
     assert {runs.draw()[0].track for _ in range(9)} == {8}
 
 
+def test_servers_with_a_host_tier_have_what_goes_with_it():
+    """Texts come back in every second run, every fourth is a scene; each policy and size is drawn."""
+    runs = population.Population(1, fixed={"hicache": True})
+    drawn = [runs.draw() for _ in range(80)]
+    configs = [config for config, *_ in drawn]
+    assert all(c.hicache and c.tree and not (c.draft or c.states) for c in configs)
+    assert {c.policy for c in configs} == {0, 1, 2} and {c.host for c in configs} == {6, 12, 20, 40}
+    for clients in (clients for _, clients, _ in drawn[::2]):
+        assert len(clients) == 12 and {t.text for c in clients for t in c.turns} <= {*range(8)}
+    scene = population.of_scene(population.scenes()[0])
+    assert drawn[1][1] == scene and drawn[5][1] == population.of_scene(population.scenes()[1])
+    fixed = population.Population(1, fixed={"hicache": True, "policy": 2, "host": 6})
+    assert {(c.policy, c.host) for c, *_ in (fixed.draw() for _ in range(9))} == {(2, 6)}
+
+
 def test_a_wrong_state_is_known_where_the_log_shows_why():
     misread = Misread(7, "c1.2", "state", 4, (11, 3), None, found="slot 2 is another's")
     outcome = RunOutcome(9, 9, [misread], {})
@@ -328,9 +344,10 @@ def scheduler():
 TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 4, 3))
 
 
-@pytest.mark.parametrize(
-    "config", [Config(page_size=4, window=8, tree=False), Config(overlap=True, mixed=True)]
-)
+@pytest.mark.parametrize("config", [
+    Config(page_size=4, window=8, tree=False), Config(overlap=True, mixed=True),
+    Config(window=4, overlap=True, tokens=64, hicache=True),
+])  # fmt: skip
 def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
     clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
     run = serving.ServedRun(RELEASE, config, clients, 1)
@@ -453,7 +470,14 @@ class Fault(NamedTuple):
 
 
 _TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))["fault"]
-FAULTS = [Fault(**table) for table in _TABLES]
+# Of those that random commands find in the tree with its host tier, what clients reach.
+OF_A_TIER = (
+    "swa-lock-lost-at-a-split", "swa-host-part-dropped-at-a-split", "pending-write-not-renamed-at-a-split",
+)  # fmt: skip
+FAULTS = [Fault(**table) for table in _TABLES] + [
+    Fault(name, fault.file, fault.old, fault.new, "log", {"hicache": True})
+    for name in OF_A_TIER for fault in (TIER_FAULTS[name],)
+]  # fmt: skip
 
 
 def copy_of(package: Path, fault: Fault, folder: Path) -> None:

@@ -7,11 +7,13 @@ from typing import Any, get_args
 import pytest
 
 from impl.sglang.server.events import Event
+from reference.tiers.facts import TierNode, TierUser
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
 from stateful_tests.traces.notation import format_command
 from stateful_tests.tests.support.watched_logs import header
+from stateful_tests.tests.tiers.scenes import A, FACTS, HOST, OTHER, REST, SIZES, count, facts, kv, node
 from stateful_tests.watched import reader
 from stateful_tests.watched.beside import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
@@ -145,6 +147,56 @@ def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
     found = validate(written([head, *map(json.loads, TWO_FIRST_TURNS)]))
     assert [(m.clause, m.event, m.known) for m in found.mismatches] == [("SES-2", "release", known)]
     assert found.skipped["events after a mismatch, up to the next snapshot"] == 1
+
+
+OF_A_TIER = {
+    "window": SIZES.window, "full_tokens": SIZES.full_pages, "swa_tokens": SIZES.swa_pages,
+    "width": SIZES.width, "tree": True,
+    "tier": {"full_tokens": SIZES.host_pages, "swa_tokens": SIZES.host_swa_pages, "policy": SIZES.policy},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change, clause", [
+    (facts(), None), (node(1, locks=count(1, 2)), "HOST-3"), (facts(host_free=kv((), (5,))), "HOST-1"),
+    (node(2, storing=-1), "XFER-4"), (facts(host_memory=kv((A[0], OTHER, *HOST[2:]), HOST)), "HOST-2"),
+])  # fmt: skip
+def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
+    """At each step; a clause is reported once."""
+    shown = [["tier", FACTS, []], ["tier", change(FACTS), []], ["tier", change(FACTS), []]]
+    result = validate(written([header(**OF_A_TIER), *shown]))
+    headline = [(found.clause, found.event) for found in result.found][:1]
+    assert headline == ([(clause, "tier")] if clause else []) and not result.skipped
+    assert len({found.clause for found in result.found}) == len(result.found)
+    assert result.reached["a load in flight"] + result.reached["a store in flight"] > 1
+
+
+def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
+    """A window of 2 was in one node when h1 locked it: the split leaves the lock on both parts."""
+    kept = {"device": kv((1, 2), (1, 2)), "host": kv((), ()), "pins": count()}
+    whole = TierNode(1, 0, 0, A[:2], locks=count(1, 1), **kept)
+    parts = (
+        whole._replace(node=2, stamps=A[:1], device=kv((1,), (1,))),
+        whole._replace(parent=2, start=1, stamps=A[1:2], device=kv((2,), (2,))),
+    )
+    sizes = {**OF_A_TIER, "window": 1}
+    memory = (0, *A[:2], 0, 0, 0, 0)
+    held = REST._replace(
+        nodes=parts, users=(TierUser("h1", False, 1, 1),), memory=kv(memory, memory),
+        host_free=kv((*range(6),), (*range(6),)), free=kv((3, 4, 5, 6), (3, 4, 5, 6)),
+    )  # fmt: skip
+    for paths, clauses in (([(1, False, [whole])], []), ([], ["HOST-3"])):
+        result = validate(written([header(**sizes), ["tier", held, paths]]))
+        assert [found.clause for found in result.found] == clauses
+
+
+def test_with_a_host_tier_a_prefix_grows_by_what_is_loaded(written):
+    lines = [
+        ["submit", "c1", None, 6, 6, False], ["admit", "c1", None, 2, [0, 0, 0, 2]],
+        ["extend", [["c1", 4, 2, [6, 6, 0, 4]]]],
+    ]  # fmt: skip
+    for tier, found in ((OF_A_TIER, []), ({**OF_A_TIER, "tier": None}, ["OUT-1"])):
+        result = validate(written([header(**{**tier, "full_tokens": 32, "swa_tokens": 32}), *lines]))
+        assert [each.clause for each in result.found] == found
 
 
 # Recurrent state: slots 8, of which a turn of c1 has one. Its second turn resumes; c2 waits with a slot.

@@ -17,12 +17,13 @@ import torch
 from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
-from impl.sglang.server import environment, watch
+from impl.sglang.server import environment, tier, watch
 from impl.sglang.server.clients import EOS, Client, Clients, Turn
 from impl.sglang.server.events import HookFailed, Snapshot, Stepped
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.watch import POINTS, Watcher, around
 from impl.sglang.server.outcome import RunOutcome
+from impl.sglang.tiers.copy_engine import CopyEngine, CopyJob, Event
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 
@@ -331,3 +332,20 @@ def test_plain_requirements_keep_the_releases_pins(tmp_path):
 def test_a_free_list_has_two_parts_up_to_0_5_19():
     pool = Bag(free_pages=torch.tensor([3, 1]), release_pages=torch.tensor([2]))
     assert TABLE["0.5.19"]().free_pages(pool) == [3, 1, 2]
+
+
+def test_transfers_of_the_release_s_own_engine_are_noted():
+    """Each is there with its slots once it is submitted; its event says when it is over."""
+    event, pool = Event(), object()
+    event.moving = CopyEngine(), CopyJob(False, [], event)
+    engine = Bag(
+        submit_device_to_host=lambda transfers: Bag(finish_event=event, count=len(transfers)),
+        submit_host_to_device=None,
+    )
+    moved = Bag(device_pool=pool, device_indices=torch.tensor([1, 2]), host_indices=torch.tensor([2, 0]))
+    noted = tier._Noted(engine, {"full": (pool, 3, 3)})
+    assert engine.submit_device_to_host([moved]).count == 1
+    (job,) = noted.completed
+    assert job.parts == [("full", 1, 2), ("full", 2, 0)] and not (job.load or job.copied or job.completed)
+    event.moving = None
+    assert job.copied and job.completed and noted.memory == noted.host == {"full": [0, 0, 0]}

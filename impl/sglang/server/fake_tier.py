@@ -1,0 +1,85 @@
+"""The device that copies KV between a whole scheduler's pools and its host tier: `CopyEngine` in the place of
+`L2TransferEngine`. The run's seed decides how far its transfers come in each round of the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from impl.sglang.parts.stand_ins import Bag
+from impl.sglang.server.clients import POLICIES, Config, mixed
+from impl.sglang.server.tier import TOKEN_BITS, stamp
+from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
+
+OFTEN = (1, 1, 4, 15)  # in how many of 16 rounds a transfer moves on; the seed picks one
+DEVICE = Bag(Event=Event, Stream=Stream, current_stream=Stream)
+FROM_HOST = "a load from the host"
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Arguments of a server with this host tier."""
+    return {
+        "enable_hierarchical_cache": True, "hicache_ratio": config.host / 10,
+        "hicache_write_policy": POLICIES[config.policy], "hicache_io_backend": "direct",
+        "hicache_mem_layout": "layer_first",
+    }  # fmt: skip
+
+
+class StampedSlots:
+    """The stamps of a device pool as numbers, 0 for none; the model has them by slot."""
+
+    def __init__(self, size: int, stamps: dict[int, tuple[int, int]], writers: dict[int, str]) -> None:
+        self.size, self.stamps, self.writers = size, stamps, writers
+
+    def __getitem__(self, slot: int) -> int:
+        found = self.stamps.get(slot)
+        return 0 if found is None else stamp(*found)
+
+    def __setitem__(self, slot: int, number: int) -> None:
+        self.stamps.pop(slot, None)
+        self.writers[slot] = FROM_HOST
+        if number:
+            self.stamps[slot] = number & (1 << TOKEN_BITS) - 1, (number >> TOKEN_BITS) - 1
+
+    def __iter__(self) -> Iterator[int]:
+        return (self[slot] for slot in range(self.size))
+
+
+class FakeTier:
+    """Transfers of one scheduler. stamps, writers: of the model's pools."""
+
+    def __init__(
+        self, scheduler: Any, stamps: dict[str, dict[int, tuple[int, int]]],
+        writers: dict[str, dict[int, str]], seed: int,
+    ) -> None:  # fmt: skip
+        cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+        cache.load_back_threshold = 1  # of ten tokens, tuned for real texts
+        self.counter = cache.cache_controller.layer_done_counter
+        self.engine: CopyEngine = cache.cache_controller.l2_transfer_engine
+        self.seed, self.often = seed, OFTEN[mixed(seed, 7) % len(OFTEN)]
+        sizes = [allocator.size]
+        if scheduler.is_hybrid_swa:
+            sizes = [allocator.size_full, allocator.size_swa]
+        self.engine.memory, self.engine.host = {}, {}
+        for pool, size, entry in zip(("full", "swa"), sizes, cache.host_pool_group.entries):
+            entry.device_pool.pool = pool
+            slots: Any = StampedSlots(size + scheduler.page_size, stamps[pool], writers[pool])
+            self.engine.memory[pool], self.engine.host[pool] = slots, [0] * entry.host_pool.size
+
+    def round(self, now: int, *, last: bool) -> None:
+        """Transfers move on; in the last rounds each completes."""
+        for load, queue in self.engine.queues.items():
+            for at in range(len(queue)):
+                luck = mixed(self.seed, 11, now, load, at)
+                if not last and luck % 16 >= self.often:
+                    break
+                self.engine.complete(load)
+            job = self.engine.next_to_copy(load)
+            if job is not None and mixed(self.seed, 13, now, load) % 16 < self.often:
+                self.engine.copy(job)
+
+    def waits(self, batch: Any) -> None:
+        """The forward pass of a batch waits for the loads that were sent for it."""
+        if batch.hicache_consumer_index >= 0:
+            self.counter.events[batch.hicache_consumer_index].finish_event.synchronize()

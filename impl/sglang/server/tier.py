@@ -1,0 +1,209 @@
+"""The host tier of a whole scheduler (HiCache): what the watcher notes of it.
+
+When the scheduler has polled its transfers, and when it has decided on a batch, the log gets the tree's facts
+(reference.tiers.facts), if they have changed: nodes, slots, locks, transfers, records; and of each new lock
+the path that it was taken on. So every node and slot is looked at in every round: for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from impl.sglang.parts.namespaces import elements_of
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.server.events import Event, TierHeader, Tiered
+from impl.sglang.server.runs import TIERS
+from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
+from impl.sglang.tiers.gathering import Gatherer
+from reference.tiers.facts import TierFacts, TierNode, TierPart, TierUser
+
+_PATH = "kvspec_path"  # an attribute of a lock's receipt: the nodes that it was taken on
+TOKEN_BITS = 20  # of a stamp
+
+
+def stamp(token: int, position: int) -> int:
+    """The stamp of a token's KV at a position."""
+    return (position + 1) << TOKEN_BITS | token
+
+
+def has_tier(scheduler: Any, release: Release0510) -> bool:
+    """Whether the scheduler has a host tier that can be looked at: the core in Rust shows no nodes."""
+    tree = scheduler.tree_cache
+    tried = release.version in TIERS and bool(scheduler.enable_hierarchical_cache)
+    return tried and tree._tree_core_backend != "rust"
+
+
+def header(scheduler: Any) -> TierHeader:
+    """What a log says of the tier. Pools in tokens."""
+    tree = scheduler.tree_cache
+    sizes = [entry.host_pool.size for entry in tree.host_pool_group.entries]
+    return TierHeader(sizes[0], sum(sizes[1:2]), tree.cache_controller.write_policy)
+
+
+class _Submitted:
+    """A transfer that the release's own engine has; its KV has moved when its event says so."""
+
+    def __init__(self, load: bool, parts: list[TierPart], finish: Any) -> None:
+        self.load, self.parts, self.finish = load, parts, finish
+
+    @property
+    def completed(self) -> bool:
+        return bool(self.finish.query())
+
+    copied = completed
+
+
+class _Noted:
+    """The release's own copy engine, watched: its transfers, in the shape of ours. pools: the device's pool,
+    its slots and the host's, by name; what slots hold is not known."""
+
+    def __init__(self, engine: Any, pools: dict[str, tuple[Any, int, int]]) -> None:
+        self.queues: dict[bool, deque[_Submitted]] = {False: deque(), True: deque()}
+        self.completed: list[_Submitted] = []
+        self.memory = {pool: [0] * device for pool, (_, device, _) in pools.items()}
+        self.host = {pool: [0] * host for pool, (_, _, host) in pools.items()}
+        self._pools = [(pool, of) for pool, (of, _, _) in pools.items()]
+        for load, name in ((False, "submit_device_to_host"), (True, "submit_host_to_device")):
+            setattr(engine, name, self._noting(getattr(engine, name), load))
+
+    def _noting(self, submit: Callable[..., Any], load: bool) -> Callable[..., Any]:
+        def noting(transfers: Iterable[Any], *more: Any, **named: Any) -> Any:
+            given = [*transfers]
+            done = submit(given, *more, **named)
+            parts = [
+                part for each in given for pool, of in self._pools if each.device_pool is of
+                for part in parts_of(pool, each.device_indices, each.host_indices)
+            ]  # fmt: skip
+            self.completed.append(_Submitted(load, parts, done.finish_event))
+            return done
+
+        return noting
+
+    def nothing_there(self, load: bool, parts: Sequence[TierPart]) -> None:
+        """What a queued transfer writes is not known either way."""
+
+
+class TierReader(Gatherer):
+    """Notes one scheduler's host tier. put: has an event written; failed: notes that this failed."""
+
+    def __init__(
+        self, scheduler: Any, release: Release0510, put: Callable[[Event], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:  # fmt: skip
+        self.scheduler, self._put, self._failed = scheduler, put, failed
+        tree, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+        window = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
+        split = window is not None
+        pools = {"full": allocator.full_attn_allocator if split else allocator}
+        if split:
+            pools["swa"] = allocator.swa_attn_allocator
+        server = SimpleNamespace(
+            cache=tree, full_pool=pools["full"], swa_pool=pools.get("swa"), tree=None, lock_holders={}
+        )
+        copies = tree.cache_controller.l2_transfer_engine
+        self.stamped = isinstance(copies, CopyEngine)
+        if not self.stamped:
+            entries = dict(zip(pools, tree.host_pool_group.entries))
+            copies = _Noted(copies, {
+                pool: (each.device_pool, pools[pool].size + scheduler.page_size, each.host_pool.size)
+                for pool, each in entries.items()
+            })  # fmt: skip
+        config = SimpleNamespace(window=window, page_size=scheduler.page_size)
+        super().__init__(release, server, config, copies)  # type: ignore[arg-type]
+        self._last: TierFacts | None = None
+        self._batch: Any = None
+        self._shown: set[int] = set()  # locks
+        self._paths: list[tuple[int, bool, list[TierNode]]] = []
+        self._hook()
+
+    def _hook(self) -> None:
+        core, base = self.core, importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
+        for name in ("inc_lock_ref", "inc_host_lock_ref"):
+            setattr(core, name, self._after(getattr(core, name), self._locked))
+        kind = base.IncLockRefResult
+        kind.to_dec_params = self._after(kind.to_dec_params, _keeps_path)
+        self.cache.check_hicache_events = self._after(self.cache.check_hicache_events, self.note)
+
+    def _after(self, call: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def noting(*given: Any, **named: Any) -> Any:
+            result = call(*given, **named)
+            try:
+                note(result, *given)
+            except Exception as error:
+                self._failed(f"tier {call.__name__}", error)
+            return result
+
+        return noting
+
+    def _locked(self, result: Any, node_id: int, *_: Any) -> None:
+        """A lock was taken: its path, from the root."""
+        path, start, found = list[Any](), 0, list[TierNode]()
+        node = self.core.node_by_id(node_id)
+        while node is not self.core.root_node:
+            path.insert(0, node)
+            node = node.parent
+        for node in path:
+            found.append(self.node(node, found[-1].node if found else 0, start))
+            start = found[-1].end
+        setattr(result, _PATH, found)
+
+    def note(self, batch: Any, *_: Any) -> None:
+        """Look at the tree. batch: the next one, if the scheduler has decided on it."""
+        self._paths, self._batch = [], batch
+        facts = self.gather(())
+        if facts != self._last or self._paths:
+            self._last = facts
+            self._put(Tiered(facts, self._paths))
+
+    def again(self) -> None:
+        """Who reads from here on knows nothing of the tree, nor of its locks."""
+        self._last = None
+        self._shown.clear()
+
+    def stamps(self, node: Any, start: int) -> tuple[int, ...]:
+        tokens = elements_of(node.key)
+        if not self.stamped:
+            return (0,) * len(tokens)
+        return tuple(stamp(token, at) for at, token in enumerate(tokens, start))
+
+    def _evictable(self) -> dict[str, int]:
+        return dict.fromkeys(self.kinds, 0)
+
+    def _users(self) -> Iterator[TierUser]:
+        yield from super()._users()
+        for name, lock in self._holders():
+            user = self._user(name, False, lock.node, id(lock), lock)
+            only = lock.swa_released or bool(lock.receipt.skipped_lock_components)
+            yield user._replace(full_only=only)
+
+    def _holders(self) -> Iterator[tuple[str, Any]]:
+        """Requests and sessions that have a lock on the tree."""
+        scheduler, seen = self.scheduler, set[int]()
+        batches = [scheduler.running_batch, scheduler.last_batch, self._batch]
+        batches += [batch for batch, _ in vars(scheduler).get("result_queue", ())]
+        requests = [request for batch in batches if batch is not None for request in batch.reqs]
+        requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+        holders = [(request.rid, request) for request in (*requests, *scheduler.waiting_queue)]
+        for name, each in (*holders, *self.release.slots(self.cache).items()):
+            if each.lock is not None and id(each.lock) not in seen:
+                seen.add(id(each.lock))
+                yield name, each.lock
+
+    def _user(self, name: str, host: bool, node: Any, key: Any, lock: Any) -> TierUser:
+        user = super()._user(name, host, node, key, lock)
+        if user.lock not in self._shown:
+            self._shown.add(user.lock)
+            path = getattr(getattr(lock, "receipt", lock), _PATH, None)
+            if path is not None:
+                self._paths.append((user.lock, host, path))
+        return user
+
+
+def _keeps_path(receipt: Any, lock: Any) -> None:
+    setattr(receipt, _PATH, getattr(lock, _PATH))

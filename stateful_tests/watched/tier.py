@@ -1,0 +1,30 @@
+"""Actions of a host tier: its clauses (reference.tiers) hold whenever the scheduler has polled its
+transfers."""
+
+from __future__ import annotations
+
+from impl.sglang.server import events as log
+from reference.tiers.clauses import TierStep, broken
+from reference.tiers.commands import Poll
+from stateful_tests.watched.beside import Beside, Diverged, action
+from stateful_tests.watched.seen import TierSeen
+
+
+@action(log.Tiered, compared="nodes, slots, locks, transfers and records: the clauses of tiers")
+def shown(beside: Beside, e: log.Tiered) -> None:
+    if beside.tier is None:
+        beside.tier = TierSeen(beside.header)
+    seen, facts = beside.tier, e.facts
+    before, seen.facts = seen.facts or facts, facts
+    users = {(user.lock, user.host): user for user in facts.users}
+    for number, host, path in e.locked:
+        seen.locks.begins(users[number, host], {node.node: node for node in path})
+    step = TierStep(seen.config, Poll(), False, before, facts, seen.locks.follow(facts))
+    beside.result.compared += len(facts.nodes)
+    beside.result.reach("KV that is only on the host", any(not node.device["full"] for node in facts.nodes))
+    for kind, load in (("a load", True), ("a store", False)):
+        beside.result.reach(f"{kind} in flight", any(job.load is load for job in facts.transfers))
+    for clause, failure in broken(step):
+        if clause.id not in seen.broken:
+            seen.broken.add(clause.id)
+            beside.report(Diverged(clause.id, failure.expected, failure.observed))
