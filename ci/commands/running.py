@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from impl.adapter import System
     from stateful_tests.check.corpus import CorpusLine
     from stateful_tests.check.tiers import Plan
+    from stateful_tests.lockstep.results import Run
 
 
 base_option = click.option(
@@ -100,7 +101,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
     from ci.report.progress import Progress
-    from stateful_tests.check import campaign, changes, corpus, driving, tiers
+    from stateful_tests.check import campaign, changes, driving, tiers
     from stateful_tests.check import masks as known
 
     with ExitStack() as opened:
@@ -111,6 +112,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
             if before is not None:
                 opened.enter_context(closing(before))
         plan, changed = tiers.for_system(plan, system), None
+        early: dict[str, Run] = {}  # by the clause that was told
         if how.since is not None:
             told: set[str] = set()
 
@@ -118,10 +120,13 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                 run = changes.new_fault(system, before, line)
                 if run is not None and run.violation is not None and run.violation.clause not in told:
                     told.update(run.violation.clauses)
+                    early[run.violation.clause] = run
                     note(report.first_word(run, "" if before is None else before.name))
 
+            note(f"since {how.since}: looks for directed runs that call what changed")
             with unusable(f"--since {how.since:.80}: ", ValueError):
-                lines = (*corpus.fault_lines(), *corpus.load())
+                lines = [line for mode in plan.modes or system.capabilities.modes
+                         for line in driving.lines_of(system, plan, mode)]  # fmt: skip
                 changed = changes.changes(system, how.since, lines, tell)
             note(changed.text)
             plan = replace(plan, first=changed.first)
@@ -137,8 +142,12 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                     progress.line(mask.line)
                 named = named._replace(also_checked=known.also_checked(system, masks))
                 result = campaign.run(
-                    system, plan, progress, before, executor=executor, named=named, found=saved, masks=masks
-                )
+                    system, plan, progress, before,
+                    executor=executor, named=named, found=saved, masks=masks,
+                    early=[*early.values()],
+                )  # fmt: skip
+        for clause in early.keys() - {finding.clause for finding in result.findings}:
+            note(f"{clause}, told before: a known fault explains it")
         data = report.check_data(
             result, plan, capabilities=system.capabilities, masks=masks,
             base=None if before is None else before.name, changed=changed,

@@ -24,7 +24,7 @@ from stateful_tests.check.tiers import CORPUS, Plan, for_system
 from stateful_tests.check.turns import batches, configurations, planned
 from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.results import (
-    CheckResult, MachineResult, Violation, add_tallies,
+    CheckResult, MachineResult, Run, Violation, add_tallies,
 )  # fmt: skip
 
 Progress = Callable[[str, int, int], None]
@@ -41,6 +41,7 @@ def run(
     named: Named | None = None,
     found: Found | None = None,
     masks: Sequence[Mask] = (),
+    early: Sequence[Run] = (),
 ) -> CheckResult:
     """Carry the plan out on `system`.
 
@@ -52,6 +53,7 @@ def run(
     executor: where runs execute, on systems that are made from `named`; without that all is done on `system`
     itself.
     found: is called with a violation before it is shrunk, and with each smaller trace.
+    early: runs that were found before, each with a violation.
     An interrupt ends the check with what was found until then. Raises UnusableImplementation when no
     configuration fits.
     """
@@ -62,7 +64,7 @@ def run(
     elif executor is not SERIAL:
         work = partial(drive_named, named, plan)
     finder = Finder(system, base, masks, found)
-    return _Campaign(system, plan, finder, progress).run(executor, work)
+    return _Campaign(system, plan, finder, progress).run(executor, work, early)
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
@@ -89,7 +91,9 @@ class _Campaign:
     lines: int = 0  # of the corpus, which wait
     counted: Counted = field(default_factory=Counted)
 
-    def run(self, executor: Executor, work: Callable[[RunBatch], Driven]) -> CheckResult:
+    def run(
+        self, executor: Executor, work: Callable[[RunBatch], Driven], early: Sequence[Run]
+    ) -> CheckResult:
         result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         can = self.system.capabilities
         machines = {
@@ -103,6 +107,9 @@ class _Campaign:
         ahead, now = tee(batches(self.system, self.plan, tuple(machines)))
         try:
             self.finder.find_what_is_left()
+            for each in early:
+                assert each.violation is not None
+                self.finder.take(each.violation, each.trace)
             with closing(executor.map(work, ahead)) as driven:
                 for batch in now:
                     if self._over(result):

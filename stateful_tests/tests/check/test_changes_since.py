@@ -7,7 +7,7 @@ import pytest
 
 from ci.report import data as report
 from reference.commands import Finish, Mode
-from stateful_tests.check import changes, corpus, driving, tiers
+from stateful_tests.check import campaign, changes, corpus, driving, tiers
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve
 
@@ -105,6 +105,18 @@ def test_a_fault_in_what_changed_is_told_at_once(base, new):
         assert word.startswith(f"NEW against {base}: FREE-1" if base else "violation: FREE-1"), word
     else:
         assert changes.new_fault(resolve(FAULTY), None, line) is None
+
+
+def test_what_was_told_at_once_is_in_the_report():
+    """Also where the runs of the plan do not come to it."""
+    system, before = resolve(FAULTY), resolve("reference")
+    [line] = (n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages")
+    plan = tiers.plan("smoke", presets=("page1",), examples=1, steps=1)
+    assert not campaign.run(system, plan, base=before).findings
+    run = changes.new_fault(system, before, line)
+    found = campaign.run(system, plan, base=before, early=[run])
+    assert tuple(finding.clause for finding in found.findings) == run.violation.clauses
+    assert not found.findings[0].old
 
 
 def test_what_git_cannot_tell_is_a_line(root, kvspec):
