@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ci.explain import reasons
 from ci.explain.history import Claim, History, Past
 from ci.explain.stories import of_kind, stories
+from impl.process.failures import fails_at_start, of_a_command
 from reference.blocks.clauses import BlockStep
 from reference.commands import Broken
 from reference.tiers.step import TierStep
@@ -39,8 +40,12 @@ def because(run: Run) -> Because | None:
         text += f", {violation.observed}"
         return Because(f"{text}: {why}." if why else f"{text}.")
     if step is None:
-        failed = f"command {violation.step} ({describe(row.command)}) makes the system fail"
-        failed += f", {violation.observed.rstrip('.')}"
+        here, broke = f"command {violation.step} ({describe(row.command)})", violation.observed.rstrip(".")
+        if fails_at_start(broke):
+            return Because(f"no command has a part in it: {broke}.")
+        failed = f"{here} makes the system fail, {broke}"
+        if not of_a_command(broke):
+            return Because(f"after {here}: {broke}.")
         ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
         return Because(f"{failed}{ruled}.")
     alone = isinstance(step, BlockStep | TierStep)

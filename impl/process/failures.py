@@ -19,6 +19,7 @@ from impl.adapter import UnusableImplementation
 _IMPL = Path(__file__).resolve().parents[1]
 _OURS = __name__.removesuffix("process.failures")
 
+RESET, VIEW, FIRST_VIEW = "reset", "view()", "the first view()"  # what fails where no command does
 Place = tuple[str, int, str]  # file, line, function
 _DEVICE = str(_IMPL / "counting_device.py")  # raises for whoever called an operator
 _LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), _DEVICE)
@@ -28,6 +29,33 @@ class SystemFailed(RuntimeError):
     """A system failed in another process: one line says why."""
 
 
+class WrongShape(TypeError):
+    """What a system gave is not what it must give. The message says where in it."""
+
+
+@contextmanager
+def said_of(what: str, root: Path | None = None) -> Iterator[None]:
+    """A failure in here is one of `what`, neither of a command nor of ours. Raises SystemFailed."""
+    try:
+        yield
+    except (UnusableImplementation, SystemFailed):
+        raise
+    except WrongShape as error:
+        raise SystemFailed(f"TypeError: {str(error).replace('view()', what, 1)}") from error
+    except (Exception, SystemExit) as error:
+        raise SystemFailed(f"{what} raises {described(error, root)}") from error
+
+
+def fails_at_start(failure: str) -> bool:
+    """Whether a system failed before its first command."""
+    return failure.removeprefix("TypeError: ").startswith((f"{RESET} raises", FIRST_VIEW))
+
+
+def of_a_command(failure: str) -> bool:
+    """Whether a command failed, not the view after it and nothing before it."""
+    return not (fails_at_start(failure) or failure.removeprefix("TypeError: ").startswith(VIEW))
+
+
 def described(error: BaseException, root: Path | None = None) -> str:
     """Type, message, and the line that raised it: the last one below `root`, else outside of libraries. That
     line is the message of an exception without one, such as a bare assert."""
@@ -35,6 +63,8 @@ def described(error: BaseException, root: Path | None = None) -> str:
     places = [(f.filename, f.lineno or 0, f.name) for f in frames]
     if isinstance(error, SystemFailed):
         return str(error)
+    if isinstance(error, WrongShape):
+        return f"TypeError: {error}"
     message = " ".join(str(error).split())[:300]
     if not message and places:
         file, line, _ = _own(places, root)

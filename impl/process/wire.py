@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import select
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from impl.adapter import Capabilities, View
+from impl.process.failures import WrongShape
 from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
@@ -126,6 +128,7 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _OUTCOMES: dict[type, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (Done, Refused, Broken)
 }
+_FACTS = msgspec.msgpack.Decoder(BlockFacts)
 _VIEW, _CAPABILITIES = msgspec.msgpack.Decoder(View), msgspec.msgpack.Decoder(Capabilities)
 ASKS = msgspec.msgpack.Decoder(Ask)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -146,9 +149,19 @@ def unpack_command(message: Apply) -> Command:
 def copied(view: View) -> View:
     """The view as it is now: a system may show its own lists, and go on changing them.
 
-    Raises TypeError where something in it is not what a view has there.
+    Raises WrongShape where something in it is not what a view has there.
     """
     copy: View = _copied("view()", _VIEW, view)
+    return copy
+
+
+def copied_facts(facts: BlockFacts) -> BlockFacts:
+    """The same of an engine that schedules by itself."""
+    try:
+        copy: BlockFacts = _copied("view()", _FACTS, facts)
+    except WrongShape as error:
+        named = re.sub(r"\[(\d+)\]", lambda at: f".{BlockFacts._fields[int(at[1])]}", str(error), count=1)
+        raise WrongShape(named) from None
     return copy
 
 
@@ -198,7 +211,7 @@ def _copied(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> 
         return decoder.decode(_ENCODER.encode(given))
     except (TypeError, OverflowError, msgspec.ValidationError) as error:
         reason, _, path = str(error).replace("`", "").replace("Expected", "expected").partition(" - at $")
-        raise TypeError(f"{what}{path}: {reason}") from None
+        raise WrongShape(f"{what}{path}: {reason}") from None
 
 
 def send(stream: IO[bytes], message: Any) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from impl.adapter import AnySystem, System, UnusableImplementation, View
 from impl.process import wire
-from impl.process.failures import described
+from impl.process.failures import FIRST_VIEW, RESET, VIEW, described, said_of
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 from reference.tiers.facts import TierFacts
@@ -62,13 +62,13 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
         if isinstance(ask, wire.Apply) and ask.called:
             sys.setprofile(_noting(called, root or _folder_of(system)))
         try:
-            reply = _answer(system, ask)
+            reply = _answer(system, ask, root)
         except BaseException as error:
             reply = _failure(error, root)
         sys.setprofile(None)
         if isinstance(reply, wire.WorkerFailure) and not reply.unusable:
             with contextlib.suppress(Exception):
-                reply = _left(reply.error, _seen(system))
+                reply = _left(reply.error, _seen(system, root))
         noted = msgspec.structs.replace(
             getattr(system, "noted", _NOTHING),
             called=tuple(f"{file}: {', '.join(names)}" for file, names in called.items()),
@@ -100,14 +100,15 @@ def _folder_of(system: object) -> Path:
     return Path(sys.modules[type(system).__module__].__file__ or ".").resolve().parent
 
 
-def _answer(system: Any, ask: wire.Ask) -> wire.StepReply | wire.WorkerFailure:
+def _answer(system: Any, ask: wire.Ask, root: Path | None) -> wire.StepReply | wire.WorkerFailure:
     if not isinstance(ask, wire.Apply):
-        system.reset(ask.geometry)
-        return _reply(_seen(system))
+        with said_of(RESET, root):
+            system.reset(ask.geometry)
+        return _reply(_seen(system, root, FIRST_VIEW))
     outcome = wire.checked(system.apply(wire.unpack_command(ask)))
     if isinstance(outcome, Broken):
         return wire.WorkerFailure(outcome.error)
-    view = _seen(system)
+    view = _seen(system, root)
     if isinstance(outcome, Refused):
         return _reply(view, refused=outcome.reason)
     return _reply(view, choices=outcome.choices, report=outcome.report, freed=outcome.freed)
@@ -124,9 +125,13 @@ def _left(error: str, view: Any) -> wire.WorkerFailure:
     return kind(error=error, view=view)
 
 
-def _seen(system: Any) -> View | BlockFacts | TierFacts:
-    view: View | BlockFacts | TierFacts = system.view()
-    return wire.copied(view) if isinstance(view, View) else view
+def _seen(system: Any, root: Path | None, what: str = VIEW) -> View | BlockFacts | TierFacts:
+    """What a system shows. That of a release is what a driver of ours has made."""
+    with said_of(what, root):
+        view: Any = system.view()
+        if isinstance(view, TierFacts) or (root is not None and isinstance(view, BlockFacts)):
+            return view
+        return wire.copied_facts(view) if system.capabilities.schedules else wire.copied(view)
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:

@@ -8,6 +8,7 @@ are taken in the order of the plan.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -15,8 +16,11 @@ from functools import partial
 from itertools import tee
 
 from impl.adapter import AnySystem, UnusableImplementation
+from impl.process.failures import fails_at_start
 from stateful_tests.check.counted import Counted
-from stateful_tests.check.driving import Driven, Named, RunBatch, drive, drive_named
+from stateful_tests.check.driving import (
+    HANG, HANGS, Driven, Named, RunBatch, broken, drive, drive_named,
+)  # fmt: skip
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
 from stateful_tests.check.masks import Mask
@@ -28,6 +32,7 @@ from stateful_tests.lockstep.results import (
 )  # fmt: skip
 
 Progress = Callable[[str, int, int], None]
+_UNSTARTED = 8  # runs, of several sizes: none starts
 
 
 
@@ -90,6 +95,7 @@ class _Campaign:
     started: float = field(default_factory=time.monotonic)
     lines: int = 0  # of the corpus, which wait
     counted: Counted = field(default_factory=Counted)
+    broke: Counter[str] = field(default_factory=Counter)  # how the system failed, "" where it did not
 
     def run(
         self, executor: Executor, work: Callable[[RunBatch], Driven], early: Sequence[Run]
@@ -142,8 +148,14 @@ class _Campaign:
         limit = self.plan.time_limit_s
         result.timed_out = limit is not None and time.monotonic() - self.started > limit
         since = self.finder.commands - self.finder.last_new
-        result.stopped = self.finder.has_new and since > self.plan.after_finding
+        result.stopped = self.finder.has_new and (since > self.plan.after_finding or self._hopeless())
         return result.timed_out or result.stopped
+
+    def _hopeless(self) -> bool:
+        """No run has come to a command, or runs hang at the same place again: more of them show the same."""
+        unstarted = sum(times for broke, times in self.broke.items() if fails_at_start(broke))
+        hangs = [times for broke, times in self.broke.items() if broke.startswith(HANG)]
+        return max(hangs, default=0) >= HANGS or self.counted.runs == unstarted >= _UNSTARTED
 
     def _take(self, result: MachineResult, driven: Driven) -> None:
         """Enter the results of a batch, and shrink what it violated."""
@@ -157,6 +169,7 @@ class _Campaign:
             self.finder.commands = self.counted.commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)
+                self.broke[broken((violation, trace))] += 1
                 self.finder.take(violation, trace)
         if self.progress is not None:
             sized = "directed corpus" if result.name == CORPUS else f"{result.name} on {result.preset}"

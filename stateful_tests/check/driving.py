@@ -120,12 +120,23 @@ class Driven:
         self.kinds[kind] += 1
 
 
+HANG, HANGS = "hang:", 2
+
+
+def broken(found: tuple[Violation, Trace]) -> str:
+    """How a system failed at a violation; "" where it did not."""
+    violation, _ = found
+    return violation.failure_of("BROKEN").observed if "BROKEN" in violation.clauses else ""
+
+
 def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
     """A few runs on a system."""
     driven, began = Driven(new_tallies(system.capabilities)), time.monotonic()
     machines: dict[str, Any] = {CLIENTS: _engine_example, TIERED: _engine_example, CORPUS: _line}
     for example in batch.examples:
         machines.get(batch.config.machine, _example)(system, plan, batch.config, example, driven)
+        if sum(broke.startswith(HANG) for _, found in driven.runs for broke in map(broken, found)) == HANGS:
+            break  # each takes its time
     driven.seconds = time.monotonic() - began
     return driven
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from impl.adapter import AnySystem, UnusableImplementation
-from impl.process.failures import described
+from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, described, said_of
 from impl.process.wire import checked
 from reference.clauses import Clause
 from reference.commands import Broken, Mode, Outcome, Refused
@@ -72,6 +72,16 @@ class AnyLockstep(ABC):
         refuses for reasons of its own."""
         return type(outcome).__name__.lower()
 
+    def _start(self, config: Any) -> None:
+        """Have the empty system; where there is none, the first command meets why."""
+        try:
+            with said_of(RESET):
+                self.system.reset(config)
+            with said_of(FIRST_VIEW):
+                self._look()
+        except SystemFailed as error:
+            self._unstarted = Broken(str(error))
+
     @abstractmethod
     def _look(self) -> None:
         """Take the system's facts."""
@@ -86,7 +96,8 @@ class AnyLockstep(ABC):
         try:
             outcome = self._unstarted or checked(self.system.apply(command))
             if not isinstance(outcome, Broken):
-                self._look()
+                with said_of(VIEW):
+                    self._look()
         except UnusableImplementation:  # the adapter's own fault, or nothing that the system offers
             raise
         except (Exception, SystemExit) as error:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 from impl.adapter import EngineSystem
+from impl.process.failures import SystemFailed
+from impl.process.remote_system import StrangerSystem, WorkerSystem
+from impl.process.wire import copied_facts
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
 from reference.blocks.commands import EngineCommand, ResetCache
 from reference.blocks.config import EngineConfig
@@ -15,6 +19,9 @@ from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused
 from reference.failures import Failure, counted
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.results import EngineMoment, Row, Tally
+
+
+_NOTHING = BlockFacts((), (), (), (), {}, {})
 
 
 class EngineLockstep(AnyLockstep):
@@ -35,8 +42,9 @@ class EngineLockstep(AnyLockstep):
     ) -> None:
         super().__init__(system, tallies, refusals, clause)
         self.texts = RequestTexts(config)
-        system.reset(config)
-        self._look()
+        self.facts = _NOTHING
+        self._strange = not isinstance(system, WorkerSystem) or isinstance(system, StrangerSystem)
+        self._start(config)
 
     @property
     def config(self) -> tuple[EngineConfig, Mode]:
@@ -65,7 +73,12 @@ class EngineLockstep(AnyLockstep):
         return self._count(outcome)
 
     def _look(self) -> None:
-        self.facts = self.system.view()
+        facts: BlockFacts = self.system.view()
+        if not isinstance(self.system, WorkerSystem):
+            facts = copied_facts(facts)
+        if self._strange and (wrong := misfit(facts, self.texts.config)):
+            raise SystemFailed(f"TypeError: {wrong}")
+        self.facts = facts
 
     def moment(self) -> EngineMoment:
         """The engine as it is now."""
@@ -77,6 +90,32 @@ class EngineLockstep(AnyLockstep):
         if isinstance(command, ResetCache) and isinstance(outcome, Done):
             lines.insert(0, "the reset succeeds" if self.facts.reset else "the reset fails")
         return Row(command, outcome, tree=tuple(lines))  # type: ignore[arg-type]
+
+
+def misfit(facts: BlockFacts, config: EngineConfig) -> str:
+    """What of the facts is of other sizes than an engine of this configuration has, or ""."""
+    blocks, groups = len(facts.refs), len(config.groups)
+    if len(facts.memory) != blocks:
+        return f"view().memory: {len(facts.memory)} entries, for {blocks} in refs"
+    tables = [(f"requests[{name!r}]", fact.tables) for name, fact in facts.requests.items()]
+    tables += [(f"lanes, {lane.request}", lane.tables) for lane in facts.lanes]
+    for where, rows in tables:
+        if len(rows) != groups:
+            return f"view().{where}: {len(rows)} in tables, for {groups} groups"
+    named = [(f"{where}, tables", [*chain(*rows)]) for where, rows in tables]
+    named += [("free", [*facts.free]), ("mapped", [*facts.mapped]), ("kept", [*facts.kept])]
+    named += [("published", [published.block for published in facts.published])]
+    for where, those in named:
+        if outside := [block for block in those if not 0 <= block < blocks]:
+            return f"view().{where}: block {outside[0]}, where refs has {blocks}"
+    for block, (group, slots) in enumerate(facts.memory):
+        if group >= groups:
+            return f"view().memory[{block}]: group {group}, where there are {groups}"
+        size = config.groups[group].block_size
+        if group >= 0 and not config.groups[group].state and len(slots) != size:
+            return f"view().memory[{block}]: {len(slots)} stamps, where a block of group {group} has {size}"
+    wrong = [each for each in facts.published if not 0 <= each.group < groups]
+    return f"view().published: group {wrong[0].group}, where there are {groups}" if wrong else ""
 
 
 def _changes(before: BlockFacts, now: BlockFacts) -> list[str]:

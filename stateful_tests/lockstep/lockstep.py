@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from impl.adapter import Capabilities, AnySystem, System, UnusableImplementation
-from impl.process.failures import SystemFailed, described
+from impl.process.failures import SystemFailed, of_a_command
 from impl.process.remote_system import WorkerSystem
 from impl.process.wire import copied
 from reference import model
@@ -85,13 +85,7 @@ class Lockstep(AnyLockstep):
         self._locks: Locks = {}
         self._view = abstraction.NOTHING
         self.facts = abstraction.facts_of(self._view, geometry)
-        try:
-            system.reset(geometry)
-            self._look()
-        except UnusableImplementation:
-            raise
-        except (Exception, SystemExit) as error:
-            self._unstarted = Broken(described(error))
+        self._start(geometry)
 
     @property
     def config(self) -> RunConfig:
@@ -315,6 +309,8 @@ def with_calls(system: AnySystem, run: Run) -> Run:
     violation = run.violation
     if violation is None or not isinstance(system, WorkerSystem) or not system.alive:
         return run
+    if "BROKEN" in violation.clauses and not of_a_command(violation.failure_of("BROKEN").observed):
+        return run  # what the command calls has no part in it
     commands = run.trace.commands[: violation.step + 1]
     return replace(run, called=system.called(run.trace.geometry, commands))
 

@@ -199,6 +199,39 @@ EndsNoSession = _saying(BlockEngine, "More")
 SchedulesAndAdmits = _saying(BlockEngine, "Admit")
 
 
+class EngineRaisesInReset(BlockEngine):
+    def reset(self, geometry):
+        raise ValueError("no such sizes")
+
+
+class EngineRaisesInView(BlockEngine):
+    def view(self):
+        raise KeyError("r1")
+
+
+class EngineShowsADictionary(BlockEngine):
+    def view(self):
+        return {"refs": ()}
+
+
+class EngineShowsNoRefs(BlockEngine):
+    def view(self):
+        return super().view()._replace(refs=None)
+
+
+class EngineShowsOneTable(BlockEngine):
+    def view(self):
+        facts = super().view()
+        requests = {name: fact._replace(tables=fact.tables[:1]) for name, fact in facts.requests.items()}
+        return facts._replace(requests=requests)
+
+
+class ViewRaisesAfterASubmit(ExampleEngine):
+    def view(self):
+        assert not self.requests, "no view of requests"
+        return super().view()
+
+
 class ClosesBadly(ExampleEngine):
     def close(self):
         raise RuntimeError("no \x1b[2J end")

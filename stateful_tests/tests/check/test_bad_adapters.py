@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,39 @@ def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
     assert len(files.load(trace).commands) == 1
     again = f"kvspec replay {trace} --impl {bad_adapters.__name__}:{adapter}"
     assert " ".join([again, *limit, "--memory 200"]) in text
+
+
+@pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        ("RaisesInReset", "no command has a part in it: reset raises ValueError: no such sizes at"),
+        ("EngineRaisesInReset", "no command has a part in it: reset raises ValueError: no such sizes at"),
+        ("EngineRaisesInView", "no command has a part in it: the first view() raises KeyError: 'r1' at"),
+        ("EngineShowsADictionary", "in it: TypeError: the first view(): expected array, got object"),
+        ("EngineShowsNoRefs", "in it: TypeError: the first view().refs: expected array, got None"),
+        ("ViewRaisesAfterASubmit", "): view() raises AssertionError: no view of requests at bad_adapters.py"),
+        ("EngineShowsOneTable", "): TypeError: view().requests['r1']: 1 in tables, for 2 groups"),
+    ],
+)
+def test_what_no_command_does_is_laid_at_no_commands_door(adapter, says, where, kvspec, monkeypatch):
+    monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
+    monkeypatch.setattr(tiers, "_TIERS", {"smoke": replace(tiers.plan("smoke"), after_finding=60)})
+    options = ("-j", "1", "--json", "report.json", *where)
+    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *options)
+    data = json.loads(Path("report.json").read_text())
+    assert code == 3 and says in " ".join(out.split()), out
+    assert "calls" not in out and not data["findings"][0]["called"]
+    assert data["commands"] < (40 if "no command" in says or "in it" in says else 400)
+
+
+def test_a_check_ends_with_the_second_hang_at_one_place(kvspec, monkeypatch):
+    monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
+    options = ("--timeout", "0.4", "-j", "1", "--json", "report.json")
+    assert kvspec("check", "--impl", f"{bad_adapters.__name__}:Hangs", *options)[0] == 3
+    data = json.loads(Path("report.json").read_text())
+    [found] = data["findings"]
+    assert (found["clauses"][0]["times"], data["stopped_early"]) == (2, True)
 
 
 @pytest.mark.parametrize("adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "not in every replay")])
