@@ -213,6 +213,6 @@ def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure
     return Failure(expected, observed, (lambda: at) if at else None, head)
 
 
-def counted(count: int, what: str) -> str:
-    """A number of things, such as "1 page", "2 pages"."""
-    return f"{count} {what}{'s' * (count != 1)}"
+def counted(count: int, what: str, more: str = "s") -> str:
+    """A number of things, such as "1 page", "2 pages"; more: what the plural has."""
+    return f"{count} {what}{more * (count != 1)}"

@@ -6,7 +6,7 @@ from collections import Counter
 
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.commands import ResetCache
-from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
+from reference.failures import AtBlock, AtCount, AtTable, Failure, counted, failure
 
 
 @clause(
@@ -23,8 +23,8 @@ def _counted(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         if block and refs != len(named := step.entries.get(block, ())):
             who = ", ".join(f"{name} group {group}" for name, group, _ in named) or "nobody"
-            want = f"block {block} has ref count {len(named)}: {who} holds it"
-            return failure(want, f"{refs}", AtBlock(block))
+            want = f"block {block} must have ref count {len(named)}: {who} holds it"
+            return failure(want, f"its ref count is {refs}", AtBlock(block))
     return None
 
 
@@ -46,9 +46,9 @@ def _free(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         want = int(block > 0 and refs == 0)
         if times[block] != want:
-            held = f"block {block} (ref count {refs})"
-            expected = f"{held} is {want} times in the free queue"
-            return failure(expected, f"{times[block]} times", AtBlock(block))
+            due = "must be in the free queue once" if want else "must not be in the free queue"
+            got = f"the free queue has it {counted(times[block], 'time')}"
+            return failure(f"block {block} (ref count {refs}) {due}", got, AtBlock(block))
     return None
 
 
@@ -65,9 +65,9 @@ def _one_place(step: BlockStep) -> Failure | None:
     for block, named in step.entries.items():
         named = [each for each in named if each[1] >= 0]
         if len({(group, at) for _, group, at in named}) > 1:
-            places = ", ".join(f"{name} group {group} block {at}" for name, group, at in named)
+            places = " and ".join(f"entry {at} of {name} in group {group}" for name, group, at in named)
             at = (AtTable(name, group, at) for name, group, at in named)
-            return failure(f"block {block} is in one place", places, AtBlock(block), *at)
+            return failure(f"block {block} must serve one place", f"it is {places}", AtBlock(block), *at)
     return None
 
 
@@ -83,8 +83,8 @@ def _one_place(step: BlockStep) -> Failure | None:
 def _leftovers(step: BlockStep) -> Failure | None:
     if step.after.leftovers:
         also = ", ".join(step.after.leftovers)
-        want = "the manager keeps tables of requests that are there"
-        return failure(want, f"also of {also}", AtCount("manager", "leftovers"))
+        want = "the manager must keep tables of requests that are there, and no others"
+        return failure(want, f"it also keeps one of {also}", AtCount("manager", "leftovers"))
     return None
 
 
@@ -126,8 +126,9 @@ def _mapped(step: BlockStep) -> Failure | None:
     bears = Counter(published.block for published in step.after.published)
     for block in {*bears, *step.after.mapped}:
         if (got := step.after.mapped.get(block, 0)) != bears[block]:
-            want = f"the map names block {block} {bears[block]} times"
-            return failure(want, f"{got} times", AtBlock(block))
+            bear = f"block {block} bears {counted(bears[block], 'hash', 'es')}"
+            want = f"the map must name it once for each: {bear}"
+            return failure(want, f"the map names block {block} {counted(got, 'time')}", AtBlock(block))
     return None
 
 
@@ -148,14 +149,15 @@ def _forgotten(step: BlockStep) -> Failure | None:
         return None
     left = len(step.after.published)
     if step.after.reset and (left or len(step.after.free) < len(step.after.refs) - 1):
-        got = f"{left} hashes, {len(step.after.free)} blocks free"
-        return failure("no hashes and no holders after a reset", got, AtCount("cache", "hashes"))
+        free, blocks = len(step.after.free), len(step.after.refs) - 1
+        got = f"it leaves {counted(left, 'hash', 'es')}, and {free} of {blocks} blocks are free"
+        return failure("a reset must leave no hash and all blocks free", got, AtCount("cache", "hashes"))
     if not step.after.reset and not step.entries:
-        want = "nobody holds a block: the reset succeeds"
-        return failure(want, "it does not", AtCount("cache", "reset"))
+        want = "the reset must succeed, for nobody holds a block"
+        return failure(want, "the reset fails", AtCount("cache", "reset"))
     ran = {name for name, fact in step.before.requests.items() if fact.status == "RUNNING"}
     holders = {name for named in step.entries.values() for name, _, _ in named}
     if step.command.running and (kept := sorted(ran & holders)):
-        want = "running requests are preempted and hold no block"
+        want = "a reset must leave requests that run no block"
         return failure(want, f"{', '.join(kept)} still holds blocks", AtCount("cache", "reset"))
     return None

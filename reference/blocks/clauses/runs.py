@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.commands import Schedule
+from reference.blocks.request_texts import LaneNote
 from reference.failures import AtCount, AtNamed, Failure, failure
 
 
@@ -54,8 +55,20 @@ def _goes_on(step: BlockStep) -> Failure | None:
         start = note.lane.start
         if not note.fresh and (start > note.computed if note.turned else start != note.computed):
             name, want = note.lane.request, f"{note.lane.request} goes on at {note.computed}"
-            return failure(want, f"it computes from {start}", AtCount(name, "start", note.computed))
+            got = f"it computes from {start}{_unreported(step, note)}"
+            return failure(want, got, AtCount(name, "start", note.computed))
     return None
+
+
+def _unreported(step: BlockStep, note: LaneNote) -> str:
+    """What would explain a start that is too low, where the request has no more the blocks that it had."""
+    name = note.lane.request
+    had, has = ({block for row in tables for block in row if block}
+                for tables in (step.before.requests[name].tables if name in step.before.requests else (),
+                               note.lane.tables))  # fmt: skip
+    if note.lane.start >= note.computed or not had - has or name in step.after.released:
+        return ""
+    return f" in other blocks (if {name} was preempted and came back in this schedule, released names it)"
 
 
 @clause(

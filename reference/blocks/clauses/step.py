@@ -91,10 +91,10 @@ class BlockStep(HostView):
     def _seen(self, tables: Table, group: int, position: int, value: int) -> str:
         at = position // self.config.groups[group].block_size
         if value == NO_BLOCK:
-            return f"its table ends before block {at}"
+            return f"its table ends before entry {at}"
         block = tables[group][at]
         if not block:
-            return f"block {at} of its table is the null block"
+            return f"entry {at} of its table is the null block"
         if value == NOT_WRITTEN:
             return f"block {block} holds nothing of this group there"
         return f"block {block} holds KV of another token there"

@@ -81,9 +81,10 @@ def _window(step: BlockStep) -> Failure | None:
                 continue
             for at in range(window_start(layers, sure) // size, -(-sure // size)):
                 if at >= len(row) or not row[at]:
-                    got = "the null block" if at < len(row) else "past the end of its table"
-                    want = f"{name} (sure of {sure}) keeps block {at} of group {group}"
-                    return failure(want, f"it is {got}", AtTable(name, group, at, query=sure))
+                    got = "is the null block" if at < len(row) else "is past its end"
+                    entry = f"entry {at} of its table in group {group}"
+                    want = f"{name}, whose confirmed length is {sure}, must keep the block of {entry}"
+                    return failure(want, f"{entry} {got}", AtTable(name, group, at, query=sure))
     return None
 
 
