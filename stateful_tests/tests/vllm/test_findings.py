@@ -45,6 +45,10 @@ SAID = {
     "two_waiting_turns_hold_each_others_blocks": "no batch comes, with 4 blocks free and",
     "a_decode_preempted_in_its_own_step_leaves_a_published_block": "nobody has written block 10",
     "a_turn_waits_behind_a_turn_that_holds_its_blocks": "no batch comes, with 2 blocks free and",
+    "a_resumed_request_counts_what_its_lost_round_accepted":
+        "r2 left the state after its token 6 in block 8 last, in command 5 (schedule accept 1)",
+    "a_turn_longer_than_the_model_has_no_room_in_its_row_of_states": "exceeds row capacity (5 > 4) at vllm/",
+    "a_turn_longer_than_the_model_has_no_room_in_its_row_of_states_in_time": "exceeds row capacity (5 > 4)",
     "a_turn_longer_than_the_model_fails_an_assertion": "AssertionError: assert block_mask is None or len",
     "a_turn_longer_than_the_model_waits_for_ever": "no batch comes, with 2 blocks free and",
     "a_padded_round_is_cut_by_the_prefill_threshold": "1 are, where r2 has 1 tokens, and computes up to 0",
