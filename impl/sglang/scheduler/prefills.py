@@ -73,7 +73,9 @@ class Prefills(OnServer):
         entries = self._lanes([lane.request for lane in lanes], *may)
         decodes = [turn for turn in entries if turn.phase is RequestPhase.RUNNING]
         tokens_of = {lane.request: lane.tokens for lane in lanes}
-        require(len(decodes) < len(entries), Reason.WRONG_PHASE)
+        runs = {turn.name for turn in decodes}
+        received = [lane.request for lane in lanes if lane.tail]
+        require(len(decodes) < len(entries) and runs.isdisjoint(received), Reason.WRONG_PHASE)
         require(all(tokens_of[turn.name] == 1 for turn in decodes), Reason.BAD_LENGTH)
         chunks = [
             _Chunk(turn, self._chunk_from(turn) + tokens_of[turn.name])
@@ -89,7 +91,6 @@ class Prefills(OnServer):
             goes_on = {RequestPhase.EXTENDING} if decodes else set()
             ends = (c.last or c.end % page == 0 or c.turn.phase in goes_on for c in chunks)
             require(all(ends), Reason.UNFAITHFUL)
-        received = any(lane.tail for lane in lanes)
         require(not received or self._is_received(chunks), Reason.UNFAITHFUL)
         fresh = sum(self.release.row(chunk.turn.req) is None for chunk in chunks)
         spans = [(chunk.turn.prefix, chunk.end) for chunk in chunks]
@@ -103,7 +104,7 @@ class Prefills(OnServer):
             SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
         if decodes:
             self._kind_of_run(spec=False)
-        return _Batch(entries, chunks, decodes, received)
+        return _Batch(entries, chunks, decodes, bool(received))
 
     def _planned(self, batch: _Batch) -> list[tuple[int, int]]:
         """Match, lock, and set how far each chunk goes: from where to where (PrefillAdder)."""

@@ -192,3 +192,13 @@ def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(real, version,
     fixed = RELEASES.index(version) > RELEASES.index("0.5.14")
     expected = None if fixed else (clause, len(commands) - 1)
     assert found(real, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)) == expected
+
+
+def test_a_request_that_runs_receives_no_tail(real):
+    if not real.capabilities.swa_tail:
+        return
+    commands = (
+        Submit("a", None, 1), Admit("a"), Extend((Chunk("a", 1),)), Submit("b", None, 1), Admit("b"),
+        Extend((Chunk("b", 1), Chunk("a", 1, tail=True))),
+    )  # fmt: skip
+    assert found(real, Trace(SIZES, Mode.FAITHFUL, commands)) is None
