@@ -45,6 +45,10 @@ def shrink(
         wanted = authoring.violated(before, clause)
         after = authoring.shrunk(system, before, wanted)
         known = known_fault(system, after)
+    was, now = (len(run.trace.commands) for run in (before, after))
+    if after.trace.story and now < was:
+        story = f"(Of the {was} commands before {was - now} were left out:) {after.trace.story}"
+        after = replace(after, trace=replace(after.trace, story=story))
     save_trace(after.trace, target)
     data = {
         "format": "kvspec-shrink", "version": 1, "clause": wanted, "saved": str(target),

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.shared import ReportOut, json_option, list_rows
+from ci.commands.shared import ReportOut, json_option, list_rows, unusable
 
 if TYPE_CHECKING:
     from ci import Data
+
+
+_BUG_COLUMNS = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
 
 
 @click.command()
@@ -20,17 +23,23 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     """List the named bugs, or explain one, also of a release.
 
     `--impl torch+BUG` puts a named bug into the built-in implementation. NAMES: these in full, known bugs of
-    releases too. Words: those that mention them all, of releases first.
+    releases too. Words: those that mention them all, of releases first. A release, such as sglang==0.5.20:
+    those that it has.
     """
-    from ci.documents.findings import known_bugs
+    from ci.documents.findings import is_of, known_bugs
     from impl.bugs import BUGS
+
+    if of := [name for name in names if "==" in name]:
+        with unusable("", ValueError):
+            known = [row for row in known_bugs() if all(is_of(row["id"], release) for release in of)]
+        words = tuple(name for name in names if name not in of)
+        return list_rows(known, out, _BUG_COLUMNS, words)
 
     fields = ("id", "title", "clause", "modes", "source", "story")
     rows: list[Data] = [{field: getattr(bug, field) for field in fields} for bug in BUGS.values()]
     for row in rows:
         row["modes"] = ", ".join(mode.value for mode in row["modes"])
-    headings = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
-    return list_rows(known_bugs() + rows if names else rows, out, headings, names)
+    return list_rows(known_bugs() + rows if names else rows, out, _BUG_COLUMNS, names)
 
 
 @click.command()

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ci.commands.shared import ReportOut, SystemSelector, Unusable, unusable
+from ci.commands.shared import ReportOut, SystemSelector, Unusable, note, unusable
 
 if TYPE_CHECKING:
     from ci import Data
@@ -111,6 +111,7 @@ def replay(
         for impl in systems:
             for of_trace, row in zip(rows, _replays(impl, traces, selector), strict=True):
                 of_trace.append(row)
+            note(f"{len(rows[0])} of {len(systems)} releases: {impl}")
     except KeyboardInterrupt:
         interrupted = True
     driven = [row["exit_code"] for of_trace in rows for row in of_trace if row["replay"] is not None]

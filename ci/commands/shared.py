@@ -389,9 +389,10 @@ def near(name: str, names: Iterable[str]) -> str:
 
 
 def _mentions(row: Data, word: str) -> bool:
-    """The word stands in a text of the row, or in one of a list."""
+    """The word, or another form of it, stands in a text of the row, or in one of a list."""
+    stem = re.sub("(?<=.{4})(?:ion|ing|ed|es|s)$", "", word.lower())
     texts = (text for value in row.values() for text in (value if isinstance(value, list) else [value]))
-    return any(word.lower() in text.lower() for text in texts if isinstance(text, str))
+    return any(stem in text.lower() for text in texts if isinstance(text, str))
 
 
 def list_rows(
@@ -406,6 +407,10 @@ def list_rows(
         if found:
             render.listing(out.console, found, columns)
             return out.end(found)
+        if len(names) > 1:
+            counts = {word: sum(_mentions(row, word) for row in rows) for word in names}
+            each = ", ".join(f"{word:.40} {count}" for word, count in counts.items())
+            raise Unusable(f"no {columns['id']} mentions all of these words; of each: {each}")
     for name in names:
         if name not in known:
             listed = f"without a name all are listed{near(name, known)}"

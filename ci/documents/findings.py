@@ -7,7 +7,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ci.documents import reported
-from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, known_faults, releases
+from stateful_tests.lockstep.known_faults import (
+    FOLDER, Engine, KnownFault, known_faults, looked_for, releases,
+)  # fmt: skip
+from stateful_tests.traces.files import load
 
 if TYPE_CHECKING:
     from ci import Data
@@ -91,10 +94,27 @@ def known_bugs() -> list[Data]:
             "source": f"{fault.engine} {_span(fault, f'+{fault.way}')}",
             "only": fault.only,
             "upstream": fault.upstream,
+            "story": [load(FOLDER / trace).story for trace in fault.traces],
             "replay": _replays(fault),
+            "report": _path(_report(fault)),
+            "test": _path(fault.test),
         }
         for fault in known_faults().values()
     ]
+
+
+def is_of(fault: str, release: str) -> bool:
+    """Whether a release, such as sglang==0.5.20, has a fault. Raises ValueError for what is no release."""
+    engine, _, version = release.partition("==")
+    version = version.partition("+")[0]
+    if engine not in ENGINES or not looked_for(engine, version):
+        raise ValueError(f"{release:.40}: not one of the releases that are driven")
+    known = known_faults()[fault]
+    return known.engine == engine and known.is_in(version)
+
+
+def _path(file: str | None) -> str:
+    return "" if file is None else f"fixtures/releases/reports/{file}"
 
 
 def _replays(fault: KnownFault) -> list[str]:

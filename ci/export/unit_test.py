@@ -190,7 +190,10 @@ def started(geometry: Geometry, code: str) -> list[str]:
 def _versions(system: SGLangSystem, fixed: ReleaseTarget | None) -> set[str]:
     versions = {system.release, *([fixed.version] if fixed else ())}
     if not any(versions <= {*alike} for alike in releases.ALIKE):
-        raise NotExportable(f"no one test runs on {' and '.join(sorted(versions))}: too many names differ")
+        raise NotExportable(
+            f"no one test runs on {' and '.join(sorted(versions))}: too many names differ;"
+            " name a release closer to the other, or none with --fixed"
+        )
     return versions
 
 

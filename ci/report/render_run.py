@@ -129,7 +129,7 @@ def _first(names: list[str]) -> str:
 def difference(differences: list[Data], system: str) -> str:
     """The first difference between reference and system, and how many more there are."""
     first = differences[0]
-    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
     return f"{first['about']}: {first['reference']} expected, {first['system']} in {system}{more}"
 
 

@@ -14,7 +14,7 @@ from reference.commands import POSITION_BITS, SHARED
 from reference.failures import AtLock, AtNode, AtPage, AtPosition, AtState, Failure, Place, failure
 from reference.radix_tree import state_paths
 from reference.state import (
-    ZERO, Holder, Phase, full_pages, state_lens, swa_pages, text_len, text_tokens,
+    IN_BATCH, ZERO, Holder, full_pages, state_lens, swa_pages, text_len, text_tokens,
 )  # fmt: skip
 from reference.prefix_cache import NO_PAGES, lock_holders, pages_of, path_text
 
@@ -128,7 +128,7 @@ def _agree(step: Step) -> Failure | None:
             )
     for session in step.now.sessions:
         turn = step.now.request(session.turn)
-        if turn is not None and turn.phase in (Phase.EXTENDING, Phase.RUNNING):
+        if turn is not None and turn.phase in IN_BATCH:
             continue
         slot = step.after.sessions[session.name].slot
         if slot != session.slot:

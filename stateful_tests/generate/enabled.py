@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reference.commands import Mode, Piece, Prompt
 from reference.cursors import ceil_page, lost_below, window_live
-from reference.state import Cursors, Phase, Request, Session, State, free
+from reference.state import IN_BATCH, Cursors, Phase, Request, Session, State, free
 from reference.prefix_cache import lock_holders, shares_lock
 from reference.rules.base import cursors_of
 from reference.rules.decode import MOST_LATE
@@ -92,7 +92,7 @@ class Enabled:
 
     @property
     def held(self) -> list[Request]:
-        return self._in(Phase.EXTENDING, Phase.RUNNING)
+        return self._in(*IN_BATCH)
 
     @property
     def idle(self) -> list[Session]:

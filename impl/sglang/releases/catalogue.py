@@ -1,6 +1,6 @@
 """Which releases can be driven, and how the kind of a checkout is detected.
 
-A new release is a new class in TABLE; nothing else asks for a version.
+A new release is a new class in _RELEASES; nothing else asks for a version.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
     monkeypatch.setattr(lockstep, "replay", run)
     monkeypatch.setattr(masks, "known_fault", lambda system, run: next(labels))
     code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
-    assert (code, err, fake.closed) == (1, "", 4)
+    assert (code, fake.closed) == (1, 4) and lines(err)[-1] == "kvspec: 4 of 4 releases: sglang==0.5.13"
     said = " ".join(lines(out)[:3])
     assert said.startswith("t.json 1 of 6 commands refused, and not stated so. The first: command 2 (")
     assert lines(out)[lines(out).index("release what the trace does there") + 2 :] == [

@@ -71,7 +71,9 @@ def moved(name: str, **cursors: int) -> Callable[[dict], dict]:
 
     def change(has: dict) -> dict:
         field = "slot" if hasattr(has[name], "slot") else "cursors"
-        return has | {name: has[name]._replace(**{field: getattr(has[name], field)._replace(**cursors)})}
+        had = getattr(has[name], field)
+        assert had is not None, f"{name} has no cursors: `{field}=zero` gives it some"
+        return has | {name: has[name]._replace(**{field: had._replace(**cursors)})}
 
     return change
 
