@@ -53,7 +53,7 @@ def _of_the_plan(data: Data) -> str:
     if asked := data["commands_asked"]:
         done, what = data["commands_carried_out"], "commands"
     else:
-        asked, done, what = data["examples_planned"], data["examples"], "runs"
+        asked, done, what = data["examples_planned"] or 0, data["examples"], "runs"
     return f"{asked:,} {what}" if done >= asked else f"{done:,} of {asked:,} {what}"
 
 

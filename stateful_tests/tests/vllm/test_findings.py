@@ -33,7 +33,8 @@ SAID = {
     "a_reset_drops_the_next_token_of_a_request": "(update drafts 0): it gets [], where r1 gets [980670]",
     "a_reset_has_rejected_drafts_taken_back_from_a_new_start":
         "1, where r1: the scheduler counts at least 2; r1 is RUNNING with 2 tokens",
-    "a_turn_that_ends_with_a_step_in_flight_gives_up_its_window": "it is the null block, where r1",
+    "a_turn_that_ends_with_a_step_in_flight_gives_up_its_window":
+        "is the null block, where r1, whose confirmed length is 5, must",
     "a_turn_that_ends_with_a_step_in_flight_goes_on_too_far": "it computes from 2, where r1 goes on at 1",
     "a_window_is_freed_by_the_optimistic_count":
         "r1 at [2, 3) of group 0 has the null block since command 4; until then it had block 3",
