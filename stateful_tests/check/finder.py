@@ -16,7 +16,7 @@ from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Mode
 from stateful_tests.check.masks import (
-    Compared, Mask, Standing, beside, counted_under, holding, needs_of, unexplained,
+    Compared, Mask, Standing, beside, counted_under, holding, how_it_breaks, needs_of, unexplained,
 )  # fmt: skip
 from stateful_tests.check.causes import Needs, lacks, needs
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
@@ -197,14 +197,19 @@ class Finder:
 
     def _as_new(self, was: Violation, clause: str, stands: Standing) -> Allowed | None:
         """Smaller traces that stand as the finding does; where no base is asked, those that do not show the
-        clause of a known fault in its place."""
+        clause of a known fault in its place, nor break as one does."""
         base, masks = self.base, self.masks
         if base is not None:
             return None if stands is Standing.KNOWN else lambda trace, violation: (
                 beside(base, masks, trace, violation, clause).stands >= stands
             )
         known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(was.clauses)
-        return (lambda _, violation: violation.clause not in known) if known else None
+        breaks = {how for mask in masks for how in mask.breaks} if clause == "BROKEN" else set()
+        if not known and not breaks:
+            return None
+        return lambda _, violation: violation.clause not in known and (
+            violation.clause != clause or how_it_breaks(violation.observed) not in breaks
+        )
 
     def _of(self, clause: str) -> list[_Caught]:
         return [caught for name, caught in self._caught.items() if name.split()[0] == clause]

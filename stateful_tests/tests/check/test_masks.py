@@ -109,6 +109,18 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
     assert looked._as_new(known, "READ-1", Standing.NEW)(trace, known)
 
 
+def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
+    """BROKEN is one clause for all that can break."""
+
+    def broken(how):
+        return Violation("BROKEN", 1, Failure("done", f"{how} at a.py:7"))
+
+    known = replace(KNOWN[0], breaks=frozenset({"KeyError: N"}))
+    allowed = Finder(THREE, masks=[known])._as_new(broken("IndexError: 2"), "BROKEN", Standing.NEW)
+    trace = KNOWN[0].there[0][0]
+    assert allowed(trace, broken("IndexError: 1")) and not allowed(trace, broken("KeyError: 5"))
+
+
 def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line():
     again = called(KeepsOnThreeWays)
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
