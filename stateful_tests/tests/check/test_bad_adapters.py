@@ -11,7 +11,7 @@ import pytest
 from ci.report import data as report
 from ci.report import render, render_check
 from reference.commands import Mode
-from stateful_tests.check import campaign, tiers
+from stateful_tests.check import campaign, finder, tiers
 from stateful_tests.check.finder import FLAKY
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise
@@ -78,7 +78,7 @@ def test_what_no_command_does_is_laid_at_no_commands_door(adapter, says, where, 
 
 
 def test_a_check_ends_with_the_second_hang_at_one_place(kvspec, monkeypatch):
-    monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
+    monkeypatch.setattr(finder, "minimise", lambda system, trace, clause, **_: trace)
     options = ("--timeout", "0.4", "-j", "1", "--json", "report.json")
     assert kvspec("check", "--impl", f"{bad_adapters.__name__}:Hangs", *options)[0] == 3
     data = json.loads(Path("report.json").read_text())
