@@ -131,7 +131,7 @@ def unpack(
 ) -> None:
     """Unpack what is needed of `wheel` into the new folder `target`; a name that leaves it never is.
 
-    announce: is told the compressed size (bytes) of that, before any of it is read. Raises
+    announce: gets the compressed size (bytes) of that, before any of it is read. Raises
     UnusableImplementation for an archive that is broken or has a file that is too large.
     """
     target.mkdir(parents=True)

@@ -112,7 +112,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
             if before is not None:
                 opened.enter_context(closing(before))
         plan, changed = tiers.for_system(plan, system), None
-        early: dict[str, Run] = {}  # by the clause that was told
+        early: dict[str, Run] = {}  # clause -> the run that showed it
         if how.since is not None:
             told: set[str] = set()
 
@@ -147,7 +147,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                     early=[*early.values()],
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
-            note(f"{clause}, told before: a known fault explains it")
+            note(f"{clause}, named above as NEW: a known fault explains it")
         data = report.check_data(
             result, plan, capabilities=system.capabilities, masks=masks,
             base=None if before is None else before.name, changed=changed,

@@ -87,10 +87,10 @@ def validate(
     readings, reports = LogReadings(logs, release), []
     if follow:
         at_once = out.file is None
-        readings.follow(partial(servers.told, out.console) if at_once else None)
+        readings.follow(partial(servers.show_at_once, out.console) if at_once else None)
     else:
         readings.read()
-    for why in (reasons := [*readings.none.values()]):
+    for why in (reasons := [*readings.no_logs.values()]):
         if not readings.logs:
             raise Unusable(why)
         note(why)
@@ -108,7 +108,7 @@ def validate(
                 data["saved"] = str(path)
         data["unreadable"] = reading.unreadable
         reports.append(data)
-        servers.validated(out.console, data, told=follow and out.file is None)
+        servers.validated(out.console, data, shown=follow and out.file is None)
     data = servers.validations(reports, strict, reasons)
     servers.validated_all(out.console, data)
     return out.end(data)

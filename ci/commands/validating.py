@@ -59,12 +59,12 @@ class LogReading:
 
 
 class LogReadings:
-    """Every log in some files and folders. none: files that are no logs, with the reason."""
+    """Every log in some files and folders. no_logs: why other files are none."""
 
     def __init__(self, given: Sequence[str], release: str | None) -> None:
         self._given, self._release = given, release
         self.logs: dict[Path, LogReading] = {}
-        self.none: dict[Path, str] = {}
+        self.no_logs: dict[Path, str] = {}
 
     def begun(self) -> list[LogReading]:
         """Those that were not there before. Raises Unusable where a file or a folder is not there."""
@@ -77,9 +77,9 @@ class LogReadings:
             try:
                 reading = LogReading(WatchLog([first, *later]), self._release)
             except LogError as error:
-                self.none[first] = str(error)
+                self.no_logs[first] = str(error)
                 continue
-            self.none.pop(first, None)  # its first line had not been written yet
+            self.no_logs.pop(first, None)  # its first line had not been written yet
             self.logs[first] = reading
             new.append(reading)
         return new
@@ -112,7 +112,7 @@ class LogReadings:
             while not threads or any(thread.is_alive() for thread in threads):
                 for reading in self.begun():
                     start(reading)
-                if not threads and self.none:
+                if not threads and self.no_logs:
                     return
                 time.sleep(PERIOD_S)
         except KeyboardInterrupt:

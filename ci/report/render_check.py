@@ -49,7 +49,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
 
 
 def _of_the_plan(data: Data) -> str:
-    """How much was done, of how much that was asked for."""
+    """The commands or runs that were carried out, of those of the plan."""
     if asked := data["commands_asked"]:
         done, what = data["commands_carried_out"], "commands"
     else:

@@ -129,9 +129,9 @@ def _differing(expected: str, observed: str) -> list[str]:
     return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
 
 
-def validated(out: Console, data: Data, ended: str = "", *, told: bool = False) -> None:
-    """The report of one log as text. ended: how its server ended, if it should not have. told: its mismatches
-    were shown already."""
+def validated(out: Console, data: Data, ended: str = "", *, shown: bool = False) -> None:
+    """The report of one log as text. ended: how its server ended, if it should not have. shown: its
+    mismatches were reported already."""
     number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {
@@ -153,10 +153,10 @@ def validated(out: Console, data: Data, ended: str = "", *, told: bool = False) 
         about = "; ".join(f"kvspec bugs {each['name']}" for each in data["known"])
         words["next"] = f"{about}: what upstream knows, and a trace"
     labelled(out, words)
-    for found in () if told else data["mismatches"][:SHOWN]:
+    for found in () if shown else data["mismatches"][:SHOWN]:
         out.print()
         shown_mismatch(out, found)
-    if number > SHOWN and not told:
+    if number > SHOWN and not shown:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
     if number:
         labelled(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
@@ -164,7 +164,7 @@ def validated(out: Console, data: Data, ended: str = "", *, told: bool = False) 
     say(out, ended or validation_verdict([data]), "bold red" if bad else "bold green")
 
 
-def told(out: Console, found: Mismatch) -> None:
+def show_at_once(out: Console, found: Mismatch) -> None:
     """A mismatch, as soon as it is found."""
     shown_mismatch(out, mismatch(found))
 

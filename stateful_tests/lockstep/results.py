@@ -225,7 +225,7 @@ class Tally:
 def tally_up(
     tallies: dict[str, Tally], clauses: Iterable[Clause], step: object, reached: set[str] | None
 ) -> None:
-    """Count that some clauses were checked after a step, those of them that the system can violate.
+    """Count the checks of some clauses after a step, where the system can violate them.
 
     reached: whose trigger has come up in this run already; None where the step can reach none, as system and
     reference do not compare.
