@@ -71,10 +71,10 @@ class HostView:
         if group < 0 and layers.window is not None:
             return None
         wanted = key.stamps[start : start + layers.block_size]
-        holds = f"chunk {key.chunk} holds the {len(key.stamps)} tokens of its hash in group {key.group}"
+        holds = f"it must hold KV of the tokens that its hash in group {key.group} names"
         return KeptCopy(
             holds, wanted, slots if group == key.group else (0,) * len(wanted),
-            lambda at: f"its slot {start + at}", lambda at: AtChunk(key.chunk, start + at),
+            lambda at: f"slot {start + at} of chunk {key.chunk}", lambda at: AtChunk(key.chunk, start + at),
             "nothing of this group",
         )  # fmt: skip
 

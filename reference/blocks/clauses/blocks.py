@@ -108,8 +108,8 @@ def _named(step: BlockStep) -> Failure | None:
         if owner != group or slots != stamps:
             wrong = next((i for i, (a, b) in enumerate(zip(slots, stamps)) if a != b), 0)
             problem = "is not written" if owner != group or not slots[wrong] else "holds KV of another token"
-            want = f"block {block} holds what its hash in group {group} is of"
-            return failure(want, f"its slot {wrong} {problem}", AtBlock(block))
+            want = f"it must hold KV of the tokens that its hash in group {group} names"
+            return failure(want, f"slot {wrong} of block {block} {problem}", AtBlock(block))
     return None
 
 

@@ -83,7 +83,7 @@ def test_what_an_engine_has_left_that_breaks_is_the_headline():
     batch = "add r1 a5 for 4", "schedule; r1 runs 0-3 in 1 2; hash 1"
     violation = broken_at(*batch, "update; hash 2 and more")
     assert violation.clauses == ("PUB-1", "BROKEN")
-    assert violation.observed == "its slot 1 is not written"
+    assert violation.observed == "slot 1 of block 2 is not written"
     assert violation.failure_of("BROKEN").observed.startswith("RuntimeError: no such block")
     assert broken_at(*batch, "update").clauses == ("BROKEN",)
     assert broken_at(*batch, "update; hash 2 and more", waived=["PUB-1"]).clauses == ("BROKEN",)

@@ -68,7 +68,7 @@ SAID = {
     "a_reset_stores_blocks_that_the_window_gave_back": "is named by a hash since command",
     "a_load_waits_for_more_blocks_than_there_are": "r1 is WAITING with 2 tokens",
     "a_turn_longer_than_the_model_fails_an_assertion_in_flight": "AssertionError",
-    "a_round_preempted_in_its_own_step_leaves_a_published_block": "its slot 2 holds KV of another token",
+    "a_round_preempted_in_its_own_step_leaves_a_published_block": "holds KV of another token, where it must",
     "a_null_block_bears_a_hash_behind_accepted_drafts": "where block 0, the null block, has no hash",
     "a_preempted_request_samples_behind_a_token_short": "no token is sampled",
     "a_running_request_is_counted_as_at_admission": "Cannot get 1 free blocks",
@@ -212,7 +212,7 @@ def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
     [functions] = (line for line in called if line.startswith("vllm/v1/core/sched/scheduler.py"))
     assert "Scheduler.schedule" in functions
     code, out, _ = kvspec("export", str(path), "--as", "story", "--impl", "vllm==0.33.0")
-    assert code == 0 and "where block 8 holds" in " ".join(out.split()) and "kv_committed_len" not in out
+    assert code == 0 and "slot 0 of block 8 is" in " ".join(out.split()) and "kv_committed_len" not in out
     named = ("--name", "a_name_of_four_words", "--story", "A story of what happens.", "--out", ".")
     code, out, _ = kvspec("new-fixture", str(path), "--impl", "vllm==0.33.0", *named)
     made = traces.load(tmp_path / "a_name_of_four_words.json")
