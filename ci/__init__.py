@@ -17,6 +17,10 @@ def templates(*, escape: bool, **options: Any) -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # most commands need none
 
     return Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=escape, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, **options,
-    )  # fmt: skip
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=escape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **options,
+    )

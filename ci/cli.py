@@ -15,11 +15,21 @@ from types import FrameType
 import click
 
 from ci.output import lasting_output, plain
-from ci.commands import adapters, authoring, catalogue, documents, running, searching, servers, traces
+from ci.commands import (
+    adapters,
+    authoring,
+    catalogue,
+    documents,
+    running,
+    searching,
+    servers,
+    traces,
+)
 from ci.commands.shared import Unusable
 
 _LONGEST = 2000  # of a line: twenty names that a checkout lacks, and what to do
-_EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a package that is not there
+# what brings a package that is not there
+_EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -38,9 +48,13 @@ def _version(context: click.Context, _: click.Parameter, requested: bool) -> Non
 
 @click.group(context_settings=_CONTEXT, invoke_without_command=True)
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
     help="Show the version and exit.",
-)  # fmt: skip
+)
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Check the KV-cache bookkeeping of an LLM server against its specification."""
@@ -75,10 +89,15 @@ def run(
 
 
 def _run(
-    arguments: Sequence[str] | None, command: click.Command, name: str, complain: Callable[[str, int], int]
+    arguments: Sequence[str] | None,
+    command: click.Command,
+    name: str,
+    complain: Callable[[str, int], int],
 ) -> int:
     try:
-        code = command.main(list(arguments) if arguments is not None else None, name, standalone_mode=False)
+        code = command.main(
+            list(arguments) if arguments is not None else None, name, standalone_mode=False
+        )
         return code if isinstance(code, int) else 0
     except Unusable as error:
         return complain(str(error), 2)
@@ -90,11 +109,15 @@ def _run(
         return complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-            return complain(f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'", 2)
+            return complain(
+                f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'", 2
+            )
         if os.environ.get("KVSPEC_TRACEBACK"):
             raise
         where = "set KVSPEC_TRACEBACK=1 to see where"
-        return complain(f"something broke that should not: {type(error).__name__}: {error} ({where})", 3)
+        return complain(
+            f"something broke that should not: {type(error).__name__}: {error} ({where})", 3
+        )
 
 
 def _complain(name: str, message: str, code: int) -> int:
@@ -102,16 +125,21 @@ def _complain(name: str, message: str, code: int) -> int:
     return code
 
 
-def interrupts(now: Callable[[], float] = time.monotonic) -> Callable[[int, FrameType | None], None]:
+def interrupts(
+    now: Callable[[], float] = time.monotonic,
+) -> Callable[[int, FrameType | None], None]:
     """A handler of signals to end. The first interrupts; after the second the report still comes."""
     had: list[float] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if had and now() - had[-1] < 1:  # timeout(1), for one, sends it to the process and to its group
+        # timeout(1), for one, sends it to the process and to its group
+        if had and now() - had[-1] < 1:
             return
         had.append(now())
         if len(had) == 2:
-            os.write(2, b"kvspec: ends, and reports what it has found; one more signal ends it at once\n")
+            os.write(
+                2, b"kvspec: ends, and reports what it has found; one more signal ends it at once\n"
+            )
         else:
             signal.default_int_handler(number, frame)
 

@@ -46,7 +46,9 @@ def shortest(scope: Scope) -> Iterator[CorpusLine]:
             text = situation(state, command, outcome, now)
             if text not in seen:
                 seen.add(text)
-                yield CorpusLine(text, scope.geometry, scope.mode, scope.name, explorer.path(at, command))
+                yield CorpusLine(
+                    text, scope.geometry, scope.mode, scope.name, explorer.path(at, command)
+                )
 
 
 def faithful(line: CorpusLine) -> CorpusLine:
@@ -71,10 +73,16 @@ def at_random(wanted: set[str], there: set[str]) -> Iterator[CorpusLine]:
     there: situations that have one.
     """
     system, whole, found, last = resolve("reference"), plan("pr", seed=SEED), {*there}, 0
-    configs = [unfitted(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES]
+    configs = [
+        unfitted(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES
+    ]
     for example in range(RUNS):
         for config in configs:
-            run, did, first_at = start_run(system, whole, config, example), list[Command](), dict[str, int]()
+            run, did, first_at = (
+                start_run(system, whole, config, example),
+                list[Command](),
+                dict[str, int](),
+            )
             state = model.initial(run.geometry, config.mode)
             while len(did) < whole.steps and state.serial < SHARED - 1:
                 was, command = state, propose(state, run.source, run.profile)
@@ -86,7 +94,9 @@ def at_random(wanted: set[str], there: set[str]) -> Iterator[CorpusLine]:
             for text in sorted(first_at.keys() - found):
                 found.add(text)
                 last = example
-                yield CorpusLine(text, run.geometry, config.mode, "random", tuple(did[: first_at[text]]))
+                yield CorpusLine(
+                    text, run.geometry, config.mode, "random", tuple(did[: first_at[text]])
+                )
         if example - last >= FRUITLESS:
             return
 
@@ -100,7 +110,9 @@ def still_meets(line: CorpusLine) -> bool:
 def make() -> int:
     """Bring the directed corpus up to date."""
     old = corpus.load() if corpus.FILE.exists() else ()
-    kept = {way: [n for n in old if n.origin == way and still_meets(n)] for way in ("random", "hand")}
+    kept = {
+        way: [n for n in old if n.origin == way and still_meets(n)] for way in ("random", "hand")
+    }
     best: dict[str, CorpusLine] = {}
     with Progress() as progress:
         for scope in SCOPES.values():
@@ -120,7 +132,9 @@ def make() -> int:
     lines.sort(key=lambda line: (line.situation, line.origin))
     corpus.FILE.write_text("".join(f"{corpus.written(line)}\n" for line in lines), encoding="utf-8")
     missing = best.keys() - {line.situation for line in random}
-    click.echo(f"wrote   {corpus.FILE} ({len(lines)} lines, {sum(len(n.commands) for n in lines)} commands)")
+    click.echo(
+        f"wrote   {corpus.FILE} ({len(lines)} lines, {sum(len(n.commands) for n in lines)} commands)"
+    )
     click.echo(f"        {len(missing)} situations of scopes alone: no run met them")
     return 0
 

@@ -41,7 +41,8 @@ class Lasting:
             yield
         except OSError as error:
             self.error = error
-            with suppress(OSError, ValueError):  # Python flushes the rest when it ends, and would complain
+            # Python flushes the rest when it ends, and would complain
+            with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 

@@ -87,7 +87,9 @@ def tests(home: Path, folder: Path) -> None:
         target = folder / "kvspec_tests" / path.relative_to(source)
         if path.is_file() and "__pycache__" not in path.parts:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(moved(path, TESTS).encode() if path.suffix == ".py" else path.read_bytes())
+            target.write_bytes(
+                moved(path, TESTS).encode() if path.suffix == ".py" else path.read_bytes()
+            )
 
 
 if __name__ == "__main__":

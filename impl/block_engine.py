@@ -45,11 +45,13 @@ class BlockEngine(SelfSchedulingDriver):
         self.clear(*(group.block_size for group in self.groups))
         self.refs = [0] * (1 + geometry.blocks)
         self.free = deque(range(1, 1 + geometry.blocks))
-        self.hashes: dict[int, tuple[int, int]] = {}  # of a block: its group, the stamp of its last token
+        # of a block: its group, the stamp of its last token
+        self.hashes: dict[int, tuple[int, int]] = {}
         self.cached: dict[tuple[int, int], int] = {}  # the block of a hash
         self.waiting: list[_Request] = []
         self.running: list[_Request] = []
-        self.batch: list[tuple[_Request, int | None]] = []  # who was scheduled, and what was sampled
+        # who was scheduled, and what was sampled
+        self.batch: list[tuple[_Request, int | None]] = []
         self.in_step = False
 
     def carry_out(self, command: EngineCommand) -> None:
@@ -60,7 +62,9 @@ class BlockEngine(SelfSchedulingDriver):
                 known = command.request in self._requests()
                 text = self.accept(command, self.config.max_model_len, known)
                 most = len(text) + command.max_tokens
-                self.waiting.append(_Request(command.request, text, most, [[] for _ in self.groups]))
+                self.waiting.append(
+                    _Request(command.request, text, most, [[] for _ in self.groups])
+                )
             case Abort(name):
                 require(name in self._requests(), Reason.UNKNOWN_REQUEST)
                 self._end(self._requests()[name])
@@ -113,12 +117,16 @@ class BlockEngine(SelfSchedulingDriver):
 
     def _needed(self, request: _Request, end: int) -> list[int]:
         """Blocks that each group lacks for the first `end` tokens of a request."""
-        return [-(-end // g.block_size) - len(table) for g, table in zip(self.groups, request.tables)]
+        return [
+            -(-end // g.block_size) - len(table) for g, table in zip(self.groups, request.tables)
+        ]
 
     def _oldest_read(self, group: int, query: int) -> int:
         """The index of the first block that a query at this position reads."""
         layers = self.groups[group]
-        return 0 if layers.window is None else max(0, query - layers.window + 1) // layers.block_size
+        return (
+            0 if layers.window is None else max(0, query - layers.window + 1) // layers.block_size
+        )
 
     # -- the prefix cache -------------------------------------------------------------------------
 
@@ -160,11 +168,18 @@ class BlockEngine(SelfSchedulingDriver):
             else:
                 self._run(request, count)
                 budget, at = budget - count, at + 1
-        while self.waiting and budget and not preempted and len(self.running) < self.config.max_seqs:
+        while (
+            self.waiting and budget and not preempted and len(self.running) < self.config.max_seqs
+        ):
             request = self.waiting[0]
             start, tables = self._find(request)
             count = self._chunk(request, start, budget)
-            kept = {block for table in tables for block in table if block != NULL and not self.refs[block]}
+            kept = {
+                block
+                for table in tables
+                for block in table
+                if block != NULL and not self.refs[block]
+            }
             request.tables = tables
             if not count or sum(self._needed(request, start + count)) > len(self.free) - len(kept):
                 request.tables = [[] for _ in self.groups]
@@ -203,7 +218,9 @@ class BlockEngine(SelfSchedulingDriver):
         sampled = self.sample(request.name, stamps[-1]) if ends else None
         rows = tuple(map(tuple, request.tables))
         tokens = tuple(request.text[start:end])
-        self.lanes.append(Lane(request.name, start, tokens, 0, () if sampled is None else (sampled,), rows))
+        self.lanes.append(
+            Lane(request.name, start, tokens, 0, () if sampled is None else (sampled,), rows)
+        )
         self.batch.append((request, sampled))
         self._publish(request)
 
@@ -243,10 +260,15 @@ class BlockEngine(SelfSchedulingDriver):
             for name, r in self._requests().items()
         }
         return self.facts(
-            self.refs, published, free=tuple(self.free), mapped=dict(Counter(self.cached.values())),
-            requests=requests, steps_in_flight=int(self.in_step), results_due=self.in_step,
+            self.refs,
+            published,
+            free=tuple(self.free),
+            mapped=dict(Counter(self.cached.values())),
+            requests=requests,
+            steps_in_flight=int(self.in_step),
+            results_due=self.in_step,
             in_step=self.in_step,
-        )  # fmt: skip
+        )
 
 
 make = BlockEngine

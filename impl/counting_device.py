@@ -76,7 +76,8 @@ class DeviceTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> DeviceTensor:
         size, stride, offset = held.shape, held.stride(), held.storage_offset()
-        with torch.inference_mode(False):  # else it could be no view of a tensor made outside that mode
+        # else it could be no view of a tensor made outside that mode
+        with torch.inference_mode(False):
             self: DeviceTensor = torch.Tensor._make_wrapper_subclass(
                 cls, size, stride, offset, dtype=held.dtype, device=torch.device(NAME)
             )
@@ -113,7 +114,9 @@ class DeviceTensor(torch.Tensor):
         held_args, held_kwargs = tree_map_only(torch.device, lambda _: _HOST, held)
         out = func(*held_args, **held_kwargs)
         if name.endswith("_"):
-            counts.elements += max((each.numel() for each in tensors[1:]), default=tensors[0].numel())
+            counts.elements += max(
+                (each.numel() for each in tensors[1:]), default=tensors[0].numel()
+            )
             return args[0]
         if isinstance(out, torch.Tensor) and not func.is_view:
             counts.elements += out.numel()
@@ -145,7 +148,9 @@ def _fresh(make: Callable[..., torch.Tensor]) -> Callable[..., DeviceTensor]:
 
 _KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "empty.memory_format": _fresh(lambda size, dtype: torch.full(size, 85, dtype=dtype)),
-    "empty_strided": _fresh(lambda *sizes, dtype: torch.empty_strided(*sizes, dtype=dtype).fill_(85)),
+    "empty_strided": _fresh(
+        lambda *sizes, dtype: torch.empty_strided(*sizes, dtype=dtype).fill_(85)
+    ),
     "arange": _fresh(torch.arange),
     "arange.start": _fresh(torch.arange),
     "arange.start_step": _fresh(torch.arange),
@@ -158,9 +163,13 @@ def device() -> torch.device:
     """The device, registered with torch once in a process. Raises UnusableImplementation."""
     if not _registered:
         try:
-            from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as set_up
+            from torch.utils.backend_registration import (
+                _setup_privateuseone_for_python_backend as set_up,
+            )
         except ImportError as error:
-            raise UnusableImplementation(f"--device {NAME}: this torch is too old: {error}") from error
+            raise UnusableImplementation(
+                f"--device {NAME}: this torch is too old: {error}"
+            ) from error
         set_up(NAME)
         aten = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         for name, kernel in _KERNELS.items():

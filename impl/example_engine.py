@@ -30,9 +30,12 @@ class ExampleEngine:
 
     name = "example"
     capabilities = Capabilities(
-        commands=frozenset({"Submit", "Admit", "Extend", "Decode", "Finish"}), swa=False, tree=False,
-        exact_reasons=False, may_refuse=frozenset({Reason.NO_TREE}),  # prompts that others share
-    )  # fmt: skip
+        commands=frozenset({"Submit", "Admit", "Extend", "Decode", "Finish"}),
+        swa=False,
+        tree=False,
+        exact_reasons=False,
+        may_refuse=frozenset({Reason.NO_TREE}),  # prompts that others share
+    )
 
     def reset(self, geometry: Geometry) -> None:
         self.page_size, self.width, self.serial = geometry.page_size, geometry.width, 0
@@ -46,7 +49,12 @@ class ExampleEngine:
         return Done() if reason is None else Refused(reason)
 
     def _submit(self, c: Submit) -> Reason | None:
-        if c.session is not None or c.request in self.requests or c.rewind or not 1 <= c.tokens <= self.width:
+        if (
+            c.session is not None
+            or c.request in self.requests
+            or c.rewind
+            or not 1 <= c.tokens <= self.width
+        ):
             return Reason.BAD_LENGTH
         if c.prompt:
             return Reason.NO_TREE
@@ -56,7 +64,10 @@ class ExampleEngine:
         return None
 
     def _admit(self, c: Admit) -> Reason | None:
-        if c.request not in self.requests or self.requests[c.request].phase not in ("queued", "admitted"):
+        if c.request not in self.requests or self.requests[c.request].phase not in (
+            "queued",
+            "admitted",
+        ):
             return Reason.WRONG_PHASE
         self.requests[c.request].phase = "admitted"
         return None
@@ -70,13 +81,21 @@ class ExampleEngine:
     def _compute(self, lanes: list[tuple[str, int]], *phases: str) -> Reason | None:
         """The next tokens of each request, all or nothing: what they need is added up first."""
         batch = {name: self.requests[name] for name, n in lanes if name in self.requests and n >= 1}
-        if not lanes or len(batch) < len(lanes) or any(r.phase not in phases for r in batch.values()):
+        if (
+            not lanes
+            or len(batch) < len(lanes)
+            or any(r.phase not in phases for r in batch.values())
+        ):
             return Reason.WRONG_PHASE
         ends = [(r, len(r.slots) + n) for r, (_, n) in zip(batch.values(), lanes)]
         if any(end > min(len(r.text), self.width) for r, end in ends):
             return Reason.BAD_LENGTH
-        pages = sum(-(-end // self.page_size) - -(-len(r.slots) // self.page_size) for r, end in ends)
-        if pages > len(self.free_pages) or sum(r.row is None for r, _ in ends) > len(self.free_rows):
+        pages = sum(
+            -(-end // self.page_size) - -(-len(r.slots) // self.page_size) for r, end in ends
+        )
+        if pages > len(self.free_pages) or sum(r.row is None for r, _ in ends) > len(
+            self.free_rows
+        ):
             return Reason.OUT_OF_FULL
         for request, end in ends:
             request.row = self.free_rows.pop() if request.row is None else request.row
@@ -107,7 +126,11 @@ class ExampleEngine:
         return View({}, shown, list(self.free_pages), list(self.free_rows), held, list(self.stamps))
 
     def _shown(self, request: _Request) -> RequestView:
-        cursors = Cursors(len(request.slots), len(request.slots), 0, 0) if request.row is not None else None
+        cursors = (
+            Cursors(len(request.slots), len(request.slots), 0, 0)
+            if request.row is not None
+            else None
+        )
         return RequestView(None, request.origin, list(request.text), request.row, cursors)
 
     def close(self) -> None:

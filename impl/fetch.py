@@ -84,7 +84,9 @@ def complete(root: Path, unpacked: Callable[[Path, Path], None]) -> None:
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
             unpacked(Path(work), whole := Path(work) / "unpacked")
             new = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
-            shutil.copytree(root, whole, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                root, whole, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+            )
             digest = _digest(whole)
             for name in new:
                 if not (target := root / name).is_file():
@@ -171,14 +173,20 @@ def ask_pip(arguments: list[str], release: str) -> subprocess.CompletedProcess[s
     plain = ["--no-deps", "--disable-pip-version-check", "--no-input", "--only-binary=:all:"]
     command = [*_pip(), arguments[0], *plain, *arguments[1:], release]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise UnusableImplementation(f"{release}: pip gave no answer in {_PIP_TIMEOUT_S} s") from None
+        raise UnusableImplementation(
+            f"{release}: pip gave no answer in {_PIP_TIMEOUT_S} s"
+        ) from None
 
 
 def _pip() -> list[str]:
     """This Python's pip, else one on the path: environments are often made without."""
-    if importlib.util.find_spec("pip") is None and (found := shutil.which("pip3") or shutil.which("pip")):
+    if importlib.util.find_spec("pip") is None and (
+        found := shutil.which("pip3") or shutil.which("pip")
+    ):
         return [found]
     return [sys.executable, "-P", "-m", "pip"]
 

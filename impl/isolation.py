@@ -108,7 +108,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Answers imports of the release's package, and of those that are needed for imports only."""
 
     def __init__(
-        self, root: Path, modules: Bookkeeping, provided: Mapping[str, dict[str, Any]], inert: Sequence[str]
+        self,
+        root: Path,
+        modules: Bookkeeping,
+        provided: Mapping[str, dict[str, Any]],
+        inert: Sequence[str],
     ) -> None:
         self.root = root
         self.modules = modules
@@ -116,7 +120,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.packages = frozenset({modules.package, *inert})
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
         if fullname.partition(".")[0] not in self.packages:

@@ -57,14 +57,17 @@ class OwnTreeEngine(TorchKV):
         super().decode(command)
         # What the prefill kept back of a prompt; outputs may yet be cut.
         found = [self.requests[name] for name in command.requests]
-        self.insert_unfinished([r for r in found if r.cursors.kv_committed_len <= r.origin + self.page_size])
+        self.insert_unfinished(
+            [r for r in found if r.cursors.kv_committed_len <= r.origin + self.page_size]
+        )
         return None
 
     def apply(self, command: Command) -> Outcome:
         outcome = super().apply(command)
         if isinstance(self.tree, OwnTree) and self.window is not None:
             for request in self.requests.values():
-                lock = self.locks.get(request.name)  # a turn may be cut back: its session's stays whole
+                # a turn may be cut back: its session's stays whole
+                lock = self.locks.get(request.name)
                 if lock is not None and request.settled - self.window >= lock.node.end:
                     self.tree.unlock_swa(lock)
         return outcome

@@ -60,7 +60,9 @@ class Checkout:
     """The files of a package under `root`; each is read once, and none of it is run. below: the folder that
     the entries' files are in; modules: which of it is loaded."""
 
-    def __init__(self, root: Path, below: str, modules: Bookkeeping, table: Sequence[ApiLine]) -> None:
+    def __init__(
+        self, root: Path, below: str, modules: Bookkeeping, table: Sequence[ApiLine]
+    ) -> None:
         self._root, self._below, self._modules_of, self._table = root, below, modules, table
         self._modules: dict[str, Names | None] = {}
         self._known: dict[tuple[str, ast.expr], str | None] = {}
@@ -70,7 +72,9 @@ class Checkout:
         """What a release of that version has and these files have not; `order`: all versions."""
         at, found = order.index(version), []
         for entry in self._table:
-            if order.index(entry.since) > at or (entry.before != "..." and order.index(entry.before) <= at):
+            if order.index(entry.since) > at or (
+                entry.before != "..." and order.index(entry.before) <= at
+            ):
                 continue
             for use in entry.uses:
                 if (entry.file, use) not in self._known:
@@ -119,12 +123,16 @@ class Checkout:
             parameters = _fields(node)
         else:
             parameters = _parameters(node, method=bool(member) or node.name == "__init__")
-        return parameters and parameters.refuse(name, len(call.args), [str(k.arg) for k in call.keywords])
+        return parameters and parameters.refuse(
+            name, len(call.args), [str(k.arg) for k in call.keywords]
+        )
 
     def _find(self, module: Names, name: str) -> ast.AST | None:
         """What a module calls `name`; an import is followed, one of a module that is not loaded is None."""
         node, package = module.get(name), self._modules_of.package
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(f"{package}."):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+            f"{package}."
+        ):
             return node
         assert node.module is not None
         if not self._modules_of.is_real(node.module):
@@ -170,7 +178,8 @@ def _parsed(text: str) -> Names:
             names[node.name] = node
         elif isinstance(node, ast.ImportFrom | ast.Import):
             for name in (alias.asname or alias.name for alias in node.names):
-                if not isinstance(names.get(name), ast.FunctionDef | ast.ClassDef):  # else for a type checker
+                # else for a type checker
+                if not isinstance(names.get(name), ast.FunctionDef | ast.ClassDef):
                     names[name] = node
         elif isinstance(node, ast.If | ast.Try):
             waiting += [*node.body, *node.orelse]
@@ -181,7 +190,9 @@ def _parsed(text: str) -> Names:
 @lru_cache(maxsize=1024)
 def _stored(node: ast.ClassDef) -> Names:
     """What methods of a class give a value to, as `self.NAME`: where they first do."""
-    stores = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    stores = (
+        n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+    )
     mine = [n for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"]
     return {store.attr: store for store in reversed(mine)}
 
@@ -220,8 +231,12 @@ def _parameters(node: ast.FunctionDef, *, method: bool) -> _Parameters | None:
     names = [a.arg for a in (*args.posonlyargs, *args.args)][method and not static :]
     required = set(names[: len(names) - len(args.defaults)] if args.defaults else names)
     kwonly = {a.arg for a in args.kwonlyargs}
-    required |= {a.arg for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is None}
-    return _Parameters(names, required, {*names} | kwonly, args.vararg is not None, args.kwarg is not None)
+    required |= {
+        a.arg for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is None
+    }
+    return _Parameters(
+        names, required, {*names} | kwonly, args.vararg is not None, args.kwarg is not None
+    )
 
 
 def _fields(node: ast.ClassDef) -> _Parameters | None:

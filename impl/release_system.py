@@ -36,7 +36,9 @@ class ReleaseSystem(WorkerSystem):
     source = "."
     capabilities = REQUESTS_ALONE
 
-    def __init__(self, version: str | None, path: str | None = None, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, version: str | None, path: str | None = None, limits: Limits = LIMITS
+    ) -> None:
         super().__init__(limits)
         self.name = f"{self.package}=={version}" if path is None else f"{self.package}@checkout"
         self.root: Path
@@ -47,7 +49,9 @@ class ReleaseSystem(WorkerSystem):
         if not (self.root / self.needed).exists():
             since = "" if path else f"; the first release that is driven is {self.releases[0]}"
             where = path or "its wheel"
-            raise UnusableImplementation(f"{self.name}: there is no {self.needed} in {where}{since}")
+            raise UnusableImplementation(
+                f"{self.name}: there is no {self.needed} in {where}{since}"
+            )
         self.release = version or self._stated()
 
     def command_line(self) -> list[str]:

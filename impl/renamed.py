@@ -38,7 +38,9 @@ def alias(module: Any, name: str, names: Mapping[str, str]) -> None:
     if kind and not isinstance(owner, type):
         return
     if old in vars(owner):
-        raise UnusableImplementation(f"{module.__name__}: {name} is there; it should be called {new}")
+        raise UnusableImplementation(
+            f"{module.__name__}: {name} is there; it should be called {new}"
+        )
     setattr(owner, old, _property(new) if kind else getattr(owner, new))
 
 
@@ -55,5 +57,7 @@ def in_code(text: str, names: Mapping[str, str], uses: Iterable[ast.expr]) -> st
     for name, new in names.items():
         kind, _, old = name.rpartition(".")
         then = r"(?=\()" if name in calls else r"\b(?!\()"
-        text = re.sub(rf"\.{old}{then}" if kind else rf"\b{old}\b", f".{new}" if kind else new, text)
+        text = re.sub(
+            rf"\.{old}{then}" if kind else rf"\b{old}\b", f".{new}" if kind else new, text
+        )
     return text

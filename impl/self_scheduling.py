@@ -89,6 +89,10 @@ class SelfSchedulingDriver:
         memory = {block: (group, tuple(slots)) for block, (group, slots) in self.memory.items()}
         memory |= {block: (1, (stamp, stamp)) for block, stamp in (states or {}).items()}
         return BlockFacts(
-            refs=tuple(refs), memory=tuple(memory.get(block, (-1, ())) for block in range(len(refs))),
-            published=tuple(published), lanes=tuple(self.lanes), outputs=tuple(self.outputs), **more,
-        )  # fmt: skip
+            refs=tuple(refs),
+            memory=tuple(memory.get(block, (-1, ())) for block in range(len(refs))),
+            published=tuple(published),
+            lanes=tuple(self.lanes),
+            outputs=tuple(self.outputs),
+            **more,
+        )

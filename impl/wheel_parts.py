@@ -42,7 +42,9 @@ class _Ranges(io.RawIOBase):
 
     def __init__(self, url: str) -> None:
         self._url, self._at = url, 0
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_TIMEOUT_S) as reply:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, method="HEAD"), timeout=_TIMEOUT_S
+        ) as reply:
             self._size = int(reply.headers["Content-Length"])
 
     def seekable(self) -> bool:
@@ -79,7 +81,15 @@ def _url(release: str) -> str:
     output = ""
     target = ["--platform", "manylinux_2_31_x86_64", "--platform", "manylinux1_x86_64"]
     for options in ([], [*target, "--python-version", "312", "--target", tempfile.gettempdir()]):
-        arguments = ["install", "--dry-run", "--quiet", "--ignore-installed", *options, "--report", "-"]
+        arguments = [
+            "install",
+            "--dry-run",
+            "--quiet",
+            "--ignore-installed",
+            *options,
+            "--report",
+            "-",
+        ]
         done = fetch.ask_pip(arguments, release)
         if done.returncode == 0:
             [wheel] = json.loads(done.stdout)["install"]

@@ -27,9 +27,12 @@ class WindowedEngine(ExampleEngine):
     name = "windowed-example"
     capabilities = replace(
         ExampleEngine.capabilities,
-        commands=ExampleEngine.capabilities.commands | {"EvictSwa"}, swa=True, full_only=False,
-        modes=(Mode.FAITHFUL,),  # its scheduler evicts with lengths that are committed, never further
-    )  # fmt: skip
+        commands=ExampleEngine.capabilities.commands | {"EvictSwa"},
+        swa=True,
+        full_only=False,
+        # its scheduler evicts with lengths that are committed, never further
+        modes=(Mode.FAITHFUL,),
+    )
 
     def reset(self, geometry: Geometry) -> None:
         super().reset(geometry)
@@ -38,7 +41,8 @@ class WindowedEngine(ExampleEngine):
         self.free_swa = list(range(1, geometry.swa_pages + 1))
         self.swa_stamps = [0] * (geometry.swa_pages + 1) * geometry.page_size
         self.mapping = [0] * len(self.stamps)  # full slot -> SWA slot
-        self.swa_blocks: dict[str, list[int]] = {}  # request -> a SWA page for each page, 0 where evicted
+        # request -> a SWA page for each page, 0 where evicted
+        self.swa_blocks: dict[str, list[int]] = {}
 
     def apply(self, command: Command) -> Outcome:
         if isinstance(command, EvictSwa):
@@ -63,7 +67,9 @@ class WindowedEngine(ExampleEngine):
     def _new_pages(self, c: Extend | Decode) -> int:
         """SWA pages that a batch needs, checked before anything is done."""
         grown = [(len(self.requests[name].slots), tokens) for name, tokens in self._lanes(c)]
-        return sum(-(-(n + tokens) // self.page_size) - -(-n // self.page_size) for n, tokens in grown)
+        return sum(
+            -(-(n + tokens) // self.page_size) - -(-n // self.page_size) for n, tokens in grown
+        )
 
     def _write(self, name: str) -> None:
         """A SWA block for each new page, and KV for each new token."""
@@ -90,7 +96,9 @@ class WindowedEngine(ExampleEngine):
 
     def _evicted(self, name: str) -> int:
         blocks = self.swa_blocks.get(name, [])
-        return next((page for page, block in enumerate(blocks) if block), len(blocks)) * self.page_size
+        return (
+            next((page for page, block in enumerate(blocks) if block), len(blocks)) * self.page_size
+        )
 
     def _release(self, blocks: list[int], slots: list[int]) -> None:
         self.free_swa += [block for block in blocks if block]
@@ -99,10 +107,14 @@ class WindowedEngine(ExampleEngine):
 
     def view(self) -> View:
         return structs.replace(
-            super().view(), free_swa=list(self.free_swa), full_to_swa=list(self.mapping),
+            super().view(),
+            free_swa=list(self.free_swa),
+            full_to_swa=list(self.mapping),
             swa_stamps=list(self.swa_stamps),
-            requests={name: self._cursors(name, shown) for name, shown in super().view().requests.items()},
-        )  # fmt: skip
+            requests={
+                name: self._cursors(name, shown) for name, shown in super().view().requests.items()
+            },
+        )
 
     def _cursors(self, name: str, shown: RequestView) -> RequestView:
         if shown.cursors is None:

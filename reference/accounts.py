@@ -44,7 +44,10 @@ def report(state: State) -> Report:
     geometry = state.config.geometry
     size, left, rows = geometry.page_size, free(state), counted(state)
     available = {"full": left.full * size, "swa": left.swa * size, "rows": left.rows}
-    totals = {**{pool: geometry.pages(pool) * size for pool in geometry.pools}, "rows": geometry.rows}
+    totals = {
+        **{pool: geometry.pages(pool) * size for pool in geometry.pools},
+        "rows": geometry.rows,
+    }
     amounts = {"full": counted_full, "swa": counted_swa, "rows": lambda *_: 1}
     entries = tuple(
         Entry(pool, term, holder, amounts[pool](cursors, size))
@@ -56,9 +59,12 @@ def report(state: State) -> Report:
     accounts = []
     for pool, total in totals.items():
         held, uncached = (
-            sum(e.amount for e in entries if e.pool == pool and e.term == term) for term in (HELD, UNCACHED)
+            sum(e.amount for e in entries if e.pool == pool and e.term == term)
+            for term in (HELD, UNCACHED)
         )
-        accounts.append(Account(pool, available[pool], *(tree.get(pool) or (0, 0)), held, uncached, total))
+        accounts.append(
+            Account(pool, available[pool], *(tree.get(pool) or (0, 0)), held, uncached, total)
+        )
     return Report(tuple(accounts), entries)
 
 

@@ -92,7 +92,10 @@ class Reason(DescribedEnum):
     NO_TREE = "no_tree", "a command for the radix tree on a server without one"
     BAD_LENGTH = "bad_length", "a length (or level) outside what the command allows"
     UNFAITHFUL = "unfaithful", "no scheduler would do it; realistic mode, but for locks of turns"
-    WINDOW_LOST = "window_lost", "window eviction went past the commit: the request may end, not go on"
+    WINDOW_LOST = (
+        "window_lost",
+        "window eviction went past the commit: the request may end, not go on",
+    )
     ROW_TOO_SHORT = "row_too_short", "the row of req_to_token is too narrow"
     NO_ROW = "no_row", "too few rows are free"
     OUT_OF_FULL = "out_of_full", "too few pages of the full pool are free or evictable"
@@ -101,7 +104,13 @@ class Reason(DescribedEnum):
 
 
 # Refusals that depend on sizes; all others depend on the rules alone.
-_MEMORY = Reason.ROW_TOO_SHORT, Reason.NO_ROW, Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.OUT_OF_STATES
+_MEMORY = (
+    Reason.ROW_TOO_SHORT,
+    Reason.NO_ROW,
+    Reason.OUT_OF_FULL,
+    Reason.OUT_OF_SWA,
+    Reason.OUT_OF_STATES,
+)
 MEMORY_REASONS = frozenset(_MEMORY)
 
 
@@ -138,7 +147,9 @@ def prompt_text(prompt: Prompt) -> str:
 
 def prompt_of(text: str) -> Prompt:
     """The prompt that `text`, such as "a8b4", stands for."""
-    return tuple(Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text))
+    return tuple(
+        Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text)
+    )
 
 
 @dataclass(frozen=True, slots=True)

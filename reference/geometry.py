@@ -65,7 +65,9 @@ class Geometry:
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "settings":
-                for pattern, text in (pair for setting in self.settings for pair in zip(SETTING, setting)):
+                for pattern, text in (
+                    pair for setting in self.settings for pair in zip(SETTING, setting)
+                ):
                     if not re.fullmatch(pattern, text):
                         raise GeometryError(f.name, f"must be like {pattern}, not {text!r:.60}")
                 continue
@@ -85,11 +87,15 @@ class Geometry:
         if self.tracks and not self.states:
             raise GeometryError("tracks", "needs states")
         if self.states and ((self.page_size > 1 and not self.tracks) or self.bigram):
-            raise GeometryError("states", "needs page_size 1 or tracks, and no bigram: a state is of one end")
+            raise GeometryError(
+                "states", "needs page_size 1 or tracks, and no bigram: a state is of one end"
+            )
         if self.window is None and self.swa_pages:
             raise GeometryError("swa_pages", "must be 0 when window is null (no SWA pool)")
         if max(self.full_pages, self.swa_pages) * self.page_size > LIMITS["pool_tokens"]:
-            raise GeometryError("full_pages", f"a pool may hold at most {LIMITS['pool_tokens']} tokens")
+            raise GeometryError(
+                "full_pages", f"a pool may hold at most {LIMITS['pool_tokens']} tokens"
+            )
         if self.rows * self.width > LIMITS["row_cells"]:
             raise GeometryError("rows", f"rows * width may be at most {LIMITS['row_cells']} cells")
 
@@ -128,12 +134,21 @@ PRESETS: dict[str, Geometry] = {
         page_size=4, window=4, full_pages=10, swa_pages=8, rows=3, width=32
     ),
     "tight": Geometry(page_size=2, window=4, full_pages=7, swa_pages=5, rows=2, width=16),
-    "state": Geometry(page_size=1, window=None, full_pages=30, swa_pages=0, rows=3, width=24, states=6),
+    "state": Geometry(
+        page_size=1, window=None, full_pages=30, swa_pages=0, rows=3, width=24, states=6
+    ),
     "state-window": Geometry(
         page_size=1, window=3, full_pages=24, swa_pages=16, rows=3, width=20, states=5
     ),
     "state-track": Geometry(
-        page_size=2, window=None, full_pages=16, swa_pages=0, rows=3, width=24, states=13, tracks=True
+        page_size=2,
+        window=None,
+        full_pages=16,
+        swa_pages=0,
+        rows=3,
+        width=24,
+        states=13,
+        tracks=True,
     ),
     "state-track-window": Geometry(
         page_size=2, window=3, full_pages=14, swa_pages=11, rows=3, width=20, states=11, tracks=True
@@ -146,7 +161,9 @@ def preset(name: str) -> Geometry:
     try:
         return PRESETS[name]
     except KeyError:
-        raise GeometryError("preset", f"unknown {name!r:.40}; one of {', '.join(PRESETS)}") from None
+        raise GeometryError(
+            "preset", f"unknown {name!r:.40}; one of {', '.join(PRESETS)}"
+        ) from None
 
 
 __all__ = ["LIMITS", "PRESETS", "Geometry", "GeometryError", "ServerGeometry", "preset"]

@@ -45,7 +45,9 @@ def insert_on_finish(state: State, request: Request, length: int, effects: Effec
     key = tree_key(text_tokens(request.text, length), state.config.geometry.bigram)
     key = radix.whole_pages(state.tree, key)
     if len(key) > c.cache_protected_len:
-        state = _hand_over(state, request.holder, key, _evicted(c), effects, goes_on=False, row=True)
+        state = _hand_over(
+            state, request.holder, key, _evicted(c), effects, goes_on=False, row=True
+        )
     return unlocked(state, request.holder)
 
 
@@ -57,7 +59,9 @@ def insert_by_lock_holder(
     lock = radix.lock_of(state.tree, holder)
     prefix = len(lock.key) if lock is not None else 0
     if len(key) > prefix:
-        state = _hand_over(state, holder, key, max(evicted, prefix), effects, goes_on=goes_on, row=False)
+        state = _hand_over(
+            state, holder, key, max(evicted, prefix), effects, goes_on=goes_on, row=False
+        )
     if not goes_on:
         return unlocked(state, holder)
     assert state.tree is not None

@@ -44,6 +44,10 @@ def step_with_effects(
     effects = no_effects() if state.tree is not None else _NO_EFFECTS
     context = RuleContext({c.request: c for c in choices} if choices else _NO_CHOICES, effects)
     try:
-        return RULES[type(command)].carry_out(state, command, context), context.done, context.effects
+        return (
+            RULES[type(command)].carry_out(state, command, context),
+            context.done,
+            context.effects,
+        )
     except Refusal as refusal:
         return state, _REFUSED[refusal.args[0]], _NO_EFFECTS

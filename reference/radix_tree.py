@@ -165,7 +165,9 @@ def full_locked(tree: Tree, placed: Placed) -> bool:
 
 def swa_locked(tree: Tree, placed: Placed) -> bool:
     """Some lock needs the node's SWA KV."""
-    return any(lock.swa_from < placed.end and lock.key[: placed.end] == placed.path for lock in tree.locks)
+    return any(
+        lock.swa_from < placed.end and lock.key[: placed.end] == placed.path for lock in tree.locks
+    )
 
 
 def state_locked(tree: Tree, placed: Placed) -> bool:
@@ -390,4 +392,6 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
         leaf = (Node(key[start:end], start >= live_from, tree.clock + 1, tree.clock + 1, leaf),)
     if not matched:
         return tree._replace(children=tuple(sorted(tree.children + leaf)))
-    return changed(tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),))
+    return changed(
+        tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),)
+    )

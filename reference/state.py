@@ -193,13 +193,17 @@ class State(_State):
         return None
 
     def with_session(self, session: Session) -> State:
-        return State(self.config, _put(self.sessions, session), self.requests, self.serial, self.tree)
+        return State(
+            self.config, _put(self.sessions, session), self.requests, self.serial, self.tree
+        )
 
     def without_session(self, name: str) -> State:
         return self._replace(sessions=tuple(s for s in self.sessions if s.name != name))
 
     def with_request(self, request: Request) -> State:
-        return State(self.config, self.sessions, _put(self.requests, request), self.serial, self.tree)
+        return State(
+            self.config, self.sessions, _put(self.requests, request), self.serial, self.tree
+        )
 
     def with_those(self, moved: Mapping[str, Request]) -> State:
         """The state with these in the place of the requests of their names."""
@@ -247,7 +251,9 @@ def _holders(state: State) -> Iterator[Holder]:
 
 def full_pages(cursors: Cursors, page_size: int) -> range:
     """Page indices of the sequence whose full pages the row owns."""
-    return range(cursors.cache_protected_len // page_size, -(-cursors.kv_allocated_len // page_size))
+    return range(
+        cursors.cache_protected_len // page_size, -(-cursors.kv_allocated_len // page_size)
+    )
 
 
 def swa_pages(cursors: Cursors, page_size: int) -> range:
@@ -278,7 +284,9 @@ def state_lens(state: State) -> dict[str, int]:
     turns = {session.turn for session in state.sessions if session.slot is not None}
     found = {session.name: session.state for session in state.sessions if session.slot is not None}
     for request in state.requests:
-        if request.cursors is not None and (request.phase in IN_BATCH or request.phase is Phase.ADMITTED):
+        if request.cursors is not None and (
+            request.phase in IN_BATCH or request.phase is Phase.ADMITTED
+        ):
             length = request.computed_len
             if length or request.name in turns:
                 found[request.holder] = length

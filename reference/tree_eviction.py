@@ -58,7 +58,9 @@ def _without_state(tree: Tree) -> tuple[Tree, Freed] | None:
     return _less(tree, _oldest(tree, _state_candidate, "state_used"), Freed(0, 0, 1), state_used=0)
 
 
-def _less(tree: Tree, placed: Placed | None, freed: Freed, **marks: Any) -> tuple[Tree, Freed] | None:
+def _less(
+    tree: Tree, placed: Placed | None, freed: Freed, **marks: Any
+) -> tuple[Tree, Freed] | None:
     """Without a part of a node, or without the node where it is a leaf that nobody has locked."""
     if placed is None:
         return None
@@ -90,8 +92,7 @@ def _oldest(tree: Tree, candidate: Callable[[Tree, Placed], bool], used: str) ->
 
 
 def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
-    """Without this leaf, and without the nodes above it that serve no match and that nothing else hangs on.
-    """
+    """Without this leaf, and the nodes above it that serve no match and have no other child."""
     full = swa = states = 0
     while True:
         full += len(leaf.node.key)

@@ -39,9 +39,11 @@ def _common(systems: Iterable[System]) -> Capabilities:
     can: Capabilities = registry.resolve("reference").capabilities
     for each in (system.capabilities for system in systems):
         can = replace(
-            can, commands=can.commands & each.commands, mixed_decode=can.mixed_decode and each.mixed_decode,
+            can,
+            commands=can.commands & each.commands,
+            mixed_decode=can.mixed_decode and each.mixed_decode,
             swa_tail=can.swa_tail and each.swa_tail,
-        )  # fmt: skip
+        )
     return can
 
 
@@ -112,10 +114,14 @@ def _row(machine: str, what: str, seconds: float) -> dict[str, Any]:
 @click.group(invoke_without_command=True)
 @click.option("--impl", "impls", multiple=True, default=["reference", "torch"], show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Runs for each preset.")
+@click.option(
+    "--runs", type=click.IntRange(1), default=10, show_default=True, help="Runs for each preset."
+)
 @json_option
 @click.pass_context
-def bench(context: click.Context, out: ReportOut, impls: tuple[str, ...], device: str, runs: int) -> None:
+def bench(
+    context: click.Context, out: ReportOut, impls: tuple[str, ...], device: str, runs: int
+) -> None:
     """Measure what a command costs, part by part."""
     if context.invoked_subcommand is not None:
         return
@@ -134,7 +140,9 @@ def bench(context: click.Context, out: ReportOut, impls: tuple[str, ...], device
             parts |= {
                 f"{impl}: apply": partial(_apply, system, made),
                 f"{impl}: apply, view": partial(_apply, system, made, view=True),
-                f"{impl}: apply, view, abstraction": partial(_apply, system, made, view=True, facts=True),
+                f"{impl}: apply, view, abstraction": partial(
+                    _apply, system, made, view=True, facts=True
+                ),
                 f"{impl}: lockstep, all clauses": partial(_lockstep, system, made),
             }
         rows += [_row(machine, name, _seconds(part) / commands) for name, part in parts.items()]

@@ -34,7 +34,9 @@ def _clients(count: int) -> tuple[Client, ...]:
     rng, found = random.Random(1), []
     for i in range(1, count + 1):
         turns = tuple(Turn(1, rng.randint(10, 60), rng.randint(20, 60)) for _ in range(3))
-        found.append(Client(f"c{i}", i % 4, turns, session=i % 3 != 0, after=f"c{i - 8}" if i > 8 else ""))
+        found.append(
+            Client(f"c{i}", i % 4, turns, session=i % 3 != 0, after=f"c{i - 8}" if i > 8 else "")
+        )
     return tuple(found)
 
 

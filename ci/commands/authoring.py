@@ -16,14 +16,24 @@ from ci.commands.shared import (
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.option("--clause", metavar="ID", help="Clause that must still be violated. [default: as FILE says]")
 @click.option(
-    "--out", "into", metavar="FILE", help="Where the smallest trace goes. [default: traces/NAME.shrunk.json]"
+    "--clause", metavar="ID", help="Clause that must still be violated. [default: as FILE says]"
+)
+@click.option(
+    "--out",
+    "into",
+    metavar="FILE",
+    help="Where the smallest trace goes. [default: traces/NAME.shrunk.json]",
 )
 @force_option
 @system_options
 def shrink(
-    selector: SystemSelector, out: ReportOut, file: str, clause: str | None, into: str | None, force: bool
+    selector: SystemSelector,
+    out: ReportOut,
+    file: str,
+    clause: str | None,
+    into: str | None,
+    force: bool,
 ) -> int:
     """Find the smallest trace that still violates a clause. FILE is not changed."""
     trace = load_trace(file)
@@ -51,11 +61,14 @@ def shrink(
         after = replace(after, trace=replace(after.trace, story=story))
     save_trace(after.trace, target)
     data = {
-        "format": "kvspec-shrink", "version": 1, "clause": wanted, "saved": str(target),
+        "format": "kvspec-shrink",
+        "version": 1,
+        "clause": wanted,
+        "saved": str(target),
         "replay": f"kvspec replay {target} {selector.options}",
         "before": report.replay_data(file, before),
         "after": report.replay_data(str(target), after, known=known),
-    }  # fmt: skip
+    }
     render_run.shrunk(out.console, data)
     return out.end(data)
 
@@ -63,14 +76,19 @@ def shrink(
 @click.command("new-fixture")
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--name", required=True,
+    "--name",
+    required=True,
     help="What happens in it, as a clause: retract_then_retry_frees_the_reserved_token.",
-)  # fmt: skip
+)
 @click.option("--story", required=True, help="A few sentences on what happens and why it matters.")
 @click.option("--bug", metavar="ID", help="The named bug that it shows. [default: as FILE says]")
-@click.option("--clause", metavar="ID", help="The clause that it violates. [default: the bug's, or FILE's]")
 @click.option(
-    "--out", "into", metavar="DIR",
+    "--clause", metavar="ID", help="The clause that it violates. [default: the bug's, or FILE's]"
+)
+@click.option(
+    "--out",
+    "into",
+    metavar="DIR",
     help="Folder of the fixture. [default: fixtures/regressions, or fixtures/releases/sglang-V]",
 )
 @force_option
@@ -96,7 +114,9 @@ def new_fixture(
     if trace.bug is not None and trace.bug not in BUGS:
         raise Unusable(f"{file}: there is no bug called {trace.bug}; `kvspec bugs` lists them")
     if trace.bug is not None and impl != f"torch+{trace.bug}":
-        raise Unusable(f"{file}: a trace of the bug {trace.bug} is replayed on torch+{trace.bug}, not {impl}")
+        raise Unusable(
+            f"{file}: a trace of the bug {trace.bug} is replayed on torch+{trace.bug}, not {impl}"
+        )
     clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
     if clause is not None and clause not in EVERY_CLAUSE and clause != "BROKEN":
         raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
@@ -124,7 +144,9 @@ def new_fixture(
     healthy = tuple(SystemSelector(name).resolve() for name in ours if batches)
     system = None if impl in ("torch", "reference") else selector.resolve()
     if system is None and (clause is not None or not batches):
-        raise Unusable(f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X")
+        raise Unusable(
+            f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X"
+        )
     try:
         with unusable(f"{file}: ", authoring.NotPossible):
             run = authoring.fixture(trace, system, healthy, clause)
@@ -138,6 +160,8 @@ def new_fixture(
     data = head | report.replay_data(str(path), run)
     if len(run.trace.commands) >= authoring.SHORT and run.trace.bug is not None:
         data["note"] = f"a fixture has fewer than {authoring.SHORT} commands: kvspec shrink {path}"
-    out.console.print(f"saved   {path}" + (f" ({data['note']})" if data["note"] else ""), soft_wrap=True)
+    out.console.print(
+        f"saved   {path}" + (f" ({data['note']})" if data["note"] else ""), soft_wrap=True
+    )
     out.end(data)
     return 0

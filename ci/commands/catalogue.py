@@ -31,7 +31,9 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
 
     if of := [name for name in names if "==" in name]:
         with unusable("", ValueError):
-            known = [row for row in known_bugs() if all(is_of(row["id"], release) for release in of)]
+            known = [
+                row for row in known_bugs() if all(is_of(row["id"], release) for release in of)
+            ]
         words = tuple(name for name in names if name not in of)
         return list_rows(known, out, _BUG_COLUMNS, words)
 
@@ -56,7 +58,9 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
     fields = ("id", "title", "sentence", "scope", "why", "decision", "assumption", "rule", "source")
     rows = [{field: getattr(clause, field) for field in fields} for clause in EVERY_CLAUSE.values()]
     for row in rows:
-        row["catches"] = [f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]]
+        row["catches"] = [
+            f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]
+        ]
     headings = {"id": "clause", "sentence": "what it says", "decision": "decision"}
     return list_rows(rows, out, headings, names)
 
@@ -73,10 +77,22 @@ def driven(names: tuple[str, ...], out: ReportOut) -> int:
     from stateful_tests.lockstep.known_faults import FOLDER
 
     rows = []
-    for engine, table in tomllib.loads((FOLDER / "driven.toml").read_text(encoding="utf-8")).items():
+    for engine, table in tomllib.loads(
+        (FOLDER / "driven.toml").read_text(encoding="utf-8")
+    ).items():
         entries = [(name, "yes", how) for name, how in table["driven"].items()]
-        entries += [(name, "no", why) for why, missing in table["not_driven"].items() for name in missing]
+        entries += [
+            (name, "no", why) for why, missing in table["not_driven"].items() for name in missing
+        ]
         release = f"{engine}=={table['release']}"
-        rows += [{"id": name, "release": release, "driven": yes, "how": how} for name, yes, how in entries]
-    headings = {"id": "name", "release": "release", "driven": "driven", "how": "by what, or why not"}
+        rows += [
+            {"id": name, "release": release, "driven": yes, "how": how}
+            for name, yes, how in entries
+        ]
+    headings = {
+        "id": "name",
+        "release": "release",
+        "driven": "driven",
+        "how": "by what, or why not",
+    }
     return list_rows(rows, out, headings, names)

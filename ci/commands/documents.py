@@ -9,9 +9,13 @@ from ci.commands.shared import Unusable, unusable, write_file
 
 @click.command()
 @click.option("--out", metavar="FILE", help="The file to write. [default: stdout]")
-@click.option("--html", is_flag=True, help="One self-contained page, with all drawings and findings.")
+@click.option(
+    "--html", is_flag=True, help="One self-contained page, with all drawings and findings."
+)
 @click.option("--findings", is_flag=True, help="Print the bugs of real releases instead.")
-@click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md, FINDINGS.md) is out of date.")
+@click.option(
+    "--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md, FINDINGS.md) is out of date."
+)
 def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
     """Print the specification, which is generated from code."""
     from ci.documents import findings as found
@@ -20,7 +24,9 @@ def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
     usual = found.PATH if findings else document.ROOT / "SPEC.md"
     path = Path(out) if out is not None else usual
     if html and (check or findings):
-        raise Unusable(f"--{'check compares SPEC.md: it' if check else 'findings'} goes without --html")
+        raise Unusable(
+            f"--{'check compares SPEC.md: it' if check else 'findings'} goes without --html"
+        )
     if check and not path.is_file():
         raise Unusable(f"--check: there is no {path}; --out FILE names another")
     with unusable("spec: ", document.Incomplete):

@@ -23,13 +23,18 @@ def parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*given, where=partial(executor, jobs, ray_address), **options)
 
     ray = click.option(
-        "--ray", "ray_address", metavar="ADDRESS",
+        "--ray",
+        "ray_address",
+        metavar="ADDRESS",
         help="Use the Ray cluster at ADDRESS; auto: the one that runs here.",
-    )  # fmt: skip
+    )
     return click.option(
-        "-j", "--jobs", type=click.IntRange(1), metavar="N",
+        "-j",
+        "--jobs",
+        type=click.IntRange(1),
+        metavar="N",
         help="Processes to use. No result depends on it. [default: the number of cores, where that pays]",
-    )(ray(run))  # fmt: skip
+    )(ray(run))
 
 
 @contextmanager

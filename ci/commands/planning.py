@@ -51,11 +51,15 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--tier and changes to it, for a command that takes `plan`."""
 
     @wraps(command)
-    def run(*given: Any, tier: str, mode: str | None, time_limit: float | None, **options: Any) -> Any:
+    def run(
+        *given: Any, tier: str, mode: str | None, time_limit: float | None, **options: Any
+    ) -> Any:
         from reference.commands import Mode
         from stateful_tests.check import tiers
 
-        changed = {name: options.pop(name) or None for name in ("presets", "examples", "steps", "machines")}
+        changed = {
+            name: options.pop(name) or None for name in ("presets", "examples", "steps", "machines")
+        }
         modes = None if mode is None else tuple(Mode) if mode == "both" else (Mode(mode),)
         with unusable("--", ValueError):
             plan = tiers.plan(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     # The check of one system: its report, and what saves the traces.
     One = Callable[[str], tuple[Data, Callable[[], None]]]
 
+
 def names(impl: str) -> list[str]:
     """The releases that `sglang==all` or `vllm==all` stands for, with the tree that is named behind it those
     that have it; none where `impl` is one system."""
@@ -72,7 +73,9 @@ def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed:
         interrupted = True
     code = 130 if interrupted else max(row["exit_code"] for row in rows)
     driven = [row["check"] for row in rows if row["check"] is not None]
-    driven_machines = dict.fromkeys(m["machine"] for check in driven for m in check["clauses_by_machine"])
+    driven_machines = dict.fromkeys(
+        m["machine"] for check in driven for m in check["clauses_by_machine"]
+    )
     machines = list(driven_machines or plan.machines)
     data = {
         "format": "kvspec-check-releases", "version": 1, "tier": plan.tier, "seed": plan.seed,
@@ -97,7 +100,10 @@ def _row(impl: str, one: One) -> Data:
 
 
 def replay(
-    systems: list[str], traces: Sequence[tuple[str, Trace]], selector: SystemSelector, out: ReportOut
+    systems: list[str],
+    traces: Sequence[tuple[str, Trace]],
+    selector: SystemSelector,
+    out: ReportOut,
 ) -> int:
     """Replay traces on each release; an interrupt ends the row with what there is.
 
@@ -114,18 +120,27 @@ def replay(
             note(f"{len(rows[0])} of {len(systems)} releases: {impl}")
     except KeyboardInterrupt:
         interrupted = True
-    driven = [row["exit_code"] for of_trace in rows for row in of_trace if row["replay"] is not None]
+    driven = [
+        row["exit_code"] for of_trace in rows for row in of_trace if row["replay"] is not None
+    ]
     data: Data = {
-        "format": "kvspec-replay-releases", "version": 1, "systems": systems, "interrupted": interrupted,
+        "format": "kvspec-replay-releases",
+        "version": 1,
+        "systems": systems,
+        "interrupted": interrupted,
         "exit_code": 130 if interrupted else max(driven, default=2),
-        "traces": [{"file": path, "releases": of_trace} for (path, _), of_trace in zip(traces, rows)],
-    }  # fmt: skip
+        "traces": [
+            {"file": path, "releases": of_trace} for (path, _), of_trace in zip(traces, rows)
+        ],
+    }
     for each in data["traces"]:
         render_run.replays(out.console, each)
     return out.end(data)
 
 
-def _replays(impl: str, traces: Sequence[tuple[str, Trace]], selector: SystemSelector) -> list[Data]:
+def _replays(
+    impl: str, traces: Sequence[tuple[str, Trace]], selector: SystemSelector
+) -> list[Data]:
     """Each trace on one release: its replay, or why the release cannot be driven through it."""
     try:
         with closing(replace(selector, impl=impl).resolve()) as system:
@@ -149,4 +164,9 @@ def _replay(impl: str, system: System, path: str, trace: Trace) -> Data:
             shown = report.replay_data(path, run, known=known_fault(system, run))
     except Unusable as error:
         return _undriven(impl, error)
-    return {"implementation": impl, "exit_code": shown["exit_code"], "unusable": None, "replay": shown}
+    return {
+        "implementation": impl,
+        "exit_code": shown["exit_code"],
+        "unusable": None,
+        "replay": shown,
+    }

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 
 base_option = click.option(
-    "--base", metavar="IMPL|DIR",
+    "--base",
+    metavar="IMPL|DIR",
     help="What to compare with, run as --impl runs: what it violates as well is not new, and does not fail."
     " [default: of a checkout the release that it was taken from]",
-)  # fmt: skip
+)
 
 
 @click.command()
@@ -40,15 +41,21 @@ base_option = click.option(
 @save_option("Where the smallest trace of each violation is saved.")
 @base_option
 @click.option(
-    "--since", metavar="REV",
+    "--since",
+    metavar="REV",
     help="With a checkout: first drive what calls functions that changed there since this git revision, and"
     " say which of them no directed run calls.",
-)  # fmt: skip
+)
 @parallel_options
-@click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
+@click.option(
+    "--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step."
+)
 @click.option("--junit", metavar="FILE", help="Write JUnit XML: clauses by machines.")
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Show the plan, clauses, refusals and situations, as --json does."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show the plan, clauses, refusals and situations, as --json does.",
 )
 def check(
     selector: SystemSelector, out: ReportOut, where: Callable[..., Any], plan: Plan,
@@ -105,7 +112,9 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
     from stateful_tests.check import masks as known
 
     with ExitStack() as opened:
-        before = None if how.base is None else opened.enter_context(closing(_base(how.base, selector)))
+        before = (
+            None if how.base is None else opened.enter_context(closing(_base(how.base, selector)))
+        )
         system = opened.enter_context(closing(selector.resolve()))
         if how.base is None and selector.checkout is not None:
             before = _taken_from(system, selector)
@@ -118,22 +127,32 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
 
             def tell(line: CorpusLine) -> None:
                 run = changes.new_fault(system, before, line)
-                if run is not None and run.violation is not None and run.violation.clause not in told:
+                if (
+                    run is not None
+                    and run.violation is not None
+                    and run.violation.clause not in told
+                ):
                     told.update(run.violation.clauses)
                     early[run.violation.clause] = run
                     note(report.first_word(run, "" if before is None else before.name))
 
             note(f"since {how.since}: looks for directed runs that call what changed")
             with unusable(f"--since {how.since:.80}: ", ValueError):
-                lines = [line for mode in plan.modes or system.capabilities.modes
-                         for line in driving.lines_of(system, plan, mode)]  # fmt: skip
+                lines = [
+                    line
+                    for mode in plan.modes or system.capabilities.modes
+                    for line in driving.lines_of(system, plan, mode)
+                ]
                 changed = changes.changes(system, how.since, lines, tell)
             note(changed.text)
             plan = replace(plan, first=changed.first)
         strange = ":" in selector.impl  # it may hold what there is once
         cuda = selector.device == "cuda"
         named = driving.Named(selector.impl, selector.device, selector.checkout, **worker_limits())
-        with how.where(pays=not strange and not cuda, fork=not cuda) as executor, Progress() as progress:
+        with (
+            how.where(pays=not strange and not cuda, fork=not cuda) as executor,
+            Progress() as progress,
+        ):
             saved = Saved(system.name, how.save_dir, progress.say)
             with unusable(f"--impl {selector.impl}: "):
                 masks = []
@@ -149,9 +168,13 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
         for clause in early.keys() - {finding.clause for finding in result.findings}:
             note(f"{clause}, named above as NEW: a known fault explains it")
         data = report.check_data(
-            result, plan, capabilities=system.capabilities, masks=masks,
-            base=None if before is None else before.name, changed=changed,
-        )  # fmt: skip
+            result,
+            plan,
+            capabilities=system.capabilities,
+            masks=masks,
+            base=None if before is None else before.name,
+            changed=changed,
+        )
 
     def save() -> None:
         save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)
@@ -174,7 +197,9 @@ def _base(named: str, selector: SystemSelector) -> System:
         if folder is not None:
             schedules = system.capabilities.schedules
             with unusable("it does not load: "):
-                system.reset(sizes_for(CLIENTS, "full") if schedules else sizes_for("sessions", "page1"))
+                system.reset(
+                    sizes_for(CLIENTS, "full") if schedules else sizes_for("sessions", "page1")
+                )
     return system
 
 
@@ -196,7 +221,11 @@ def _taken_from(system: Any, selector: SystemSelector) -> System | None:
 @base_option
 @click.option("--html", "html_file", metavar="FILE", help="Write a page that shows each step.")
 def replay(
-    selector: SystemSelector, out: ReportOut, traces: tuple[str, ...], base: str | None, html_file: str | None
+    selector: SystemSelector,
+    out: ReportOut,
+    traces: tuple[str, ...],
+    base: str | None,
+    html_file: str | None,
 ) -> int:
     """Run traces step by step on an implementation.
 
@@ -235,7 +264,9 @@ def replay(
     if len(replays) > 1:
         bad = [data["file"] for data in replays if data["exit_code"]]
         which = f": {', '.join(bad)}" if bad else ""
-        summary = f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{which}"
+        summary = (
+            f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{which}"
+        )
         out.console.print(summary)
     code = max(data["exit_code"] for data in replays)
     return out.end({"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})

@@ -22,17 +22,27 @@ _SHORTEST = "Where the shortest trace of each violation is saved."
 
 
 @click.command()
-@click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to explore (repeatable).")
+@click.option(
+    "--scope", "names", multiple=True, metavar="NAME", help="Scope to explore (repeatable)."
+)
 @click.option("--list", "listing", is_flag=True, help="List the scopes.")
-@click.option("--states", type=click.IntRange(1), metavar="N", help="Stop at N states. [default: none]")
 @click.option(
-    "--depth", type=click.IntRange(0), metavar="N",
+    "--states", type=click.IntRange(1), metavar="N", help="Stop at N states. [default: none]"
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(0),
+    metavar="N",
     help="Leave states that are more than N commands away. [default: none]",
-)  # fmt: skip
+)
 @click.option(
-    "--memory", type=click.IntRange(50), default=4096, show_default=True, metavar="MB",
+    "--memory",
+    type=click.IntRange(50),
+    default=4096,
+    show_default=True,
+    metavar="MB",
     help="Stop when the process has taken this much memory.",
-)  # fmt: skip
+)
 @parallel_options
 @json_option
 @save_option(_SHORTEST)
@@ -53,7 +63,9 @@ def explore(
 
         columns = {"id": "scope", "takes": "takes", "about": "about"}
         return list_rows(report.scope_rows(), out, columns)
-    chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
+    chosen = [_scope(name) for name in names] or [
+        s for s in SCOPES.values() if s.takes == "seconds"
+    ]
 
     from ci.report import explore as report
     from stateful_tests.explore import search
@@ -62,7 +74,12 @@ def explore(
 
         def one(scope: Scope, progress: Any) -> tuple[Data, str]:
             result = search.run(
-                scope, states=states, depth=depth, memory_mb=memory, progress=progress, executor=executor
+                scope,
+                states=states,
+                depth=depth,
+                memory_mb=memory,
+                progress=progress,
+                executor=executor,
             )
             data = report.explored(result)
             found = [result.finding] if result.finding is not None else []
@@ -93,9 +110,13 @@ def _each(
 
 @click.command()
 @click.option(
-    "--scope", "names", multiple=True, required=True, metavar="NAME",
+    "--scope",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="NAME",
     help="Scope to run (repeatable): kvspec explore --list.",
-)  # fmt: skip
+)
 @system_options
 @save_option(_SHORTEST)
 def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_dir: str) -> int:
@@ -118,14 +139,18 @@ def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_
             return data, made.stopped
 
         code, reports = _each(scopes, one)
-    return out.end({"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports})
+    return out.end(
+        {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
+    )
 
 
 def _scope(name: str) -> Scope:
     from stateful_tests.coverage.scopes import SCOPES
 
     if name not in SCOPES:
-        raise Unusable(f"--scope {name:.40}: unknown, kvspec explore --list names them{near(name, SCOPES)}")
+        raise Unusable(
+            f"--scope {name:.40}: unknown, kvspec explore --list names them{near(name, SCOPES)}"
+        )
     return SCOPES[name]
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.shared import ReportOut, Unusable, json_option, note, save_option, save_trace, unusable
+from ci.commands.shared import (
+    ReportOut,
+    Unusable,
+    json_option,
+    note,
+    save_option,
+    save_trace,
+    unusable,
+)
 
 if TYPE_CHECKING:
     from stateful_tests.watched.serving import Before, JudgedRun, ServedRun
@@ -21,8 +29,10 @@ NOT_LIVE = {
     "states": "recurrent layers have kernels for a GPU alone",
     "hicache": "its copies are kernels for a GPU alone",
 }
-LEAST_STATES = 5  # kv_cache_configurator.py: three, and two that keep states on the way under overlap
-PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")  # those of several tokens: Triton kernels allocate them
+# kv_cache_configurator.py: three, and two that keep states on the way under overlap
+LEAST_STATES = 5
+# those of several tokens: Triton kernels allocate them
+PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")
 
 
 @click.command("setup-server")
@@ -44,26 +54,40 @@ def setup_server(release: str, again: bool) -> int:
 @click.command()
 @click.argument("logs", metavar="LOG...", nargs=-1)
 @click.option(
-    "--follow", is_flag=True,
+    "--follow",
+    is_flag=True,
     help="Go on reading while processes of this machine write, all logs at once, and those that begin"
     " meanwhile. Each mismatch is reported at once.",
-)  # fmt: skip
-@click.option("--events", is_flag=True, help="List the kinds of events and what each does; nothing else.")
+)
 @click.option(
-    "--save", "save_dir", metavar="DIR",
+    "--events", is_flag=True, help="List the kinds of events and what each does; nothing else."
+)
+@click.option(
+    "--save",
+    "save_dir",
+    metavar="DIR",
     help="Write the commands that lead up to the first mismatch as a trace, of a log from its server's start"
     " on and without a tree. The trace itself conforms.",
-)  # fmt: skip
+)
 @click.option(
-    "--release", metavar="VERSION", help="Take the server for this release: of a fork, or where nobody has"
+    "--release",
+    metavar="VERSION",
+    help="Take the server for this release: of a fork, or where nobody has"
     " looked for the faults of a new one.",
-)  # fmt: skip
-@click.option("--strict", is_flag=True, help="A gap or a cut last line in a log ends with exit code 4.")
+)
+@click.option(
+    "--strict", is_flag=True, help="A gap or a cut last line in a log ends with exit code 4."
+)
 @json_option
 def validate(
-    out: ReportOut, logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None,
-    release: str | None, strict: bool,
-) -> int:  # fmt: skip
+    out: ReportOut,
+    logs: tuple[str, ...],
+    follow: bool,
+    events: bool,
+    save_dir: str | None,
+    release: str | None,
+    strict: bool,
+) -> int:
     """Validate logs of watched servers.
 
     KVSPEC_WATCH=DIR makes a server write one. The log is replayed beside the reference.
@@ -101,7 +125,9 @@ def validate(
         data = servers.validation(log.name, log.header, read.result, reading.seconds, log.cut)
         if save_dir is not None and read.result.found:
             if (trace := read.trace()) is None:
-                note(f"{log.name}: not saved: a trace needs a log from the server's start on, without a tree")
+                note(
+                    f"{log.name}: not saved: a trace needs a log from the server's start on, without a tree"
+                )
             else:
                 path = Path(save_dir, f"{log.files[0].stem}.json")
                 save_trace(trace, path, "--save ")
@@ -116,40 +142,65 @@ def validate(
 
 @click.command("serve-check")
 @click.option(
-    "--impl", default="sglang==0.5.23", show_default=True, metavar="sglang==VERSION",
+    "--impl",
+    default="sglang==0.5.23",
+    show_default=True,
+    metavar="sglang==VERSION",
     help="Release whose scheduler runs.",
-)  # fmt: skip
-@click.option("--sglang-path", metavar="DIR", help="A checkout, in the environment of that version.")
+)
 @click.option(
-    "--base", metavar="sglang==VERSION|DIR",
+    "--sglang-path", metavar="DIR", help="A checkout, in the environment of that version."
+)
+@click.option(
+    "--base",
+    metavar="sglang==VERSION|DIR",
     help="What to compare with: a finding that the same run shows there is not new, and does not fail."
     " [default: of a checkout the version that --impl names]",
-)  # fmt: skip
+)
 @click.option(
-    "--runs", type=click.IntRange(1), default=20, show_default=True, metavar="N",
+    "--runs",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    metavar="N",
     help="Runs, each of new clients.",
-)  # fmt: skip
+)
 @click.option(
-    "--clients", type=click.IntRange(1), default=12, show_default=True, metavar="N", help="Clients of a run."
-)  # fmt: skip
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Start of the random decisions.")
-@click.option("--impatient", is_flag=True, help="Some clients send and close without waiting for answers.")
+    "--clients",
+    type=click.IntRange(1),
+    default=12,
+    show_default=True,
+    metavar="N",
+    help="Clients of a run.",
+)
+@click.option(
+    "--seed", default=0, show_default=True, metavar="N", help="Start of the random decisions."
+)
+@click.option(
+    "--impatient", is_flag=True, help="Some clients send and close without waiting for answers."
+)
 @click.option("--live", is_flag=True, help="Run its HTTP server; its log is validated meanwhile.")
 @click.option(
-    "--set", "fixed", multiple=True, metavar="FIELD=N",
+    "--set",
+    "fixed",
+    multiple=True,
+    metavar="FIELD=N",
     help="Fix a value of the configuration (repeatable), such as page_size=4, window=6, draft=0.",
-)  # fmt: skip
+)
 @click.option(
-    "--time-limit", type=click.FloatRange(1), metavar="SECONDS",
+    "--time-limit",
+    type=click.FloatRange(1),
+    metavar="SECONDS",
     help="Leave the rest of the runs after this time; the verdict is then incomplete. [default: none; with"
     " --live 600]",
-)  # fmt: skip
+)
 @save_option("Where the smallest run of each finding is saved.")
 @click.option("--again", metavar="FILE", help="Repeat a saved run, and do nothing else.")
 @click.option(
-    "--canary", is_flag=True,
+    "--canary",
+    is_flag=True,
     help="With --again: SGLang's own KV canary looks at the same run, and the report says what it sees.",
-)  # fmt: skip
+)
 @json_option
 def serve_check(
     out: ReportOut, impl: str, sglang_path: str | None, base: str | None, runs: int, clients: int, seed: int,
@@ -179,7 +230,9 @@ def serve_check(
     if canary and again is None:
         raise Unusable("--canary: looks at a saved run; it goes with --again FILE")
     if canary and release not in CANARY:
-        raise Unusable(f"--canary: runs on a CPU in {', '.join(CANARY)} alone; the run is of {release}")
+        raise Unusable(
+            f"--canary: runs on a CPU in {', '.join(CANARY)} alone; the run is of {release}"
+        )
     for field, why in NOT_LIVE.items():
         if live and given.get(field):
             raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
@@ -188,7 +241,9 @@ def serve_check(
         _require_tier(release, given)
     if live and release in PAGES_NEED_A_GPU:
         if given.setdefault("page_size", 1) > 1:
-            raise Unusable(f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU")
+            raise Unusable(
+                f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU"
+            )
     with unusable():
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:
@@ -243,7 +298,10 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
     runner = WholeScheduler(environment.python_of(of), folder)
     there = {}
     if checkout is not None:
-        with closing(resolve("sglang", checkout=checkout)) as tree, closing(resolve(f"sglang=={of}")) as was:
+        with (
+            closing(resolve("sglang", checkout=checkout)) as tree,
+            closing(resolve(f"sglang=={of}")) as was,
+        ):
             for mask in masks(tree, was):
                 click.echo(mask.line, err=True)
                 if mask.there or mask.fixed:
@@ -266,14 +324,23 @@ def _live(
     from stateful_tests.watched import live, population
 
     python, rng = environment.python_of(release), random.Random(seed)
-    config = population.configuration(rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **given})
-    smaller = msgspec.structs.replace(config, tokens=config.tokens // 4, running=max(3, config.running - 2))
+    config = population.configuration(
+        rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **given}
+    )
+    smaller = msgspec.structs.replace(
+        config, tokens=config.tokens // 4, running=max(3, config.running - 2)
+    )
     asking = population.clients(rng, smaller, count=clients)  # nobody has to wait for ever
     click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
     run = live.watch_live(
-        lambda folder: LiveServer(python, config, folder, root), config, asking, seed, limit_s,
-        lambda line: click.echo(line, err=True), keep := Path(save_dir) / f"serve-live-{release}-{seed}",
-    )  # fmt: skip
+        lambda folder: LiveServer(python, config, folder, root),
+        config,
+        asking,
+        seed,
+        limit_s,
+        lambda line: click.echo(line, err=True),
+        keep := Path(save_dir) / f"serve-live-{release}-{seed}",
+    )
     data = servers.lived(run, seed, keep)
     servers.lived_text(out.console, data)
     return out.end(data)
@@ -288,14 +355,22 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
     if not given.get("states"):
         return
     if release not in STATES:
-        raise Unusable(f"--set states: recurrent layers run in {', '.join(STATES)}; this is {release}")
+        raise Unusable(
+            f"--set states: recurrent layers run in {', '.join(STATES)}; this is {release}"
+        )
     for field in ("window", "draft"):
         if given.get(field):
-            raise Unusable(f"--set {field}: a server with --set states has neither a window nor drafts")
+            raise Unusable(
+                f"--set {field}: a server with --set states has neither a window nor drafts"
+            )
     if given.get("track") == 0 and (given.get("overlap") or int(given.get("page_size", 1)) > 1):
-        raise Unusable("--set track=0: states at the end of a text alone go with neither overlap nor pages")
+        raise Unusable(
+            "--set track=0: states at the end of a text alone go with neither overlap nor pages"
+        )
     if given["states"] < LEAST_STATES:
-        raise Unusable(f"--set states: at least {LEAST_STATES}, as many as SGLang wants for one request")
+        raise Unusable(
+            f"--set states: at least {LEAST_STATES}, as many as SGLang wants for one request"
+        )
 
 
 def _require_tier(release: str, given: dict[str, int | bool]) -> None:
@@ -312,7 +387,9 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
         raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
     for field in ("states", "draft"):
         if given.get(field):
-            raise Unusable(f"--set {field}: a server with --set hicache=1 has neither states nor drafts")
+            raise Unusable(
+                f"--set {field}: a server with --set hicache=1 has neither states nor drafts"
+            )
     if given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
     if given.get("policy", 0) >= len(POLICIES):
@@ -342,7 +419,9 @@ def _served_run(file: str) -> ServedRun:
     try:
         text = Path(file).read_bytes()
         if text.startswith(b'{"format":"kvspec-watch"'):
-            raise Unusable(f"--again {file}: a watcher's log, not a saved run: kvspec validate reads it")
+            raise Unusable(
+                f"--again {file}: a watcher's log, not a saved run: kvspec validate reads it"
+            )
         run = msgspec.json.decode(text, type=ServedRun)
     except OSError as error:
         raise Unusable(f"--again {file}: {error.strerror}") from error

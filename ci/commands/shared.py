@@ -35,10 +35,16 @@ _Command = Callable[..., Any]  # what click calls
 class Unusable(Exception):
     """Input that cannot be used: the one line that says which and why."""
 
+
 # What an exit code means.
 ENDS = {
-    0: "conforms", 1: "violated", 2: "unusable", 3: "broke", 4: "incomplete", 130: "interrupted",
-}  # fmt: skip
+    0: "conforms",
+    1: "violated",
+    2: "unusable",
+    3: "broke",
+    4: "incomplete",
+    130: "interrupted",
+}
 
 
 class ReportOut:
@@ -76,9 +82,13 @@ def json_option(command: _Command) -> _Command:
         return command(*given, out=ReportOut(json_file), **options)
 
     return click.option(
-        "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
+        "--json",
+        "json_file",
+        metavar="[FILE]",
+        is_flag=False,
+        flag_value="-",
         help="Write every figure as JSON. [default FILE: stdout]",
-    )(run)  # fmt: skip
+    )(run)
 
 
 @dataclass(frozen=True)
@@ -144,28 +154,41 @@ def impl_options(command: _Command) -> _Command:
     """--impl and a checkout, and --device where `command` has that, for one that takes `selector`."""
 
     @wraps(command)
-    def run(*given: Any, impl: str, checkout: str | None, device: str = "cpu", **options: Any) -> Any:
+    def run(
+        *given: Any, impl: str, checkout: str | None, device: str = "cpu", **options: Any
+    ) -> Any:
         return command(*given, selector=SystemSelector(impl, checkout, device), **options)
 
     run = click.option(
-        "--sglang-path", "--vllm-path", "--transformers-path", "--lmdeploy-path", "checkout", metavar="DIR",
+        "--sglang-path",
+        "--vllm-path",
+        "--transformers-path",
+        "--lmdeploy-path",
+        "checkout",
+        metavar="DIR",
         help="A checkout, with --impl sglang, --impl vllm, --impl transformers or --impl lmdeploy.",
-    )(run)  # fmt: skip
+    )(run)
     return click.option(
-        "--impl", default="torch", show_default=True, metavar="IMPL",
+        "--impl",
+        default="torch",
+        show_default=True,
+        metavar="IMPL",
         help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm |"
         " transformers==VERSION | lmdeploy==VERSION | module:factory",
-    )(run)  # fmt: skip
+    )(run)
 
 
 def system_options(command: _Command) -> _Command:
     """How a system is chosen and driven, for a command that takes `selector` and `out`."""
     device = click.option(
-        "--device", type=click.Choice(["cpu", "cuda", "counting"]), default="cpu", show_default=True,
+        "--device",
+        type=click.Choice(["cpu", "cuda", "counting"]),
+        default="cpu",
+        show_default=True,
         help="Where torch, or a release of SGLang, keeps its pools. cuda: a release launches its own Triton"
         " kernels. counting: torch on a simulated device; code that mixes it with the CPU, or waits for it,"
         " breaks.",
-    )  # fmt: skip
+    )
     for option in reversed((impl_options, device, json_option, *_worker_options)):
         command = option(command)
     return command
@@ -223,7 +246,13 @@ def _folder(_: click.Context, __: click.Parameter, save_dir: str) -> str:
 def save_option(about: str | None = None) -> Callable[[_Command], _Command]:
     """--save, for a command that takes `save_dir`."""
     return click.option(
-        "--save", "save_dir", default="traces", show_default=True, metavar="DIR", callback=_folder, help=about
+        "--save",
+        "save_dir",
+        default="traces",
+        show_default=True,
+        metavar="DIR",
+        callback=_folder,
+        help=about,
     )
 
 
@@ -391,7 +420,9 @@ def near(name: str, names: Iterable[str]) -> str:
 def _mentions(row: Data, word: str) -> bool:
     """The word, or another form of it, stands in a text of the row, or in one of a list."""
     stem = re.sub("(?<=.{4})(?:ion|ing|ed|es|s)$", "", word.lower())
-    texts = (text for value in row.values() for text in (value if isinstance(value, list) else [value]))
+    texts = (
+        text for value in row.values() for text in (value if isinstance(value, list) else [value])
+    )
     return any(stem in text.lower() for text in texts if isinstance(text, str))
 
 
@@ -416,7 +447,9 @@ def list_rows(
             listed = f"without a name all are listed{near(name, known)}"
             raise Unusable(f"unknown {columns['id']} {name!r:.40}; {listed}")
     if out.file in known:
-        raise Unusable(f"--json {out.file}: is a {columns['id']}, not a file; names come before --json")
+        raise Unusable(
+            f"--json {out.file}: is a {columns['id']}, not a file; names come before --json"
+        )
     for name in names:
         render.record(out.console, known[name])
         out.console.print()

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("trace", metavar="TRACE")
 @click.option(
-    "--step", type=int, metavar="N", help="Step, as `kvspec replay` counts them. [default: the last]"
-)  # fmt: skip
+    "--step",
+    type=int,
+    metavar="N",
+    help="Step, as `kvspec replay` counts them. [default: the last]",
+)
 @json_option
 def tree(out: ReportOut, trace: str, step: int | None) -> int:
     """Draw the radix tree at a step of a trace.
@@ -45,21 +48,27 @@ def tree(out: ReportOut, trace: str, step: int | None) -> int:
 @click.command()
 @click.argument("trace", metavar="TRACE")
 @click.option(
-    "--as", "form", type=click.Choice(["pytest", "story"]), required=True,
+    "--as",
+    "form",
+    type=click.Choice(["pytest", "story"]),
+    required=True,
     help="A unit test in plain Python, or the text of a bug report.",
-)  # fmt: skip
+)
 @click.option(
-    "--out", metavar="FILE|DIR/",
+    "--out",
+    metavar="FILE|DIR/",
     help="Where the text goes; tests in a folder share one module. [default: stdout]",
-)  # fmt: skip
+)
 @click.option(
     "--fixed", metavar="VERSION|DIR", help="A release, or a checkout, on which the test must pass."
-)  # fmt: skip
+)
 @click.option(
     "--name",
     help="Name of the test, such as finish_keeps_the_partial_page. [default: from FILE, or the clause]",
-)  # fmt: skip
-@click.option("--title", help="First line of the test, or heading of the report. [default: the name]")
+)
+@click.option(
+    "--title", help="First line of the test, or heading of the report. [default: the name]"
+)
 @force_option
 @impl_options
 def export(
@@ -122,14 +131,23 @@ def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> 
         run = lockstep.replay(system, trace)
         known = known_fault(system, run)
     if run.violation is None:
-        raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
+        raise Unusable(
+            f"{file}: conforms on {system.name}: there is nothing to report; try another --impl"
+        )
     data = report.replay_data(file, run, known=known) | {"text": traces.dump(trace)}
     checkout = "CHECKOUT" if selector.checkout is not None else None  # nobody else has this folder
-    return exporting.story(data, file, replace(selector, checkout=checkout).options, exporting.Titles(*names))
+    return exporting.story(
+        data, file, replace(selector, checkout=checkout).options, exporting.Titles(*names)
+    )
 
 
 def _pytest(
-    file: str, trace: Trace, selector: SystemSelector, fixed: str | None, names: _Names, folder: Path | None
+    file: str,
+    trace: Trace,
+    selector: SystemSelector,
+    fixed: str | None,
+    names: _Names,
+    folder: Path | None,
 ) -> tuple[str, str]:
     """The test, run on the release that has the fault, and on the one that must not; and for a folder the
     module that it imports."""
@@ -143,16 +161,22 @@ def _pytest(
     from stateful_tests.lockstep import systems as registry
 
     if isinstance(trace.geometry, TierConfig):
-        raise Unusable(f"{file}: no test is made of a tree with a host tier; --as story makes a bug report")
+        raise Unusable(
+            f"{file}: no test is made of a tree with a host tier; --as story makes a bug report"
+        )
 
     exporting: Any = engine_test if isinstance(trace.geometry, EngineConfig) else unit_test
     engine = "vllm" if exporting is engine_test else "sglang"
     if not re.match(rf"{engine}($|==|\+)", selector.impl):
         use = f"--impl {engine}==VERSION"
-        raise Unusable(f"--as pytest makes a test of a release's classes: {use}, not {selector.impl}")
+        raise Unusable(
+            f"--as pytest makes a test of a release's classes: {use}, not {selector.impl}"
+        )
     with unusable(f"{file}: ", NotExportable):
         target = None if fixed is None else exporting.target(fixed)
-        with closing(registry.resolve(selector.impl, checkout=selector.checkout, calls=True)) as system:
+        with closing(
+            registry.resolve(selector.impl, checkout=selector.checkout, calls=True)
+        ) as system:
             module = "" if folder is None else exporting.shared_module(system, target)
             titles, beside = Titles(*names), folder is not None
             text = exporting.unit_test(trace, file, system, target, titles, beside)
@@ -168,8 +192,12 @@ def _pytest(
     endings = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
     for (name, want), (code, output) in zip(wanted, ends, strict=True):
         if code != want:
-            last = next((line for line in reversed(output.split("\n")) if "Error" in line), output[-200:])
+            last = next(
+                (line for line in reversed(output.split("\n")) if "Error" in line), output[-200:]
+            )
             too = " as well" if code == FAILS else ""
-            raise Unusable(f"{file}: the test {endings.get(code, 'cannot be run')} on {name}{too}: {last}")
+            raise Unusable(
+                f"{file}: the test {endings.get(code, 'cannot be run')} on {name}{too}: {last}"
+            )
         click.echo(f"{name}: the test {endings[code]}, as it should", err=True)
     return text, module

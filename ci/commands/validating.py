@@ -103,7 +103,9 @@ class LogReadings:
         def start(reading: LogReading) -> None:
             process = reading.log.header.process
             if not reading.written:
-                note(f"{reading.log.name}: no process {process} on this machine: nothing is waited for")
+                note(
+                    f"{reading.log.name}: no process {process} on this machine: nothing is waited for"
+                )
             growing = partial(lambda each: not stopped.is_set() and each.written, reading)
             threads.append(threading.Thread(target=reading.read, args=(growing, one_at_a_time)))
             threads[-1].start()

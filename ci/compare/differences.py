@@ -24,8 +24,11 @@ from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
 
 CURSORS = {
-    "C": "kv_committed_len", "A": "kv_allocated_len", "E": "swa_evicted_seqlen", "R": "cache_protected_len",
-}  # fmt: skip
+    "C": "kv_committed_len",
+    "A": "kv_allocated_len",
+    "E": "swa_evicted_seqlen",
+    "R": "cache_protected_len",
+}
 
 
 def spans(pages: Iterable[int], page_size: int) -> str:
@@ -83,7 +86,11 @@ def _keys_of(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
         case AtRow():
             yield "free", "rows"
         case AtCursor(owner, field):
-            yield "cursors", owner, next(letter for letter, name in CURSORS.items() if name == field)
+            yield (
+                "cursors",
+                owner,
+                next(letter for letter, name in CURSORS.items() if name == field),
+            )
         case AtPosition(owner, pool):
             yield ("torn",)
             yield "wrong", owner, pool
@@ -200,7 +207,9 @@ def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
                 about = f"{name}, {POOL[pool]} locks counted"
                 yield difference(("nodes", path, locks), about, a[locks], b[locks])
         if b["wrong"]:
-            yield difference(("nodes", path, "wrong"), f"{name} holds the KV of", "its path", "others")
+            yield difference(
+                ("nodes", path, "wrong"), f"{name} holds the KV of", "its path", "others"
+            )
 
 
 def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
@@ -208,7 +217,9 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     for name in sorted({*ref["lock_holders"], *got["lock_holders"]}):
         locked = [side["lock_holders"].get(name, "nothing") for side in (ref, got)]
         if locked[0] != locked[1]:
-            yield difference(("lock_holders", name), f"tokens that lock owner {name} has locked", *locked)
+            yield difference(
+                ("lock_holders", name), f"tokens that lock owner {name} has locked", *locked
+            )
     tree = moment.facts.tree
     if tree is None:
         return
@@ -243,9 +254,13 @@ def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]
         yield difference(("holders", name, "swa"), f"SWA slots of {name} at {at}", "there", "none")
     for clause, entries in (("MAP-3", facts.evicted_mapped), ("MAP-4", facts.unused_mapped)):
         for full, swa in entries if clause not in waived else ():
-            yield difference(("mapping",), f"mapping entry of full slot {full}", 0, f"SWA slot {swa}")
+            yield difference(
+                ("mapping",), f"mapping entry of full slot {full}", 0, f"SWA slot {swa}"
+            )
     for slot in sorted({swa for _, swa in facts.shared}):
-        yield difference(("mapping",), f"SWA slot {slot}", "mapped from one full slot", "from several")
+        yield difference(
+            ("mapping",), f"SWA slot {slot}", "mapped from one full slot", "from several"
+        )
     for torn in (*facts.torn, *facts.torn_swa):
         yield difference(("torn",), torn.where, "whole pages, in order", list(torn.slots))
 

@@ -14,7 +14,17 @@ from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.tree_evictions import SIZES
 from reference.commands import Broken, Done, Outcome
 from reference.geometry import Geometry
-from reference.state import IN_BATCH, ZERO, Cursors, Request, State, free, full_pages, holders, swa_pages
+from reference.state import (
+    IN_BATCH,
+    ZERO,
+    Cursors,
+    Request,
+    State,
+    free,
+    full_pages,
+    holders,
+    swa_pages,
+)
 from reference.prefix_cache import lock_holders, path_text
 from stateful_tests.lockstep.results import Moment, Run
 from stateful_tests.traces.notation import format_command as describe
@@ -23,7 +33,10 @@ from stateful_tests.traces.notation import format_outcome as say
 
 def snapshots(run: Run, last: int) -> list[Data]:
     """One for each row whose moment is known, of at most the `last` ones."""
-    return [_snapshot(run, index) for index in range(max(0, run.first, len(run.rows) - last), len(run.rows))]
+    return [
+        _snapshot(run, index)
+        for index in range(max(0, run.first, len(run.rows) - last), len(run.rows))
+    ]
 
 
 def moment_of(run: Run, index: int) -> Moment | None:
@@ -36,7 +49,11 @@ def _snapshot(run: Run, index: int) -> Data:
     moment, row = moment_of(run, index), run.rows[index]
     assert moment is not None
     outcome: Outcome | None = moment.step.outcome if moment.step is not None else None
-    if run.violation is not None and "BROKEN" in run.violation.clauses and run.violation.step == index:
+    if (
+        run.violation is not None
+        and "BROKEN" in run.violation.clauses
+        and run.violation.step == index
+    ):
         outcome = Broken(run.violation.failure_of("BROKEN").observed)
     reference, system = reference_side(moment), system_side(moment)
     made: Data = {
@@ -51,7 +68,9 @@ def _snapshot(run: Run, index: int) -> Data:
         found, violation = [*differences(moment, reference, system, run.waived)], run.violation
         places = violation.failure.at if violation is not None and violation.step == index else ()
         if violation is not None and places and not found:  # both sides have it, and neither may
-            about = difference(("clause",), violation.clause, violation.expected, violation.observed)
+            about = difference(
+                ("clause",), violation.clause, violation.expected, violation.observed
+            )
             found.append(about)
         made["differences"] = by_place(found, places, moment)
     return made
@@ -77,18 +96,24 @@ def reference_side(moment: Moment) -> Data:
             "target": _target(_turn(state, h.name)),
             "cursors": _cursors(h.cursors),
             "full": dict.fromkeys(full_pages(h.cursors, geometry.page_size)),
-            "swa": dict.fromkeys(swa_pages(h.cursors, geometry.page_size)) if geometry.window else {},
+            "swa": dict.fromkeys(swa_pages(h.cursors, geometry.page_size))
+            if geometry.window
+            else {},
         }
         for h in holders(state)
     }
     return {
         "holders": shown,
         "cursors": _named_cursors(
-            state, {r.name: r.cursors for r in state.requests}, {s.name: s.slot for s in state.sessions}
+            state,
+            {r.name: r.cursors for r in state.requests},
+            {s.name: s.slot for s in state.sessions},
         ),
         "requests": {
             r.name: {
-                "session": r.session, "origin": r.origin, "tokens": r.origin + r.output,
+                "session": r.session,
+                "origin": r.origin,
+                "tokens": r.origin + r.output,
                 "phase": r.phase.value,
             }
             for r in state.requests
@@ -102,7 +127,7 @@ def reference_side(moment: Moment) -> Data:
         "lock_holders": {name: len(key) for name, key in lock_holders(state).items()},
         "counters": None,
         "accounts": _accounts(moment.step.expected if moment.step is not None else None),
-    }  # fmt: skip
+    }
 
 
 def system_side(moment: Moment) -> Data:
@@ -144,7 +169,9 @@ def system_side(moment: Moment) -> Data:
         "free": {name: len(pool.free) for name, pool in facts.pools.items()}
         | {"rows": len(facts.free_rows)},
         "nodes": _system_nodes(facts.tree, geometry),
-        "lock_holders": {n: len(slots) for n, slots in facts.tree.lock_holders.items()} if facts.tree else {},
+        "lock_holders": {n: len(slots) for n, slots in facts.tree.lock_holders.items()}
+        if facts.tree
+        else {},
         "counters": dict(zip(SIZES, facts.tree.sizes)) if facts.tree and facts.tree.sizes else None,
         "accounts": _accounts(moment.step.outcome if moment.step is not None else None),
         "pools": {name: _pool(facts, name) for name in facts.pools},
@@ -175,13 +202,17 @@ def _named_cursors(
     state: State, requests: dict[str, Cursors | None], slots: dict[str, Cursors | None]
 ) -> dict[str, dict[str, int] | str]:
     """Of requests and slots. What a slot says while its turn runs is nobody's business (REF-1)."""
-    named: dict[str, dict[str, int] | str] = {n: _cursors(c or ZERO) for n, c in sorted(requests.items())}
+    named: dict[str, dict[str, int] | str] = {
+        n: _cursors(c or ZERO) for n, c in sorted(requests.items())
+    }
     for name, slot in sorted(slots.items()):
         session = state.session(name)
         turn = state.request(session.turn or "") if session is not None else None
         lent = turn is not None and turn.phase in IN_BATCH
         lent_to = f"lent to {turn.name}" if turn is not None else ""
-        named[f"slot of {name}"] = lent_to if lent else _cursors(slot) if slot is not None else "none"
+        named[f"slot of {name}"] = (
+            lent_to if lent else _cursors(slot) if slot is not None else "none"
+        )
     return named
 
 
@@ -207,7 +238,9 @@ def _reference_nodes(state: State) -> dict[str, Data]:
 def lockers(tree: radix.Tree, placed: radix.Placed) -> tuple[list[str], list[str]]:
     """Who needs a node's full KV, and who its SWA KV."""
     through = [lock for lock in tree.locks if lock.key[: placed.end] == placed.path]
-    swa = [lock.holder for lock in through if tree.window is not None and lock.swa_from < placed.end]
+    swa = [
+        lock.holder for lock in through if tree.window is not None and lock.swa_from < placed.end
+    ]
     return [lock.holder for lock in through], swa
 
 
@@ -225,7 +258,9 @@ def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]
             "swa_locks": n.swa_locks if geometry.window is not None else 0,
             "full": [slot // size for slot in n.slots[::size]],
             "swa": [slot // size for slot in n.swa_slots[::size]],
-            "wrong": any(got and tuple(got) != n.path[n.start :] for got in (n.full_read, n.swa_read)),
+            "wrong": any(
+                got and tuple(got) != n.path[n.start :] for got in (n.full_read, n.swa_read)
+            ),
             "half": n.live and not whole,
         }
     return found

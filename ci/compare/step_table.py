@@ -22,7 +22,9 @@ Cell = dict[str, str]  # label -> value
 Column = tuple[str, ...]  # the key of a difference, without its words
 
 
-def step_table(run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int = MAX_NODES) -> Data:
+def step_table(
+    run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int = MAX_NODES
+) -> Data:
     """The rows of these states; a violation at the last one is shown twice. Without one the columns are those
     who held something. nodes: how many columns there may be besides, of nodes that changed."""
     split = run.violation is not None
@@ -63,7 +65,9 @@ UNKNOWN = "?"  # how many pages the rules would have free, where they had more i
 class _Drawer:
     """Which columns there are, and what stands in them."""
 
-    def __init__(self, states: list[Data], page_size: int, letters: str, most: int, nodes: int) -> None:
+    def __init__(
+        self, states: list[Data], page_size: int, letters: str, most: int, nodes: int
+    ) -> None:
         self.page_size, self.letters, self.last = page_size, letters, states[-1]
         self.differences = {tuple(d["key"]): d for d in self.last["differences"]}
         self.columns = self._columns(states, most, nodes)
@@ -81,10 +85,14 @@ class _Drawer:
         chosen = chosen or list(columns)[:1]  # what is known of the end only
         shown = set(map(self._holder, _apart(chosen)))
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
-        more: list[Column] = [("holders", n) for side in sides for n in side["holders"] if n not in shown]
+        more: list[Column] = [
+            ("holders", n) for side in sides for n in side["holders"] if n not in shown
+        ]
         more += [("lock_holders", name) for side in sides for name in side["lock_holders"]]
         room = most - len(chosen)
-        others = [column for column in dict.fromkeys((*more, ("free",))) if column not in chosen][:room]
+        others = [column for column in dict.fromkeys((*more, ("free",))) if column not in chosen][
+            :room
+        ]
         changed: list[Column] = [("nodes", path) for path in changed_nodes(states)]
         changed = [column for column in changed if column not in chosen][-nodes:]
         return chosen + changed + sorted(others, key=lambda c: (c == ("free",), c))
@@ -144,7 +152,10 @@ class _Drawer:
                 locked = side["lock_holders"].get(name)
                 return {"": NOTHING if locked is None else span(0, locked) if locked else "nothing"}
             case ["free"]:
-                return {POOL.get(k, k): UNKNOWN if v is None else str(v) for k, v in side["free"].items()}
+                return {
+                    POOL.get(k, k): UNKNOWN if v is None else str(v)
+                    for k, v in side["free"].items()
+                }
             case ["pools", pool, page] if "pools" in side:
                 return {"": self._owners(side["pools"][pool].get(int(page)))}
         if state is not self.last:  # it is known of the end only
@@ -160,7 +171,10 @@ class _Drawer:
         """Who has a page, each with the positions that he has in it, and how often it is free."""
         if page is None:
             return "free"
-        owners = [f"{who.removeprefix('tree ')} {spans([at], self.page_size)}" for who, at in page["owners"]]
+        owners = [
+            f"{who.removeprefix('tree ')} {spans([at], self.page_size)}"
+            for who, at in page["owners"]
+        ]
         free = {0: [], 1: ["free"]}.get(page["free"], [f"free {page['free']} times"])
         return " + ".join([*owners, *free]) or "nobody"
 
@@ -212,7 +226,9 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
     for cell, was, rule in zip(cells, before, rules):
         text = []
         for label, value in cell.items():
-            changed = bool(was) and was.get(label, "0") != value and value not in (NOTHING, "", "idle")
+            changed = (
+                bool(was) and was.get(label, "0") != value and value not in (NOTHING, "", "idle")
+            )
             wrong = rule.get(label) not in (value, UNKNOWN)
             if value == NOTHING != was.get(label, NOTHING):
                 value, changed = "gone", True

@@ -10,7 +10,9 @@ def states(edges: Iterable[Edge], names: type[DescribedEnum]) -> str:
     """A Mermaid state diagram, in the order of the names; commands between two states share an arrow."""
     order = [NOWHERE, *names]
     arrows: dict[tuple[str, str], list[str]] = {}
-    for edge in sorted(edges, key=lambda e: (order.index(e.before), order.index(e.after), e.command)):
+    for edge in sorted(
+        edges, key=lambda e: (order.index(e.before), order.index(e.after), e.command)
+    ):
         arrows.setdefault((edge.before, edge.after), []).append(edge.command)
     lines = ["stateDiagram-v2"]
     lines += [f'    state "{name.replace("_", " ")}: {name.says}" as {name}' for name in names]

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 from ci.documents import reported
 from stateful_tests.lockstep.known_faults import (
-    FOLDER, Engine, KnownFault, known_faults, looked_for, releases,
-)  # fmt: skip
+    FOLDER,
+    Engine,
+    KnownFault,
+    known_faults,
+    looked_for,
+    releases,
+)
 from stateful_tests.traces.files import load
 
 if TYPE_CHECKING:
@@ -22,7 +27,11 @@ ENGINES: dict[Engine, tuple[str, str, str]] = {
         "sgl-project/sglang",
         "Each release's own session cache around its own chunk cache or radix tree, on a CPU.",
     ),
-    "vllm": ("vLLM", "vllm-project/vllm", "Every minor release from 0.11 on; sessions came with 0.15."),
+    "vllm": (
+        "vLLM",
+        "vllm-project/vllm",
+        "Every minor release from 0.11 on; sessions came with 0.15.",
+    ),
     "transformers": ("transformers", "huggingface/transformers", "Its continuous batching."),
     "lmdeploy": ("LMDeploy", "InternLM/lmdeploy", "Its PyTorch engine, with steps that overlap."),
 }
@@ -44,7 +53,9 @@ def text() -> str:
     """The document."""
     parts = [_HEAD]
     for engine, (name, repository, about) in ENGINES.items():
-        rows = [_row(fault, repository) for fault in known_faults().values() if fault.engine == engine]
+        rows = [
+            _row(fault, repository) for fault in known_faults().values() if fault.engine == engine
+        ]
         parts.append(f"## {name}\n\n{about}\n\n{_COLUMNS}{''.join(rows)}")
         if section := reported.section(engine, name):
             parts.append(_linked(section, repository))

@@ -37,7 +37,9 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
     def heading(found: re.Match[str]) -> str:
         words = unescape(re.sub(r"<[^>]+>", "", found[2]))
         contents.append((int(found[1]), anchor(words), words))
-        return f'</section><section><h{found[1]} id="{escape(anchor(words))}">{found[2]}</h{found[1]}>'
+        return (
+            f'</section><section><h{found[1]} id="{escape(anchor(words))}">{found[2]}</h{found[1]}>'
+        )
 
     body = _HEADING.sub(heading, body).removeprefix("</section>") + "</section>"
     return templates(escape=True).get_template("spec.html").render(
@@ -89,7 +91,9 @@ def _states(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
     x = {name: 70 + 140 * at for at, name in enumerate(names)}
     ends = [x[b] + (40 + 6 * len(commands) if a == b else 70) for a, b, commands in arrows]
     wide, high = max(ends), 50 + 28 * len(arrows)
-    parts = [f'<svg class="states" role="img" aria-label="State diagram" viewBox="0 0 {wide} {high}">']
+    parts = [
+        f'<svg class="states" role="img" aria-label="State diagram" viewBox="0 0 {wide} {high}">'
+    ]
     for name in names:
         title = says.get(name, "none").partition(":")[0]
         parts.append(f'<rect x="{x[name] - 56}" y="4" width="112" height="24" rx="12"/>')

@@ -35,7 +35,9 @@ class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def __post_init__(self) -> None:
         """Raises ValueError where fields contradict each other."""
         if (self.verdict == "shown") != bool(self.fault):
-            raise ValueError(f"{self.numbers}: `fault` goes with the verdict shown, and only with it")
+            raise ValueError(
+                f"{self.numbers}: `fault` goes with the verdict shown, and only with it"
+            )
         if self.fault and self.fault not in known_faults():
             raise ValueError(f"{self.numbers}: known.toml has no {self.fault!r}")
 

@@ -62,6 +62,7 @@ PULL = "https://github.com/sgl-project/sglang/pull"
 class Incomplete(Exception):
     """The document lacks something that it must have: one line says what."""
 
+
 DECODE = Await, Greet, Arrive, FailPeer, Expire, LastToken
 
 
@@ -102,10 +103,14 @@ def collect() -> Data:
         "commands": [_command(RULES[kind], fixtures) for kind in COMMANDS],
         "tree": _tree_steps(),
         "families": (families := _families()),
-        "clauses": [_clause(clause, shown_by, fixtures) for f in families for clause in f["clauses"]],
+        "clauses": [
+            _clause(clause, shown_by, fixtures) for f in families for clause in f["clauses"]
+        ],
         "asked": list(CLAUSES),
         "concerns": CONCERNS,
-        "engine_clauses": [clause for clause in BLOCK_CLAUSES.values() if clause.id not in TIER_CLAUSES],
+        "engine_clauses": [
+            clause for clause in BLOCK_CLAUSES.values() if clause.id not in TIER_CLAUSES
+        ],
         "tier_clauses": [*TIER_CLAUSES.values()],
         "decode_commands": {kind_name(kind): _about_engine(kind) for kind in DECODE},
         "storage_commands": {
@@ -113,7 +118,9 @@ def collect() -> Data:
         },
         "tier_commands": {kind_name(kind): _about_engine(kind) for kind in (Load, Send, Poll)},
         "engine_commands": {kind_name(kind): _about_engine(kind) for kind in ENGINE_COMMANDS},
-        "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
+        "story": {
+            bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()
+        },
         "window": {policy.name: policy for policy in window_theorem.POLICIES.values()},
         "theorem": window_theorem.PARAGRAPH,
         "obligations": [*OBLIGATIONS.values()],
@@ -228,7 +235,9 @@ def _steps(trace: Trace) -> list[Data]:
     """The worked example, command by command: cursors after, what is freed, the row as a picture."""
     freed = [row.freed for row in lockstep.replay(ReferenceSystem(), trace).rows]
     state, steps, target = model.initial(trace.geometry, trace.mode), list[Data](), None
-    for command, gone, following in zip(trace.commands, freed, (*trace.commands[1:], None), strict=True):
+    for command, gone, following in zip(
+        trace.commands, freed, (*trace.commands[1:], None), strict=True
+    ):
         cut, (state, _) = target, model.step(state, command)
         target = _target(state, following)
         whose, cursors = _held(state)
@@ -290,7 +299,9 @@ def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None) -> s
 
 def _cached_row() -> str:
     """A row with everything in it, before its turn finishes: the tree's part, evicted, ahead, a target."""
-    geometry = Geometry(page_size=4, window=6, full_pages=16, swa_pages=16, rows=2, width=40, tree=True)
+    geometry = Geometry(
+        page_size=4, window=6, full_pages=16, swa_pages=16, rows=2, width=40, tree=True
+    )
     state = model.initial(geometry, Mode.FAITHFUL)
     for command in (
         Open("s1"), Submit("r1", "s1", 2, prompt=(Piece("a", 12),)), Admit("r1"), Extend((Chunk("r1", 14),)),
@@ -302,4 +313,3 @@ def _cached_row() -> str:
         assert isinstance(outcome, Done), (command, outcome)
     _, cursors = _held(state)
     return _drawn(geometry, cursors, state.requests[0].origin + 3)
-

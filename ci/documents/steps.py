@@ -84,7 +84,9 @@ def blocks(state: State) -> Blocks:
     """Each row, the radix tree, sessions and requests without a row, and what is free."""
     geometry, drawn = state.config.geometry, Blocks()
     for holder in holders(state):
-        whose = f", lent to {holder.request.name}" if holder.request and holder.request.session else ""
+        whose = (
+            f", lent to {holder.request.name}" if holder.request and holder.request.session else ""
+        )
         title = f"row of {holder.name}{whose}"
         drawn[f"row of {holder.name}"] = (
             f"{title}\n{pictures.row(holder.cursors, geometry.page_size, geometry.window)}"
@@ -92,8 +94,12 @@ def blocks(state: State) -> Blocks:
     for session in state.sessions:
         drawn[f"session {session.name}"] = _session(session)
     for request in state.requests:
-        tokens = f"input {request.origin}" + (f" + output {request.output}" if request.output else "")
-        drawn[f"request {request.name}"] = f"request {request.name}: {request.phase.value}, {tokens}"
+        tokens = f"input {request.origin}" + (
+            f" + output {request.output}" if request.output else ""
+        )
+        drawn[f"request {request.name}"] = (
+            f"request {request.name}: {request.phase.value}, {tokens}"
+        )
     if state.tree is not None:
         drawn["radix tree"] = tree(state.tree)
     left = free(state)

@@ -40,7 +40,10 @@ def because(run: Run) -> Because | None:
         text += f", {violation.observed}"
         return Because(f"{text}: {why}." if why else f"{text}.")
     if step is None:
-        here, broke = f"command {violation.step} ({describe(row.command)})", violation.observed.rstrip(".")
+        here, broke = (
+            f"command {violation.step} ({describe(row.command)})",
+            violation.observed.rstrip("."),
+        )
         if fails_at_start(broke):
             return Because(f"no command has a part in it: {broke}.")
         failed = f"{here} makes the system fail, {broke}"
@@ -51,7 +54,11 @@ def because(run: Run) -> Because | None:
     alone = isinstance(step, BlockStep | TierStep)
     past = Past(run, violation) if alone else History(run, violation, step)
     try:
-        text = _of_engine(past) if not isinstance(past, History) else reasons.reason(past) or _described(past)
+        text = (
+            _of_engine(past)
+            if not isinstance(past, History)
+            else reasons.reason(past) or _described(past)
+        )
     except (LookupError, AssertionError, StopIteration):
         text = _expected(past)  # a view that is odd in more ways than the clause says
     return Because(past.words(f"{text}."), tuple(past.claims))
@@ -59,7 +66,11 @@ def because(run: Run) -> Because | None:
 
 def _described(past: Past) -> str:
     """The clause's own head, and the stories of its places."""
-    head, since, sentence = past.violation.failure.head, past.violation.since, "; ".join(stories(past))
+    head, since, sentence = (
+        past.violation.failure.head,
+        past.violation.since,
+        "; ".join(stories(past)),
+    )
     checked = f"; the check fails from {past.command(since)} on" if since is not None else ""
     if head:
         return f"{past.here} {head}{f': {sentence}' if sentence else checked}"
@@ -71,7 +82,11 @@ def _described(past: Past) -> str:
 
 def _of_engine(past: Past) -> str:
     observed, expected = past.violation.observed, past.violation.expected
-    sentence = [f"{past.here}: {observed}, where {expected}", *stories(past), *of_kind(past).events(past)]
+    sentence = [
+        f"{past.here}: {observed}, where {expected}",
+        *stories(past),
+        *of_kind(past).events(past),
+    ]
     return "; ".join(filter(None, sentence))
 
 

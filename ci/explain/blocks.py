@@ -67,7 +67,9 @@ def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
             fact = facts.requests[who]
             blocks = counted(sum(1 for table in fact.tables for block in table if block), "block")
             counts = f"counts {fact.computed} computed and holds {blocks}"
-            return [Fact("", f"is {fact.status} with {counted(len(fact.tokens), 'token')}, {counts}")]
+            return [
+                Fact("", f"is {fact.status} with {counted(len(fact.tokens), 'token')}, {counts}")
+            ]
     return []
 
 
@@ -126,7 +128,9 @@ def _written(past: Past, block: int) -> str:
                 there = [p for p in span if p // size < len(row) and row[p // size] == block]
                 if there:
                     where = f"[{there[0]}, {there[-1] + 1}) of group {group}"
-                    return f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
+                    return (
+                        f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
+                    )
         was = past.run.history[max(0, at - past.run.first - 1)].facts
         if moment.facts.memory[block] != was.memory[block]:
             return f"a state was copied into block {block} last, in {past.command(at)}"

@@ -70,7 +70,9 @@ class Past:
         last = len(self.run.history) - 2
         return self.at(self._since(what, partial(_held, holds, more), last, self.violation.step))
 
-    def last_time(self, what: str, holds: Callable[..., bool], *more: object) -> tuple[int, int] | None:
+    def last_time(
+        self, what: str, holds: Callable[..., bool], *more: object
+    ) -> tuple[int, int] | None:
         """Since and until which command `holds` was so for the last time before now; None: never."""
         fact = partial(_held, holds, more)
         last = len(self.run.history) - 2
@@ -95,7 +97,8 @@ class Past:
     def at(self, index: int) -> str:
         if index < 0:
             return "from the start"
-        or_before = " or before" if index == self.run.first else ""  # what was before is not known any more
+        # what was before is not known any more
+        or_before = " or before" if index == self.run.first else ""
         return f"since {self.command(index)}{or_before}"
 
     def last_before(self, holds: Holds) -> Any:

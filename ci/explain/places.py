@@ -74,7 +74,9 @@ def facts_at(place: Place, m: Moment) -> list[Fact]:
     """What is so of a place: of itself first, then a fact for each owner."""
     match place:
         case AtPage(pool, page):
-            owners = [_owner(m, o.holder, o.at) for o in m.facts.pools[pool].owned if o.page == page]
+            owners = [
+                _owner(m, o.holder, o.at) for o in m.facts.pools[pool].owned if o.page == page
+            ]
             times = list(m.facts.pools[pool].free).count(page)
             free = _free(times, "in the free list")
             return free + owners or [Fact("", "is neither free nor owned")]
@@ -108,18 +110,25 @@ def _of_slot(slot: int, m: Moment) -> list[Fact]:
     owners += [Fact(f"a buffer of {name}", "has it", "had it") for name, _ in kept]
     owners += [
         Fact("the tree", f"has it for {path_text(path)}", f"had it for {path_text(path)}")
-        for path, has in states.nodes.items() if has == slot
-    ]  # fmt: skip
+        for path, has in states.nodes.items()
+        if has == slot
+    ]
     free = _free(list(states.free).count(slot), "in the free list")
     held = states.stamp(slot)
     holds = "holds an empty state" if held == EMPTY else f"holds the state after {_folded(held, m)}"
-    return [*(free or ([] if owners else [Fact("", "is neither free nor owned")])), Fact("", holds), *owners]
+    return [
+        *(free or ([] if owners else [Fact("", "is neither free nor owned")])),
+        Fact("", holds),
+        *owners,
+    ]
 
 
 def _folded(stamp: int, m: Moment) -> str:
     """Of whose text, and how much of it, a stamp is."""
     texts = {name: request.text for name, request in m.facts.requests.items()}
-    texts |= {f"the history of {name}": session.history for name, session in m.facts.sessions.items()}
+    texts |= {
+        f"the history of {name}": session.history for name, session in m.facts.sessions.items()
+    }
     for name, text in texts.items():
         stamps = chained(text)
         if stamp in stamps:
@@ -191,13 +200,20 @@ def _in_tree(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment) -> list
                 return [Fact("", "is not in the tree")]
             slots = slots_text(page[0])
             live = page[1] or "swa" not in m.facts.pools
-            return [Fact("", f"has {slots}", f"had {slots}"), *[Fact("", "is a tombstone")] * (not live)]
+            return [
+                Fact("", f"has {slots}", f"had {slots}"),
+                *[Fact("", "is a tombstone")] * (not live),
+            ]
         case AtLock(owner):
             lock = m.locks.get(owner)
             if lock is None:
                 return [Fact("", "is not there")]
             window = m.state.config.geometry.window is not None
-            swa = f", its SWA KV from {lock.pinned_from} on," if window and lock.pinned_from > 0 else ""
+            swa = (
+                f", its SWA KV from {lock.pinned_from} on,"
+                if window and lock.pinned_from > 0
+                else ""
+            )
             where = f"[0, {len(lock.key)}) of {path_text(lock.key)}{swa}"
             return [Fact("", f"pins {where}", f"pinned {where}")]
         case AtCounter(pool, name):

@@ -39,7 +39,11 @@ def _outcome(past: History) -> str | None:
     """OUT-1: a command that is done or refused, and should not be."""
     got, want = past.step.outcome, past.step.expected
     does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
-    should = f"must refuse it as {want.reason.value}" if isinstance(want, Refused) else "must carry it out"
+    should = (
+        f"must refuse it as {want.reason.value}"
+        if isinstance(want, Refused)
+        else "must carry it out"
+    )
     return f"the system {does} {past.here} and {should}{_why(past)}"
 
 
@@ -84,7 +88,9 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
         if session is not None and session.turn is not None:
             name, turn = session.name, session.turn
             is_so = f"{turn} is the turn of {name}"
-            since = past.first_since(is_so, lambda m: getattr(m.state.session(name), "turn", "") == turn)
+            since = past.first_since(
+                is_so, lambda m: getattr(m.state.session(name), "turn", "") == turn
+            )
             return "", f"{turn} is in flight in {name} {since}"
     if reason is Reason.WINDOW_LOST:
         return "", _window_lost(past, ours)
@@ -95,7 +101,8 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
             return "", ""  # row and tree, each with pages of its own, had more than there are
         pages = counted(getattr(left, pool), f"{POOL[pool]} page")
         return "", f"the pool has {pages} free and {evictable // past.page_size} more evictable"
-    condition = RULES_OF[type(step.command)].refused.get(reason, "") if ours else ""  # "": the system's own
+    # "": the system's own
+    condition = RULES_OF[type(step.command)].refused.get(reason, "") if ours else ""
     if ours and reason is Reason.UNKNOWN_REQUEST:
         unknown = [name for name in _named(step.command) if was.request(name) is None]
         return condition, _gone(past, unknown[0]) if unknown else ""
@@ -106,7 +113,9 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
         name, phase = request.name, request.phase
         again = " again" if phase is Phase.QUEUED and request.started else ""
         is_so = f"{name} is {phase.value}{again}"
-        so = past.first_since(is_so, lambda m: getattr(m.state.request(name), "phase", None) is phase)
+        so = past.first_since(
+            is_so, lambda m: getattr(m.state.request(name), "phase", None) is phase
+        )
         return condition, f"{is_so} {so}" if ours else is_so
     return condition, ""
 
@@ -127,7 +136,9 @@ def _missing_step(step: Step) -> str:
     if not unready or unready[0].phase is Phase.RUNNING:
         return ""
     one = unready[0]
-    return describe(Admit(one.name) if one.phase is Phase.QUEUED else Extend((Chunk(one.name, _left(one)),)))
+    return describe(
+        Admit(one.name) if one.phase is Phase.QUEUED else Extend((Chunk(one.name, _left(one)),))
+    )
 
 
 def _left(request: Request) -> int:
@@ -184,7 +195,10 @@ def _window_lost(past: History, ours: bool) -> str:
         if was is None or was.cursors is None or window is None:
             continue
         c = was.cursors
-        start, at = max(0, c.kv_committed_len - window), f"the window of {name} at {c.kv_committed_len}"
+        start, at = (
+            max(0, c.kv_committed_len - window),
+            f"the window of {name} at {c.kv_committed_len}",
+        )
         if not ours:
             return f"{at} is there: it starts at {start}"
         if evicted_below(c) > start:
@@ -208,8 +222,9 @@ def _shape(past: History) -> str | None:
     was = sorted(p.path for p in nodes(before.tree))
     parts = []
     for verb, spares, must, a, b in (
-        ("keeps", "leaves", "must go", theirs, ours), ("takes", "takes", "must stay", ours, theirs),
-    ):  # fmt: skip
+        ("keeps", "leaves", "must go", theirs, ours),
+        ("takes", "takes", "must stay", ours, theirs),
+    ):
         for path in was:
             if path in a and path not in b:
                 parts.append(f"{verb} {_used(past, path)}, which {must}")
@@ -222,7 +237,11 @@ def _used(past: History, path: Key) -> str:
     """A node, and when it was last used in the reference: its SWA KV, if that alone is requested."""
     swa = isinstance(past.step.command, Evict) and not past.step.command.full
     before = past.before.state.tree
-    node = next((p.node for p in nodes(before) if p.path == path), None) if before is not None else None
+    node = (
+        next((p.node for p in nodes(before) if p.path == path), None)
+        if before is not None
+        else None
+    )
     if node is None:
         return path_text(path)
     if swa and not node.live:

@@ -18,7 +18,8 @@ from reference.tiers.step import TierStep
 from stateful_tests.lockstep.results import Moment
 
 FactsAt = Callable[[Any, Any], list[Fact]]
-MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}  # places of a kind that are reported; of other kinds the first
+# places of a kind that are reported; of other kinds the first
+MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}
 
 
 def stories(past: Past) -> list[str]:
@@ -78,7 +79,9 @@ def _together(dated: list[tuple[str, str]]) -> list[str]:
     for since, facts in groupby(dated, key=lambda each: each[1]):
         first, *more = [fact for fact, _ in facts]
         verb = first.split()[0] + " "
-        texts.append(" and ".join([first, *(fact.removeprefix(verb) for fact in more)]) + f" {since}")
+        texts.append(
+            " and ".join([first, *(fact.removeprefix(verb) for fact in more)]) + f" {since}"
+        )
     return texts
 
 
@@ -104,7 +107,8 @@ def _until_then(past: Past, place: Place, fact: Fact, facts_at: FactsAt) -> str:
     before = past.last_before(lambda m: not _is_so(facts_at, place, fact, m))
     was = [f for f in facts_at(place, before) if f.was] if before is not None else []
     texts = " and ".join(f"{f.owner or 'it'} {f.was}" for f in was)
-    if was and isinstance(place, AtLock):  # whether a lock is older than a split tells why it is miscounted
+    # whether a lock is older than a split tells why it is miscounted
+    if was and isinstance(place, AtLock):
         then = past.last_time(f"{place}: {was[0].was}", partial(_is_so, facts_at, place, was[0]))
         texts += f" {past.at(then[0])}" if then is not None else ""
     return f"; until then {texts}" if texts else ""
@@ -123,7 +127,9 @@ def _cursors(past: History, found: list[AtCursor]) -> str:
             continue
         got = getattr(cursors, place.field)
         held = _holds(past.now, place.owner)
-        index = past.first_step(f"{place.field} of {place.owner} is {got}", _is_since, place, got, held)
+        index = past.first_step(
+            f"{place.field} of {place.owner} is {got}", _is_since, place, got, held
+        )
         taken = _taken_over(past, place, got) if index == past.violation.step else ""
         fate = index, got, place.must, taken
         fates.setdefault(fate, {}).setdefault(place.owner, []).append(letter(place.field))
@@ -132,7 +138,10 @@ def _cursors(past: History, found: list[AtCursor]) -> str:
 
 
 def _fate(
-    past: History, fate: tuple[int, int, int | None, str], whose: dict[str, list[str]], off: list[AtCursor]
+    past: History,
+    fate: tuple[int, int, int | None, str],
+    whose: dict[str, list[str]],
+    off: list[AtCursor],
 ) -> str:
     (index, got, must, taken), several = fate, len(off) > 1
     who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
@@ -142,7 +151,9 @@ def _fate(
     if must is None:
         return f"{who} {verb}".rstrip(",")
     before = past.before
-    stays = all(_is(before, place._replace(owner=_had_by(before, place.owner)), must) for place in off)
+    stays = all(
+        _is(before, place._replace(owner=_had_by(before, place.owner)), must) for place in off
+    )
     return f"{who} {verb} and must {'stay' if stays else 'be'} {must}"
 
 

@@ -33,10 +33,16 @@ def facts_at(place: Place, m: TierMoment) -> list[Fact]:
             return _of_node(facts, node)
         case AtTransfer(job):
             found = [
-                Fact("", "has completed" if each.completed else "has copied" if each.copied else "waits")
-                for each in facts.transfers if each.job == job
-            ]  # fmt: skip
-            return found + [Fact("", f"is at: {op.state}") for op in facts.operations if op.job == job]
+                Fact(
+                    "",
+                    "has completed" if each.completed else "has copied" if each.copied else "waits",
+                )
+                for each in facts.transfers
+                if each.job == job
+            ]
+            return found + [
+                Fact("", f"is at: {op.state}") for op in facts.operations if op.job == job
+            ]
     return []
 
 
@@ -56,7 +62,9 @@ def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
         if slot in request.writing.get(pool, ()):
             found.append(Fact(f"the prefill server of {request.name}", "writes it"))
     for job in facts.transfers:
-        if any((part.host if host else part.device) == slot and part.pool == pool for part in job.parts):
+        if any(
+            (part.host if host else part.device) == slot and part.pool == pool for part in job.parts
+        ):
             verb = "writes" if job.load != host else "reads"
             found.append(Fact(job.called, f"{verb} it"))
     if host:
@@ -69,7 +77,9 @@ def _of_storage(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
     found = []
     for op in facts.operations:
         if slot in op.moving.get(pool, ()):
-            found.append(Fact(op.called, "is to write it to the storage" if op.back else "writes it"))
+            found.append(
+                Fact(op.called, "is to write it to the storage" if op.back else "writes it")
+            )
         elif slot in op.slots.get(pool, ()) and not op.back:
             found.append(Fact(op.called, "has it"))
     if slot in facts.returned.get(pool, ()):
@@ -80,8 +90,11 @@ def _of_storage(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
 def _of_node(facts: TierFacts, number: int) -> list[Fact]:
     for node in facts.nodes:
         if node.node == number:
-            has = [name for host, slots in ((False, node.device), (True, node.host))
-                   for name in (f"{_tier(host)} {pool}" for pool, own in slots.items() if own)]  # fmt: skip
+            has = [
+                name
+                for host, slots in ((False, node.device), (True, node.host))
+                for name in (f"{_tier(host)} {pool}" for pool, own in slots.items() if own)
+            ]
             found = [Fact("", f"has {' and '.join(has)} KV" if has else "has no KV")]
             users = [user.name for user in facts.users if user.node == number]
             return found + [Fact(name, "has locked it") for name in dict.fromkeys(users)]

@@ -33,7 +33,11 @@ def asserted(run: RecordedRun) -> Asserts:
             return Asserts(_terms(run, check))
     for found in _ways(run):
         if found is not None:
-            return found._replace(assertions=[f"alarm({check})", *found.assertions]) if check else found
+            return (
+                found._replace(assertions=[f"alarm({check})", *found.assertions])
+                if check
+                else found
+            )
     raise NotExportable(f"{run.clause} shows in nothing that the release's classes offer")
 
 
@@ -63,7 +67,9 @@ def _cursor(run: RecordedRun, place: AtCursor) -> Asserts | None:
         fixed = [p for p in off if p.field != "swa_evicted_seqlen"] or off
         codes = [(run.cursor(run.of_cursors(p.owner), p.field), p.must) for p in fixed]
         return Asserts([f"self.assertEqual({code}, {must})" for code, must in codes])
-    others = [p.field for p in run.at if isinstance(p, AtCursor) and p.owner == place.owner and p != place]
+    others = [
+        p.field for p in run.at if isinstance(p, AtCursor) and p.owner == place.owner and p != place
+    ]
     if others:
         return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(held, others[0])})"])
     if place.field == "swa_evicted_seqlen":
@@ -107,7 +113,9 @@ def _named(run: RecordedRun, place: AtNamed | AtText) -> Asserts | None:
     """A session, a slot, a request or a text that is not as the reference has it."""
     kind = place.kind if isinstance(place, AtNamed) else "text"
     name = place.name if isinstance(place, AtNamed) else place.owner
-    off = [fact.assertion for fact in _state(run) if fact.of == (kind, name) and fact.want != fact.got]
+    off = [
+        fact.assertion for fact in _state(run) if fact.of == (kind, name) and fact.want != fact.got
+    ]
     return Asserts(off) if off else None
 
 
@@ -130,7 +138,11 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
         there = state.session(name) is not None, name in view.sessions
         yield _Fact(("session", name), f"{quoted(name)} in server.sessions", *there)
     for session in state.sessions:
-        seen, turn, name = view.sessions.get(session.name), state.request(session.turn), session.name
+        seen, turn, name = (
+            view.sessions.get(session.name),
+            state.request(session.turn),
+            session.name,
+        )
         if seen is None:
             continue
         found = f"server.sessions.get({quoted(name)})"
@@ -153,7 +165,9 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
             has = request.cursors is not None, ours.row is not None
             yield _Fact(("request", request.name), f"{row} is not None", *has)
         if ours.row is not None:  # its prefix is the tree's
-            yield from _cursors(run, request.name, request.cursors, ours.cursors, "cache_protected_len")
+            yield from _cursors(
+                run, request.name, request.cursors, ours.cursors, "cache_protected_len"
+            )
     full, swa, rows, _ = free(state)
     two = "full_" if run.window is not None else ""
     sizes = full * page, len(view.free_full) * page
@@ -164,7 +178,9 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
     yield _Fact(("rows", ""), "len(server.rows.free_slots)", rows, len(view.free_rows))
 
 
-def _cursors(run: RecordedRun, owner: str, want: Any, got: Any, without: str = "") -> Iterator[_Fact]:
+def _cursors(
+    run: RecordedRun, owner: str, want: Any, got: Any, without: str = ""
+) -> Iterator[_Fact]:
     if want is None or got is None:
         return
     for field, must, has in zip(want._fields, want, got, strict=True):
@@ -181,7 +197,9 @@ def _terms(run: RecordedRun, check: str) -> list[str]:
     expected, outcome = run.step.expected, run.step.outcome
     assert isinstance(expected, Done) and isinstance(outcome, Done)
     if expected.report is None or outcome.report is None:
-        raise NotExportable("CHK-2: whether a check is switched on is for the server's settings to say")
+        raise NotExportable(
+            "CHK-2: whether a check is switched on is for the server's settings to say"
+        )
     counted = {account.pool for account in outcome.report.accounts}
     if missing := [a.pool for a in expected.report.accounts if a.pool not in counted]:
         return [f"self.assertIn({quoted(missing[0])}, terms(checks, {check}))"]
@@ -198,7 +216,11 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
     """What an eviction frees, against what it was to free and what it reports."""
     if not isinstance(run.last, Evict) or run.before.view.tree is None:
         return None
-    before, after, reported = run.before.view, run.after.view, getattr(run.step.outcome, "freed", None)
+    before, after, reported = (
+        run.before.view,
+        run.after.view,
+        getattr(run.step.outcome, "freed", None),
+    )
     two, tree = run.window is not None, run.before.view.tree
     held = {"full": [(n.slots, n.full_locks) for n in tree.nodes], "swa": []}
     pools = [("full", before.free_full, after.free_full, "num_tokens_evicted")]
@@ -207,12 +229,18 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
         pools.append(("swa", before.free_swa, after.free_swa, "swa_num_tokens_evicted"))
     for pool, had, has, field in pools:
         freed = (len(has) - len(had)) * run.page_size
-        want = min(getattr(run.last, pool), sum(len(slots) for slots, locks in held[pool] if not locks))
+        want = min(
+            getattr(run.last, pool), sum(len(slots) for slots, locks in held[pool] if not locks)
+        )
         size = f"server.allocator.{f'{pool}_' if two else ''}available_size()"
         if freed < want:
-            return Asserts([f"self.assertGreaterEqual({size} - before, {want})"], [f"before = {size}"])
+            return Asserts(
+                [f"self.assertGreaterEqual({size} - before, {want})"], [f"before = {size}"]
+            )
         if reported is not None and getattr(reported, pool) != freed:
-            return Asserts([f"self.assertEqual(evicted.{field}, {size} - before)"], [f"before = {size}"])
+            return Asserts(
+                [f"self.assertEqual(evicted.{field}, {size} - before)"], [f"before = {size}"]
+            )
     return None
 
 
@@ -227,7 +255,9 @@ def _page(run: RecordedRun, place: AtPage) -> Asserts | None:
     if times > 1:
         return Asserts([f"free = {free_list}", "self.assertEqual(len(free), len(set(free)))"])
     if not 1 <= page <= facts.size:
-        return Asserts([f"self.assertEqual({{*{free_list}}} - {{*range(1, {facts.size + 1})}}, set())"])
+        return Asserts(
+            [f"self.assertEqual({{*{free_list}}} - {{*range(1, {facts.size + 1})}}, set())"]
+        )
     owners = [_who(owned.holder) for owned in facts.owned if owned.page == page]
     if owners and times:
         lines = [f"owned = pages_of(server, {_slots(run, owners[0], pool)})"]
@@ -246,7 +276,9 @@ def _page(run: RecordedRun, place: AtPage) -> Asserts | None:
         lines = [f"lost = {{*range(1, {facts.size + 1})}} - {{*{free_list}}}"]
         lines += [f"lost -= pages_of(server, {_slots(run, holder, pool)})" for holder in holders]
         return Asserts([*lines, "self.assertEqual(lost, set())"])
-    had = [o for o in run.before.facts.pools[pool].owned if o.page == page and _who(o.holder) != _TREE]
+    had = [
+        o for o in run.before.facts.pools[pool].owned if o.page == page and _who(o.holder) != _TREE
+    ]
     if not had:
         return None
     notes, held = run.bound(had[0].holder, run.before)
@@ -286,7 +318,9 @@ def _slots(run: RecordedRun, holder: str, pool: str) -> str:
 def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
     """A slot is in two nodes; a page may also be as a node ends inside of it (TREE-1)."""
     tree = run.after.facts.tree
-    found = [n.slots if pool == "full" else n.swa_slots for n in (tree.nodes if tree is not None else ())]
+    found = [
+        n.slots if pool == "full" else n.swa_slots for n in (tree.nodes if tree is not None else ())
+    ]
     return sum(map(len, found)) > len(set().union(*found))
 
 
@@ -315,7 +349,11 @@ def _position(run: RecordedRun, place: AtPosition) -> Asserts | None:
             locked = f"server.cache.path_device_indices({name}.last_node)"
         return Asserts([f"self.assertEqual({locked}.tolist(), tree_slots(server.cache, {key}))"])
     lines, held = run.bound(owner, run.after)
-    torn = [t for t in (facts.torn if pool == "full" else facts.torn_swa) if t.holder == owner and not t.path]
+    torn = [
+        t
+        for t in (facts.torn if pool == "full" else facts.torn_swa)
+        if t.holder == owner and not t.path
+    ]
     if any(t.start == position for t in torn):
         lines.append(f"row = {run.row(held, str(position), str(position + len(torn[0].slots)))}")
         slots = "swa_slots(server, row)" if pool == "swa" else "row"
@@ -347,7 +385,9 @@ def _renamed(run: RecordedRun) -> Asserts | None:
             if was is None:
                 continue
             length = min(length, was.cursors.kv_allocated_len)
-        had, has = (run.row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after))
+        had, has = (
+            run.row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after)
+        )
         notes = [f"row = {has if handed else had}.tolist()"]
         return Asserts([f"self.assertEqual({has}.tolist(), row)"], notes, handed)
     return None

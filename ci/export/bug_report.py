@@ -86,18 +86,33 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
         lines += [*_paragraph(data["because"][:1].upper() + data["because"][1:]), ""]
     lines += [f"{where} breaks this rule:", ""]
     engine = "config" in trace  # which schedules by itself, and has no cursors
-    lines += [f"> {violation['clause']}: {violation['sentence']}", *([] if engine else [">", f"> {LEGEND}"])]
+    lines += [
+        f"> {violation['clause']}: {violation['sentence']}",
+        *([] if engine else [">", f"> {LEGEND}"]),
+    ]
     lines += ["", "| | expected | observed |", "|---|---|---|"]
-    lines += [f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses]
+    lines += [
+        f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses
+    ]
     if known := data["known"]:
         lines += ["", f"Known fault `{known['id']}`: {_markdown(known['summary'])}"]
     done, changes = ("outcome", "changes") if engine else ("expected", "changes in the reference")
-    lines += ["", "## The commands", "", f"| # | command | {done} | {changes} |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "## The commands",
+        "",
+        f"| # | command | {done} | {changes} |",
+        "|---|---|---|---|",
+    ]
     for row in data["rows"]:
         cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
-        marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)]
+        marked = [
+            f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)
+        ]
         lines.append(f"| {' | '.join(marked)} |")
-    sizes = render.sizes(render.sized(trace)) + (f" (mode {trace['mode']})." if "mode" in trace else ".")
+    sizes = render.sizes(render.sized(trace)) + (
+        f" (mode {trace['mode']})." if "mode" in trace else "."
+    )
     lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
     lines += ["and run", ""]

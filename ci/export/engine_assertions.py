@@ -47,7 +47,9 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
                 due = next((note.tokens for note in now.step.outputs if note.name == who), ())
                 return [f'self.assertEqual(engine.given("{who}"), {tokens(due)})']
             text = tokens(now.step.bearers[who].text)
-            return [f'self.assertEqual(list(engine.scheduler.requests["{who}"]._all_token_ids), {text})']
+            return [
+                f'self.assertEqual(list(engine.scheduler.requests["{who}"]._all_token_ids), {text})'
+            ]
         case (AtTable() as place, *_):
             return _of_place(now, clause, place, config)
         case (AtBlock(block), *_):
@@ -69,7 +71,10 @@ def _of_place(now: EngineMoment, clause: str, place: AtTable, config: EngineConf
         start, end = lane.start, lane.start + len(lane.tokens) - lane.drafts
     start = window_start(config.groups[group], start)
     found = clause in ("HIT-1", "READ-3", "READ-4") and start < end
-    reads, text = f'engine.reads("{who}", {group}, {start}, {end})', f'engine.text("{who}", {start}, {end})'
+    reads, text = (
+        f'engine.reads("{who}", {group}, {start}, {end})',
+        f'engine.text("{who}", {start}, {end})',
+    )
     return [f"self.assertEqual({reads}, {text})"] if found else []
 
 
@@ -81,7 +86,9 @@ def _of_block(now: EngineMoment, clause: str, block: int) -> list[str]:
         "BLK-2": f"self.assertEqual(engine.free().count({block}), int({known}.ref_cnt == 0))",
         "BLK-3": f"self.assertEqual(len(engine.places({block})), 1, engine.places({block}))",
         "BLK-5": f"self.assertEqual(engine.holders({block}), 1)",
-        "PUB-1": f"self.assertIn(engine.named{bears}, [None, engine.written{bears}])" if bears else "",
+        "PUB-1": f"self.assertIn(engine.named{bears}, [None, engine.written{bears}])"
+        if bears
+        else "",
         "PUB-2": f"self.assertEqual(engine.mapped({block}), int({known}.block_hash is not None))",
     }
     return [line] if (line := lines.get(clause)) else []

@@ -50,12 +50,16 @@ def target(text: str) -> ReleaseTarget:
 def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str:
     """What all tests need: a scheduler without a server, and the engine around it, of any release."""
     about = '"""What the tests beside share: a scheduler of vLLM\'s own. Made by kvspec."""'
-    text = f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"
+    text = (
+        f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"
+    )
     return _by_names_of(system, text, fixed)
 
 
 def _definitions(connects: bool) -> str:
-    engine = _from(bare_scheduler.__file__, "\n\nclass Values") + _from(TEMPLATES / "stand_in_engine.py.j2")
+    engine = _from(bare_scheduler.__file__, "\n\nclass Values") + _from(
+        TEMPLATES / "stand_in_engine.py.j2"
+    )
     if not connects:
         return engine
     connectors = _from(bare_connectors.__file__, "\n\nCONNECTORS")
@@ -68,14 +72,20 @@ def _from(file: str | Path, begin: str = "") -> str:
 
 
 def unit_test(
-    trace: Trace, file: str, system: VLLMSystem, fixed: ReleaseTarget | None = None,
-    named: Titles = AS_MADE, beside: bool = False,
-) -> str:  # fmt: skip
+    trace: Trace,
+    file: str,
+    system: VLLMSystem,
+    fixed: ReleaseTarget | None = None,
+    named: Titles = AS_MADE,
+    beside: bool = False,
+) -> str:
     """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
     run = replay(system, trace)
     if (violation := run.violation) is None:
         raise NotExportable(f"conforms on {system.name}: there is no fault to test")
-    reported = dict(zip(violation.clauses, [(violation.expected, violation.observed), *violation.details]))
+    reported = dict(
+        zip(violation.clauses, [(violation.expected, violation.observed), *violation.details])
+    )
     # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
     first = trace.clause if trace.clause in reported else violation.clause
     steps = list(notes := _Steps(run, system))
@@ -90,10 +100,21 @@ def unit_test(
         raise NotExportable(f"{violation.clause}: no object of the scheduler shows it")
     text = "\n".join(assertions[clause])
     if re.search(r"\b(reads|written|chunk)\(", text) is None:
-        steps = [(command, [c for c in calls if "engine.computes(" not in c]) for command, calls in steps]
+        steps = [
+            (command, [c for c in calls if "engine.computes(" not in c]) for command, calls in steps
+        ]
     wanted, observed = reported[clause]
-    body = [line for command, calls in steps for line in commented(command, Done(), calls, sessions=True)]
-    body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}"), text]
+    body = [
+        line
+        for command, calls in steps
+        for line in commented(command, Done(), calls, sessions=True)
+    ]
+    body += [
+        "",
+        *comment(f"{clause}. Expected {wanted}"),
+        *comment(f"{system.name}: {observed}"),
+        text,
+    ]
     code = "\n".join([_engine(run.trace.geometry, system), *body])
     needed = f"import unittest\n\nfrom {SHARED} import {_kind(run.trace.geometry)}"
     if not beside:
@@ -118,7 +139,10 @@ def _by_names_of(system: VLLMSystem, text: str, fixed: ReleaseTarget | None) -> 
 
 def _engine(config: EngineConfig, system: VLLMSystem) -> str:
     """The line that makes an engine of these sizes."""
-    groups = [(g.block_size, g.window, True) if g.state else (g.block_size, g.window) for g in config.groups]
+    groups = [
+        (g.block_size, g.window, True) if g.state else (g.block_size, g.window)
+        for g in config.groups
+    ]
     given = [f"groups={groups}", *["overlap=True"] * system.overlap, *["v2=True"] * system.v2]
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
@@ -198,7 +222,8 @@ class _Steps:
         parts: list[str] = []
         while at < len(numbers):
             end = next(
-                (i for i in range(at, len(numbers)) if numbers[i] - numbers[at] != i - at), len(numbers)
+                (i for i in range(at, len(numbers)) if numbers[i] - numbers[at] != i - at),
+                len(numbers),
             )
             run = numbers[at:end]
             parts += [f"*range({run[0]}, {run[-1] + 1})"] if len(run) > 2 else map(str, run)
@@ -212,7 +237,9 @@ class _Steps:
         drafts = ""
         if config.drafts and not self.system.overlap:
             most = config.drafts if config.eagle else min(config.drafts, max(0, most))
-            made = [f'"{lane.request}": {[-1] * config.drafts}' for lane, _ in flight] * self.system.v2
+            made = [
+                f'"{lane.request}": {[-1] * config.drafts}' for lane, _ in flight
+            ] * self.system.v2
             for lane, text in flight:
                 own = [*text[: len(text) - lane.drafts], *lane.sampled]
                 proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)

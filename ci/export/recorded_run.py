@@ -11,6 +11,7 @@ from reference.commands import Command, Outcome
 from reference.failures import Place
 from stateful_tests.lockstep.results import Moment, Violation
 
+
 class NotExportable(ValueError):
     """No test can be made of this trace: one line says why."""
 
@@ -76,7 +77,11 @@ class RecordedRun(NamedTuple):
     def whose(self, holder: str, moment: Moment) -> str:
         """Where the cursors of a row are, by the name of its request or session."""
         for name, request in moment.view.requests.items():
-            if request.row is not None and holder in (name, request.session, f"{request.session}/{name}"):
+            if request.row is not None and holder in (
+                name,
+                request.session,
+                f"{request.session}/{name}",
+            ):
                 return f"{variable(name)}{self.holder}"
         return self.slot(holder)
 

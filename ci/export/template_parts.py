@@ -28,10 +28,15 @@ def server(geometry: Geometry, code: str) -> str:
     """The line that makes a server of these sizes for `code`."""
     page = geometry.page_size
     sizes = {
-        "page_size": page, "rows": geometry.rows, "width": geometry.width,
-        "full_tokens": geometry.full_pages * page, "swa_tokens": geometry.swa_pages * page,
-        "window": geometry.window, "tree": geometry.tree, "spec": "spec=True" in code,
-    }  # fmt: skip
+        "page_size": page,
+        "rows": geometry.rows,
+        "width": geometry.width,
+        "full_tokens": geometry.full_pages * page,
+        "swa_tokens": geometry.swa_pages * page,
+        "window": geometry.window,
+        "tree": geometry.tree,
+        "spec": "spec=True" in code,
+    }
     given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
     settings = "".join(f'\n        "{name}": "{value}",' for name, value in geometry.settings)
     if settings:
@@ -42,7 +47,7 @@ def server(geometry: Geometry, code: str) -> str:
 
 def definitions(
     code: str, geometry: Geometry, system: SGLangSystem, versions: set[str], *, sessions: bool
-) -> str:  # fmt: skip
+) -> str:
     """The definitions that `code` needs, for a server of this kind and geometry, on each of the releases."""
     source = _rendered(
         system, versions, paged=geometry.page_size > 1, sessions=sessions,
@@ -69,7 +74,7 @@ def imports(code: str, system: SGLangSystem, versions: set[str]) -> str:
     lines = [_used(source, "\n".join(["unittest", *used.difference(names)]))]
     made = ", ".join(sorted(name for name in used.intersection(names) if "." not in name))
     wrapped = textwrap.fill(made, 100, initial_indent="    ", subsequent_indent="    ")
-    made = f"(\n{wrapped},\n)  # fmt: skip" if len(made) > 76 else made
+    made = f"(\n{wrapped},\n)" if len(made) > 76 else made
     return "\n\n".join([*lines, f"from {SHARED} import {made}"])
 
 
@@ -79,10 +84,23 @@ def _alike(versions: set[str]) -> tuple[str, ...]:
 
 def _whole(system: SGLangSystem, versions: set[str]) -> tuple[str, list[str]]:
     """The template for all that a test may do, and the names of its functions, classes and methods."""
-    features = ("paged", "sessions", "plain", "rewinds", "spec", "decodes", "lock_holders", "late", "mixed")
+    features = (
+        "paged",
+        "sessions",
+        "plain",
+        "rewinds",
+        "spec",
+        "decodes",
+        "lock_holders",
+        "late",
+        "mixed",
+    )
     source = _rendered(system, {*_alike(versions)}, **dict.fromkeys(features, True))
     names = re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)
-    return source, [*names, *(f"server.{m}" for m in re.findall(r"^    def (\w+)", source, re.MULTILINE))]
+    return source, [
+        *names,
+        *(f"server.{m}" for m in re.findall(r"^    def (\w+)", source, re.MULTILINE)),
+    ]
 
 
 def _rendered(system: SGLangSystem, versions: set[str], **features: bool) -> str:
@@ -165,7 +183,9 @@ def _units(tree: ast.Module) -> Iterator[_Unit]:
     for node in tree.body:
         last = node.end_lineno or node.lineno
         if isinstance(node, ast.ClassDef) and node.name == "Server":
-            methods = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name != "__init__"]
+            methods = [
+                m for m in node.body if isinstance(m, ast.FunctionDef) and m.name != "__init__"
+            ]
             for method in methods:
                 end = method.end_lineno or method.lineno
                 yield _Unit(method.lineno - 1, end, {f"server.{method.name}"}, _names(method))

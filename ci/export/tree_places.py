@@ -83,7 +83,9 @@ def _contents(run: RecordedRun) -> Asserts | None:
     if found is None:
         return None
     node, pool, at = found[0], found[1], found[0].start + found[2]
-    had, has = (slots_of(moment.view, node.path, run.page_size) for moment in (run.before, run.after))
+    had, has = (
+        slots_of(moment.view, node.path, run.page_size) for moment in (run.before, run.after)
+    )
     if pool == "SWA" or had[at] == has[at]:
         return None
     slots = "tree_slots(server.cache, tokens)"
@@ -92,7 +94,10 @@ def _contents(run: RecordedRun) -> Asserts | None:
         if tuple(text[: len(node.path)]) == tuple(node.path):
             row = run.row(variable(name) + run.holder, end=str(len(node.path)))
             notes.insert(0, f"row = {row}.tolist()")
-            right, after = "before, row", "" if isinstance(run.last, Finish) else r"checkpoint\(|hand_in\("
+            right, after = (
+                "before, row",
+                "" if isinstance(run.last, Finish) else r"checkpoint\(|hand_in\(",
+            )
             break
     lines = [f"for slot, *written in zip({slots}, {right}):", "    self.assertIn(slot, written)"]
     return Asserts(lines, notes, after)

@@ -61,13 +61,26 @@ _TOGETHER = (
         "server.allocator.free_group_end()",
         "?server.reap()",
     ),
-    ("server.batch({of}).release_req({how})", "batch = server.batch({of})", "batch.release_req({how})"),
-    ("server.batch({of})._evict_swa({how})", "batch = server.batch({of})", "batch._evict_swa({how})"),
+    (
+        "server.batch({of}).release_req({how})",
+        "batch = server.batch({of})",
+        "batch.release_req({how})",
+    ),
+    (
+        "server.batch({of})._evict_swa({how})",
+        "batch = server.batch({of})",
+        "batch._evict_swa({how})",
+    ),
 )
 _STANDS_FOR = {
-    "req": r"\w+", "end": r"\d+", "token": r"\d+", "of": ".*", "how": ".*",
-    "chunked": "(?:, chunked=True)?", "kept": r"(?:, \w+=True)?",
-}  # fmt: skip
+    "req": r"\w+",
+    "end": r"\d+",
+    "token": r"\d+",
+    "of": ".*",
+    "how": ".*",
+    "chunked": "(?:, chunked=True)?",
+    "kept": r"(?:, \w+=True)?",
+}
 
 
 def _pattern(lines: Sequence[str]) -> re.Pattern[str]:
@@ -111,9 +124,13 @@ def target(text: str) -> ReleaseTarget:
 
 
 def unit_test(
-    trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarget | None = None,
-    named: Titles = AS_MADE, beside: bool = False,
-) -> str:  # fmt: skip
+    trace: Trace,
+    file: str,
+    system: SGLangSystem,
+    fixed: ReleaseTarget | None = None,
+    named: Titles = AS_MADE,
+    beside: bool = False,
+) -> str:
     """The text of a test that performs the trace on the classes of `system`, which notes its calls.
 
     It asserts what the violated clause is about. fixed: what it runs on besides, and passes on.
@@ -144,7 +161,15 @@ def unit_test(
     else:
         needed = definitions(code, trace.geometry, system, versions, sessions=sessions)
     text = assembled(
-        trace, file, clause, run.last, needed, code, named, named.of(system.name), fixed and fixed.name
+        trace,
+        file,
+        clause,
+        run.last,
+        needed,
+        code,
+        named,
+        named.of(system.name),
+        fixed and fixed.name,
     )
     return in_code(text, system.kind)
 
@@ -199,8 +224,13 @@ def _versions(system: SGLangSystem, fixed: ReleaseTarget | None) -> set[str]:
 
 def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
     check_fits(system, trace.geometry, trace.commands)
-    if any(isinstance(each, Extend) and any(lane.tail for lane in each.lanes) for each in trace.commands):
-        raise NotExportable("a prompt that another server has computed is no part of the exported tests")
+    if any(
+        isinstance(each, Extend) and any(lane.tail for lane in each.lanes)
+        for each in trace.commands
+    ):
+        raise NotExportable(
+            "a prompt that another server has computed is no part of the exported tests"
+        )
     lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
     steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
     for command in trace.commands:
@@ -239,12 +269,13 @@ def _docstring(
 ) -> str:
     sentence = report.sentence(clause)
     paragraphs = [
-        f"{heading}.", trace.story,
+        f"{heading}.",
+        trace.story,
         f"Fails on {faulty}" + (f", passes on {fixed}." if fixed else "."),
         f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
         f"Made by kvspec from {Path(file).name}. Each comment is a command of it; below stand the calls that"
         " carry it out. No GPU is needed.",
-    ]  # fmt: skip
+    ]
     plain = [render.plain(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
     text = "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in plain)
     return '"""' + text.replace('"', "'") + '\n"""'

@@ -26,21 +26,36 @@ from stateful_tests.check import tiers
 
 @click.command()
 @click.option(
-    "--only", multiple=True, metavar="PATH|NAME",
+    "--only",
+    multiple=True,
+    metavar="PATH|NAME",
     help="Mutants of this file or folder, or the one that is called so (repeatable).",
-)  # fmt: skip
-@click.option("--sample", "size", type=click.IntRange(1), metavar="N", help="Draw so many. [default: all]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Where random decisions start from.")
+)
 @click.option(
-    "--tier", type=click.Choice(["smoke", "pr"]), default="smoke", show_default=True,
+    "--sample", "size", type=click.IntRange(1), metavar="N", help="Draw so many. [default: all]"
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Where random decisions start from."
+)
+@click.option(
+    "--tier",
+    type=click.Choice(["smoke", "pr"]),
+    default="smoke",
+    show_default=True,
     help="How much random runs do before a mutant has survived them.",
-)  # fmt: skip
+)
 @click.option(
-    "--time-limit", type=click.FloatRange(1), default=300, show_default=True, metavar="SECONDS",
+    "--time-limit",
+    type=click.FloatRange(1),
+    default=300,
+    show_default=True,
+    metavar="SECONDS",
     help="For one mutant: one that gives no answer counts as noticed.",
-)  # fmt: skip
+)
 @click.option("--again", is_flag=True, help="Judge those as well that accepted.json has.")
-@click.option("-j", "--jobs", type=click.IntRange(1), help="Processes to use; as many as there are cores.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1), help="Processes to use; as many as there are cores."
+)
 @json_option
 def mutants(
     out: ReportOut, only: tuple[str, ...], size: int | None, seed: int, tier: str, time_limit: float,
@@ -66,12 +81,16 @@ def mutants(
                 for number, (mutant, noticed) in enumerate(zip(to_judge, judged), 1):
                     rows.append(row := _row(mutant, accepted.get(mutant.name, ""), noticed))
                     if row["verdict"] == "survived":
-                        progress.say(f"survived: {row['path']}:{row['line']} {mutant.name.partition(' ')[2]}")
+                        progress.say(
+                            f"survived: {row['path']}:{row['line']} {mutant.name.partition(' ')[2]}"
+                        )
                     progress.line(f"{number} of {len(to_judge)} mutants judged")
         except KeyboardInterrupt:
             interrupted = True
     rows.sort(key=lambda row: (row["path"], row["line"], row["name"]))
-    counts = {v: sum(row["verdict"] == v for row in rows) for v in ("noticed", "accepted", "survived")}
+    counts = {
+        v: sum(row["verdict"] == v for row in rows) for v in ("noticed", "accepted", "survived")
+    }
     code = 130 if interrupted else int(counts["survived"] > 0)
     data: Data = {
         "format": "kvspec-mutants", "version": 1, "exit_code": code, "seed": seed, "tier": tier, "of": of,
@@ -88,9 +107,14 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
     verdict = "noticed" if noticed and noticed.by else "accepted" if reason else "survived"
     found = {} if noticed is None else {name: getattr(noticed, name) for name in noticed.__slots__}
     return {
-        "name": mutant.name, "path": mutant.path, "line": mutant.line, "verdict": verdict, "reason": reason,
-        "diff": diff, **found,
-    }  # fmt: skip
+        "name": mutant.name,
+        "path": mutant.path,
+        "line": mutant.line,
+        "verdict": verdict,
+        "reason": reason,
+        "diff": diff,
+        **found,
+    }
 
 
 def _text(out: Console, data: Data) -> None:
@@ -104,12 +128,16 @@ def _text(out: Console, data: Data) -> None:
         render.say(out, f"SURVIVED {row['path']}:{row['line']}", style="bold")
         for line in row["diff"]:
             render.say(out, f"  {line}", "red" if line.startswith("-") else "green", whole=True)
-        render.say(out, f"  again: python -m ci.mutants --only {shlex.quote(row['name'])}", whole=True)
+        render.say(
+            out, f"  again: python -m ci.mutants --only {shlex.quote(row['name'])}", whole=True
+        )
     by: dict[str, list[Data]] = defaultdict(list)
     for row in (row for row in data["mutants"] if row["verdict"] == "noticed"):
         by[row["by"]].append(row)
     if by:
-        made = render.table("noticed by", "mutants", "median commands", right=("mutants", "median commands"))
+        made = render.table(
+            "noticed by", "mutants", "median commands", right=("mutants", "median commands")
+        )
         for name, rows in sorted(by.items(), key=lambda found: -len(found[1])):
             after = [row["after"] for row in rows if row["after"]]
             made.add_row(name, str(len(rows)), f"{statistics.median(after):g}" if after else "")
@@ -118,9 +146,10 @@ def _text(out: Console, data: Data) -> None:
     if data["survived"]:
         out.print()
         render.say(
-            out, "A survivor is a hole: a test, a clause, or a draw is missing. One that changes nothing that"
+            out,
+            "A survivor is a hole: a test, a clause, or a draw is missing. One that changes nothing that"
             " could be noticed goes by its name into ci/mutants/accepted.json, with the reason.",
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

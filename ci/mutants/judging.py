@@ -59,8 +59,14 @@ _TESTS = "stateful_tests/tests"
 # What is counted, and judges nothing.
 _SITUATIONS = tuple(
     f"reference/clauses/{name}:"
-    for name in ("memory_checks.py _checked", "step.py Step.grew", "step.py Step.evicted_any",
-                 "step.py Step.freed_something", "tree.py shrank", "tree_locks.py locked")
+    for name in (
+        "memory_checks.py _checked",
+        "step.py Step.grew",
+        "step.py Step.evicted_any",
+        "step.py Step.freed_something",
+        "tree.py shrank",
+        "tree_locks.py locked",
+    )
 )
 _OF_CLAUSES = tuple(
     f"{_TESTS}/reference/test_{name}.py"
@@ -68,12 +74,16 @@ _OF_CLAUSES = tuple(
 ) + (f"{_TESTS}/report/test_because.py",)
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
 # What calls vLLM itself: the faults of `stateful_tests/tests/vllm` go through it.
-_OF_RELEASES = ("impl/vllm/offload.py expose:", *(
-    f"impl/vllm/bare_connectors.py {name}"
-    for name in ("Offloads.__init__:", "peer:", "create_connector:", "worker_of:")
-))
+_OF_RELEASES = (
+    "impl/vllm/offload.py expose:",
+    *(
+        f"impl/vllm/bare_connectors.py {name}"
+        for name in ("Offloads.__init__:", "peer:", "create_connector:", "worker_of:")
+    ),
+)
 _OF_LOGS = tuple(
-    f"{_TESTS}/watched/test_{name}.py" for name in ("noticed", "changes", "validation", "played", "watcher")
+    f"{_TESTS}/watched/test_{name}.py"
+    for name in ("noticed", "changes", "validation", "played", "watcher")
 )
 AREAS = (
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),
@@ -129,7 +139,9 @@ def sample(only: tuple[str, ...], size: int | None, seed: int) -> tuple[list[Mut
         wanted = {m.name: m for m in known if not name or m.name == selection}
         if not wanted:
             folders = ", ".join(area.folder for area in AREAS)
-            raise NoMutants(f"--only {selection}: it has no mutant; they are in {folders}, from the root")
+            raise NoMutants(
+                f"--only {selection}: it has no mutant; they are in {folders}, from the root"
+            )
         found |= wanted
     names = sorted(found, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     return [found[name] for name in names[:size]], len(found)
@@ -206,14 +218,18 @@ def put_in(mutant: Mutant) -> None:
     loader = SourceFileLoader(name, file)
     loader.get_code = lambda _: module  # type: ignore[assignment, method-assign]
     spec = spec_from_file_location(name, file, loader=loader)
-    sys.meta_path.insert(0, SimpleNamespace(find_spec=lambda wanted, *_: spec if wanted == name else None))
+    sys.meta_path.insert(
+        0, SimpleNamespace(find_spec=lambda wanted, *_: spec if wanted == name else None)
+    )
     found = name not in sys.modules
     for thing in gc.get_objects():
         if type(thing) is functools._lru_cache_wrapper:
             thing.cache_clear()
         elif type(thing) is FunctionType and thing.__code__.co_filename == file:
             if _same(old := thing.__code__, mutant):  # a `super()` may be gone
-                thing.__code__ = new if new.co_freevars else new.replace(co_freevars=old.co_freevars)
+                thing.__code__ = (
+                    new if new.co_freevars else new.replace(co_freevars=old.co_freevars)
+                )
                 found = True
     if not found:
         raise RuntimeError(f"{mutant.name}: nobody has this function")
@@ -239,14 +255,19 @@ def _runs(plan: Plan, name: str) -> Noticed | None:
         found = first_violation(resolve(name), plan)
     except UnusableImplementation as error:
         return Noticed("BROKEN", f"{name}: {error}")
-    except Exception as error:  # of the reference, a clause or a generator: the check itself comes to an end
+    except (
+        Exception
+    ) as error:  # of the reference, a clause or a generator: the check itself comes to an end
         return Noticed("the check breaks", f"on {name}: {type(error).__name__}: {error}")
     return found and Noticed(found[0].clause, f"random runs on {name}", found[1])
 
 
 @functools.lru_cache(maxsize=1)
 def regressions() -> list[tuple[str, Trace]]:
-    return [(path.stem, load(path)) for path in sorted((ROOT / "fixtures" / "regressions").glob("*.json"))]
+    return [
+        (path.stem, load(path))
+        for path in sorted((ROOT / "fixtures" / "regressions").glob("*.json"))
+    ]
 
 
 def _fixtures() -> Noticed | None:
@@ -285,4 +306,3 @@ def _tests(paths: tuple[str, ...]) -> Noticed | None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         pytest.main([*options, *paths], [first])
     return Noticed("a test", first.failed) if first.failed else None
-

@@ -18,11 +18,18 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
-_SWAPPED = {"min": "max", "any": "all", "ceil_page": "floor_page", "ceil": "floor", "larger": "smaller"}
+_SWAPPED = {
+    "min": "max",
+    "any": "all",
+    "ceil_page": "floor_page",
+    "ceil": "floor",
+    "larger": "smaller",
+}
 _SWAPPED |= {b: a for a, b in _SWAPPED.items()}
 _DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Return, ast.Continue, ast.Break)
 _LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
-_AROUND = (ast.expr, ast.Assign, ast.AugAssign, ast.Return)  # without which a number says too little
+# without which a number says too little
+_AROUND = (ast.expr, ast.Assign, ast.AugAssign, ast.Return)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -113,7 +120,9 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
             continue
         if isinstance(node, ast.stmt):
             yield from _of_statement(node, above, text)
-            parts = [n for n in ast.iter_child_nodes(node) if n is not getattr(node, "annotation", None)]
+            parts = [
+                n for n in ast.iter_child_nodes(node) if n is not getattr(node, "annotation", None)
+            ]
         else:
             parts = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.comprehension):
@@ -141,7 +150,8 @@ def _of_statement(
         yield node.test, "False", f"never: {kind} {text.of(node.test)}"
         if isinstance(node, ast.If):
             yield node.test, "True", f"always: if {text.of(node.test)}"
-    guarded = isinstance(above, ast.If) and above.body == [node] and not above.orelse  # as "never" above
+    # as "never" above
+    guarded = isinstance(above, ast.If) and above.body == [node] and not above.orelse
     if isinstance(node, _DROPPED) and _says_something(node) and not guarded:
         yield node, "pass", f"without: {text.of(node)}"
 
@@ -152,8 +162,12 @@ def _says_something(node: ast.stmt) -> bool:
         return isinstance(node.value, ast.Call)
     if isinstance(node, ast.Assign):
         read = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-        bound = [n.id for t in node.targets for n in ast.walk(t)
-                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]  # fmt: skip
+        bound = [
+            n.id
+            for t in node.targets
+            for n in ast.walk(t)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        ]
         return read.issuperset(bound)
     return not isinstance(node, ast.Return)
 
@@ -171,7 +185,9 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
                 yield rest[0] if len(rest) == 1 else ast.BoolOp(operator, rest)
         case ast.UnaryOp(ast.Not(), operand):
             yield operand
-        case ast.UnaryOp(ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), left), ast.FloorDiv(), right)):
+        case ast.UnaryOp(
+            ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), left), ast.FloorDiv(), right)
+        ):
             yield ast.BinOp(left, ast.FloorDiv(), right)
         case ast.BinOp(left, ast.Add(), right):
             yield ast.BinOp(left, ast.Sub(), right)

@@ -50,7 +50,11 @@ def title(clause: str) -> str:
 
 def sentence(clause: str) -> str:
     """What a clause says."""
-    return EVERY_CLAUSE[clause].sentence if clause in EVERY_CLAUSE else _OTHER.get(clause, "(unknown clause)")
+    return (
+        EVERY_CLAUSE[clause].sentence
+        if clause in EVERY_CLAUSE
+        else _OTHER.get(clause, "(unknown clause)")
+    )
 
 
 def rate(commands: int, seconds: float) -> int:
@@ -61,13 +65,20 @@ def rate(commands: int, seconds: float) -> int:
 def fields_of(source: object, names: str) -> Data:
     """Fields of a result that a report has as they are; JSON has lists alone."""
     found = {name: getattr(source, name) for name in names.split()}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
+    }
 
 
 def check_data(
-    result: CheckResult, plan: Plan, *, capabilities: Capabilities, base: str | None = None,
-    masks: Sequence[Mask] = (), changed: Changes | None = None,
-) -> Data:  # fmt: skip
+    result: CheckResult,
+    plan: Plan,
+    *,
+    capabilities: Capabilities,
+    base: str | None = None,
+    masks: Sequence[Mask] = (),
+    changed: Changes | None = None,
+) -> Data:
     """Everything about a check. base: what was there before; masks: the known faults that were looked for;
     changed: what is driven first."""
     data: Data = {
@@ -135,8 +146,9 @@ def check_data(
         },
     }  # fmt: skip
     return data | {
-        "verdict": check_verdict(result, masks, capabilities, base), "exit_code": result.exit_code,
-    }  # fmt: skip
+        "verdict": check_verdict(result, masks, capabilities, base),
+        "exit_code": result.exit_code,
+    }
 
 
 def _fitted(result: CheckResult) -> Data:
@@ -157,15 +169,22 @@ def _known(mask: Mask, result: CheckResult) -> Data:
     violates where the base has the fault.
     """
     fault = mask.fault
-    counted = {(ids, clause): times for (ids, clause), times in result.masked.items() if fault.id in ids}
+    counted = {
+        (ids, clause): times for (ids, clause), times in result.masked.items() if fault.id in ids
+    }
     return {
-        "id": fault.id, "clauses": list(fault.clauses), "state": mask.state, "masked": mask.holds,
+        "id": fault.id,
+        "clauses": list(fault.clauses),
+        "state": mask.state,
+        "masked": mask.holds,
         "elsewhere": mask.elsewhere,
-        "times": sum(counted.values()), "traces": list(fault.traces),
+        "times": sum(counted.values()),
+        "traces": list(fault.traces),
         "among": sorted({each for ids, _ in counted for each in ids} - {fault.id}),
         "instead": sorted({clause for _, clause in counted}.difference(fault.clauses)),
-        "says": fault.says, "upstream": fault.upstream,
-    }  # fmt: skip
+        "says": fault.says,
+        "upstream": fault.upstream,
+    }
 
 
 def _situations(result: CheckResult) -> Data:
@@ -176,7 +195,9 @@ def _situations(result: CheckResult) -> Data:
         if text not in result.situations:
             left_out.setdefault(why, []).append(text)
     return {
-        "reached": len(result.required) - len(missing) if result.required else len(result.situations),
+        "reached": len(result.required) - len(missing)
+        if result.required
+        else len(result.situations),
         "asked": len(result.required),
         "missing": missing,
         "left_out": [{"why": why, "situations": texts} for why, texts in left_out.items()],
@@ -213,7 +234,8 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
         path = [at]
         while beside[path[-1]] not in path:
             path.append(beside[path[-1]])
-        around = path[path.index(beside[path[-1]]) :]  # each is beside the next: the smallest trace shows it
+        # each is beside the next: the smallest trace shows it
+        around = path[path.index(beside[path[-1]]) :]
         return min(around, key=lambda each: (len(alike[each][0].run.trace.commands), each))
 
     causes = [cause(at) for at in range(len(alike))]
@@ -232,13 +254,19 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
     failing = [clause for clause in first.run.violation.clauses if clause not in own]
     for clause in failing if first.number == 1 else ():
         for other, group in enumerate(groups):
-            names = {f.name for f in group if (f.old, f.fixed_in_part) == (first.old, first.fixed_in_part)}
+            names = {
+                f.name
+                for f in group
+                if (f.old, f.fixed_in_part) == (first.old, first.fixed_in_part)
+            }
             if clause in names:
                 return other
     return at
 
 
-def finding_data(group: list[Finding], base: str | None = None, changed: Changes | None = None) -> Data:
+def finding_data(
+    group: list[Finding], base: str | None = None, changed: Changes | None = None
+) -> Data:
     """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
     clause, or of all. no_witness: why no trace shows them where the base violates nothing. fixed_in_part: the
     known fault of which they are what is left. saved: where the trace is, of the first or of a clause. flaky:
@@ -333,7 +361,9 @@ def row_data(run: Run, index: int, marked: bool) -> Data:
         "step": index,
         "command": format_command(row.command),
         "outcome": format_outcome(row.outcome),
-        "cursors": [dict(zip(("holder", "cursor", "before", "after"), change)) for change in row.cursors],
+        "cursors": [
+            dict(zip(("holder", "cursor", "before", "after"), change)) for change in row.cursors
+        ],
         "freed": [dict(zip(("holder", "pool", "start", "end"), pages)) for pages in row.freed],
         "accounts": [asdict(account) for account in row.accounts],
         "tree": list(row.tree),

@@ -33,7 +33,9 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
     for name, fact in facts.requests.items():
         before = was.facts.requests.get(name)
         lane = next((lane for lane in facts.lanes if lane.request == name), None)
-        ran = f"computes [{lane.start}, {lane.start + len(lane.tokens)})" if lane is not None else ""
+        ran = (
+            f"computes [{lane.start}, {lane.start + len(lane.tokens)})" if lane is not None else ""
+        )
         bearer = now.step.bearers.get(name) if now.step is not None else None
         groups = []
         for group, (layers, table) in enumerate(zip(config.groups, fact.tables)):
@@ -57,12 +59,17 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
         })  # fmt: skip
     pool = [
         {
-            "number": block, "tags": (tags := owners.get(block, [])), "wrong": block in stake,
-            "hue": hues[tags[0]] if tags else "free", "hash": block in published,
-            "changed": refs != was.facts.refs[block], "title": _holds(facts, block),
+            "number": block,
+            "tags": (tags := owners.get(block, [])),
+            "wrong": block in stake,
+            "hue": hues[tags[0]] if tags else "free",
+            "hash": block in published,
+            "changed": refs != was.facts.refs[block],
+            "title": _holds(facts, block),
         }
-        for block, refs in enumerate(facts.refs) if block
-    ]  # fmt: skip
+        for block, refs in enumerate(facts.refs)
+        if block
+    ]
     return {
         "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
@@ -80,7 +87,13 @@ def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
     keys = {key.chunk: key for key in facts.host.keys}
     for chunk, held in enumerate(facts.host.memory):
         key = keys.get(chunk)
-        pins = "" if key is None else "writing" if key.pins < 0 else f"pinned {key.pins}" * bool(key.pins)
+        pins = (
+            ""
+            if key is None
+            else "writing"
+            if key.pins < 0
+            else f"pinned {key.pins}" * bool(key.pins)
+        )
         groups = ", ".join("nothing" if group < 0 else f"KV of group {group}" for group, _ in held)
         cells.append({
             "number": chunk, "tags": [pins or ("kept" if key else "free")], "wrong": chunk in stake,
@@ -100,7 +113,9 @@ def _moving(job: Transfer) -> str:
 def _holds(facts: BlockFacts, block: int) -> str:
     """What is written in a block, and who counts on it."""
     group, slots = facts.memory[block]
-    written = f"{sum(map(bool, slots))} slots of group {group} are written" if slots else "never written"
+    written = (
+        f"{sum(map(bool, slots))} slots of group {group} are written" if slots else "never written"
+    )
     return f"block {block}: ref count {facts.refs[block]}, {written}"
 
 
@@ -109,11 +124,15 @@ def content(data: Data, run: Run) -> Data:
     steps = states(run)
     config: EngineConfig = run.trace.geometry
     return {
-        "steps": steps, "left_out": len(run.rows) - len(steps), "start": max(0, len(steps) - 1),
-        "step_table": _step_table(steps), "story_open": True,
+        "steps": steps,
+        "left_out": len(run.rows) - len(steps),
+        "start": max(0, len(steps) - 1),
+        "step_table": _step_table(steps),
+        "story_open": True,
         "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True),
-        "windows": any(group.window for group in config.groups), "tree": False,
-    }  # fmt: skip
+        "windows": any(group.window for group in config.groups),
+        "tree": False,
+    }
 
 
 def _step_table(steps: list[Data]) -> Data:
@@ -124,7 +143,9 @@ def _step_table(steps: list[Data]) -> Data:
         there = {request["name"]: request for request in step["requests"]}
         now = {name: _cell(there[name]) if name in there else "" for name in names}
         now[""] = str(len(step["free"]))
-        cells = [f"{text}*" if text and text != before[name] else text for name, text in now.items()]
+        cells = [
+            f"{text}*" if text and text != before[name] else text for name, text in now.items()
+        ]
         wrong = {str(cell["number"]) for cell in step["pool"] if cell["wrong"]}
         cells = [f"!{cell}" if wrong & {*cell.rstrip("*").split()} else cell for cell in cells]
         rows.append({"step": step["step"], "what": step["command"], "cells": cells})

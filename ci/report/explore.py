@@ -32,7 +32,9 @@ def explored(result: Exploration) -> Data:
     proved = "proved unreachable in this scope" if result.complete else "not reached so far"
     what = f"{result.states} states, {result.transitions} transitions, depth {result.depth}"
     stopped = "a fixed point" if result.complete else f"stopped at {result.stopped}"
-    outcome = f"violates {result.finding.clause}" if result.finding is not None else "no clause violated"
+    outcome = (
+        f"violates {result.finding.clause}" if result.finding is not None else "no clause violated"
+    )
     half = not result.complete and result.finding is None
     outcome = f"incomplete: {outcome} so far" if half else outcome
     return {
@@ -50,7 +52,9 @@ def explored(result: Exploration) -> Data:
         "clauses": {clause: {"reached": clause in result.reached} for clause in CLAUSES},
         "findings": findings_data([result.finding] if result.finding is not None else []),
         "verdict": f"{result.scope.name}: {outcome}; {what}; {stopped}",
-        "exit_code": 4 if half and result.stopped != INTERRUPTED else int(result.finding is not None),
+        "exit_code": 4
+        if half and result.stopped != INTERRUPTED
+        else int(result.finding is not None),
     }
 
 
@@ -60,10 +64,16 @@ def toured(tour: Tour) -> Data:
     clauses = list(dict.fromkeys(f.clause for f in tour.findings))
     broke = "BROKEN" in clauses
     share = 100 * ran / planned if planned else 100.0
-    outcome = "the system broke" if broke else f"violates {', '.join(clauses)}" if clauses else "conforms"
+    outcome = (
+        "the system broke" if broke else f"violates {', '.join(clauses)}" if clauses else "conforms"
+    )
     if half := bool(tour.stopped) and not clauses:
         outcome = f"incomplete: {tour.stopped}"
-    coverage = "every transition was run" if tour.complete else f"{share:.1f} % of the transitions were run"
+    coverage = (
+        "every transition was run"
+        if tour.complete
+        else f"{share:.1f} % of the transitions were run"
+    )
     return {
         "scope": tour.scope,
         "implementation": tour.system,
@@ -72,10 +82,18 @@ def toured(tour: Tour) -> Data:
         "seconds": round(tour.seconds, 3),
         "commands_per_s": rate(tour.commands, tour.seconds),
         **fields_of(tour, "violations stopped"),
-        "lost": [{"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()],
+        "lost": [
+            {"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()
+        ],
         "findings": findings_data(tour.findings),
         "verdict": f"{tour.scope} on {tour.system}: {outcome}; {coverage}",
-        "exit_code": 3 if broke else 1 if clauses else 4 if half and tour.stopped != INTERRUPTED else 0,
+        "exit_code": 3
+        if broke
+        else 1
+        if clauses
+        else 4
+        if half and tour.stopped != INTERRUPTED
+        else 0,
     }
 
 

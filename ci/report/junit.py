@@ -56,12 +56,17 @@ def _case(machine: Data, name: str) -> TestCase:
 
 
 def _result(
-    kind: type[Failure] | type[Error], clause: str, violated: dict[str, tuple[Data, Data]], data: Data
+    kind: type[Failure] | type[Error],
+    clause: str,
+    violated: dict[str, tuple[Data, Data]],
+    data: Data,
 ) -> Failure | Error | Skipped:
     """What a violated clause comes to: skipped where known faults explain it."""
     if clause in violated:
         return _violated(kind, *violated[clause])
-    known = [fault["id"] for fault in data["known"] if fault["times"] and clause in fault["clauses"]]
+    known = [
+        fault["id"] for fault in data["known"] if fault["times"] and clause in fault["clauses"]
+    ]
     return Skipped(f"known: {', '.join(known) or 'beside a known fault'}")
 
 

@@ -45,16 +45,22 @@ def page(data: Data, run: Run) -> str:
     alone = _PAGES.get(type(run.trace.geometry))
     drawn = alone.content(data, run) if alone is not None else _content(data, run)
     violation = data["violation"]
-    return templates(escape=True).get_template("replay.html" if alone is None else "engine.html").render(
-        **drawn,
-        data=data,
-        title=violation["clause"] if violation is not None else _name(data),
-        because=_opened(data["because"] or violation["observed"]) if violation is not None else "",
-        violated=_violated(violation) if violation is not None else [],
-        style=Markup(_source("replay.css")),
-        script=Markup(script),
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-        trace_json=Markup(_inert(data["trace"])),
+    return (
+        templates(escape=True)
+        .get_template("replay.html" if alone is None else "engine.html")
+        .render(
+            **drawn,
+            data=data,
+            title=violation["clause"] if violation is not None else _name(data),
+            because=_opened(data["because"] or violation["observed"])
+            if violation is not None
+            else "",
+            violated=_violated(violation) if violation is not None else [],
+            style=Markup(_source("replay.css")),
+            script=Markup(script),
+            policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+            trace_json=Markup(_inert(data["trace"])),
+        )
     )
 
 
@@ -81,7 +87,9 @@ def _content(data: Data, run: Run) -> Data:
     owners = _owners(shown)
     two_sided = run.system != "reference"  # the reference has no physical pages
     rows = step_table(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
-    length = max((_extent(side) for s in shown for side in (s["reference"], s["system"])), default=1)
+    length = max(
+        (_extent(side) for s in shown for side in (s["reference"], s["system"])), default=1
+    )
     used = {pool: _used(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
     steps, before = [], None
     for state in shown:
@@ -137,7 +145,9 @@ def _violated(violation: Data) -> list[Data]:
     """The clauses that fail at the last command, in order: what SPEC.md says, expected and observed."""
     details = [(violation["expected"], violation["observed"]), *violation["details"]]
     found = []
-    for name, (expected, observed) in zip((violation["clause"], *violation["also"]), details, strict=True):
+    for name, (expected, observed) in zip(
+        (violation["clause"], *violation["also"]), details, strict=True
+    ):
         clause = EVERY_CLAUSE.get(name)
         about = {
             "Why": clause.why, "Scope": clause.scope, "Decision": clause.decision,
@@ -160,7 +170,9 @@ def _violated(violation: Data) -> list[Data]:
 
 def _start(shown: list[Data], violated: bool) -> int:
     """What is looked at first: the violation, or else the last step after which somebody holds something."""
-    busy = [i for i, state in enumerate(shown) if state["system"]["holders"] or state["system"]["nodes"]]
+    busy = [
+        i for i, state in enumerate(shown) if state["system"]["holders"] or state["system"]["nodes"]
+    ]
     return len(shown) - 1 if violated or not busy else busy[-1]
 
 
@@ -190,7 +202,11 @@ def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
     who, _, target = step.cut_at
     if not isinstance(step.command, Admit):
         return who, target, "target"
-    return (who, side["holders"][who]["cursors"]["C"], "resumes at") if who in side["holders"] else None
+    return (
+        (who, side["holders"][who]["cursors"]["C"], "resumes at")
+        if who in side["holders"]
+        else None
+    )
 
 
 # One side of a step.
@@ -268,7 +284,12 @@ def _used(states: list[Data], pool: str, size: int) -> list[int]:
 
 
 def _pool(
-    pool: str, state: Data, before: Data | None, geometry: Geometry, owners: dict[str, Data], shown: list[int]
+    pool: str,
+    state: Data,
+    before: Data | None,
+    geometry: Geometry,
+    owners: dict[str, Data],
+    shown: list[int],
 ) -> Data:
     pages = state["system"]["pools"][pool]
     was = before["system"]["pools"][pool] if before is not None else {}
@@ -282,7 +303,8 @@ def _pool(
         tags = [*(o["tag"] for o in who), *(["free"] * cell["free"] if wrong else [])][:3]
         size = geometry.page_size
         places = [
-            f"{name.removeprefix('tree ')} [{at * size}, {(at + 1) * size})" for name, at in cell["owners"]
+            f"{name.removeprefix('tree ')} [{at * size}, {(at + 1) * size})"
+            for name, at in cell["owners"]
         ]
         owners_text = " and ".join([*places, *(["free"] * cell["free"])]) or "nobody"
         cells.append(
@@ -293,7 +315,8 @@ def _pool(
                 "tags": tags if wrong or who else [],
                 "wrong": wrong,
                 "changed": before is not None and was.get(number, FREE) != cell,
-                "title": f"{POOL[pool]} page {number}: {owners_text}" + (f" ({wrong})" if wrong else ""),
+                "title": f"{POOL[pool]} page {number}: {owners_text}"
+                + (f" ({wrong})" if wrong else ""),
             }
         )
     return {

@@ -15,7 +15,12 @@ CHARACTER = 6.6  # width of one in a mark
 
 
 def drawing(
-    who: str, state: Data, physical: bool, geometry: Geometry, length: int, cut: tuple[str, int, str] | None
+    who: str,
+    state: Data,
+    physical: bool,
+    geometry: Geometry,
+    length: int,
+    cut: tuple[str, int, str] | None,
 ) -> Data:
     """What the template draws. length: positions that the rows of the page need. cut: whose row the command
     cuts, where, and what that place is called."""
@@ -26,7 +31,8 @@ def drawing(
     pages = max(1, -(-length // size))
     unit = min(UNIT, DRAWING_WIDTH / (pages * size))
     keys = [d["key"] for d in state["differences"]]
-    foreign = {int(key[3]) for key in keys if key[:3] == ["holders", who, "prefix"]}  # not what the tree has
+    # not what the tree has
+    foreign = {int(key[3]) for key in keys if key[:3] == ["holders", who, "prefix"]}
     theirs = {pool: set(other[pool]) if other is not None else set() for pool in geometry.pools}
     of_system = state["system"]["pools"] if physical else None
     row = _Row(holder, theirs, foreign, of_system, geometry, unit)
@@ -35,7 +41,9 @@ def drawing(
         {"pool": POOL[pool], "segments": [row.segment(start, end, pool) for start, end in cuts]}
         for pool in geometry.pools
     ]
-    _, target, called = cut if cut is not None and cut[0] == who else (who, holder["target"], "target")
+    _, target, called = (
+        cut if cut is not None and cut[0] == who else (who, holder["target"], "target")
+    )
     marks: dict[int, list[str]] = {}
     for letter, position in cursors.items():
         if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree or position):
@@ -54,11 +62,15 @@ def drawing(
         "height": height + 30 * len(lanes) + 22,
         "lanes": lanes,
         "marks": top,
-        "target": {"x": target * unit, "text": f"{called} {target}"} if target is not None else None,
+        "target": {"x": target * unit, "text": f"{called} {target}"}
+        if target is not None
+        else None,
         "window": {"x": start * unit, "width": (cursors["C"] - start) * unit}
         if geometry.window and cursors["C"] > start
         else None,
-        "bounds": [at * unit for at in range(0, used + size, size)] if size > 1 and size * unit > 8 else [],
+        "bounds": [at * unit for at in range(0, used + size, size)]
+        if size > 1 and size * unit > 8
+        else [],
         "label": _spoken(who, holder, geometry),
     }
 
@@ -83,10 +95,14 @@ class _Row(NamedTuple):
         page, of_tree = start // size, start < self.holder["cursors"]["R"]
         kind, number = self._kind(start, pool), mine.get(page)
         if of_tree:
-            prefix = self.holder.get("prefix", ()) if self.pages is not None and pool == "full" else ()
+            prefix = (
+                self.holder.get("prefix", ()) if self.pages is not None and pool == "full" else ()
+            )
             number = prefix[page] if page < len(prefix) else None
         bad = self._bad(pool, page, number, of_tree)
-        misread = [p for p in sorted(self.holder.get("wrong", {}).get(pool, ())) if start <= p < end]
+        misread = [
+            p for p in sorted(self.holder.get("wrong", {}).get(pool, ())) if start <= p < end
+        ]
         title = f"{POOL[pool]} {span(start, end)}: {_MEANING[kind]}"
         if misread:
             title += f"; position {misread[0]} reads another token's KV"
@@ -118,7 +134,9 @@ class _Row(NamedTuple):
         if self.pages is None:
             return ""
         if of_tree:
-            return "not the page that the tree has" if pool == "full" and page in self.foreign else ""
+            return (
+                "not the page that the tree has" if pool == "full" and page in self.foreign else ""
+            )
         cell = self.pages[pool].get(number)
         if number is None or cell is None:
             return ""
@@ -126,9 +144,14 @@ class _Row(NamedTuple):
 
 
 _MEANING = {
-    "tree": "the radix tree's", "held": "committed", "ahead": "allocated ahead", "evicted": "evicted",
-    "rest": "rest of the page", "none": "nothing", "hole": "no slot",
-}  # fmt: skip
+    "tree": "the radix tree's",
+    "held": "committed",
+    "ahead": "allocated ahead",
+    "evicted": "evicted",
+    "rest": "rest of the page",
+    "none": "nothing",
+    "hole": "no slot",
+}
 
 
 def _cuts(cursors: dict[str, int], end: int, size: int, unit: float) -> Iterable[tuple[int, int]]:

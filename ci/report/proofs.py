@@ -22,19 +22,25 @@ def collect(names: Iterable[str]) -> Data:
     obligations, began = proofs.chosen(selected), time.perf_counter()
     found = [
         {
-            "name": proof.obligation.name, "claim": proof.obligation.claim, "verdict": proof.verdict,
-            "counterexample": proof.counterexample or None, "note": proof.note,
+            "name": proof.obligation.name,
+            "claim": proof.obligation.claim,
+            "verdict": proof.verdict,
+            "counterexample": proof.counterexample or None,
+            "note": proof.note,
             "seconds": round(proof.seconds, 3),
         }
         for proof in proofs.prove(obligations)
-    ]  # fmt: skip
+    ]
     counts = {verdict: sum(one["verdict"] == verdict for one in found) for verdict in _VERDICTS}
     return {
-        "format": "kvspec-proofs", "version": 2, "exit_code": int(counts[proofs.PROVED] < len(found)),
+        "format": "kvspec-proofs",
+        "version": 2,
+        "exit_code": int(counts[proofs.PROVED] < len(found)),
         **counts,
-        "seconds": round(time.perf_counter() - began, 3), "obligations": found,
+        "seconds": round(time.perf_counter() - began, 3),
+        "obligations": found,
         "theorem": None if selected else window_theorem.PARAGRAPH,
-    }  # fmt: skip
+    }
 
 
 def text(out: Console, data: Data) -> None:
@@ -42,7 +48,9 @@ def text(out: Console, data: Data) -> None:
     render.say(out, "For all page sizes, windows and lengths (z3):")
     for shown in data["obligations"]:
         mark = "  " if shown["verdict"] == proofs.PROVED else f"  {shown['verdict'].upper()} "
-        render.say(out, f"{mark}{shown['name']}: {shown['claim']} ({1000 * shown['seconds']:.0f} ms)")
+        render.say(
+            out, f"{mark}{shown['name']}: {shown['claim']} ({1000 * shown['seconds']:.0f} ms)"
+        )
         if shown["verdict"] != proofs.PROVED:
             found = (shown["counterexample"] or {}).items()
             numbers = ", ".join(f"{name} {value}" for name, value in found)
@@ -54,5 +62,7 @@ def text(out: Console, data: Data) -> None:
         render.say(out, data["theorem"])
     out.print()
     bad = "".join(f", {data[verdict]} {verdict}" for verdict in _VERDICTS[1:] if data[verdict])
-    verdict = f"{data['proved']} of {len(data['obligations'])} proved{bad} in {data['seconds']:.1f} s"
+    verdict = (
+        f"{data['proved']} of {len(data['obligations'])} proved{bad} in {data['seconds']:.1f} s"
+    )
     render.verdict(out, verdict, data)

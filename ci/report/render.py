@@ -41,7 +41,9 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         number = column in right
-        made.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        made.add_column(
+            column, justify="right" if number else "left", no_wrap=number, overflow="fold"
+        )
     return made
 
 
@@ -94,13 +96,18 @@ def sizes(geometry: Data) -> str:
     given: Data = {k: "none" if v is None else v for k, v in geometry.items() if v is not False}
     given |= given.pop("settings", {})
     if groups := given.pop("groups", None):
-        given = {"blocks of": " and ".join(map(_group, groups)), **{k: v for k, v in given.items() if v}}
+        given = {
+            "blocks of": " and ".join(map(_group, groups)),
+            **{k: v for k, v in given.items() if v},
+        }
     return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
 
 
 def _group(group: Data) -> str:
     """Such as "4 window 6 with state"."""
-    words = " window ".join(str(group[part]) for part in ("block_size", "window") if group.get(part))
+    words = " window ".join(
+        str(group[part]) for part in ("block_size", "window") if group.get(part)
+    )
     return f"{words} with state" if group.get("state") else words
 
 

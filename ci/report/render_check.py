@@ -45,7 +45,10 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if data["unreached"] or not required:
         parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
     hint = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {_of_the_plan(data)}; {', '.join(parts)} reached{hint}")
+    say(
+        out,
+        f"{data['tier']}, seed {data['seed']}: {_of_the_plan(data)}; {', '.join(parts)} reached{hint}",
+    )
 
 
 def _of_the_plan(data: Data) -> str:
@@ -69,7 +72,11 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
         if fault["instead"]:
             times += f"; where the base shows it, this tree violates {', '.join(fault['instead'])}"
         head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
-        says = f"{fault['says']} ({fault['upstream']})" if detailed else fault["says"].partition(". ")[0]
+        says = (
+            f"{fault['says']} ({fault['upstream']})"
+            if detailed
+            else fault["says"].partition(". ")[0]
+        )
         say(out, f"{head}: {says}")
     for state, count in alike.items():
         faults, are, them = ("faults", "are", "them") if count > 1 else ("fault", "is", "it")
@@ -87,7 +94,9 @@ def _counted(out: Console, data: Data) -> None:
         "presets": ", ".join(data["presets"]),
     }
     if data["presets_fitted"]:
-        words["fitted"] = "; ".join(f"{name} with {sizes(of)}" for name, of in data["presets_fitted"].items())
+        words["fitted"] = "; ".join(
+            f"{name} with {sizes(of)}" for name, of in data["presets_fitted"].items()
+        )
     if left_out := data["machines_left_out"] + data["presets_left_out"]:
         words["left out"] = f"{', '.join(left_out)} (not offered, or what another is when fitted)"
     labelled(out, words)
@@ -96,7 +105,14 @@ def _counted(out: Console, data: Data) -> None:
     machines = table("machine", "preset", "mode", *numbers, right=numbers)
     started = [m for m in data["machines"] if m["commands"]]
     for m in started:
-        row = (m["machine"], m["preset"], m["mode"], m["examples"], m["commands"], m["commands_per_s"])
+        row = (
+            m["machine"],
+            m["preset"],
+            m["mode"],
+            m["examples"],
+            m["commands"],
+            m["commands_per_s"],
+        )
         machines.add_row(*map(str, row))
     total = (data["examples"], data["commands"], data["commands_per_s"])
     machines.add_row("all", "", "", *map(str, total), style="bold")
@@ -146,7 +162,9 @@ def releases(out: Console, data: Data) -> None:
         if check is None:
             lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
             continue
-        violated = {m["machine"]: ", ".join(m["violated"]) or "-" for m in check["clauses_by_machine"]}
+        violated = {
+            m["machine"]: ", ".join(m["violated"]) or "-" for m in check["clauses_by_machine"]
+        }
         unasked = ", ".join(clause["id"] for clause in check["clauses"] if clause["waived"])
         cells = [violated.get(machine, "") for machine in machines]
         lines.append([name, str(check["commands"]), f"{check['seconds']:.0f}", *cells, unasked])

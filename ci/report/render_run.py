@@ -13,7 +13,8 @@ from ci.report import FREE_ONLY, IMPATIENT
 from ci.report.render import changes, labelled, plain, say, sized, sizes, table, verdict
 
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
-_MOST_FILES, _MOST_NAMES = 5, 3  # of what a step calls: files, and functions of each, that the text names
+# of what a step calls: files, and functions of each, that the text names
+_MOST_FILES, _MOST_NAMES = 5, 3
 
 
 def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> None:
@@ -34,9 +35,13 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
     if not detailed:
         first, violation = data["clauses"][0], data["violation"]
-        because = data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
+        because = (
+            data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
+        )
         words = {"because": because}
-        notable = [text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)]
+        notable = [
+            text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)
+        ]
         if notable and not data.get("flaky"):
             words["reach"] = "; ".join(notable)
         if data.get("no_witness"):
@@ -44,7 +49,9 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         if data.get("fixed_in_part"):
             words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
         if apart:
-            words["apart"] = f"the other traces of {first['id']} need {apart}, and this one does not"
+            words["apart"] = (
+                f"the other traces of {first['id']} need {apart}, and this one does not"
+            )
         if data.get("changed"):
             words["changed"] = "\n".join(_changed(data))
         labelled(out, words if data.get("changed") else words | _called(data))
@@ -75,13 +82,18 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
     if violation is not None and detailed:
         out.print()
         rows = data["rows"]
-        say(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
+        say(
+            out,
+            f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}",
+        )
         words = {"because": data["because"]} if data["because"] else {}
         if data["differences"]:
             words["differs"] = difference(data["differences"], data["implementation"])
         words |= {"expected": violation["expected"], "observed": violation["observed"]}
         if (since := violation["since"]) is not None:
-            words["since"] = f"step {since} ({rows[since]['command']}): run before it, the check balances"
+            words["since"] = (
+                f"step {since} ({rows[since]['command']}): run before it, the check balances"
+            )
         if (first := violation["first_violation"]) is not None:
             before, command = ", ".join(first["clauses"]), rows[first["step"]]["command"]
             words["first_violation"] = (
@@ -95,7 +107,9 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
         if known := data["known"]:
             words["known"] = f"{known['id']}: {known['summary']}"
         if violation["why"]:  # a clause of the specification
-            words["more"] = f"kvspec clauses {violation['clause']}; SPEC.md under {violation['clause']}"
+            words["more"] = (
+                f"kvspec clauses {violation['clause']}; SPEC.md under {violation['clause']}"
+            )
         labelled(out, words | _called(data))
 
 
@@ -104,7 +118,9 @@ def _changed(data: Data) -> list[str]:
     lines = []
     for each in data["changed"]:
         first, *more = each["steps"]
-        again = [f"again in {', '.join(map(str, more[:4]))}{' ...' * (len(more) > 4)}"] if more else []
+        again = (
+            [f"again in {', '.join(map(str, more[:4]))}{' ...' * (len(more) > 4)}"] if more else []
+        )
         ran = [f"command {first} ({data['rows'][first]['command']})", *again]
         lines.append(f"{each['function']} ran in {', '.join(ran)}")
     left = len(lines) - _MOST_FILES
@@ -114,7 +130,9 @@ def _changed(data: Data) -> list[str]:
 def _called(data: Data) -> dict[str, str]:
     """Files of the system that the failing command ran through, those with the most functions first."""
     called = [line.partition(": ") for line in data["called"]]
-    files = sorted(((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1]))
+    files = sorted(
+        ((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1])
+    )
     lines = [f"{file}: {_first(names)}" for file, names in files[:_MOST_FILES]]
     if len(files) > _MOST_FILES:
         lines.append(f"and {len(files) - _MOST_FILES} more files (--json has all)")
@@ -151,7 +169,12 @@ def _steps(out: Console, data: Data) -> None:
         if row["violates"]:
             violation = data["violation"]
             lines.append(f"violates {', '.join([violation['clause'], *violation['also']])}")
-        cells = (f"{mark}{row['step']}", row["command"], row["outcome"], "\n".join(map(plain, lines)))
+        cells = (
+            f"{mark}{row['step']}",
+            row["command"],
+            row["outcome"],
+            "\n".join(map(plain, lines)),
+        )
         steps.add_row(
             *(Text(cell if cell is cells[3] else plain(cell)) for cell in cells),
             style="bold red" if row["violates"] else "",
@@ -188,7 +211,9 @@ def _step_table(out: Console, data: Data) -> None:
     made.columns[1].max_width = 30  # so that there is room for cursors
     for row in rows:
         refused = data["rows"][row["step"]]["outcome"]
-        outcome = f" ({refused})" if refused.startswith("refused") and row["what"] != "observed" else ""
+        outcome = (
+            f" ({refused})" if refused.startswith("refused") and row["what"] != "observed" else ""
+        )
         bad = row["step"] == data["violation"]["step"]
         head = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}")
         cells = (_Cell(plain(cell)) for cell in row["cells"])
@@ -200,8 +225,10 @@ def _step_table(out: Console, data: Data) -> None:
 # A sign of the step table, and what it stands for.
 _SIGNS = {
     r"\b[CAER] \d": "tokens: C committed, A allocated, E SWA-evicted, R owned by the tree",
-    r"\*": "* changed by the command", r"!": "! differs from the reference", r"^!?-$": "- is not there",
-}  # fmt: skip
+    r"\*": "* changed by the command",
+    r"!": "! differs from the reference",
+    r"^!?-$": "- is not there",
+}
 
 
 def _legend(columns: list[str], cells: list[str]) -> Iterator[str]:
@@ -221,14 +248,22 @@ def refusals(out: Console, data: Data) -> None:
     many = ": the trace hardly does what it was written for" if data["mostly_refused"] else ""
     count = f"{len(data['unstated_refusals'])} of {len(data['rows'])} commands refused, and not stated so"
     reason = ", ".join(filter(None, (first["outcome"].removeprefix("refused: "), first.get("why"))))
-    say(out, f"{count}{many}. The first: command {first['step']} ({first['command']}), {reason}.", "yellow")
+    say(
+        out,
+        f"{count}{many}. The first: command {first['step']} ({first['command']}), {reason}.",
+        "yellow",
+    )
 
 
 def replay(out: Console, data: Data, *, brief: bool = False) -> None:
     """One file of `kvspec replay`; brief: a line when it conforms."""
     refused = len(data["unstated_refusals"])
     end_of_table = refused and data["violation"] is None  # else it stands above the table
-    stated = f"{refused} of {len(data['rows'])} commands refused, and not stated so" if end_of_table else ""
+    stated = (
+        f"{refused} of {len(data['rows'])} commands refused, and not stated so"
+        if end_of_table
+        else ""
+    )
     remarks = "; ".join(filter(None, (data["note"], stated)))
     note = f" ({remarks})" if remarks else ""
     if brief and not data["exit_code"]:
@@ -303,6 +338,10 @@ def shrunk(out: Console, data: Data) -> None:
     now = sized(after["trace"])
     was = sized(before["trace"]).items()
     smaller = [f"{name} {size} -> {now.get(name)}" for name, size in was if size != now.get(name)]
-    say(out, f"{data['clause']} on {after['implementation']}: {', '.join([steps, *smaller])}", "bold")
+    say(
+        out,
+        f"{data['clause']} on {after['implementation']}: {', '.join([steps, *smaller])}",
+        "bold",
+    )
     for label in ("saved", "replay"):
         say(out, f"{label:<7} {data[label]}", whole=True)

@@ -36,7 +36,9 @@ def server_text(header: WatchHeader) -> str:
     return ", ".join(parts)
 
 
-def validation(name: str, header: WatchHeader, found: Validated, seconds: float, cut: str | None) -> Data:
+def validation(
+    name: str, header: WatchHeader, found: Validated, seconds: float, cut: str | None
+) -> Data:
     """Everything about the validation of one log."""
     skipped = [f"{count} {what}" for what, count in found.skipped.items()] + ([cut] if cut else [])
     return {
@@ -67,7 +69,11 @@ def validation_verdict(logs: list[Data]) -> str:
     parts = []
     if number:
         judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
-        of = f" in {judged:,} of {events:,} events: the others were not judged" if judged < events else ""
+        of = (
+            f" in {judged:,} of {events:,} events: the others were not judged"
+            if judged < events
+            else ""
+        )
         parts.append(f"{number} mismatch{'es' * (number > 1)}{of}")
     elif any(log["skipped"] or log["unreadable"] for log in logs):
         parts.append("no mismatch in what could be read")
@@ -82,7 +88,12 @@ def validation_verdict(logs: list[Data]) -> str:
     return "; ".join(parts) or "conforms"
 
 
-_TOTALS = {"events": "events", "steps": "steps", "commands": "commands", "values_compared": "values compared"}
+_TOTALS = {
+    "events": "events",
+    "steps": "steps",
+    "commands": "commands",
+    "values_compared": "values compared",
+}
 
 
 def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) -> Data:
@@ -90,11 +101,14 @@ def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) ->
     code = 4 if any(not log["events"] or (strict and log["skipped"]) for log in logs) else 0
     code = 1 if any(log["mismatches"] for log in logs) else code
     return {
-        "format": "kvspec-validation", "version": 1, "verdict": validation_verdict(logs),
+        "format": "kvspec-validation",
+        "version": 1,
+        "verdict": validation_verdict(logs),
         **{total: sum(log[total] for log in logs) for total in _TOTALS},
-        "exit_code": 2 if unusable or any(log["unreadable"] for log in logs) else code, "logs": logs,
+        "exit_code": 2 if unusable or any(log["unreadable"] for log in logs) else code,
+        "logs": logs,
         "unusable": [*unusable],
-    }  # fmt: skip
+    }
 
 
 def validated_all(out: Console, data: Data) -> None:
@@ -144,7 +158,9 @@ def validated(out: Console, data: Data, ended: str = "", *, shown: bool = False)
             f" (--release {data['newest']} counts its faults as known)"
         )
     if data["given"]:
-        words["begins"] = f"{data['given']} sessions and requests were taken as given, from a snapshot"
+        words["begins"] = (
+            f"{data['given']} sessions and requests were taken as given, from a snapshot"
+        )
     if data["skipped"]:
         words["skipped"] = "; ".join(data["skipped"])
     for each in data["known"]:
@@ -172,10 +188,11 @@ def show_at_once(out: Console, found: Mismatch) -> None:
 def shown_mismatch(out: Console, found: Data) -> None:
     """One mismatch as text."""
     at = f"{found['file']}:{found['line']}: {found['event']}"
-    say(out, f"{at}: {found['clause']} ({found['title']})", "bold red",
-        whole=True)  # fmt: skip
+    say(out, f"{at}: {found['clause']} ({found['title']})", "bold red", whole=True)
     off = found["differs"]
-    seen = re.sub(r"\w+", lambda word: f"!{word[0]}" if word[0] in off else word[0], found["observed"])
+    seen = re.sub(
+        r"\w+", lambda word: f"!{word[0]}" if word[0] in off else word[0], found["observed"]
+    )
     words = {"command": found["command"], "expected": found["expected"], "server": seen}
     if found["request"]:
         words["state"] = found["request"]
@@ -246,7 +263,7 @@ def lived_text(out: Console, data: Data) -> None:
         "wrong": "; ".join(data["wrong"]),
         "known": known_faults()[data["known"]].summary if data["known"] else "",
         "its logs": data["saved"],
-    }  # fmt: skip
+    }
     labelled(out, {what: text for what, text in texts.items() if text})
 
 
@@ -278,9 +295,10 @@ def served_text(out: Console, data: Data) -> None:
         words = {
             "server": ", ".join(f"{k} {v}" for k, v in each["config"].items()),
             "clients": "\n".join(_client_text(client) for client in each["clients"]),
-            "its last lines": "\n".join(each["tail"][-6:]), "after": f"{each['forwards']} forward passes",
+            "its last lines": "\n".join(each["tail"][-6:]),
+            "after": f"{each['forwards']} forward passes",
             "met": f"in {each['times']} runs",
-        }  # fmt: skip
+        }
         if each["known"]:
             words["known"] = each["known"]
         if each["canary"]:

@@ -60,15 +60,25 @@ def _node(node: TierNode, was: TierFacts, stake: Stake) -> Data:
                 "changed": slot not in had, "title": f"position {node.start + i}",
             } for i, slot in enumerate(own)]  # fmt: skip
             locked = f", locked {counted} times" if counted else ""
-            groups.append({"title": f"{'host' if host else 'device'} {pool}{locked}", "cells": cells})
-    marks = [f"waits for {what} of node {at}" for what, at in (("the store", node.storing),
-             ("the load", node.loading)) if at >= 0]  # fmt: skip
+            groups.append(
+                {"title": f"{'host' if host else 'device'} {pool}{locked}", "cells": cells}
+            )
+    marks = [
+        f"waits for {what} of node {at}"
+        for what, at in (("the store", node.storing), ("the load", node.loading))
+        if at >= 0
+    ]
     parent = f"under node {node.parent}" if node.parent else "under the root"
     return {
-        "name": f"node {node.node}", "hue": f"o{node.node % HUES}", "status": parent, "sure": None,
-        "ran": ", ".join(marks), "tokens": len(node.stamps), "computed": path_text(node.stamps),
+        "name": f"node {node.node}",
+        "hue": f"o{node.node % HUES}",
+        "status": parent,
+        "sure": None,
+        "ran": ", ".join(marks),
+        "tokens": len(node.stamps),
+        "computed": path_text(node.stamps),
         "groups": groups,
-    }  # fmt: skip
+    }
 
 
 def _pool(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Stake) -> list[Data]:
@@ -77,25 +87,38 @@ def _pool(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Sta
     memory = (facts.host_memory if host else facts.memory)["full"]
     return [
         {
-            "number": slot, "tags": [str(owners[slot])] if slot in owners else [], "hash": False,
-            "wrong": (host, "full", slot) in stake[0], "changed": owners.get(slot) != before.get(slot),
+            "number": slot,
+            "tags": [str(owners[slot])] if slot in owners else [],
+            "hash": False,
+            "wrong": (host, "full", slot) in stake[0],
+            "changed": owners.get(slot) != before.get(slot),
             "hue": f"o{owners[slot] % HUES}" if slot in owners else "free",
             "title": f"slot {slot}: {path_text((memory[slot],)) if memory[slot] else 'nothing'}",
         }
         for slot in slots
-    ]  # fmt: skip
+    ]
 
 
 def _owners(facts: TierFacts, host: bool) -> dict[int, int]:
     """The node that has each slot of full KV on a tier."""
     return {
-        slot: node.node for node in facts.nodes for slot in (node.host if host else node.device)["full"]
+        slot: node.node
+        for node in facts.nodes
+        for slot in (node.host if host else node.device)["full"]
     }
 
 
 def _moving(job: TierTransfer) -> str:
     """A transfer in flight, in words."""
-    state = "completed" if job.completed else "copied" if job.copied else "sent" if job.sent else "queued"
+    state = (
+        "completed"
+        if job.completed
+        else "copied"
+        if job.copied
+        else "sent"
+        if job.sent
+        else "queued"
+    )
     parts = ", ".join(f"{part.pool} {part.device}:{part.host}" for part in job.parts)
     return f"{job.called} ({state}), device:host {parts}"
 
@@ -125,10 +148,15 @@ def content(data: Data, run: Run) -> Data:
         cells.append(str(len(step["free"])))
         rows.append({"step": step["step"], "what": step["command"], "cells": cells})
     return {
-        "steps": steps, "left_out": len(run.rows) - len(steps), "start": max(0, len(steps) - 1),
-        "step_table": {"columns": [*names, "free"], "rows": rows}, "story_open": True, "windows": False,
-        "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True), "tree": True,
-    }  # fmt: skip
+        "steps": steps,
+        "left_out": len(run.rows) - len(steps),
+        "start": max(0, len(steps) - 1),
+        "step_table": {"columns": [*names, "free"], "rows": rows},
+        "story_open": True,
+        "windows": False,
+        "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True),
+        "tree": True,
+    }
 
 
 def _cell(node: Data) -> str:

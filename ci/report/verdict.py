@@ -20,8 +20,12 @@ def check_verdict(
     result: CheckResult, masks: Sequence[Mask], capabilities: Capabilities, base: str | None
 ) -> str:
     """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
-    old = sorted({finding.clause for finding in result.findings if finding.old and not finding.no_witness})
-    untold = sorted({finding.clause for finding in result.findings if finding.old and finding.no_witness})
+    old = sorted(
+        {finding.clause for finding in result.findings if finding.old and not finding.no_witness}
+    )
+    untold = sorted(
+        {finding.clause for finding in result.findings if finding.old and finding.no_witness}
+    )
     known = [mask.fault.id for mask in masks if mask.holds]
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
@@ -36,8 +40,14 @@ def check_verdict(
         (bool(known), _known(known)),
         (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
         (cut, f"interrupted after {result.so_far}"),
-        (not cut and not result.new and bool(missing), f"incomplete: nothing was found, but {missing}"),
-        (not cut and bool(result.new) and result.timed_out, f"{result.so_far} until the time limit"),
+        (
+            not cut and not result.new and bool(missing),
+            f"incomplete: nothing was found, but {missing}",
+        ),
+        (
+            not cut and bool(result.new) and result.timed_out,
+            f"{result.so_far} until the time limit",
+        ),
     ]
     said = "; ".join(text for holds, text in parts if holds) or "conforms"
     return f"{result.system}: {said}{_unchecked(capabilities)} ({covered(result)}, {result.seconds:.1f} s)"
@@ -45,9 +55,15 @@ def check_verdict(
 
 def covered(result: CheckResult) -> str:
     """What was carried out: a verdict is worth as much."""
-    presets = len({each.preset for each in result.machines if each.examples and each.name != CORPUS})
-    counts = (_count(result.done, "command"), _count(len(result.carried_out), "kind"),
-              _count(result.examples, "run"), _count(presets, "preset"))  # fmt: skip
+    presets = len(
+        {each.preset for each in result.machines if each.examples and each.name != CORPUS}
+    )
+    counts = (
+        _count(result.done, "command"),
+        _count(len(result.carried_out), "kind"),
+        _count(result.examples, "run"),
+        _count(presets, "preset"),
+    )
     return "{} of {} in {} of {}".format(*counts)
 
 
@@ -56,8 +72,14 @@ def not_declared(can: Capabilities) -> list[str]:
     kinds: Sequence[type] = COMMANDS
     if can.judged_alone:
         kinds = TIER_COMMANDS if can.tiers else ENGINE_COMMANDS
-    commands = [kind_name(kind).replace("_", " ") for kind in kinds if kind.__name__ not in can.commands]
-    models = {"a window": can.swa, "a radix tree": can.tree, "recurrent state": can.recurrent or can.tracks}
+    commands = [
+        kind_name(kind).replace("_", " ") for kind in kinds if kind.__name__ not in can.commands
+    ]
+    models = {
+        "a window": can.swa,
+        "a radix tree": can.tree,
+        "recurrent state": can.recurrent or can.tracks,
+    }
     return commands + [model for model, there in models.items() if not there and not can.tiers]
 
 
@@ -74,7 +96,9 @@ def _unchecked(capabilities: Capabilities) -> str:
 
 def _known(faults: Sequence[str]) -> str:
     """By name while they fit the line; a report lists all with -v."""
-    return f"known faults: {_names(faults)}" if len(faults) < _MANY else f"{len(faults)} known faults"
+    return (
+        f"known faults: {_names(faults)}" if len(faults) < _MANY else f"{len(faults)} known faults"
+    )
 
 
 def _names(names: Sequence[str]) -> str:

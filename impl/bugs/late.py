@@ -10,12 +10,20 @@ from impl.vocabulary import Played
 from reference.commands import Choice, Launch
 
 
-@bug("launch-takes-slots-for-one-round", "LEN-5", "a launch forgets the round in flight", TorchKV.drafted)
+@bug(
+    "launch-takes-slots-for-one-round",
+    "LEN-5",
+    "a launch forgets the round in flight",
+    TorchKV.drafted,
+)
 def _(self: TorchKV, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:
     """A token's KV lands in padding or in a slot of a former request. A launch takes slots from where the
     device is now, which the server cannot know; the round before may have accepted more. Visible when a round
     is launched behind another. Fix: take slots past all that rounds in flight may accept."""
-    after, allocated = TorchKV.drafted(self, cursors, ahead, taken, rejected), cursors.kv_allocated_len
+    after, allocated = (
+        TorchKV.drafted(self, cursors, ahead, taken, rejected),
+        cursors.kv_allocated_len,
+    )
     start = cursors.kv_committed_len - rejected
     return after._replace(kv_allocated_len=larger(allocated, start + ahead))
 
@@ -27,7 +35,12 @@ def _(self: TorchKV, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
     return cursors
 
 
-@bug("round-starts-at-the-claim", "READ-1", "a round in flight is taken for accepted", TorchKV.written_below)
+@bug(
+    "round-starts-at-the-claim",
+    "READ-1",
+    "a round in flight is taken for accepted",
+    TorchKV.written_below,
+)
 def _(self: TorchKV, request: KVRequest) -> int:
     """Tokens after a rejected draft read its KV. The next round is written behind all that the one in flight
     has drafted, not behind what that accepts. Visible when a round is launched behind one that rejects a
@@ -35,8 +48,12 @@ def _(self: TorchKV, request: KVRequest) -> int:
     return 0
 
 
-@bug("launch-sweeps-by-the-claim", "SWA-1", "a window eviction goes by what rounds in flight have claimed",
-     TorchKV.launch_ahead)
+@bug(
+    "launch-sweeps-by-the-claim",
+    "SWA-1",
+    "a window eviction goes by what rounds in flight have claimed",
+    TorchKV.launch_ahead,
+)
 def _(self: TorchKV, command: Launch) -> Played:
     """SWA layers lose the oldest tokens of the window. A launch evicts with kv_committed_len, which counts
     what is drafted; when most of it is rejected, the next token reads what was freed. Visible when
@@ -50,7 +67,12 @@ def _(self: TorchKV, command: Launch) -> Played:
     return tuple(Choice(r.name, swa_evicted_seqlen=r.cursors.swa_evicted_seqlen) for r in found)
 
 
-@bug("retract-keeps-results", "OUT-1", "a result outlives the retract of its request", TorchKV.skip_results)
+@bug(
+    "retract-keeps-results",
+    "OUT-1",
+    "a result outlives the retract of its request",
+    TorchKV.skip_results,
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """A retracted request has tokens twice. The result of a round that was in flight is processed when the
     request runs again, after it has computed those tokens anew (sglang 0.5.10 commits it without a look at
@@ -58,8 +80,13 @@ def _(self: TorchKV, request: KVRequest) -> None:
     processes it."""
 
 
-@bug("finish-counts-the-last-token", "LEN-2", "a turn's last token is taken for computed",
-     TorchKV.capped_kept, source="#28754")
+@bug(
+    "finish-counts-the-last-token",
+    "LEN-2",
+    "a turn's last token is taken for computed",
+    TorchKV.capped_kept,
+    source="#28754",
+)
 def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     """The next turn reads a slot that nobody has written. The last token of a turn was sampled and has no KV,
     unless a round is in flight that computes it first. The slot counts it either way (sglang 0.5.15 to

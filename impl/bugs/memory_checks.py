@@ -108,8 +108,13 @@ def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> T
     return self.counted_full(allocated, evicted, protected)
 
 
-@bug("check-frontier-inside-a-page", "CHK-1", "E is taken for a page boundary",
-     TorchKV.counted_swa, modes=FREE_ONLY)
+@bug(
+    "check-frontier-inside-a-page",
+    "CHK-1",
+    "E is taken for a page boundary",
+    TorchKV.counted_swa,
+    modes=FREE_ONLY,
+)
 def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
     """The literal rule ceil(A) - max(R, E). A window eviction ends at a page boundary, but a finish or a
     restore caps E at a target inside a page, whose SWA half then is gone: the sum is a few tokens too many.

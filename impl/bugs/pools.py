@@ -87,8 +87,13 @@ def _(self: KVStore, pages: Tensor) -> None:
     self._unmap(pages)
 
 
-@bug("tail-ends-inside-a-page", "FREE-1", "the page of an unaligned kv_allocated_len is stranded",
-     TorchKV.beyond, source="#31616")
+@bug(
+    "tail-ends-inside-a-page",
+    "FREE-1",
+    "the page of an unaligned kv_allocated_len is stranded",
+    TorchKV.beyond,
+    source="#31616",
+)
 def _(self: TorchKV, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
     """The pool shrinks by a page with each such turn. What lies past the target is freed up to
     kv_allocated_len, rounded down: the page that it ends in stays nobody's. Visible when overshoot ends in
@@ -126,8 +131,12 @@ def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
         self.store.req_to_token[session.slot.row] = self.store.req_to_token[rows[0]]
 
 
-@bug("alloc-takes-a-page-too-many", "OWN-3", "a chunk takes a page although it fits the open one",
-     KVStore._take)
+@bug(
+    "alloc-takes-a-page-too-many",
+    "OWN-3",
+    "a chunk takes a page although it fits the open one",
+    KVStore._take,
+)
 def _(self: KVStore, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:
     """A page is lost now and then. A chunk takes a page of each pool at least, also where it fits the room
     left in the open page; that page is written nowhere. Visible when a chunk fits the open page. Fix: count
@@ -135,7 +144,9 @@ def _(self: KVStore, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> 
     return KVStore._take(self, pool, start, end, pages if pages else min(1, pool.available))[:pages]
 
 
-@bug("alloc-skips-open-page", "OWN-5", "extend opens a page although one is open", KVStore.open_index)
+@bug(
+    "alloc-skips-open-page", "OWN-5", "extend opens a page although one is open", KVStore.open_index
+)
 def _(self: KVStore, start: N) -> N:
     """A row has two pages where one belongs, and one of them is never freed. The first new page is found by
     rounding the length down, so the open page is left half full. Visible when an allocation starts inside a
@@ -181,7 +192,13 @@ def _(self: KVStore, slots: Tensor) -> None:
 
 @bug("release-keeps-mapping", "MAP-4", "a freed page keeps an entry", KVStore.free)
 def _(
-    self: KVStore, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
+    self: KVStore,
+    row: Tensor,
+    first: Tensor,
+    swa_first: Tensor,
+    end: Tensor,
+    pages: int,
+    swa_pages: int,
 ) -> None:
     """Nothing is wrong until an allocation forgets to overwrite it: then two tokens share an SWA slot.
     Freeing clears the entries of a page but for its last slot, as servers do that free a row up to
@@ -199,7 +216,9 @@ class _SwaWrittenBeforeMapped(KVStore):
     allocation, so new tokens go to padding. Visible at the first write to a page that has just been opened.
     Fix: map first, then write."""
 
-    def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int) -> Tensor:
+    def alloc_extend(
+        self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int
+    ) -> Tensor:
         self._stale = self.full_to_swa.clone()
         return super().alloc_extend(row, start, end, span, pages)
 
@@ -214,8 +233,12 @@ class _SwaWrittenBeforeMapped(KVStore):
 # SWA slots for the tail of a prompt alone.
 
 
-@bug("tail-forgets-the-frontier", "MAP-2", "a prompt with SWA slots for its tail alone counts as not evicted",
-     TorchKV.received)
+@bug(
+    "tail-forgets-the-frontier",
+    "MAP-2",
+    "a prompt with SWA slots for its tail alone counts as not evicted",
+    TorchKV.received,
+)
 def _(self: TorchKV, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
     """A later window eviction frees the padding page. A prompt is received with SWA slots for its last window
     alone, and swa_evicted_seqlen stays where it was: below the tail nothing is mapped. Visible at once. Fix:
@@ -223,7 +246,12 @@ def _(self: TorchKV, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N
     return self.extended(cursors, tokens)
 
 
-@bug("tail-cuts-the-window", "SWA-1", "a prompt gets SWA slots for less than a window", TorchKV.tail_from)
+@bug(
+    "tail-cuts-the-window",
+    "SWA-1",
+    "a prompt gets SWA slots for less than a window",
+    TorchKV.tail_from,
+)
 def _(self: TorchKV, request: KVRequest, end: int) -> int:
     """The first token after a prompt reads padding. Its SWA slots begin two pages late: in the window of the
     next token. Visible when the prompt is longer than a window and a page. Fix: begin where a window eviction
@@ -233,8 +261,12 @@ def _(self: TorchKV, request: KVRequest, end: int) -> int:
     return live + 2 * self.page_size * reach
 
 
-@bug("tail-asks-for-all-the-room", "OUT-1", "a prompt is refused for SWA pages that it would not take",
-     TorchKV.make_room)
+@bug(
+    "tail-asks-for-all-the-room",
+    "OUT-1",
+    "a prompt is refused for SWA pages that it would not take",
+    TorchKV.make_room,
+)
 def _(
     self: TorchKV,
     rows: Sequence[int | None],
@@ -248,7 +280,11 @@ def _(
     TorchKV.make_room(self, rows, starts, ends, states=states)
 
 
-@bug("tail-loses-the-head", "MAP-3", "a prompt takes SWA slots for all and says it has those of its tail")
+@bug(
+    "tail-loses-the-head",
+    "MAP-3",
+    "a prompt takes SWA slots for all and says it has those of its tail",
+)
 class _TailLosesHead(TorchKV):
     """The SWA pool leaks with every prompt that is received. Slots are taken for all of it,
     swa_evicted_seqlen says that those before the tail have gone, and nobody frees them. Visible at once. Fix:
@@ -263,7 +299,12 @@ class _TailLosesHead(TorchKV):
         return taken._replace(swa_evicted_seqlen=larger(live, reach))
 
 
-@bug("group-looks-up-at-its-end", "FREE-2", "frees that wait find their SWA pages too late", source="#36081")
+@bug(
+    "group-looks-up-at-its-end",
+    "FREE-2",
+    "frees that wait find their SWA pages too late",
+    source="#36081",
+)
 class _GroupLooksUpAtItsEnd(KVStore):
     """The SWA pool fills up. What a batch frees waits for its end, noted by full slots; where these lead is
     looked up then, when their entries are cleared or lead elsewhere (sglang 0.5.18: a recovered tombstone has

@@ -15,8 +15,13 @@ from impl.vocabulary import Played, require
 from reference.commands import Choice, Reason, Report
 
 
-@bug("insert-protects-half-a-page", "LEN-1", "the protected length is not whole pages",
-     TorchKV.insert_unfinished, source="#20070")
+@bug(
+    "insert-protects-half-a-page",
+    "LEN-1",
+    "the protected length is not whole pages",
+    TorchKV.insert_unfinished,
+    source="#20070",
+)
 def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
     """A crash with page_size > 1. After an insert the protected length was taken from what the request had
     committed, not from the whole pages that the tree took. Visible when a prompt ends inside a page. Fix: the
@@ -27,8 +32,13 @@ def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
     self.move([r for r in inserted if self.slot_of(r) is None], self.protected_to, lengths)
 
 
-@bug("no-cap-above-a-prefix", "LEN-2", "finish forgets the window's cursor of a turn with a prefix",
-     TorchKV.capped_kept, modes=FREE_ONLY)
+@bug(
+    "no-cap-above-a-prefix",
+    "LEN-2",
+    "finish forgets the window's cursor of a turn with a prefix",
+    TorchKV.capped_kept,
+    modes=FREE_ONLY,
+)
 def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     """As pr22900, of sessions whose first prompt the tree has: swa_evicted_seqlen is taken for the tree's,
     which no cut may touch, and left above the target. Visible once a window eviction ran past the target of a
@@ -39,8 +49,12 @@ def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     return capped._replace(swa_evicted_seqlen=capped.swa_evicted_seqlen + kept)
 
 
-@bug("bigrams-counted-as-tokens", "TREE-8", "R counts a token that the tree has no key for",
-     TorchKV.insert_unfinished)
+@bug(
+    "bigrams-counted-as-tokens",
+    "TREE-8",
+    "R counts a token that the tree has no key for",
+    TorchKV.insert_unfinished,
+)
 def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
     """A page is lost. n tokens have n - 1 bigrams, but what a request protects after an insert is counted in
     tokens. Visible with bigram keys (EAGLE) when what is computed ends with a page: that page is neither the
@@ -50,15 +64,26 @@ def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
     self.move(lanes, self.protected_to, [self.floor(r.cursors.kv_committed_len) for r in lanes])
 
 
-@bug("row-keeps-its-duplicates", "TREE-4", "a row goes on naming what an insert has freed", TorchKV.rename)
-def _(self: TorchKV, requests: Sequence[KVRequest], lengths: list[int], slots: list[Tensor]) -> None:
+@bug(
+    "row-keeps-its-duplicates",
+    "TREE-4",
+    "a row goes on naming what an insert has freed",
+    TorchKV.rename,
+)
+def _(
+    self: TorchKV, requests: Sequence[KVRequest], lengths: list[int], slots: list[Tensor]
+) -> None:
     """Two requests with one prompt read each other's KV. The second one's pages are duplicates and freed, but
     its row is not rewritten to the tree's. Visible when a running request inserts what is there already. Fix:
     rewrite the row up to the protected length."""
 
 
-@bug("insert-without-a-second-match", "TREE-8", "a running request inserts what it cannot match again",
-     TorchKV.may_keep)
+@bug(
+    "insert-without-a-second-match",
+    "TREE-8",
+    "a running request inserts what it cannot match again",
+    TorchKV.may_keep,
+)
 def _(self: TorchKV, key: Key, evicted: int) -> bool:
     """A running request loses its window. It inserts its prompt although the tree keeps a locked tombstone
     there: its own SWA KV is freed as a duplicate, and it reads on. Visible when a prompt is computed again
@@ -66,7 +91,9 @@ def _(self: TorchKV, key: Key, evicted: int) -> bool:
     return True
 
 
-@bug("prompt-is-not-inserted", "TREE-12", "a prefilled prompt stays out of the tree", TorchKV.inserts)
+@bug(
+    "prompt-is-not-inserted", "TREE-12", "a prefilled prompt stays out of the tree", TorchKV.inserts
+)
 def _(self: TorchKV, request: KVRequest) -> bool:
     """Nothing that runs is ever shared. The prompt is not inserted when its last chunk has run. Visible at
     the first prefill. Fix: insert and lock it."""
@@ -100,8 +127,12 @@ def _(self: TorchKV, session: KVSession) -> None:
         self.locks[session.name] = lock
 
 
-@bug("abort-keeps-the-lock", "TREE-6", "an abort before the first extend keeps its match locked",
-     TorchKV.abort_unstarted)
+@bug(
+    "abort-keeps-the-lock",
+    "TREE-6",
+    "an abort before the first extend keeps its match locked",
+    TorchKV.abort_unstarted,
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """As with close: an aborted request that was admitted and never ran leaves its lock behind. Visible when
     a turn that matched something is aborted before it runs. Fix: drop the lock of the admission."""
@@ -117,7 +148,12 @@ def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
         self.locks[session.name] = lock
 
 
-@bug("finish-keeps-the-lock", "TREE-6", "an ordinary request ends and its prefix stays locked", TorchKV.drop)
+@bug(
+    "finish-keeps-the-lock",
+    "TREE-6",
+    "an ordinary request ends and its prefix stays locked",
+    TorchKV.drop,
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """Nothing that was ever used is evicted. The end of an ordinary request frees its pages and not its lock.
     Visible when it finishes or is retracted. Fix: drop it, once."""
@@ -127,7 +163,12 @@ def _(self: TorchKV, request: KVRequest) -> None:
         self.locks[request.name] = lock
 
 
-@bug("readmission-locks-again", "TREE-6", "an admission that is repeated locks twice", TorchKV.match_prefix)
+@bug(
+    "readmission-locks-again",
+    "TREE-6",
+    "an admission that is repeated locks twice",
+    TorchKV.match_prefix,
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """Prefixes stay pinned after their requests are gone. A rejected admission is repeated and matches again,
     and the lock of the first one is overwritten. Visible when a request that matched something is admitted
@@ -144,8 +185,12 @@ def _(self: TorchKV, request: KVRequest) -> Key:
     return tuple(request.text)
 
 
-@bug("finish-frees-what-it-inserted", "FREE-1", "a finished request frees the pages that the tree has taken",
-     TorchKV.insert_finished)
+@bug(
+    "finish-frees-what-it-inserted",
+    "FREE-1",
+    "a finished request frees the pages that the tree has taken",
+    TorchKV.insert_finished,
+)
 def _(self: TorchKV, request: KVRequest, target: int) -> None:
     """The tree's pages are handed out again. A finished request inserts its text and then gives its whole row
     back. Visible when an ordinary request finishes with a whole page of output. Fix: what was inserted is the
@@ -155,24 +200,38 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
     self.move([request], self.protected_to, [before])
 
 
-@bug("finish-inserts-the-overshoot", "TREE-15", "a finished request inserts what was accepted past its end",
-     TorchKV.finished_length, source="#35694")
+@bug(
+    "finish-inserts-the-overshoot",
+    "TREE-15",
+    "a finished request inserts what was accepted past its end",
+    TorchKV.finished_length,
+    source="#35694",
+)
 def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
     """The tree keeps text that no client has seen. The key of a finished request ends at kv_committed_len,
     past the outputs that count. Visible when a verify round accepts past a stop. Fix: end it at target."""
     return self.floor(max(0, cursors.kv_committed_len - self.bigram))
 
 
-@bug("finish-inserts-a-token-too-many", "TREE-15", "a finished request inserts the token behind its last one",
-     TorchKV.finished_length, source="#24590")
+@bug(
+    "finish-inserts-a-token-too-many",
+    "TREE-15",
+    "a finished request inserts the token behind its last one",
+    TorchKV.finished_length,
+    source="#24590",
+)
 def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
     """The tree keeps a token that no client has seen. Under overlap the round after the last one has written
     it. Visible when that token fills a page. Fix: end the key at the target."""
     return self.floor(max(0, min(cursors.kv_committed_len, target + 1) - self.bigram))
 
 
-@bug("sweep-frees-the-trees-pages", "TREE-2", "a window eviction starts below the protected prefix",
-     TorchKV.eviction_start)
+@bug(
+    "sweep-frees-the-trees-pages",
+    "TREE-2",
+    "a window eviction starts below the protected prefix",
+    TorchKV.eviction_start,
+)
 def _(self: TorchKV, cursors: RowCursors[N]) -> N:
     """A shared prefix loses its SWA KV under everybody who reads it. Window eviction starts at
     swa_evicted_seqlen, which is 0 at the first, instead of at the protected length. Visible at the first
@@ -194,8 +253,12 @@ class _SweepsToTheWindow(TorchKV):
         return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
 
 
-@bug("frontier-in-the-prefix-counts-as-swept", "OUT-1",
-     "a request behind its prefix counts as having lost its window", TorchKV.lost_below)
+@bug(
+    "frontier-in-the-prefix-counts-as-swept",
+    "OUT-1",
+    "a request behind its prefix counts as having lost its window",
+    TorchKV.lost_below,
+)
 def _(self: TorchKV, cursors: RowCursors[int]) -> int:
     """A request cannot go on after its first window eviction. Window eviction lifts swa_evicted_seqlen to the
     protected length without freeing anything; taken for evicted, the window seems gone, though the tree has
@@ -214,8 +277,12 @@ def _(self: TorchKV, pages: int, swa_pages: int, states: int = 0) -> None:
     TorchKV.room_for(self, pages, swa_pages, states)
 
 
-@bug("no-room-in-the-swa-pool", "OUT-1", "eviction for a batch looks at the full pool alone",
-     TorchKV.room_for)
+@bug(
+    "no-room-in-the-swa-pool",
+    "OUT-1",
+    "eviction for a batch looks at the full pool alone",
+    TorchKV.room_for,
+)
 def _(self: TorchKV, pages: int, swa_pages: int, states: int = 0) -> None:
     """Requests are refused although the SWA pool has evictable pages. Only the full pool is checked for what
     the tree could give back. Visible when the SWA pool is full of cached windows. Fix: check each pool."""
@@ -223,7 +290,9 @@ def _(self: TorchKV, pages: int, swa_pages: int, states: int = 0) -> None:
     TorchKV.room_for(self, pages, swa_pages, states)
 
 
-@bug("cached-pages-are-not-counted", "CHK-1", "a memory check does not know the tree", TorchKV.report)
+@bug(
+    "cached-pages-are-not-counted", "CHK-1", "a memory check does not know the tree", TorchKV.report
+)
 def _(self: TorchKV, *, log: bool = False) -> Report:
     """The check cries leak as soon as something is cached. Pages that may be evicted are neither available
     nor anybody's. Visible at the first check after an insert. Fix: the evictable term."""
@@ -234,8 +303,12 @@ def _(self: TorchKV, *, log: bool = False) -> Report:
         self.tree = tree
 
 
-@bug("protected-counts-each-lock", "CHK-1", "a memory check counts a shared prefix once for each lock",
-     TorchKV.sizes)
+@bug(
+    "protected-counts-each-lock",
+    "CHK-1",
+    "a memory check counts a shared prefix once for each lock",
+    TorchKV.sizes,
+)
 def _(self: TorchKV) -> TreeSizes:
     """The check cries leak as soon as two requests share a prefix. Protected tokens are added up over the
     locks instead of over the nodes. Visible at a check while two holders lock one node. Fix: each node
@@ -243,11 +316,18 @@ def _(self: TorchKV) -> TreeSizes:
     nodes = [] if self.tree is None else [self.tree.root]
     for node in nodes:
         nodes += node.children.values()
-    return TorchKV.sizes(self)._replace(full_protected=sum(len(n.key) * n.locks[FULL] for n in nodes))
+    return TorchKV.sizes(self)._replace(
+        full_protected=sum(len(n.key) * n.locks[FULL] for n in nodes)
+    )
 
 
-@bug("finish-caches-the-last-token", "TREE-3", "a finished request caches a token that has no KV",
-     TorchKV.finished_length, source="#24590, #35694")
+@bug(
+    "finish-caches-the-last-token",
+    "TREE-3",
+    "a finished request caches a token that has no KV",
+    TorchKV.finished_length,
+    source="#24590, #35694",
+)
 def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
     """The next turn reads a slot that nobody has written. Under overlap the last sampled token is taken for
     computed, and the key at finish is one token too long. Visible when the request has slots ahead and the

@@ -51,9 +51,14 @@ def broken(id: str, device: str = "cpu") -> TorchKV:  # noqa: A002
 
 
 def bug(
-    name: str, clause: str, title: str, method: Callable[..., Any] | None = None, *, source: str = "kvspec",
+    name: str,
+    clause: str,
+    title: str,
+    method: Callable[..., Any] | None = None,
+    *,
+    source: str = "kvspec",
     modes: tuple[Mode, ...] = BOTH,
-) -> Callable[[F], F]:  # fmt: skip
+) -> Callable[[F], F]:
     """Register a fault, whose docstring is the story: a function in the place of a `method` of TorchKV or of
     a part of it, or a subclass of one of these."""
 
@@ -67,7 +72,9 @@ def bug(
             if issubclass(system, part):
                 system = type(whole.__name__, (whole,), {attribute: system})
         system.name = f"torch+{name}"
-        BUGS[name] = Bug(name, title, source, clause, modes, " ".join((fault.__doc__ or "").split()), system)
+        BUGS[name] = Bug(
+            name, title, source, clause, modes, " ".join((fault.__doc__ or "").split()), system
+        )
         return fault
 
     return register

@@ -32,8 +32,13 @@ def _(self: TorchKV, session: KVSession) -> bool:
     return False
 
 
-@bug("decode-past-lost-window", "OUT-1", "decode goes on without its window",
-     TorchKV.window_lost, modes=FREE_ONLY)
+@bug(
+    "decode-past-lost-window",
+    "OUT-1",
+    "decode goes on without its window",
+    TorchKV.window_lost,
+    modes=FREE_ONLY,
+)
 def _(self: TorchKV, requests: Sequence[KVRequest]) -> bool:
     """A token is computed from padding. A window eviction driven past the commit freed slots that the next
     token reads, and decode does not look. Visible only when window evictions may run ahead of the commit.
@@ -135,8 +140,12 @@ def _(self: TorchKV, session: KVSession) -> bool:
     return False
 
 
-@bug("abort-keeps-retracted-kv", "SES-2", "an abort in the queue takes a retracted turn for a new one",
-     TorchKV.wipes)
+@bug(
+    "abort-keeps-retracted-kv",
+    "SES-2",
+    "an abort in the queue takes a retracted turn for a new one",
+    TorchKV.wipes,
+)
 def _(self: TorchKV, request: KVRequest) -> bool:
     """The next turn resumes on KV of a turn that was aborted. Abort leaves the slot alone because the request
     waits in the queue, but it is there after a retract and the slot holds its tokens. Visible when a
@@ -144,15 +153,22 @@ def _(self: TorchKV, request: KVRequest) -> bool:
     return request.started and request.phase is not RequestPhase.QUEUED
 
 
-@bug("release-stops-at-commit", "FREE-1", "a release forgets what was allocated ahead", TorchKV.owned)
+@bug(
+    "release-stops-at-commit", "FREE-1", "a release forgets what was allocated ahead", TorchKV.owned
+)
 def _(self: TorchKV, cursors: RowCursors[N]) -> tuple[N, N, N]:
     """Pages leak with every request that ends on a draft tail. The release frees up to kv_committed_len.
     Visible when kv_allocated_len is a page further. Fix: free up to the latter."""
     return TorchKV.owned(self, self.capped(cursors, cursors.kv_committed_len))
 
 
-@bug("release-stops-inside-a-page", "FREE-1", "a release frees whole pages below kv_allocated_len",
-     TorchKV.owned, source="#31616")
+@bug(
+    "release-stops-inside-a-page",
+    "FREE-1",
+    "a release frees whole pages below kv_allocated_len",
+    TorchKV.owned,
+    source="#31616",
+)
 def _(self: TorchKV, cursors: RowCursors[N]) -> tuple[N, N, N]:
     """Every request whose length is unaligned leaks a page. The release rounds kv_allocated_len down, and
     the page that it ends in belongs to nobody. Visible when a request ends inside a page. Fix: round up."""
@@ -169,8 +185,13 @@ def _(self: TorchKV, target: N, evicted: N) -> N:
     return larger(target, target * 0 + self.ceil(self.width))
 
 
-@bug("cut-frees-swept-twice", "OWN-2", "a trim frees what a window eviction has freed",
-     TorchKV.swa_free_start, modes=FREE_ONLY)
+@bug(
+    "cut-frees-swept-twice",
+    "OWN-2",
+    "a trim frees what a window eviction has freed",
+    TorchKV.swa_free_start,
+    modes=FREE_ONLY,
+)
 def _(self: TorchKV, target: N, evicted: N) -> N:
     """The padding page turns up in the free list. The SWA side of a trim starts at the target although the
     eviction went further: the mapping there is 0, and 0 is freed. Visible when a window eviction ran past the
@@ -178,7 +199,12 @@ def _(self: TorchKV, target: N, evicted: N) -> N:
     return self.free_start(target)
 
 
-@bug("release-splits-a-page", "OWN-2", "a row is freed in two parts that meet inside a page", modes=FREE_ONLY)
+@bug(
+    "release-splits-a-page",
+    "OWN-2",
+    "a row is freed in two parts that meet inside a page",
+    modes=FREE_ONLY,
+)
 class _ReleaseSplitsAPage(TorchKV):
     """A page is in the free list twice. What a window eviction has passed is freed in the full pool alone,
     the rest in both, each part in whole pages: the page that the frontier falls into belongs to both. Visible
@@ -202,7 +228,12 @@ class _ReleaseSplitsAPage(TorchKV):
         return whole(larger(protected, evicted), self.page_size), swa_first, end
 
 
-@bug("cut-stops-at-the-page", "LEN-2", "a trim gives the page back that target falls into", TorchKV._trim)
+@bug(
+    "cut-stops-at-the-page",
+    "LEN-2",
+    "a trim gives the page back that target falls into",
+    TorchKV._trim,
+)
 def _(self: TorchKV, request: KVRequest, target: int) -> None:
     """The next turn computes tokens again that were there. A turn is cut at the page boundary below its
     target, whether a window eviction has passed that or not. Visible when target is inside a page. Fix: only
@@ -210,7 +241,9 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
     TorchKV._trim(self, request, self.floor(target))
 
 
-@bug("sweep-moves-back", "MAP-2", "a shorter window eviction forgets the longer one", TorchKV.evicted)
+@bug(
+    "sweep-moves-back", "MAP-2", "a shorter window eviction forgets the longer one", TorchKV.evicted
+)
 def _(self: TorchKV, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
     """Evicted slots count as owned again and are freed twice. The frontier is computed from the length alone,
     so a window eviction driven with less than the last one moves it back. Visible when lengths of window
@@ -230,8 +263,13 @@ def _(self: TorchKV, cursors: RowCursors[int], length: int) -> int:
     return reach
 
 
-@bug("resume-on-dead-window", "SWA-2", "restore does not look at the window",
-     TorchKV.resume_length, modes=FREE_ONLY)
+@bug(
+    "resume-on-dead-window",
+    "SWA-2",
+    "restore does not look at the window",
+    TorchKV.resume_length,
+    modes=FREE_ONLY,
+)
 def _(self: TorchKV, request: KVRequest, key_length: int) -> int:
     """A resumed turn attends to padding. The prefix is as long as what is committed, although a window
     eviction has freed SWA KV that its next token reads. Visible when a window eviction ran past the point
@@ -242,8 +280,12 @@ def _(self: TorchKV, request: KVRequest, key_length: int) -> int:
     return min(slot.cursors.kv_committed_len, key_length)
 
 
-@bug("decode-trusts-rejected-drafts", "READ-1", "decode skips slots that were written before",
-     TorchKV.write_decoded)
+@bug(
+    "decode-trusts-rejected-drafts",
+    "READ-1",
+    "decode skips slots that were written before",
+    TorchKV.write_decoded,
+)
 def _(self: TorchKV, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
     """A token reads KV of a draft that was rejected. Decode writes only where it allocates, and the slot
     behind the commit is there already, with the draft's KV. Visible when a decode follows a verify round that
@@ -252,7 +294,12 @@ def _(self: TorchKV, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
     TorchKV.write_decoded(self, slots.take(lanes), tokens.take(lanes), fresh)
 
 
-@bug("retract-keeps-the-lengths", "REF-1", "a retracted request keeps its lengths", TorchKV.drop_retracted)
+@bug(
+    "retract-keeps-the-lengths",
+    "REF-1",
+    "a retracted request keeps its lengths",
+    TorchKV.drop_retracted,
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """A request that waits says that it has KV. Retract gives pages and row back and leaves the request's
     cursors as they were; whoever asks it before its next admission counts tokens that are somebody else's.

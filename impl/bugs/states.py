@@ -14,24 +14,38 @@ from reference.commands import Draft, Freed, SpecDecode, token_id
 # What a request goes on from.
 
 
-@bug("matched-state-is-not-copied", "STA-1", "a hit continues from what its slot held before",
-     TorchKV.copy_matched, source="#34043")
+@bug(
+    "matched-state-is-not-copied",
+    "STA-1",
+    "a hit continues from what its slot held before",
+    TorchKV.copy_matched,
+    source="#34043",
+)
 def _(self: TorchKV, source: int, slot: int) -> None:
     """The answer goes on from another client's text. The copy of a matched state into the request's own slot
     is left out: the slot holds what its last owner has left. Visible at the first batch behind a cached
     prefix. Fix: copy before the forward pass."""
 
 
-@bug("new-slot-is-not-cleared", "STA-2", "a text begins with the state of another", TorchKV.clear_new,
-     source="#31099")
+@bug(
+    "new-slot-is-not-cleared",
+    "STA-2",
+    "a text begins with the state of another",
+    TorchKV.clear_new,
+    source="#31099",
+)
 def _(self: TorchKV, slot: int) -> None:
     """A prompt is answered as if another stood before it. A slot that is handed out again keeps its contents,
     and a recurrent layer reads them before it writes. Visible when a slot is used for the second time. Fix:
     clear the slot of whoever begins a text."""
 
 
-@bug("turn-resumes-past-its-state", "STA-2", "a turn resumes where its session's state is not",
-     TorchKV.state_resumes)
+@bug(
+    "turn-resumes-past-its-state",
+    "STA-2",
+    "a turn resumes where its session's state is not",
+    TorchKV.state_resumes,
+)
 def _(self: TorchKV, slot: Slot, prefix: int) -> bool:
     """The next turn answers as if tokens past the stop had been said. A turn is cut at its target, and its
     state is the one after all that it had computed. Visible when a turn ends before the last computed token.
@@ -39,7 +53,12 @@ def _(self: TorchKV, slot: Slot, prefix: int) -> bool:
     return True
 
 
-@bug("state-is-not-rewound", "STA-2", "a turn that starts over keeps its old state", TorchKV.rewind_state)
+@bug(
+    "state-is-not-rewound",
+    "STA-2",
+    "a turn that starts over keeps its old state",
+    TorchKV.rewind_state,
+)
 def _(self: TorchKV, slot: Slot, prefix: int, lock: NodeLock | None) -> None:
     """The history is folded into the state twice. A turn that cannot resume computes its text again, into a
     state that has it already. Visible in the turn after a cut. Fix: restore the state where the prefix ends.
@@ -47,7 +66,9 @@ def _(self: TorchKV, slot: Slot, prefix: int, lock: NodeLock | None) -> None:
     slot.state_len = prefix
 
 
-@bug("rejected-drafts-are-folded", "STA-5", "rejected drafts stay in the state", TorchKV.spec_decode)
+@bug(
+    "rejected-drafts-are-folded", "STA-5", "rejected drafts stay in the state", TorchKV.spec_decode
+)
 def _(self: TorchKV, command: SpecDecode) -> object:
     """The text goes on as if rejected drafts had been said. A verify round folds all drafted tokens into the
     state. Visible when a draft is rejected. Fix: keep the state after the last accepted one."""
@@ -76,8 +97,13 @@ def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
 # What nodes have.
 
 
-@bug("finish-donates-a-state-past-the-key", "STA-3", "a node's state is after more tokens than its path",
-     TorchKV.brings_state, source="#37836")
+@bug(
+    "finish-donates-a-state-past-the-key",
+    "STA-3",
+    "a node's state is after more tokens than its path",
+    TorchKV.brings_state,
+    source="#37836",
+)
 def _(self: TorchKV, request: KVRequest, length: int) -> bool:
     """Every later hit answers as if the prompt had a token more. A finished request hands its text up to the
     stop to the tree, with the state after all that it has computed. Visible when a request ends before its
@@ -85,14 +111,21 @@ def _(self: TorchKV, request: KVRequest, length: int) -> bool:
     return True
 
 
-@bug("checkpoint-is-not-written", "STA-3", "a prompt is cached with an unwritten state", TorchKV.checkpoint)
+@bug(
+    "checkpoint-is-not-written",
+    "STA-3",
+    "a prompt is cached with an unwritten state",
+    TorchKV.checkpoint,
+)
 def _(self: TorchKV, request: KVRequest) -> int | None:
     """A hit continues from what another request has left. A prompt goes into the tree with a fresh slot, and
     its state is never copied there. Visible after the first prefill. Fix: copy the running state."""
     return self.states.take() if self.states is not None else None
 
 
-@bug("checkpoint-is-the-running-state", "STA-6", "request and tree share a slot", TorchKV.checkpoint)
+@bug(
+    "checkpoint-is-the-running-state", "STA-6", "request and tree share a slot", TorchKV.checkpoint
+)
 def _(self: TorchKV, request: KVRequest) -> int | None:
     """A cached state changes under whoever matches it. A prompt that goes into the tree hands its own slot
     over and goes on writing it. Visible after the first prefill. Fix: a slot for the copy."""
@@ -114,8 +147,12 @@ class _SplitTakesState(RadixTree):
         return head
 
 
-@bug("known-prefix-takes-no-state", "TREE-12", "a prefix without a state stays without one",
-RadixTree.take_state)
+@bug(
+    "known-prefix-takes-no-state",
+    "TREE-12",
+    "a prefix without a state stays without one",
+    RadixTree.take_state,
+)
 def _(self: RadixTree, node: TreeNode, slot: int) -> None:
     """A prompt is computed again and again. A node that has lost its state, or that a split has made, refuses
     the state of whoever inserts its path again. Visible when a prompt ends where a longer one was cached.
@@ -126,7 +163,12 @@ def _(self: RadixTree, node: TreeNode, slot: int) -> None:
         RadixTree.take_state(self, node, slot)
 
 
-@bug("inner-states-serve-nobody", "TREE-5", "a match ends with a leaf or nowhere", RadixTree.ends_a_match)
+@bug(
+    "inner-states-serve-nobody",
+    "TREE-5",
+    "a match ends with a leaf or nowhere",
+    RadixTree.ends_a_match,
+)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """A conversation that has branched is computed from the start. A match accepts the state of a leaf alone.
     Visible when two prompts have a cached prefix in common. Fix: any node that has a state."""
@@ -136,8 +178,13 @@ def _(self: RadixTree, node: TreeNode) -> bool:
 # Slots that come back.
 
 
-@bug("duplicate-state-is-not-freed", "STA-6", "a slot is lost with every prompt that is cached already",
-     RadixTree.duplicate_state, source="#26941")
+@bug(
+    "duplicate-state-is-not-freed",
+    "STA-6",
+    "a slot is lost with every prompt that is cached already",
+    RadixTree.duplicate_state,
+    source="#26941",
+)
 def _(self: RadixTree, slot: int) -> None:
     """The server runs out of slots. A prompt brings a state that the tree has, and nobody frees it. Visible
     at the second request with one prompt. Fix: give the duplicate back."""
@@ -154,7 +201,13 @@ def _(self: RadixTree, node: TreeNode) -> int:
     return 1
 
 
-@bug("slot-is-freed-twice", "STA-6", "a slot is handed out twice", TorchKV.drop_retracted, source="#40250")
+@bug(
+    "slot-is-freed-twice",
+    "STA-6",
+    "a slot is handed out twice",
+    TorchKV.drop_retracted,
+    source="#40250",
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """Two requests fold their tokens into one state. A retract gives the slot back, and so does the release
     of the row. Visible at a retract. Fix: once."""
@@ -174,8 +227,12 @@ class _PaddingSlot(StateSlots):
         self.free = list(range(size - 1, -1, -1))
 
 
-@bug("retract-keeps-its-slot", "STA-7", "a retracted request holds a slot while it waits",
-     TorchKV.drop_retracted)
+@bug(
+    "retract-keeps-its-slot",
+    "STA-7",
+    "a retracted request holds a slot while it waits",
+    TorchKV.drop_retracted,
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """Others wait for slots that nobody uses. A retract frees the row and not the state. Visible at a
     retract. Fix: an ordinary request keeps neither."""
@@ -185,8 +242,13 @@ def _(self: TorchKV, request: KVRequest) -> None:
     self.let_go(request.name)
 
 
-@bug("aborted-admission-loses-its-slot", "STA-7", "an abort in the queue loses the slot of its match",
-     TorchKV.drop, source="#23327")
+@bug(
+    "aborted-admission-loses-its-slot",
+    "STA-7",
+    "an abort in the queue loses the slot of its match",
+    TorchKV.drop,
+    source="#23327",
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """Slots run out while clients give up. An abort of a request that waits behind its match frees its lock
     and no slot. Visible at an abort after an admission. Fix: the slot as well."""
@@ -195,8 +257,13 @@ def _(self: TorchKV, request: KVRequest) -> None:
     TorchKV.drop(self, request)
 
 
-@bug("closed-session-keeps-its-slot", "STA-7", "a closed session's slot is lost", TorchKV.close_now,
-     source="#20182")
+@bug(
+    "closed-session-keeps-its-slot",
+    "STA-7",
+    "a closed session's slot is lost",
+    TorchKV.close_now,
+    source="#20182",
+)
 def _(self: TorchKV, session: KVSession) -> None:
     """Slots run out with every conversation. A close frees the row of the session and not its state. Visible
     at a close. Fix: both."""
@@ -205,8 +272,13 @@ def _(self: TorchKV, session: KVSession) -> None:
     TorchKV.close_now(self, session)
 
 
-@bug("second-admission-takes-another-slot", "STA-6", "each admission takes a slot", TorchKV.match_state,
-     source="#16067")
+@bug(
+    "second-admission-takes-another-slot",
+    "STA-6",
+    "each admission takes a slot",
+    TorchKV.match_state,
+    source="#16067",
+)
 def _(self: TorchKV, request: KVRequest, node: TreeNode) -> None:
     """A request that is admitted again and again empties the pool. The slot of an admission that came to
     nothing is not given back. Visible at the second admission. Fix: give it back, or keep it."""
@@ -217,8 +289,12 @@ def _(self: TorchKV, request: KVRequest, node: TreeNode) -> None:
 # Evicting.
 
 
-@bug("state-eviction-ignores-locks", "TREE-8", "the state behind a lock is evicted",
-RadixTree.state_candidate)
+@bug(
+    "state-eviction-ignores-locks",
+    "TREE-8",
+    "the state behind a lock is evicted",
+    RadixTree.state_candidate,
+)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """A request starts again from a state that is gone. State pressure takes any state. Visible under
     pressure while a prefix is locked. Fix: not the one at the end of a lock."""
@@ -231,7 +307,11 @@ def _(self: RadixTree, lock: NodeLock) -> None:
     Fix: release both."""
 
 
-@bug("state-eviction-stops-after-one", "TREE-10", "eviction frees one state, however many are missing")
+@bug(
+    "state-eviction-stops-after-one",
+    "TREE-10",
+    "eviction frees one state, however many are missing",
+)
 class _OneState(RadixTree):
     """A batch runs out of slots although states could be freed. Evict frees a single state. Visible when two
     are missing. Fix: as many as requested."""
@@ -250,7 +330,9 @@ class _NoReport(RadixTree):
         return Freed(freed.full, freed.swa)
 
 
-@bug("match-refreshes-states-all-along", "TREE-11", "a match counts as a use of every state above it")
+@bug(
+    "match-refreshes-states-all-along", "TREE-11", "a match counts as a use of every state above it"
+)
 class _RefreshesAll(RadixTree):
     """States that nobody matches outlive those in use. A match refreshes the states of its whole path.
     Visible when states are under pressure after a long match. Fix: only the one at its end is used."""
@@ -261,22 +343,33 @@ class _RefreshesAll(RadixTree):
             node.state_used = self.clock
 
 
-@bug("leaf-outlives-its-state", "TREE-11", "KV stays that serves no match", RadixTree.outlives_state)
+@bug(
+    "leaf-outlives-its-state", "TREE-11", "KV stays that serves no match", RadixTree.outlives_state
+)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """KV fills the pool and no match ends there. State pressure takes the state of a leaf and leaves its KV.
     Visible at the first eviction of a state. Fix: a leaf goes whole."""
     return True
 
 
-@bug("turn-always-starts-over", "LEN-3", "no turn resumes from its session's state", TorchKV.state_resumes)
+@bug(
+    "turn-always-starts-over",
+    "LEN-3",
+    "no turn resumes from its session's state",
+    TorchKV.state_resumes,
+)
 def _(self: TorchKV, slot: Slot, prefix: int) -> bool:
     """Every turn computes its history again. The state of a session's slot is never used. Visible in the
     second turn. Fix: use it where it is the one after the prefix."""
     return self.states is None
 
 
-@bug("states-are-not-evicted-for-a-batch", "OUT-1", "a batch is refused for slots that could be evicted",
-     TorchKV.evictable_states)
+@bug(
+    "states-are-not-evicted-for-a-batch",
+    "OUT-1",
+    "a batch is refused for slots that could be evicted",
+    TorchKV.evictable_states,
+)
 def _(self: TorchKV) -> int:
     """Nothing runs although the tree is full of states that nobody uses. Room for a batch counts free slots
     alone. Visible when all free slots are cached states. Fix: evict what is missing."""
@@ -286,8 +379,13 @@ def _(self: TorchKV) -> int:
 # States that a request keeps for the tree while its own goes on.
 
 
-@bug("length-moves-without-its-write", "STA-8", "a request keeps a state that was never written",
-     TorchKV.track, source="#29973")
+@bug(
+    "length-moves-without-its-write",
+    "STA-8",
+    "a request keeps a state that was never written",
+    TorchKV.track,
+    source="#29973",
+)
 def _(self: TorchKV, request: KVRequest, length: int) -> None:
     """A later hit goes on from the state of another text. The cursor of the buffers moves in every decode
     that ends a page, and the mask of the batch, which is stale, leaves the copy out. Visible when a decode
@@ -298,7 +396,12 @@ def _(self: TorchKV, request: KVRequest, length: int) -> None:
         TorchKV.track(self, request, length)
 
 
-@bug("kept-state-is-written-again", "STA-8", "the next state goes into the slot of the last", TorchKV.track)
+@bug(
+    "kept-state-is-written-again",
+    "STA-8",
+    "the next state goes into the slot of the last",
+    TorchKV.track,
+)
 def _(self: TorchKV, request: KVRequest, length: int) -> None:
     """A request that ends within the next page hands a state of more tokens to the tree. A decode writes into
     the slot that is kept, and the request goes on calling it by the length before. Visible at the second page
@@ -310,14 +413,22 @@ def _(self: TorchKV, request: KVRequest, length: int) -> None:
         TorchKV.track(self, request, length)
 
 
-@bug("round-keeps-the-state-of-its-end", "STA-8", "a verify round keeps the state behind the end of a page",
-     TorchKV.spec_decode, source="#27998")
+@bug(
+    "round-keeps-the-state-of-its-end",
+    "STA-8",
+    "a verify round keeps the state behind the end of a page",
+    TorchKV.spec_decode,
+    source="#27998",
+)
 def _(self: TorchKV, command: SpecDecode) -> object:
     """A hit goes on as if tokens behind it were said twice. A verify round that ends a page keeps the state
     after all that it has accepted. Visible when a round accepts tokens past the end of a page. Fix: keep the
     state of the step that ends the page."""
-    before = {draft.request: self.requests[draft.request].state_len for draft in command.lanes
-              if draft.request in self.requests}  # fmt: skip
+    before = {
+        draft.request: self.requests[draft.request].state_len
+        for draft in command.lanes
+        if draft.request in self.requests
+    }
     done = TorchKV.spec_decode(self, command)
     for name, start in before.items():
         request = self.requests[name]
@@ -333,8 +444,12 @@ def _keep_in(self: TorchKV, request: KVRequest, slot: int) -> None:
     self.states.copy(request.state, slot)
 
 
-@bug("rejected-drafts-are-kept", "STA-8", "a state is kept behind drafts that were rejected",
-     TorchKV.spec_decode)
+@bug(
+    "rejected-drafts-are-kept",
+    "STA-8",
+    "a state is kept behind drafts that were rejected",
+    TorchKV.spec_decode,
+)
 def _(self: TorchKV, command: SpecDecode) -> object:
     """A request says that it keeps a state after more tokens than it has. A verify round takes the end of a
     page from the drafts that it computes, not from those that it accepts. Visible when the end of a page lies
@@ -349,7 +464,11 @@ def _(self: TorchKV, command: SpecDecode) -> object:
     return done
 
 
-@bug("finish-donates-the-newest-state", "STA-3", "a finish donates a state of more tokens than its key")
+@bug(
+    "finish-donates-the-newest-state",
+    "STA-3",
+    "a finish donates a state of more tokens than its key",
+)
 class _DonatesTheNewest(TorchKV):
     """Every later hit answers as if the prompt had a token more. A request that is stopped before its last
     computed token hands over the state that it kept last, which lies behind the stop. Visible when the stop
@@ -362,8 +481,12 @@ class _DonatesTheNewest(TorchKV):
         return request.buffers.pop()[0]
 
 
-@bug("inserted-state-stays-with-its-request", "STA-6", "the tree and a request share a slot",
-     TorchKV.take_tracked)
+@bug(
+    "inserted-state-stays-with-its-request",
+    "STA-6",
+    "the tree and a request share a slot",
+    TorchKV.take_tracked,
+)
 def _(self: TorchKV, request: KVRequest, length: int) -> int:
     """A cached state changes under whoever matches it. A prompt that goes into the tree hands over the slot
     that keeps its state, and will write its next one there. Visible after the first prefill of a page. Fix:
@@ -371,8 +494,12 @@ def _(self: TorchKV, request: KVRequest, length: int) -> int:
     return next(slot for slot, kept in request.buffers if kept == length)
 
 
-@bug("finish-frees-what-it-donates", "STA-6", "a state that a finish donates is freed as well",
-     TorchKV.donate)
+@bug(
+    "finish-frees-what-it-donates",
+    "STA-6",
+    "a state that a finish donates is freed as well",
+    TorchKV.donate,
+)
 def _(self: TorchKV, request: KVRequest, length: int) -> int | None:
     """A cached state is overwritten by the next request. A finish hands a slot to the tree and gives all
     slots of the request back. Visible when a decode has ended a page before the finish. Fix: all but that
@@ -381,8 +508,12 @@ def _(self: TorchKV, request: KVRequest, length: int) -> int | None:
     return kept[0] if kept else TorchKV.donate(self, request, length)
 
 
-@bug("retract-keeps-its-buffers", "STA-7", "a retracted request holds slots while it waits",
-     TorchKV.drop_retracted)
+@bug(
+    "retract-keeps-its-buffers",
+    "STA-7",
+    "a retracted request holds slots while it waits",
+    TorchKV.drop_retracted,
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """Others find no slot although nothing runs. A retract gives the running state's slot back and forgets
     those that are kept for the tree. Visible after a retract. Fix: give all slots back."""
@@ -391,7 +522,12 @@ def _(self: TorchKV, request: KVRequest) -> None:
     request.buffers = buffers
 
 
-@bug("finish-loses-its-buffers", "STA-7", "slots that were kept for the tree are lost", TorchKV.free_buffers)
+@bug(
+    "finish-loses-its-buffers",
+    "STA-7",
+    "slots that were kept for the tree are lost",
+    TorchKV.free_buffers,
+)
 def _(self: TorchKV, request: KVRequest) -> None:
     """With each request that ends two slots fewer are left, until none runs. Whoever ends forgets the slots
     that it kept for the tree. Visible at the first end. Fix: give them back."""

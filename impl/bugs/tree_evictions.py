@@ -8,8 +8,13 @@ from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import Freed
 
 
-@bug("pr26615", "TREE-11", "a match refreshes SWA KV all along its path",
-     RadixTree.refresh_from, source="#26615")
+@bug(
+    "pr26615",
+    "TREE-11",
+    "a match refreshes SWA KV all along its path",
+    RadixTree.refresh_from,
+    source="#26615",
+)
 def _(self: RadixTree, length: int) -> int:
     """Hot SWA KV is evicted first. Every node of a matched path counted as just used for SWA, also those far
     behind the window that nobody reads; so they outlived windows that are read. Visible when the SWA pool is
@@ -31,8 +36,12 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return not node.children
 
 
-@bug("swa-eviction-ignores-locks", "TREE-8", "the window of a running request is evicted",
-     RadixTree.swa_candidate)
+@bug(
+    "swa-eviction-ignores-locks",
+    "TREE-8",
+    "the window of a running request is evicted",
+    RadixTree.swa_candidate,
+)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """A running request reads padding. SWA eviction takes any live node. Visible under SWA pressure while a
     prefix is locked. Fix: not what a lock needs."""
@@ -58,8 +67,12 @@ class _LeafKeepsSwa(RadixTree):
             super().entomb(node, owed)
 
 
-@bug("swa-eviction-takes-a-leaf-that-is-read", "TREE-8", "a leaf goes whose full KV is locked",
-     RadixTree.outlives_swa)
+@bug(
+    "swa-eviction-takes-a-leaf-that-is-read",
+    "TREE-8",
+    "a leaf goes whose full KV is locked",
+    RadixTree.outlives_swa,
+)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """A running request reads pages that others write. Its window has left its prefix and the SWA part of its
     lock has gone; SWA eviction takes the last node of the prefix for a leaf that nobody reads, both sides.
@@ -67,8 +80,12 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return bool(node.children)
 
 
-@bug("locked-tombstones-go-with-their-child", "TREE-8", "a tombstone goes that a lock ends with",
-     RadixTree.stays)
+@bug(
+    "locked-tombstones-go-with-their-child",
+    "TREE-8",
+    "a tombstone goes that a lock ends with",
+    RadixTree.stays,
+)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """A running request reads pages that others write. A tombstone that has lost its last child is taken
     along, for no match would hand it out; but a lock without an SWA part still ends with it. Visible under
@@ -76,8 +93,12 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return node.live or bool(node.children)
 
 
-@bug("released-swa-is-never-evicted", "TREE-10", "SWA eviction passes by a leaf whose full KV is locked",
-     RadixTree.swa_candidate)
+@bug(
+    "released-swa-is-never-evicted",
+    "TREE-10",
+    "SWA eviction passes by a leaf whose full KV is locked",
+    RadixTree.swa_candidate,
+)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """Requests are retracted for want of SWA pages that nobody reads. The queue of SWA eviction leaves out
     leaves that a lock passes through, as they could not be deleted. Visible when the SWA part of a lock has
@@ -93,15 +114,24 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return True
 
 
-@bug("eviction-stops-a-page-short", "TREE-10", "eviction frees a page less than requested", RadixTree.evict)
+@bug(
+    "eviction-stops-a-page-short",
+    "TREE-10",
+    "eviction frees a page less than requested",
+    RadixTree.evict,
+)
 def _(self: RadixTree, full: int, swa: int, states: int = 0) -> Freed:
     """The caller fails to allocate. The loop ends when less than a page is missing. Visible when more than
     one page is requested. Fix: continue until all of it is free."""
     return RadixTree.evict(self, full - self.page_size, swa - self.page_size, states)
 
 
-@bug("eviction-reports-the-amount-requested", "TREE-10", "eviction says that it freed the amount requested",
-     RadixTree.evict)
+@bug(
+    "eviction-reports-the-amount-requested",
+    "TREE-10",
+    "eviction says that it freed the amount requested",
+    RadixTree.evict,
+)
 def _(self: RadixTree, full: int, swa: int, states: int = 0) -> Freed:
     """A batch is launched into a pool that is full. Eviction reports the size of the request instead of what
     it found to free. Visible when less is evictable, or a node is larger than needed. Fix: report what was

@@ -22,7 +22,12 @@ def _(self: RadixTree, node: TreeNode) -> int:
     return 0 if self.window is not None else RadixTree.swa_from(self, node)
 
 
-@bug("lock-stops-a-node-early", "TREE-6", "a lock pins the last node's SWA KV alone", RadixTree.swa_from)
+@bug(
+    "lock-stops-a-node-early",
+    "TREE-6",
+    "a lock pins the last node's SWA KV alone",
+    RadixTree.swa_from,
+)
 def _(self: RadixTree, node: TreeNode) -> int:
     """A running request loses part of its window under SWA pressure. The lock pins the last node, however
     short, and calls that a window. Visible when the last node is shorter than the window. Fix: go up until a
@@ -30,14 +35,24 @@ def _(self: RadixTree, node: TreeNode) -> int:
     return max(RadixTree.swa_from(self, node), node.start)
 
 
-@bug("unlock-forgets-the-top", "TREE-6", "unlock stops below the first node of the path", RadixTree.unlocked)
+@bug(
+    "unlock-forgets-the-top",
+    "TREE-6",
+    "unlock stops below the first node of the path",
+    RadixTree.unlocked,
+)
 def _(self: RadixTree, lock: NodeLock) -> Iterator[TreeNode]:
     """Prefixes near the root are never evicted. The walk of unlock ends when the parent is below the root,
     one node before that of lock. Visible at the first unlock. Fix: walk to the root."""
     return iter(list(RadixTree.unlocked(self, lock))[:-1])
 
 
-@bug("unlock-finds-the-window-again", "TREE-6", "unlock looks for where lock stopped", RadixTree.unlock_from)
+@bug(
+    "unlock-finds-the-window-again",
+    "TREE-6",
+    "unlock looks for where lock stopped",
+    RadixTree.unlock_from,
+)
 def _(self: RadixTree, lock: NodeLock) -> int:
     """SWA KV stays pinned for ever. Unlock walks up until a window is covered, as lock did; but where the
     topmost pinned node was split meanwhile it stops a node too early. Visible when a lock pins a node longer
@@ -45,7 +60,12 @@ def _(self: RadixTree, lock: NodeLock) -> int:
     return self.swa_from(lock.node)
 
 
-@bug("split-forgets-locks", "TREE-6", "the upper half of a split node is not locked", RadixTree.inherit)
+@bug(
+    "split-forgets-locks",
+    "TREE-6",
+    "the upper half of a split node is not locked",
+    RadixTree.inherit,
+)
 def _(self: RadixTree, head: TreeNode, tail: TreeNode) -> None:
     """A prefix that a request reads is evicted. The node that a split puts on top starts with counters of 0.
     Visible when a locked node is split. Fix: both halves have the counters of the whole."""
@@ -65,8 +85,12 @@ def _(self: RadixTree, head: TreeNode, tail: TreeNode) -> None:
 # Locks with parts.
 
 
-@bug("swa-part-given-back-twice", "TREE-6", "the end of a lock gives its SWA part back again",
-     RadixTree.swa_given_back)
+@bug(
+    "swa-part-given-back-twice",
+    "TREE-6",
+    "the end of a lock gives its SWA part back again",
+    RadixTree.swa_given_back,
+)
 def _(self: RadixTree, lock: NodeLock) -> None:
     """A window that somebody else reads is evicted; alone, the counter falls below zero and an assertion ends
     the server. The SWA part of a lock goes back as soon as the window has left the prefix, and again with the
@@ -82,7 +106,9 @@ class _SharedReceipt(RadixTree):
     latest has. Visible when of two locks on a node one has no SWA part. Fix: each lock has its own
     receipt."""
 
-    def __init__(self, store: KVStore, window: int | None, states: StateSlots | None = None) -> None:
+    def __init__(
+        self, store: KVStore, window: int | None, states: StateSlots | None = None
+    ) -> None:
         super().__init__(store, window, states)
         self._latest: dict[TreeNode, NodeLock] = {}
 
@@ -94,8 +120,12 @@ class _SharedReceipt(RadixTree):
         return self._latest[lock.node].swa_from
 
 
-@bug("unlock-gives-back-what-lock-skipped", "TREE-6", "a lock on full KV alone gives back SWA KV",
-     RadixTree.lock)
+@bug(
+    "unlock-gives-back-what-lock-skipped",
+    "TREE-6",
+    "a lock on full KV alone gives back SWA KV",
+    RadixTree.lock,
+)
 def _(self: RadixTree, node: TreeNode, full_only: bool = False) -> NodeLock:
     """A window that a request reads is evicted. Who reads full KV alone locks no SWA KV, so that it may pass
     over tombstones; its unlock walks up a window all the same. Visible when such a lock goes. Fix: what a
@@ -106,8 +136,12 @@ def _(self: RadixTree, node: TreeNode, full_only: bool = False) -> NodeLock:
     return lock
 
 
-@bug("lock-on-full-kv-wants-a-window", "TREE-5", "a match for full KV alone stops at a tombstone",
-     RadixTree.match)
+@bug(
+    "lock-on-full-kv-wants-a-window",
+    "TREE-5",
+    "a match for full KV alone stops at a tombstone",
+    RadixTree.match,
+)
 def _(self: RadixTree, key: Key, full_only: bool = False) -> MatchedPrefix:
     """A backup copies too little, and the next visitor computes the rest again. Who reads full KV alone is
     given what a request could resume from. Visible when a prefix ends behind a tombstone. Fix: SWA KV is no
@@ -118,8 +152,12 @@ def _(self: RadixTree, key: Key, full_only: bool = False) -> MatchedPrefix:
 # Match.
 
 
-@bug("match-ignores-the-window", "TREE-5", "a match hands out what full attention could read",
-     RadixTree.usable)
+@bug(
+    "match-ignores-the-window",
+    "TREE-5",
+    "a match hands out what full attention could read",
+    RadixTree.usable,
+)
 def _(self: RadixTree, path: list[TreeNode]) -> int:
     """The first token of a request reads a window of padding. Match follows the key as far as full KV goes
     and does not look for SWA KV. Visible when a path ends with a tombstone. Fix: the longest prefix that has
@@ -127,7 +165,12 @@ def _(self: RadixTree, path: list[TreeNode]) -> int:
     return len(path)
 
 
-@bug("match-wants-a-page-more", "TREE-5", "a match wants more than a window of live SWA KV", RadixTree.usable)
+@bug(
+    "match-wants-a-page-more",
+    "TREE-5",
+    "a match wants more than a window of live SWA KV",
+    RadixTree.usable,
+)
 def _(self: RadixTree, path: list[TreeNode]) -> int:
     """Cached prefixes are computed again. The live run behind the end must exceed the window instead of
     covering it. Visible when exactly one window is live past a tombstone. Fix: at least the window."""
@@ -140,8 +183,12 @@ def _(self: RadixTree, path: list[TreeNode]) -> int:
     return best
 
 
-@bug("match-adds-up-live-runs", "TREE-5", "a match counts SWA KV on both sides of a tombstone",
-     RadixTree.usable)
+@bug(
+    "match-adds-up-live-runs",
+    "TREE-5",
+    "a match counts SWA KV on both sides of a tombstone",
+    RadixTree.usable,
+)
 def _(self: RadixTree, path: list[TreeNode]) -> int:
     """A window with a hole is resumed. The live tokens of a path are added up without starting again at a
     tombstone. Visible when a tombstone lies inside the window. Fix: start from 0 at each."""

@@ -13,7 +13,9 @@ _EVERYTHING = 1 << 30  # tokens
 # Insert.
 
 
-@bug("pr26919", "TREE-7", "a fresh leaf is as long as it comes", RadixTree.leaf_cap, source="#26919")
+@bug(
+    "pr26919", "TREE-7", "a fresh leaf is as long as it comes", RadixTree.leaf_cap, source="#26919"
+)
 def _(self: RadixTree) -> int:
     """The SWA pool fills early and requests are retracted. A lock pins nodes whole, and a prompt of thousands
     of tokens was one leaf: a request that needs one window pinned all of it. Visible as soon as a leaf longer
@@ -21,8 +23,12 @@ def _(self: RadixTree) -> int:
     return _EVERYTHING
 
 
-@bug("leaf-rounds-its-window-down", "TREE-13", "the last node is a window of whole pages, rounded down",
-     RadixTree.leaf_cap)
+@bug(
+    "leaf-rounds-its-window-down",
+    "TREE-13",
+    "the last node is a window of whole pages, rounded down",
+    RadixTree.leaf_cap,
+)
 def _(self: RadixTree) -> int:
     """A lock pins a page more than it needs. The window is rounded down to pages, so the last node covers
     less than a window and the lock goes on to the node above. Visible when the window is no whole number of
@@ -31,7 +37,13 @@ def _(self: RadixTree) -> int:
     return max(self.window // self.page_size, 1) * self.page_size
 
 
-@bug("pr22470", "TREE-2", "a key without SWA KV becomes a live leaf", RadixTree.live_from, source="#22470")
+@bug(
+    "pr22470",
+    "TREE-2",
+    "a key without SWA KV becomes a live leaf",
+    RadixTree.live_from,
+    source="#22470",
+)
 def _(self: RadixTree, evicted: int, end: int) -> int:
     """SWA sizes go negative and padding is freed. Insert knew leaves that are live and leaves that are live
     past a tombstone; one whose SWA KV was evicted altogether was taken for live, though its slots lead
@@ -41,7 +53,12 @@ def _(self: RadixTree, evicted: int, end: int) -> int:
     return live_from if live_from < end else 0
 
 
-@bug("split-inside-a-page", "TREE-1", "a node ends where two keys part, page or not", RadixTree._shared)
+@bug(
+    "split-inside-a-page",
+    "TREE-1",
+    "a node ends where two keys part, page or not",
+    RadixTree._shared,
+)
 def _(self: RadixTree, mine: Key, theirs: Key) -> int:
     """Half a page belongs to one node and half to another. Where a key leaves a node, the common prefix is
     counted in tokens and not in whole pages. Visible with page_size > 1 when two prompts part inside a page.
@@ -50,8 +67,12 @@ def _(self: RadixTree, mine: Key, theirs: Key) -> int:
     return next(parted, min(len(mine), len(theirs)))
 
 
-@bug("leaf-takes-the-first-slots", "TREE-3", "a fresh leaf takes slots from the front of the row",
-     RadixTree._grow)
+@bug(
+    "leaf-takes-the-first-slots",
+    "TREE-3",
+    "a fresh leaf takes slots from the front of the row",
+    RadixTree._grow,
+)
 def _(self: RadixTree, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
     """A prefix answers with another part of the prompt. The new leaf gets the first slots of the row instead
     of those past what was matched. Visible when an insert finds a part of its key. Fix: count from the
@@ -83,8 +104,12 @@ def _(self: RadixTree, full: Tensor, swa: Tensor, owed: Owed) -> None:
     RadixTree.duplicate(self, full, swa[:0], owed)
 
 
-@bug("batch-frees-what-its-last-row-did", "OWN-3", "the last row of a batch that frees is the only one",
-     RadixTree._settle)
+@bug(
+    "batch-frees-what-its-last-row-did",
+    "OWN-3",
+    "the last row of a batch that frees is the only one",
+    RadixTree._settle,
+)
 def _(self: RadixTree, owed: Owed) -> None:
     """The pools leak where clients send the same prompt at once. What the rows of a prefill batch free waits
     for its end, and each row that has duplicates forgets those of the rows before. Visible when two requests
@@ -95,7 +120,9 @@ def _(self: RadixTree, owed: Owed) -> None:
     RadixTree._settle(self, owed)
 
 
-@bug("batch-frees-its-first-row-again", "OWN-2", "each row of a batch frees what the rows before did")
+@bug(
+    "batch-frees-its-first-row-again", "OWN-2", "each row of a batch frees what the rows before did"
+)
 class _FreesFirstRowAgain(RadixTree):
     """A page is handed out to two requests. What the rows of a prefill batch free is noted in one list, which
     is freed after each row. Visible when two requests of a batch compute what the tree has. Fix: free it
@@ -137,7 +164,9 @@ class _InsertRefreshesNothing(RadixTree):
 # Tombstones and recovery.
 
 
-@bug("recovery-under-a-lock", "TREE-4", "a tombstone is recovered while it is read", RadixTree.unread)
+@bug(
+    "recovery-under-a-lock", "TREE-4", "a tombstone is recovered while it is read", RadixTree.unread
+)
 def _(self: RadixTree, node: TreeNode) -> bool:
     """A running request reads somebody else's KV. Recovery gives a tombstone the inserter's slots and frees
     its own, although another request has it locked and names them in its row. Visible when a locked path has
@@ -145,8 +174,12 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return not node.live
 
 
-@bug("recovery-without-swa-kv", "TREE-2", "a tombstone is recovered by who has no SWA KV",
-     RadixTree.recoverable)
+@bug(
+    "recovery-without-swa-kv",
+    "TREE-2",
+    "a tombstone is recovered by who has no SWA KV",
+    RadixTree.recoverable,
+)
 def _(self: RadixTree, node: TreeNode, live_from: int) -> bool:
     """A window is matched that is not there. An insert whose window was evicted recovers tombstones below its
     frontier all the same. Visible when a key with a long evicted part meets a tombstone. Fix: only from the
@@ -154,7 +187,12 @@ def _(self: RadixTree, node: TreeNode, live_from: int) -> bool:
     return self.unread(node)
 
 
-@bug("recovery-leaks-the-old-pages", "FREE-1", "a recovered tombstone drops its own pages", RadixTree.recover)
+@bug(
+    "recovery-leaks-the-old-pages",
+    "FREE-1",
+    "a recovered tombstone drops its own pages",
+    RadixTree.recover,
+)
 def _(self: RadixTree, node: TreeNode, slots: Tensor, owed: Owed) -> None:
     """The full pool leaks. The tombstone takes the inserter's slots and its own are nobody's. Visible at the
     first recovery. Fix: free them."""
@@ -174,8 +212,12 @@ class _RecoversHalf(RadixTree):
         return self.unread(node) and node.end > live_from
 
 
-@bug("tombstone-keeps-its-mapping", "FREE-2", "a tombstone's SWA pages are counted as freed and kept",
-     RadixTree.entomb)
+@bug(
+    "tombstone-keeps-its-mapping",
+    "FREE-2",
+    "a tombstone's SWA pages are counted as freed and kept",
+    RadixTree.entomb,
+)
 def _(self: RadixTree, node: TreeNode, owed: Owed) -> None:
     """SWA eviction frees nothing. The node is marked a tombstone and its size taken off the counters, but its
     pages stay mapped. Visible at the first tombstone. Fix: give them back."""

@@ -64,29 +64,39 @@ class LMDeployDriver(SelfSchedulingDriver):
             num_reserved_gpu_blocks=1, device_type="cpu", **self._states.settings,
         )  # fmt: skip
         plan = self._of["config"].SchedulerConfig(
-            max_batches=geometry.max_seqs, max_session_len=self._longest,
+            max_batches=geometry.max_seqs,
+            max_session_len=self._longest,
             prefill_interval=max(1, min(_AHEAD, slots - self._longest)),
-        )  # fmt: skip
-        meta = self._of["messages"].SequenceMeta(size, strategy=self._of["sequence"].ARSequenceStrategy())
+        )
+        meta = self._of["messages"].SequenceMeta(
+            size, strategy=self._of["sequence"].ARSequenceStrategy()
+        )
         self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
         self._notes_released(self.scheduler)
         self.maker = self._maker(plan, cache)
         later = hasattr(self.maker, "preempt_invalid_decode_seqs")  # up to 0.17 under another name
-        self._preempt = self.maker.preempt_invalid_decode_seqs if later else self.maker.deactivate_evict_seqs
+        self._preempt = (
+            self.maker.preempt_invalid_decode_seqs if later else self.maker.deactivate_evict_seqs
+        )
         self.loop = object.__new__(self._of["engine_loop"].EngineLoop)
         vars(self.loop).update(
-            scheduler=self.scheduler, seq_strategy=meta.strategy, inputs_maker=self.maker,
+            scheduler=self.scheduler,
+            seq_strategy=meta.strategy,
+            inputs_maker=self.maker,
             config=Values(num_speculative_tokens=None, enable_metrics=False),
             resp_queue=Values(put_nowait=self._deliver),
-        )  # fmt: skip
+        )
         self._checkpoints = self.scheduler.block_trie.state_checkpoints
         self._publish = getattr(self.loop, "_publish_forward_checkpoints", self._publish_later)
-        self._rows: list[Any] = []  # of the worker's batch (step_inputs.py), as `_prefilled` makes them
-        self._flights: deque[tuple[Any, Any, Any]] = deque()  # requests, what was made for them, output
+        # of the worker's batch (step_inputs.py), as `_prefilled` makes them
+        self._rows: list[Any] = []
+        # requests, what was made for them, output
+        self._flights: deque[tuple[Any, Any, Any]] = deque()
         self._dispatched_next = False  # whether the loop waits for the oldest output
         self._listens = True  # whether the loop gives clients a turn before it goes on
         self._names: dict[int, str] = {}  # of sessions that clients have not ended
-        self._past: dict[int, int] = {}  # of sessions that ran: positions that the worker has computed
+        # of sessions that ran: positions that the worker has computed
+        self._past: dict[int, int] = {}
         self._ending: list[int] = []
         self._released: list[str] = []
 
@@ -94,11 +104,14 @@ class LMDeployDriver(SelfSchedulingDriver):
         """The release's maker of batches. Each release is given what it takes."""
         module = self._of["inputs_maker"]
         sizes = {
-            **vars(cache), **vars(plan), "role": module.EngineRole.Hybrid,
+            **vars(cache),
+            **vars(plan),
+            "role": module.EngineRole.Hybrid,
             "is_ssm": self._states.slots > 0,
-        }  # fmt: skip
+        }
         parts = {
-            "executor": Values(device_type="cpu", forward_async=_sent), "scheduler": self.scheduler,
+            "executor": Values(device_type="cpu", forward_async=_sent),
+            "scheduler": self.scheduler,
             "state_checkpoints": getattr(self.scheduler, "state_checkpoints", None),
             "adapter_manager": Values(num_adapters=lambda: 0),
             "engine_strategy": self._of["engine"].AREngineStrategy(plan, cache),
@@ -107,7 +120,7 @@ class LMDeployDriver(SelfSchedulingDriver):
                 make_extra_inputs=lambda *_: None, make_stopping_criteria=lambda _: None
             ),
             "config": module.InputsMakerConfig(**taken(module.InputsMakerConfig, sizes)),
-        }  # fmt: skip
+        }
         return module.InputsMakerAsync(**taken(module.InputsMakerAsync, parts))
 
     def carry_out(self, command: EngineCommand) -> None:
@@ -115,7 +128,9 @@ class LMDeployDriver(SelfSchedulingDriver):
         match command:
             case Schedule():
                 require(not self._dispatched_next, Reason.WRONG_PHASE)
-                waits = self.scheduler.has_unfinished() or self.maker.has_pending_long_context_chunk()
+                waits = (
+                    self.scheduler.has_unfinished() or self.maker.has_pending_long_context_chunk()
+                )
                 require(waits or bool(self._flights), Reason.EMPTY)
                 self._dispatch()
             case Update():
@@ -218,7 +233,9 @@ class LMDeployDriver(SelfSchedulingDriver):
         if inputs is not None:
             batch, source = list(_prefilled(inputs, running)), inputs
             self._rows += [row for row, _ in batch] if samples else []
-        assert [row.seq for row, _ in batch] == running, "the worker has another batch than the engine"
+        assert [row.seq for row, _ in batch] == running, (
+            "the worker has another batch than the engine"
+        )
         tokens, stopped = [], []
         ignored, tables = source.num_ignored_history.tolist(), source.block_offsets.tolist()
         for (row, given), skipped, table in zip(batch, ignored, tables):
@@ -229,9 +246,11 @@ class LMDeployDriver(SelfSchedulingDriver):
         if inputs is None:
             delta.seq_length, delta.is_decoding = torch.ones(len(batch), dtype=torch.long), True
         return Values(
-            next_token_ids=torch.tensor(tokens), stopped=torch.tensor(stopped), new_token_timestamp=0,
+            next_token_ids=torch.tensor(tokens),
+            stopped=torch.tensor(stopped),
+            new_token_timestamp=0,
             stop_pos=torch.zeros(len(batch), dtype=torch.long),
-        )  # fmt: skip
+        )
 
     def _run(self, row: Any, tokens: list[int], table: list[int], samples: bool) -> int:
         start, stamps = row.past, chained(tokens, row.stamp)
@@ -277,14 +296,19 @@ class LMDeployDriver(SelfSchedulingDriver):
                 requests[name] = self._request(sequence, row, state)
         refs = [0] * (self.config.blocks + 1)
         used = allocator._free_blocks[: allocator._num_blocks - allocator._free_count].tolist()
-        for block in {*range(allocator._num_blocks)} - {*allocator._free_blocks.tolist()[len(used) :]}:
+        for block in {*range(allocator._num_blocks)} - {
+            *allocator._free_blocks.tolist()[len(used) :]
+        }:
             refs[of[block]] += int(allocator._log_mem.ref_count[block])
         for slot in (*slots._runtime_states, *slots._checkpoint_states):
             refs[states.blocks + slot] += 1
         for block in cached:
             refs[block] -= block not in copied
         free = _free(pool._free_blocks, pool._free_count)
-        free += [states.blocks + each for each in _free(slots.allocator._free_states, slots.get_num_free())]
+        free += [
+            states.blocks + each
+            for each in _free(slots.allocator._free_states, slots.get_num_free())
+        ]
         free += [block for block in cached if not refs[block]]  # evicted when blocks run out
         ours = {*self._names, *self._ending}
         return self.facts(
@@ -294,7 +318,9 @@ class LMDeployDriver(SelfSchedulingDriver):
             free=tuple(free),
             mapped={block: cached.count(block) for block in cached},
             requests=requests,
-            leftovers=tuple(f"session {each}" for each in self.scheduler.sessions if each not in ours),
+            leftovers=tuple(
+                f"session {each}" for each in self.scheduler.sessions if each not in ours
+            ),
             steps_in_flight=len(self._flights),
             results_due=self._dispatched_next,
             kept=tuple(kept),
@@ -340,7 +366,10 @@ def _prefilled(inputs: Any, running: list[Any]) -> Iterator[tuple[Any, list[int]
     for sequence, past, tokens, slot in zip(running, inputs.history_lengths.tolist(), given, slots):
         stamp = [0, *chained(sequence.all_ids[:past].tolist())][-1]
         left = sequence.sampling_param.max_new_tokens - sequence.num_new_tokens
-        yield Values(seq=sequence, past=past, stamp=stamp, token=0, left=left, slot=slot), tokens.tolist()
+        yield (
+            Values(seq=sequence, past=past, stamp=stamp, token=0, left=left, slot=slot),
+            tokens.tolist(),
+        )
 
 
 def _free(items: Any, count: int) -> list[int]:

@@ -35,9 +35,11 @@ class CheckpointedStates:
         if not self.slots:
             return {}
         return {
-            "num_state_caches": self.slots + 1, "states_shapes": [((1,), "float32")],
-            "prefix_cache_state_budget": _CHECKPOINTS, "prefix_cache_decode_state_interval": self._every,
-        }  # fmt: skip
+            "num_state_caches": self.slots + 1,
+            "states_shapes": [((1,), "float32")],
+            "prefix_cache_state_budget": _CHECKPOINTS,
+            "prefix_cache_decode_state_interval": self._every,
+        }
 
     def fold(self, slot: int, start: int, tokens: Sequence[int]) -> tuple[StateUse, ...]:
         """The layers fold tokens into the state of a slot; the first of a text, into an empty one."""
@@ -46,7 +48,9 @@ class CheckpointedStates:
         found = self.stamps.get(slot, EMPTY) if start else EMPTY
         self.stamps[slot] = chained(tokens, found)[-1]
         block = self.blocks + slot if slot >= 0 else 0
-        return (StateUse(1, block if start else NOWHERE, (found, found), ((block, self.stamps[slot]),)),)
+        return (
+            StateUse(1, block if start else NOWHERE, (found, found), ((block, self.stamps[slot]),)),
+        )
 
     def copy(self, plan: tuple[Sequence[int], Sequence[int]] | None) -> None:
         """StateCacheEngine.copy_slots."""

@@ -27,5 +27,7 @@ def end_all(mark: str) -> None:
     wanted = f"{MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if int(folder.name) != os.getpid() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+            if int(folder.name) != os.getpid() and wanted in (
+                folder / "environ"
+            ).read_bytes().split(b"\0"):
                 os.kill(int(folder.name), signal.SIGKILL)

@@ -59,7 +59,8 @@ def of_a_command(failure: str) -> bool:
 def described(error: BaseException, root: Path | None = None) -> str:
     """Type, message, and the line that raised it: the last one below `root`, else outside of libraries. That
     line is the message of an exception without one, such as a bare assert."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is of whoever called the system
+    # the first is of whoever called the system
+    frames = traceback.extract_tb(error.__traceback__)[1:]
     places = [(f.filename, f.lineno or 0, f.name) for f in frames]
     if isinstance(error, SystemFailed):
         return str(error)
@@ -93,7 +94,9 @@ def own_errors(
         raise UnusableImplementation(f"{root} {misfit}: {why} ({where})") from error
 
 
-def _fault_of_adapter(error: Exception, root: Path, modules: str, unset: str, values: str) -> str | None:
+def _fault_of_adapter(
+    error: Exception, root: Path, modules: str, unset: str, values: str
+) -> str | None:
     """Why the adapter does not fit, where that is what raised `error`."""
     message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     stands_in = type(getattr(error, "obj", None)).__module__.startswith(_OURS)
@@ -130,7 +133,11 @@ def stack(output: str, root: Path | None = None) -> str:
 
 
 def _own(places: list[Place], root: Path | None) -> Place:
-    own = [p for p in places if (p[0].startswith(str(root)) if root else not p[0].startswith(_LIBRARIES))]
+    own = [
+        p
+        for p in places
+        if (p[0].startswith(str(root)) if root else not p[0].startswith(_LIBRARIES))
+    ]
     return (own or places)[-1]
 
 
@@ -142,5 +149,3 @@ def _at(places: list[Place], root: Path | None) -> str:
         return f" at {Path(file).name}:{line} in {name}"
     below = file.startswith(str(root))
     return f" at {os.path.relpath(file, root) if below else f'kvspec:{Path(file).name}'}:{line}"
-
-

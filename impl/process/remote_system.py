@@ -79,7 +79,9 @@ class WorkerSystem:
         """Wait less long for answers: a hang is known, and looked for in many shorter traces. What is left is
         replayed without haste."""
         limits = self.limits
-        self.limits = replace(limits, timeout_s=min(limits.timeout_s, max(0.2, 20 * self._slowest_s)))
+        self.limits = replace(
+            limits, timeout_s=min(limits.timeout_s, max(0.2, 20 * self._slowest_s))
+        )
         try:
             yield
         finally:
@@ -178,13 +180,19 @@ class WorkerSystem:
         """Start the worker anew."""
         self._end()
         self._mark = uuid.uuid4().hex
-        environment = child.environment([HOME, *sys.path], OMP_NUM_THREADS="1", **{child.MARK: self._mark})
+        environment = child.environment(
+            [HOME, *sys.path], OMP_NUM_THREADS="1", **{child.MARK: self._mark}
+        )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)  # so that it can be cut
         self._process = self.launch(
-            self.command_line(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env=environment, start_new_session=True,
-        )  # fmt: skip
+            self.command_line(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            start_new_session=True,
+        )
         reply = self._receive(self.limits.start_s, "to start")
         if not isinstance(reply, wire.Ready):
             error = str(reply.error if isinstance(reply, wire.WorkerFailure) else self._broken)
@@ -198,7 +206,11 @@ class WorkerSystem:
     def _ask(self, message: wire.Ask) -> wire.Reply | None:
         assert self._process is not None
         assert self._process.stdin is not None
-        what = f"in answer to {message.kind}" if isinstance(message, wire.Apply) else "in answer to a reset"
+        what = (
+            f"in answer to {message.kind}"
+            if isinstance(message, wire.Apply)
+            else "in answer to a reset"
+        )
         with contextlib.suppress(OSError):  # where nobody reads, there is no answer either
             wire.send(self._process.stdin, message)
         reply = self._receive(self.limits.timeout_s, what)
@@ -228,7 +240,9 @@ class WorkerSystem:
 
         try:
             if (body := wire.receive(self._process.stdout.fileno(), look)) is not None:
-                self._slowest_s = max(self._slowest_s, time.monotonic() - began) if self._started else 0.0
+                self._slowest_s = (
+                    max(self._slowest_s, time.monotonic() - began) if self._started else 0.0
+                )
                 return wire.REPLIES.decode(body)
             why = self._last_words()
         except TimeoutError:
@@ -292,7 +306,8 @@ class StrangerSystem(WorkerSystem):
     can do are known afterwards. Raises UnusableImplementation."""
 
     def __init__(self, spec: str, limits: Limits = LIMITS) -> None:
-        if limits.timeout_s != LIMITS.timeout_s:  # what is asked for one command holds for the factory too
+        # what is asked for one command holds for the factory too
+        if limits.timeout_s != LIMITS.timeout_s:
             limits = replace(limits, start_s=max(_LEAST_START_S, limits.timeout_s))
         super().__init__(limits)
         self.spec, self.name = spec, f"--impl {spec}"

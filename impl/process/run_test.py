@@ -25,7 +25,8 @@ from impl import HOME
 from impl.process import child
 
 FAILS = 3
-STOPS = 4  # an exception, such as an assertion of the release about a state that the test made by hand
+# an exception, such as an assertion of the release about a state that the test made by hand
+STOPS = 4
 launch = subprocess.Popen  # what starts a process
 Run = tuple[Path, str, Sequence[Path]]  # the files of a release, its version, and tests
 
@@ -41,9 +42,12 @@ def outcomes(
     environment = child.environment([HOME, os.environ.get("PYTHONPATH", "")], OMP_NUM_THREADS="1")
     jobs = [[hook, str(root), version, *map(str, files)] for root, version, files in runs]
     with launch(
-        [sys.executable, "-m", "impl.process.run_test", json.dumps(jobs)], env=environment,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
-    ) as process:  # fmt: skip
+        [sys.executable, "-m", "impl.process.run_test", json.dumps(jobs)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:

@@ -160,7 +160,9 @@ def copied_facts(facts: BlockFacts) -> BlockFacts:
     try:
         copy: BlockFacts = _copied("view()", _FACTS, facts)
     except WrongShape as error:
-        named = re.sub(r"\[(\d+)\]", lambda at: f".{BlockFacts._fields[int(at[1])]}", str(error), count=1)
+        named = re.sub(
+            r"\[(\d+)\]", lambda at: f".{BlockFacts._fields[int(at[1])]}", str(error), count=1
+        )
         raise WrongShape(named) from None
     return copy
 
@@ -190,7 +192,9 @@ def capable(given: Capabilities) -> Capabilities:
 
 def _contradiction(can: Capabilities) -> str:
     """What of it does not go together, or ""."""
-    trees, given = ({k.__name__ for k in kinds} & can.commands for kinds in (TREE_COMMANDS, COMMANDS))
+    trees, given = (
+        {k.__name__ for k in kinds} & can.commands for kinds in (TREE_COMMANDS, COMMANDS)
+    )
     given -= {"Abort"}
     cases = {
         "commands: EvictSwa goes with swa=True": "EvictSwa" in can.commands and not can.swa,
@@ -210,7 +214,9 @@ def _copied(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> 
     try:
         return decoder.decode(_ENCODER.encode(given))
     except (TypeError, OverflowError, msgspec.ValidationError) as error:
-        reason, _, path = str(error).replace("`", "").replace("Expected", "expected").partition(" - at $")
+        reason, _, path = (
+            str(error).replace("`", "").replace("Expected", "expected").partition(" - at $")
+        )
         raise WrongShape(f"{what}{path}: {reason}") from None
 
 

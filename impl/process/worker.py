@@ -46,7 +46,8 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     faulthandler.enable()
     faulthandler.register(WHERE, all_threads=False)
     end_with_parent()
-    with contextlib.suppress(OSError):  # where memory ends, this process goes, not the one that reports it
+    # where memory ends, this process goes, not the one that reports it
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     gc.disable()  # what is imported stays
     try:
@@ -156,7 +157,9 @@ def made(spec: str) -> System:
     system: System = factory()
     missing = [name for name in _OFFERED if not hasattr(system, name)]
     if missing:
-        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (see kvspec.System)")
+        raise UnusableImplementation(
+            f"--impl {spec}: it offers no {', '.join(missing)} (see kvspec.System)"
+        )
     try:
         wire.capable(system.capabilities)
     except TypeError as error:

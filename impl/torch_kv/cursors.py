@@ -49,7 +49,13 @@ def smaller(a: N, b: N) -> N:
 
 def whole(length: N, size: int) -> N:
     """length // size, rounding down: on tensors without the detour that the operator takes in Python."""
-    return length // size if isinstance(length, int) else length.floor_divide(size) if size > 1 else length
+    return (
+        length // size
+        if isinstance(length, int)
+        else length.floor_divide(size)
+        if size > 1
+        else length
+    )
 
 
 class CursorHolder(Protocol):
@@ -84,7 +90,9 @@ class Lanes:
             numbers += argument
         numbers += tail
         # torch.tensor would look at each number to find a type.
-        flat = torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, non_blocking=True)
+        flat = torch.frombuffer(array("q", numbers), dtype=torch.int64).to(
+            device, non_blocking=True
+        )
         sizes = [len(holders)] * (1 + len(arguments))
         self.row, *self.columns, self.tail = flat.split_with_sizes([*sizes, len(tail)])
 

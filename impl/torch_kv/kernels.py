@@ -110,7 +110,13 @@ def _give(  # type: ignore[no-untyped-def]
 
 
 def give(
-    store: Store, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
+    store: Store,
+    row: Tensor,
+    first: Tensor,
+    swa_first: Tensor,
+    end: Tensor,
+    pages: int,
+    swa_pages: int,
 ) -> None:
     """Enter full pages [first[i], end[i]) and SWA pages [swa_first[i], end[i]) of each row, so many in all,
     in the free lists, and clear the mapping of all of these.

@@ -58,7 +58,10 @@ class LockHolders(Steps):
     def unlock_swa(self, command: UnlockSwa) -> None:
         holder, request = command.holder, self.requests.get(command.holder)
         require(request is not None or holder in self.lock_holders, Reason.UNKNOWN_REQUEST)
-        waits = request is not None and request.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED)
+        waits = request is not None and request.phase in (
+            RequestPhase.QUEUED,
+            RequestPhase.ADMITTED,
+        )
         require(not waits, Reason.WRONG_PHASE)
         require(self.window is not None, Reason.NO_SWA)
         tree = self.require_tree()
@@ -86,7 +89,9 @@ class LockHolders(Steps):
         pages = (len(key) - len(locked)) // self.page_size
         self.room_for(pages, pages, int(pages > 0))
         if lock_holder is None:
-            lock_holder = self.lock_holders[command.holder] = LockedPrefix((), tree.slots(tree.root))
+            lock_holder = self.lock_holders[command.holder] = LockedPrefix(
+                (), tree.slots(tree.root)
+            )
             self.relock(command.holder, tree.root)
         if len(key) > len(locked):
             self.insert_computed(command.holder, lock_holder, key, command.evicted, command.chunked)
@@ -134,7 +139,9 @@ class LockHolders(Steps):
         """Take pages of both pools for `tokens`, whole pages, and write them: full slots, int64."""
         slots = self.store.alloc_pages(len(tokens) // self.page_size)
         known = [token_of(token) for token in tokens]
-        self.store.write(slots, torch.tensor(known, dtype=torch.int64).to(slots.device, non_blocking=True))
+        self.store.write(
+            slots, torch.tensor(known, dtype=torch.int64).to(slots.device, non_blocking=True)
+        )
         return slots
 
     def free_own(self, full: Tensor, swa: Tensor) -> None:
@@ -146,5 +153,8 @@ class LockHolders(Steps):
         """Nodes, lock holders and counters; waits for the device. full_to_swa: the mapping on the host."""
         if self.tree is None:
             return None
-        held = {name: adapter.LockHolderView(it.slots.tolist()) for name, it in self.lock_holders.items()}
+        held = {
+            name: adapter.LockHolderView(it.slots.tolist())
+            for name, it in self.lock_holders.items()
+        }
         return adapter.TreeView(self.tree.view(full_to_swa), held, self.tree.sizes())

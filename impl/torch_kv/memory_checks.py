@@ -33,7 +33,9 @@ class MemoryChecks(PrefixRules):
 
     def launch(self, requests: Sequence[KVRequest]) -> None:
         """A batch of these requests runs: the one before is merged into those under way."""
-        self.running_batch = running = [request for request in self._merged() if request.row is not None]
+        self.running_batch = running = [
+            request for request in self._merged() if request.row is not None
+        ]
         self.last_batch = running if set(requests) == set(running) else list(requests)
 
     def leave(self, request: KVRequest) -> None:
@@ -108,7 +110,9 @@ class MemoryChecks(PrefixRules):
             terms = evictable, protected, sum(each[at][: len(held)]), sum(each[at][len(held) :])
             accounts.append(Account(name, pool.available * size, *terms, pool.pages * size))
             if log:
-                entries += [Entry(name, *who, count) for who, count in zip(names, each[at], strict=True)]
+                entries += [
+                    Entry(name, *who, count) for who, count in zip(names, each[at], strict=True)
+                ]
         rows = len(store.free_rows), 0, 0, len(held), len(uncached), store.req_to_token.shape[0]
         accounts.append(Account("rows", *rows))
         if log:

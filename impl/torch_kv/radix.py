@@ -111,7 +111,9 @@ class PrefixRules(SessionRules):
             lanes = Lanes(self.store.device, started, lengths)
             self.store.cursors.move(lanes, self.matched)
             start = torch.zeros_like(lanes.row)
-            self.store.name(self.store.span(lanes.row, start, lanes.columns[0], lengths), torch.cat(slots))
+            self.store.name(
+                self.store.span(lanes.row, start, lanes.columns[0], lengths), torch.cat(slots)
+            )
         for request in requests:
             request.prefix = None
         self.begin_states(requests)
@@ -130,7 +132,9 @@ class PrefixRules(SessionRules):
         lengths = [self.unfinished_length(r.cursors) for r in lanes]
         kept, ends, slots = [], [], []
         with self.store.frees_wait():
-            for request, length, own in zip(lanes, lengths, self.row_slots(lanes, lengths), strict=True):
+            for request, length, own in zip(
+                lanes, lengths, self.row_slots(lanes, lengths), strict=True
+            ):
                 key = tree_key(request.text[: length + self.bigram], self.bigram)
                 holder, owned_from = self.holder_of(request), self.owned_from(request.cursors)
                 if self.keep(holder, key, own, *owned_from, partial(self.checkpoint, request)):
@@ -152,10 +156,18 @@ class PrefixRules(SessionRules):
 
     def owned_from(self, cursors: RowCursors[int]) -> tuple[int, int]:
         """From where on an inserter brings SWA KV of its own, and full KV: behind its window and R."""
-        return max(cursors.swa_evicted_seqlen, cursors.cache_protected_len), cursors.cache_protected_len
+        return max(
+            cursors.swa_evicted_seqlen, cursors.cache_protected_len
+        ), cursors.cache_protected_len
 
     def keep(
-        self, holder: str, key: Key, slots: Tensor, evicted: int, prefix: int, state: Callable[[], int | None]
+        self,
+        holder: str,
+        key: Key,
+        slots: Tensor,
+        evicted: int,
+        prefix: int,
+        state: Callable[[], int | None],
     ) -> bool:
         """Insert `key`, whole pages, and move the lock to its end, if that can then be matched again.
 
@@ -178,7 +190,9 @@ class PrefixRules(SessionRules):
         assert self.tree is not None
         return self.tree.usable_after(key, evicted)
 
-    def rename(self, requests: Sequence[KVRequest], lengths: list[int], slots: list[Tensor]) -> None:
+    def rename(
+        self, requests: Sequence[KVRequest], lengths: list[int], slots: list[Tensor]
+    ) -> None:
         """Rows name the tree's slots up to `lengths`: duplicates of their own are free (FREE-1).
 
         slots: int64 [lengths[i]] each, on the device.
@@ -219,7 +233,9 @@ class PrefixRules(SessionRules):
         if length > request.cursors.cache_protected_len and self.brings_state(request, length):
             key = tree_key(request.text[: length + self.bigram], self.bigram)
             own = self.row_slots([request], [length])[0]
-            self.tree.insert(key, own, *self.owned_from(request.cursors), self.donate(request, length))
+            self.tree.insert(
+                key, own, *self.owned_from(request.cursors), self.donate(request, length)
+            )
             self.move([request], self.protected_to, [length])
 
     def finished_length(self, cursors: RowCursors[int], target: int) -> int:

@@ -34,7 +34,9 @@ class RadixTree(NodeStates, EvictionQueues):
     root: the empty prefix; owns nothing and is never locked. states: slots of recurrent state, or None.
     """
 
-    def __init__(self, store: KVStore, window: int | None, states: StateSlots | None = None) -> None:
+    def __init__(
+        self, store: KVStore, window: int | None, states: StateSlots | None = None
+    ) -> None:
         self.store = store
         self.page_size = store.page_size
         self.window = window
@@ -144,7 +146,10 @@ class RadixTree(NodeStates, EvictionQueues):
     def _runs_after(self, key: Key, live_from: int) -> Iterator[tuple[int, int, int]]:
         """(start, stop, from where on it has SWA KV) of the nodes that an insert of `key` leaves behind."""
         node, end = self.root, 0
-        while end == node.end and (child := node.children.get(key[end : end + self.page_size])) is not None:
+        while (
+            end == node.end
+            and (child := node.children.get(key[end : end + self.page_size])) is not None
+        ):
             start, node = end, child
             end += self._shared(child.key, key[start : start + len(child.key)])
             first = start if child.live else max(start, live_from) if self.unread(child) else end
@@ -210,7 +215,11 @@ class RadixTree(NodeStates, EvictionQueues):
         while waiting:
             node = waiting.pop()
             slots = tuple(node.slots.tolist())
-            swa = tuple(full_to_swa[s] for s in slots) if node.live and self.window is not None else ()
+            swa = (
+                tuple(full_to_swa[s] for s in slots)
+                if node.live and self.window is not None
+                else ()
+            )
             full_locks, swa_locks = node.locks
             locked = (full_locks, swa_locks, node.state, node.state_locks)
             found.append(NodeView(node.path(), slots, swa, *locked))
@@ -229,7 +238,9 @@ class RadixTree(NodeStates, EvictionQueues):
         for number, node in enumerate(path, 1):
             live_run = live_run + len(node.key) if node.live else 0
             whole = whole and node.live
-            if (self.window is None or whole or live_run >= self.window) and self.ends_a_match(node):
+            if (self.window is None or whole or live_run >= self.window) and self.ends_a_match(
+                node
+            ):
                 best = number
         return best
 

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from impl.torch_kv.cursors import ZERO, CursorTable, Lanes, N, RowCursors, Rule, larger, smaller, whole
+from impl.torch_kv.cursors import (
+    ZERO,
+    CursorTable,
+    Lanes,
+    N,
+    RowCursors,
+    Rule,
+    larger,
+    smaller,
+    whole,
+)
 from impl.torch_kv.requests import Holders, KVRequest, KVSession, Slot
 from impl.torch_kv.states import StateRules
 from impl.torch_kv.store import KVStore
@@ -87,7 +97,10 @@ class SessionRules(StateRules):
         """C, A and E at most `target` (LEN-2, LEN-3): sgl-project/sglang#22862 and #22900."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(
-            smaller(committed, target), smaller(allocated, target), smaller(evicted, target), protected
+            smaller(committed, target),
+            smaller(allocated, target),
+            smaller(evicted, target),
+            protected,
         )
 
     def capped_kept(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
@@ -143,7 +156,9 @@ class SessionRules(StateRules):
         slot = self.slot_of(request)
         assert slot is not None
         prefix = min(slot.cursors.kv_committed_len, key_length)
-        if self.window_live(self.lost_below(slot.cursors), prefix) and self.state_resumes(slot, prefix):
+        if self.window_live(self.lost_below(slot.cursors), prefix) and self.state_resumes(
+            slot, prefix
+        ):
             return prefix
         return slot.cursors.cache_protected_len
 
@@ -170,7 +185,9 @@ class SessionRules(StateRules):
     def evicted(self, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
         """E after a window eviction: up to `reach`, never back."""
         committed, allocated, evicted, protected = cursors
-        return RowCursors(committed, allocated, larger(larger(evicted, protected), reach), protected)
+        return RowCursors(
+            committed, allocated, larger(larger(evicted, protected), reach), protected
+        )
 
     def eviction_start(self, cursors: RowCursors[N]) -> N:
         """From where on the row has SWA pages of its own: what lies before R is the tree's.
@@ -182,7 +199,10 @@ class SessionRules(StateRules):
     def evict_window(self, request: KVRequest, length: int) -> None:
         """Free the SWA pages [E, new E) of a row."""
         size, reach = self.page_size, self.eviction_reach(request.cursors, length)
-        first, frontier = self.eviction_start(request.cursors), self.evicted(request.cursors, reach)[2]
+        first, frontier = (
+            self.eviction_start(request.cursors),
+            self.evicted(request.cursors, reach)[2],
+        )
         pages = len(range(first, frontier, size))
         lanes = Lanes(self.store.device, [request], [reach])
         before, after = self.store.cursors.move(lanes, self.evicted)

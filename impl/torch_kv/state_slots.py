@@ -96,7 +96,9 @@ class NodeStates:
         found = [node for node in self.with_state if self.state_candidate(node)]
         return min(found, key=lambda node: (node.state_used, node.end, node.path()), default=None)
 
-    def evictable_states(self, but: TreeNode | None = None, unlocked: NodeLock | None = None) -> int:
+    def evictable_states(
+        self, but: TreeNode | None = None, unlocked: NodeLock | None = None
+    ) -> int:
         """States that may be evicted. but: a node that keeps its own; unlocked: as if this lock had been let
         go."""
         mine = unlocked.node if unlocked is not None and unlocked.state else None

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from impl.torch_kv.radix_tree import RadixTree
 
 
-BUFFERS = 2  # of a request whose text goes into the tree: the last state that it keeps, and the next
+# of a request whose text goes into the tree: the last state that it keeps, and the next
+BUFFERS = 2
 
 
 class StateRules:
@@ -45,9 +46,10 @@ class StateRules:
         assert self.states is not None
         self.states.clear(slot)
 
-    def fold(self, requests: Sequence[KVRequest], starts: Sequence[int], ends: Sequence[int]) -> None:
-        """States go on from positions starts[i] to ends[i], past the text by rule: drafts that are accepted.
-        """
+    def fold(
+        self, requests: Sequence[KVRequest], starts: Sequence[int], ends: Sequence[int]
+    ) -> None:
+        """States go on from positions starts[i] to ends[i], past the text by rule (accepted drafts)."""
         if self.states is None:
             return
         for request, start, end in zip(requests, starts, ends, strict=True):
@@ -110,8 +112,7 @@ class StateRules:
     # What is matched, restored and handed to the tree.
 
     def require_state(self, request: KVRequest, node: TreeNode, lock: NodeLock | None) -> None:
-        """Refuse an admission behind `node` that finds no slot for its copy. lock: the one that it lets go.
-        """
+        """Refuse an admission behind `node` that finds no slot for its copy; lock: the one let go."""
         if self.states is None or node.parent is None:
             return
         assert self.tree is not None
@@ -183,6 +184,5 @@ class StateRules:
         return slot
 
     def brings_state(self, request: KVRequest, length: int) -> bool:
-        """Whether a finished request has the state after all that it inserts: else nobody could resume there.
-        """
+        """Whether a finished request has the state after all that it inserts: else nobody resumes there."""
         return self.states is None or self.tracks or request.state_len == length

@@ -40,7 +40,9 @@ class Steps(MemoryChecks):
         decoded = self._allocated(decodes)
         require(not self.window_lost(decodes), Reason.WINDOW_LOST)
         states = self.states_taken(prompts)
-        self.make_room(rows, starts + decoded, ends + self._after_decode(decodes), live + decoded, states)
+        self.make_room(
+            rows, starts + decoded, ends + self._after_decode(decodes), live + decoded, states
+        )
         self.take_rows([request for request in prompts if request.row is None])
         for of_tails in (False, True):
             these = [request for request in prompts if lanes[request.name].tail is of_tails]
@@ -62,24 +64,34 @@ class Steps(MemoryChecks):
         """The requests of a batch that prefills, as far as no memory is missing."""
         require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
         names = [lane.request for lane in command.lanes]
-        found = self._lanes(names, RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING)
+        found = self._lanes(
+            names, RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING
+        )
         decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
         lanes = list(zip(found, command.lanes, strict=True))
         tails = [request for request, lane in lanes if lane.tail]
         started = any(r in decodes or self.has_started(r) for r in tails)
-        require(len(decodes) < len(found) and not self.late(decodes) and not started, Reason.WRONG_PHASE)
+        require(
+            len(decodes) < len(found) and not self.late(decodes) and not started, Reason.WRONG_PHASE
+        )
         require(not tails or self.window is not None, Reason.NO_SWA)
         fits = all(r.cursors.kv_committed_len + lane.tokens <= len(r.text) for r, lane in lanes)
         require(fits, Reason.BAD_LENGTH)
         return found
 
-    def prefill(self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False) -> None:
+    def prefill(
+        self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False
+    ) -> None:
         """Allocate and write the next tokens[i] positions of requests that have rows. received: KV from
         elsewhere, of which SWA KV comes for the last window alone."""
         store = self.store
         starts = [request.cursors.kv_committed_len for request in requests]
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]
-        live = [self.tail_from(r, end) for r, end in zip(requests, ends, strict=True)] if received else []
+        live = (
+            [self.tail_from(r, end) for r, end in zip(requests, ends, strict=True)]
+            if received
+            else []
+        )
         stamps = self._stamps(requests, tokens, tokens)
         lanes = Lanes(store.device, requests, tokens, *([live] * received), tail=stamps)
         before, after = store.cursors.move(lanes, self.received if received else self.extended)
@@ -87,7 +99,10 @@ class Steps(MemoryChecks):
         start, end = before.kv_committed_len, after.kv_allocated_len
         span = store.span(lanes.row, start, lanes.columns[0], tokens)
         if received:
-            first, counts = lanes.columns[1], [end - first for first, end in zip(live, ends, strict=True)]
+            first, counts = (
+                lanes.columns[1],
+                [end - first for first, end in zip(live, ends, strict=True)],
+            )
             tail = store.span(lanes.row, first, end - first, counts)
             pages = [store.pages(first, ends) for first in (starts, live)]
             slots = store.alloc_tail(span, tail, start, first, end, pages)
@@ -102,7 +117,9 @@ class Steps(MemoryChecks):
 
     def tail_from(self, request: KVRequest, end: int) -> int:
         """Where SWA slots begin of a request that receives its tail: where window eviction would stop."""
-        return self.evicted(request.cursors, self.eviction_reach(request.cursors, end)).swa_evicted_seqlen
+        return self.evicted(
+            request.cursors, self.eviction_reach(request.cursors, end)
+        ).swa_evicted_seqlen
 
     def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
         """A chunk is in whose SWA KV begins at `live`: what is before counts as evicted."""
@@ -126,17 +143,23 @@ class Steps(MemoryChecks):
     def compute_next(self, found: Sequence[KVRequest]) -> None:
         """Allocate and write the newest token of requests that run, and sample one each."""
         store, starts, ends = self.store, self._allocated(found), self._after_decode(found)
-        lanes = Lanes(store.device, found, tail=self._stamps(found, [1] * len(found), [1] * len(found)))
+        lanes = Lanes(
+            store.device, found, tail=self._stamps(found, [1] * len(found), [1] * len(found))
+        )
         before, _ = store.cursors.move(lanes, self.decoded)
         span = store.span_of_one(lanes.row, before.kv_committed_len)
         fresh = [i for i, end in enumerate(ends) if end > starts[i]]  # the rest has slots ahead
         if len(fresh) == len(found):  # so A is C in every entry
-            slots = store.alloc_decode(lanes.row, before.kv_allocated_len, span, store.pages(starts, ends))
+            slots = store.alloc_decode(
+                lanes.row, before.kv_allocated_len, span, store.pages(starts, ends)
+            )
         else:
             if fresh:
                 pick = torch.tensor(fresh, dtype=torch.int64).to(store.device, non_blocking=True)
                 row, start = lanes.row.take(pick), before.kv_allocated_len.take(pick)
-                store.alloc_decode(row, start, store.span_of_one(row, start), store.pages(starts, ends))
+                store.alloc_decode(
+                    row, start, store.span_of_one(row, start), store.pages(starts, ends)
+                )
             slots = store.slots(span)
         self.write_decoded(slots, lanes.tail, fresh)
         committed = [request.cursors.kv_committed_len for request in found]
@@ -234,7 +257,9 @@ class Steps(MemoryChecks):
         """A verify round: slots up to C + ahead as far as they are not there yet, `taken` committed. With
         rounds in flight that is past all that they may accept (LEN-5)."""
         committed, allocated, evicted, protected = cursors
-        return RowCursors(committed + taken, larger(allocated, committed + ahead), evicted, protected)
+        return RowCursors(
+            committed + taken, larger(allocated, committed + ahead), evicted, protected
+        )
 
     def commits(self, draft: c.Draft) -> int:
         """Tokens that a verify round commits: those accepted, not those drafted (LEN-4)."""
@@ -277,19 +302,29 @@ class Steps(MemoryChecks):
         """
         require(max(ends) <= self.width, Reason.ROW_TOO_SHORT)
         require(rows.count(None) <= len(self.store.free_rows), Reason.NO_ROW)
-        self.room_for(self.store.pages(starts, ends), self.store.pages(live or starts, ends), states)
+        self.room_for(
+            self.store.pages(starts, ends), self.store.pages(live or starts, ends), states
+        )
 
     def states_taken(self, prompts: Sequence[KVRequest]) -> int:
         """Slots of recurrent state that a prefill takes: for whoever has none, and for a copy of each that
         goes into the tree."""
         if self.states is None:
             return 0
-        copies = sum(self.slot_of(request) is None for request in prompts) if self.tree is not None else 0
+        copies = (
+            sum(self.slot_of(request) is None for request in prompts)
+            if self.tree is not None
+            else 0
+        )
         buffers = BUFFERS * sum(r.row is None and self.is_tracked(r) for r in prompts)
         return sum(request.state is None for request in prompts) + copies + buffers
 
     def _stamps(
-        self, requests: Sequence[KVRequest], counts: list[int], real: list[int], starts: Sequence[int] = ()
+        self,
+        requests: Sequence[KVRequest],
+        counts: list[int],
+        real: list[int],
+        starts: Sequence[int] = (),
     ) -> list[int]:
         """Tokens of each request's next counts[i] positions; past real[i] rejected drafts, stamp 0.
 

@@ -25,7 +25,9 @@ def each(values: Tensor, count: Tensor, total: int) -> Tensor:
     values, count: int64 [B] on one device; total: sum of count, known on the host so that nothing waits
     for the device.
     """
-    return values if values.numel() == 1 else torch.repeat_interleave(values, count, output_size=total)
+    return (
+        values if values.numel() == 1 else torch.repeat_interleave(values, count, output_size=total)
+    )
 
 
 def ragged(start: Tensor, count: Tensor, total: int, step: int = 1) -> Tensor:
@@ -46,7 +48,13 @@ class BatchSpan:
     def __init__(
         self, row: Tensor, width: int, start: Tensor, count: Tensor | None, counts: list[int]
     ) -> None:
-        self._row, self._width, self._start, self._count, self.counts = row, width, start, count, counts
+        self._row, self._width, self._start, self._count, self.counts = (
+            row,
+            width,
+            start,
+            count,
+            counts,
+        )
 
     @remembered
     def origin(self) -> Tensor:
@@ -61,7 +69,9 @@ class BatchSpan:
     @remembered
     def cell(self) -> Tensor:
         """Where the positions stand there: int64 [T]."""
-        return self.first if self._count is None else ragged(self.first, self._count, sum(self.counts))
+        return (
+            self.first if self._count is None else ragged(self.first, self._count, sum(self.counts))
+        )
 
     def each(self, values: Tensor) -> Tensor:
         """What holds of an entry, int64 [B], for each of its positions: as `each`."""
@@ -97,7 +107,9 @@ class KVStore:
             self.pools.append(self.swa)
             slots = (geometry.full_pages + 1) * size
         self.full_to_swa = torch.zeros(slots, dtype=torch.int64, device=device)
-        self.req_to_token = torch.zeros((geometry.rows, geometry.width), dtype=torch.int32, device=device)
+        self.req_to_token = torch.zeros(
+            (geometry.rows, geometry.width), dtype=torch.int32, device=device
+        )
         self._cells = self.req_to_token.view(-1)
         self._offsets = torch.arange(size, dtype=torch.int64, device=device)
         self.cursors = CursorTable(geometry.rows, device)
@@ -136,9 +148,13 @@ class KVStore:
         size = self.page_size
         if size == 1:
             return sum(ends) - sum(starts)
-        return sum([-(-end // size) for end in ends]) - sum([self.open_index(start) for start in starts])
+        return sum([-(-end // size) for end in ends]) - sum(
+            [self.open_index(start) for start in starts]
+        )
 
-    def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int) -> Tensor:
+    def alloc_extend(
+        self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int
+    ) -> Tensor:
         """Slots in both pools for positions [start[i], end[i]) of each row; fills rows and mapping.
 
         span: those positions, pages: the pages they take; an empty range takes nothing. Returns the
@@ -189,7 +205,13 @@ class KVStore:
         return self._enter(span, *slots)
 
     def alloc_tail(
-        self, full: BatchSpan, tail: BatchSpan, start: Tensor, live: Tensor, end: Tensor, pages: list[int]
+        self,
+        full: BatchSpan,
+        tail: BatchSpan,
+        start: Tensor,
+        live: Tensor,
+        end: Tensor,
+        pages: list[int],
     ) -> Tensor:
         """Full slots for positions [start[i], end[i]) of each row, SWA slots for [live[i], end[i]) alone: new
         pages of either pool, so many; start and live are where a page begins.
@@ -202,7 +224,9 @@ class KVStore:
         self._map(self.slots(tail), self._new(self.swa, tail, live, end, pages[1]))
         return slots
 
-    def _new(self, pool: PagePool, span: BatchSpan, start: Tensor, end: Tensor, pages: int) -> Tensor:
+    def _new(
+        self, pool: PagePool, span: BatchSpan, start: Tensor, end: Tensor, pages: int
+    ) -> Tensor:
         """Slots of `pages` new pages of a pool for the positions of `span`."""
         size = self.page_size
         first = whole(start, size)
@@ -280,7 +304,8 @@ class KVStore:
 
         pages, swa_pages: how many that is. The mapping of a freed full page is cleared whole.
         """
-        same = self.swa is not None and pages == swa_pages  # for no SWA page goes without its full page
+        # for no SWA page goes without its full page
+        same = self.swa is not None and pages == swa_pages
         if self.use_kernel:
             self._kernels.give(self, row, first, swa_first, end, pages, swa_pages)
             return
@@ -337,5 +362,6 @@ class KVStore:
     def _page_starts(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> Tensor:
         """First full slot of each page [first, end) of each row: int64 [pages]."""
         size = self.page_size
-        count = (end - first).clamp_(min=0) if row.numel() > 1 else end  # for a single row it is not needed
+        # for a single row it is not needed
+        count = (end - first).clamp_(min=0) if row.numel() > 1 else end
         return self._cells.take(ragged(row * self.width + first * size, count, pages, size)).long()

@@ -17,7 +17,15 @@ from impl.torch_kv.state_slots import StateSlots
 from impl.torch_kv.states import BUFFERS
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.radix_tree import RadixTree
-from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled, well_formed
+from impl.vocabulary import (
+    CommandRefused,
+    Played,
+    RequestPhase,
+    done,
+    require,
+    spelled,
+    well_formed,
+)
 from reference import commands as c
 from reference.commands import Command, Outcome, Reason, Refused, kind_name, prompt_len, token_id
 from reference.geometry import Geometry
@@ -54,7 +62,12 @@ class TorchKV(LockHolders):
     @property
     def capabilities(self) -> adapter.Capabilities:
         return adapter.Capabilities(
-            mixed_batches=True, swa_tail=True, bigram=True, recurrent=True, tracks=True, new_views=True
+            mixed_batches=True,
+            swa_tail=True,
+            bigram=True,
+            recurrent=True,
+            tracks=True,
+            new_views=True,
         )
 
     def reset(self, geometry: Geometry) -> None:
@@ -64,7 +77,9 @@ class TorchKV(LockHolders):
         self.window = geometry.window
         self.width = geometry.width
         self.states = self.states_class(geometry.states) if geometry.states else None
-        self.tree = self.tree_class(self.store, geometry.window, self.states) if geometry.tree else None
+        self.tree = (
+            self.tree_class(self.store, geometry.window, self.states) if geometry.tree else None
+        )
         self.bigram = geometry.bigram
         self.tracks = geometry.tracks and geometry.tree
         self.last_batch = self.running_batch = []
@@ -79,7 +94,8 @@ class TorchKV(LockHolders):
         if self.states is not None:
             self.states.read = {}
         try:
-            with self._inference:  # no autograd bookkeeping: a fifth of the time of such small steps
+            # no autograd bookkeeping: a fifth of the time of such small steps
+            with self._inference:
                 return done(self._methods[type(command)](command))
         except CommandRefused as refused:
             return REFUSED[refused.reason]
@@ -173,7 +189,8 @@ class TorchKV(LockHolders):
         [request] = self._lanes((command.request,), RequestPhase.RUNNING)
         lost = command.in_flight
         kept = len(request.text) - lost
-        first = kept == request.origin and self.tree is not None  # the tree has its prompt by its result
+        # the tree has its prompt by its result
+        first = kept == request.origin and self.tree is not None
         require(0 <= lost <= (not request.in_flight) and not first, Reason.BAD_LENGTH)
         del request.text[kept:]
         self.skip_results(request)
@@ -194,7 +211,9 @@ class TorchKV(LockHolders):
         require(command.request in self.requests, Reason.UNKNOWN_REQUEST)
         request = self.requests[command.request]
         if command.marked:
-            require(not request.started and request.phase is RequestPhase.QUEUED, Reason.WRONG_PHASE)
+            require(
+                not request.started and request.phase is RequestPhase.QUEUED, Reason.WRONG_PHASE
+            )
             self.make_room([None], [0], [1], states=1 + BUFFERS * self.tracks)
             self.run_marked(request)
         elif request.session is None:
@@ -238,18 +257,26 @@ class TorchKV(LockHolders):
                 row = session.slot.row
                 cursors = adapter.Cursors(*slot_lines[row])
                 extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
-            sessions[name] = adapter.SessionView(tuple(session.history), session.closing, row, cursors)
+            sessions[name] = adapter.SessionView(
+                tuple(session.history), session.closing, row, cursors
+            )
         for name, request in self.requests.items():
             row, cursors = request.row, None
             if row is not None:
                 cursors = adapter.Cursors(*lines[row])
                 extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
-            elif request.phase is not RequestPhase.QUEUED or request.cursors != ZERO:  # admitted: no row yet
+            elif request.phase is not RequestPhase.QUEUED or request.cursors != ZERO:
+                # Admitted: no row yet.
                 cursors = adapter.Cursors(*request.cursors)
             bearer = None if request.session is None else request.session.name
-            requests[name] = adapter.RequestView(bearer, request.origin, tuple(request.text), row, cursors)
+            requests[name] = adapter.RequestView(
+                bearer, request.origin, tuple(request.text), row, cursors
+            )
         swa = store.swa
-        full_to_swa, cells = store.full_to_swa.tolist(), store.req_to_token.tolist() if extent else []
+        full_to_swa, cells = (
+            store.full_to_swa.tolist(),
+            store.req_to_token.tolist() if extent else [],
+        )
         return adapter.View(
             sessions=sessions,
             requests=requests,
@@ -273,7 +300,9 @@ class TorchKV(LockHolders):
             free=[*self.states.free],
             stamps=[*self.states.stamps],
             requests={name: r.state for name, r in self.requests.items() if r.state is not None},
-            sessions={n: s.state for n, s in slots.items() if s is not None and s.state is not None},
+            sessions={
+                n: s.state for n, s in slots.items() if s is not None and s.state is not None
+            },
             read=self.states.read,
             buffers={name: [slot for slot, _ in r.buffers] for name, r in self.requests.items()},
             tracked={name: [it for it in r.buffers if it[1]] for name, r in self.requests.items()},

@@ -25,24 +25,39 @@ class PagingDriver(SelfSchedulingDriver):
 
     def __init__(self, root: Path, name: str = "transformers") -> None:
         self.name, self.root, self._of = name, root, load(root)
-        self._of["cache"].get_device_and_memory_breakdown = lambda: (torch.device("cpu"), 1 << 40, 0, 0)
+        self._of["cache"].get_device_and_memory_breakdown = lambda: (
+            torch.device("cpu"),
+            1 << 40,
+            0,
+            0,
+        )
         self._of["cache_allocator"].compute_block_hash = self._hashed
         whole = self._of["continuous_api"].ContinuousBatchProcessor
-        self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})  # its own collects garbage
+        # its own collects garbage
+        self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})
 
     def reset(self, geometry: EngineConfig) -> None:
         if len(geometry.groups) > 1 or geometry.groups[0].window is not None:
-            raise UnusableImplementation("transformers: one group, without a window (those are rings)")
+            raise UnusableImplementation(
+                "transformers: one group, without a window (those are rings)"
+            )
         if geometry.drafts or not geometry.chunked:
-            raise UnusableImplementation("transformers: it takes no drafts, and cuts prompts (chunked)")
+            raise UnusableImplementation(
+                "transformers: it takes no drafts, and cuts prompts (chunked)"
+            )
         self.clear(geometry.groups[0].block_size)
         self.config = geometry
-        model = Values(num_hidden_layers=1, num_attention_heads=1, head_dim=32, hidden_size=32, vocab_size=1)
+        model = Values(
+            num_hidden_layers=1, num_attention_heads=1, head_dim=32, hidden_size=32, vocab_size=1
+        )
         sizes = Values(
-            page_size=self.block_size, num_blocks=geometry.blocks,
+            page_size=self.block_size,
+            num_blocks=geometry.blocks,
             max_batch_tokens=geometry.max_batched_tokens,
-            allow_block_sharing=geometry.caching, max_memory_percent=1.0, fallback_max_blocks_per_request=0,
-        )  # fmt: skip
+            allow_block_sharing=geometry.caching,
+            max_memory_percent=1.0,
+            fallback_max_blocks_per_request=0,
+        )
         alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
         self.cache = self._of["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
         [self._pages] = self.cache.cache_allocators.values()
@@ -51,17 +66,24 @@ class PagingDriver(SelfSchedulingDriver):
         offloading = self._of["offloading_manager"].OffloadingManager
         self.processor = self._processor.__new__(self._processor)
         vars(self.processor).update(
-            cache=self.cache, scheduler=self.scheduler, max_batch_tokens=self.cache.max_batch_tokens,
+            cache=self.cache,
+            scheduler=self.scheduler,
+            max_batch_tokens=self.cache.max_batch_tokens,
             offloading_manager=offloading(self.cache, self.scheduler, 0.0, 0.0, None, alone),
-            inputs_and_outputs=self, output_router=self, use_async_batching=False, logit_processor=None,
+            inputs_and_outputs=self,
+            output_router=self,
+            use_async_batching=False,
+            logit_processor=None,
             model_runner=Values(maybe_pad_inputs=lambda tokens, read, _: (tokens, read)),
             _update_tp_group_state=lambda: False,
-        )  # fmt: skip
-        self._texts: dict[int, tuple[int, ...]] = {}  # of a hash: the stamps of its block, after those before
+        )
+        # of a hash: the stamps of its block, after those before
+        self._texts: dict[int, tuple[int, ...]] = {}
         self._in_step = False
 
     def carry_out(self, command: EngineCommand) -> None:
-        require(self._in_step == isinstance(command, Update), Reason.WRONG_PHASE)  # clients: between steps
+        # clients: between steps
+        require(self._in_step == isinstance(command, Update), Reason.WRONG_PHASE)
         match command:
             case Add():
                 self._add(command)
@@ -83,11 +105,17 @@ class PagingDriver(SelfSchedulingDriver):
 
     def _add(self, command: Add) -> None:
         known = command.request in self._known()
-        tokens = self.accept(command, self.config.max_model_len, known)  # it has no such bound of its own
-        self.scheduler.add_waiting_request(self._of["requests"].RequestState(
-            request_id=command.request, initial_tokens=tokens, streaming=True,
-            max_new_tokens=command.max_tokens, eos_token_id=STOP_TOKEN,
-        ))  # fmt: skip
+        # it has no such bound of its own
+        tokens = self.accept(command, self.config.max_model_len, known)
+        self.scheduler.add_waiting_request(
+            self._of["requests"].RequestState(
+                request_id=command.request,
+                initial_tokens=tokens,
+                streaming=True,
+                max_new_tokens=command.max_tokens,
+                eos_token_id=STOP_TOKEN,
+            )
+        )
 
     # -- what the processor takes for its tensors, its model and its clients ------------------------
 
@@ -147,7 +175,9 @@ class PagingDriver(SelfSchedulingDriver):
         requests = {}
         for name, state in self._known().items():
             waits = name in self.scheduler.waiting_requests
-            status = ("PREEMPTED" if state._true_initial_tokens else "WAITING") if waits else "RUNNING"
+            status = (
+                ("PREEMPTED" if state._true_initial_tokens else "WAITING") if waits else "RUNNING"
+            )
             table = tuple(map(self._block, pages.block_table.get(name, ())))
             text = tuple(state.initial_tokens + state.generated_tokens)
             requests[name] = RequestFact(status, text, state.position_offset, (table,))

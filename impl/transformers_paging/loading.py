@@ -32,10 +32,16 @@ def load(root: Path) -> dict[str, Any]:
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     compiler: Any = torch.compiler
     compiler.disable = lambda function: function  # or dynamo is imported, which takes seconds
-    vars(torch)["_dynamo"] = type("_Dynamo", (), {"mark_static_address": staticmethod(lambda _: None)})
+    vars(torch)["_dynamo"] = type(
+        "_Dynamo", (), {"mark_static_address": staticmethod(lambda _: None)}
+    )
     install(root, Bookkeeping("transformers", (PACKAGE,), imported_only=("tqdm", "psutil")), {})
     names = (
-        "cache", "cache_allocators.cache_allocator", "requests", "scheduler", "offloading_manager",
+        "cache",
+        "cache_allocators.cache_allocator",
+        "requests",
+        "scheduler",
+        "offloading_manager",
         "continuous_api",
-    )  # fmt: skip
+    )
     return {name.rpartition(".")[2]: importlib.import_module(f"{PACKAGE}.{name}") for name in names}

@@ -13,7 +13,8 @@ from impl.adapter import UnusableImplementation
 from impl.renamed import in_uses, name_of
 from impl.vllm.modules import VLLM
 
-WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}  # how an engine runs -> its name in `--impl`
+# how an engine runs -> its name in `--impl`
+WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}
 RELEASES = tuple(f"0.{minor}.0" for minor in range(11, 34))
 # ruff: noqa: E501
 API = """
@@ -62,9 +63,13 @@ EVERY = API + API_STATE.lstrip() + API_V2.lstrip() + API_OFFLOAD.lstrip()
 RENAMED: dict[str, str] = {}
 # The first release that is driven so.
 SINCE = {
-    "session": "0.15.0", "offload": "0.21.0", "reset": "0.22.0", "state": "0.27.0", "v2": "0.31.0",
+    "session": "0.15.0",
+    "offload": "0.21.0",
+    "reset": "0.22.0",
+    "state": "0.27.0",
+    "v2": "0.31.0",
     "state+v2": "0.32.0",
-}  # fmt: skip
+}
 
 
 def drives(release: str, what: str) -> bool:
@@ -74,7 +79,9 @@ def drives(release: str, what: str) -> bool:
 
 
 def _later(release: str) -> bool:
-    numbers, newest = ([int(n) for n in re.findall(r"\d+", text)] for text in (release, RELEASES[-1]))
+    numbers, newest = (
+        [int(n) for n in re.findall(r"\d+", text)] for text in (release, RELEASES[-1])
+    )
     return numbers > newest
 
 
@@ -91,7 +98,9 @@ def taken_for(root: Path) -> str:
     for release in reversed(RELEASES):
         newer = [entry for entry in table if order.index(entry.since) > order.index(release)]
         later = [use for entry in newer for use in entry.uses]
-        if not checkout.missing(release, order) and len(checkout.missing(order[-1], order)) == len(later):
+        if not checkout.missing(release, order) and len(checkout.missing(order[-1], order)) == len(
+            later
+        ):
             return release
     return order[-1]
 
@@ -102,12 +111,16 @@ def renamed_in(root: Path) -> dict[str, str]:
 
     def lacks(name: str, table: str) -> bool:
         entries = [e for e in probe.entries(table) if any(name_of(use) == name for use in e.uses)]
-        only = [e._replace(uses=tuple(use for use in e.uses if name_of(use) == name)) for e in entries]
+        only = [
+            e._replace(uses=tuple(use for use in e.uses if name_of(use) == name)) for e in entries
+        ]
         return bool(probe.Checkout(root, "vllm", VLLM, only).missing(order[-1], order))
 
     names = {}
     for name, new in RENAMED.items():
-        if lacks(name, EVERY) and not lacks(in_uses(name, {name: new}), in_uses(EVERY, {name: new})):
+        if lacks(name, EVERY) and not lacks(
+            in_uses(name, {name: new}), in_uses(EVERY, {name: new})
+        ):
             names[name] = new
     return names
 

@@ -41,7 +41,9 @@ class Transfers:
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self.submit(DeviceJob(job_id, False, self.parts(src_spec, dst_spec)))
 
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
+    ) -> bool:
         del expedited  # it is waited for
         return self.submit(DeviceJob(job_id, True, self.parts(dst_spec, src_spec)))
 
@@ -59,7 +61,9 @@ class Transfers:
     def get_finished(self) -> list[Any]:
         names = ("vllm.v1.kv_offload.base", "vllm.v1.kv_offload.worker.worker")
         modules = map(importlib.import_module, names)
-        kind = next(module.TransferResult for module in modules if hasattr(module, "TransferResult"))
+        kind = next(
+            module.TransferResult for module in modules if hasattr(module, "TransferResult")
+        )
         done, self.completed = self.completed, []
         return [kind(job_id=job, success=True) for job in done]
 
@@ -124,8 +128,10 @@ class Offloads:
         kind = type(scheduler.connector)
         role = importlib.import_module(f"{CONNECTORS}.v1.base").KVConnectorRole.WORKER
         given = {
-            "vllm_config": scheduler.vllm_config, "role": role, "kv_cache_config": scheduler.kv_cache_config,
-        }  # fmt: skip
+            "vllm_config": scheduler.vllm_config,
+            "role": role,
+            "kv_cache_config": scheduler.kv_cache_config,
+        }
         self.worker = kind(**taken(kind.__init__, given))
         self.worker.connector_worker.worker = transfers
 
@@ -163,14 +169,20 @@ def peer(**given: Any) -> Any:
             specs = [group.kv_cache_spec for group in given["kv_cache_config"].kv_cache_groups]
             self.windows = any(getattr(spec, "sliding_window", None) for spec in specs)
 
-        def get_num_new_matched_tokens(self, request: Any, computed: int, *_: Any) -> tuple[int, bool]:
+        def get_num_new_matched_tokens(
+            self, request: Any, computed: int, *_: Any
+        ) -> tuple[int, bool]:
             # The last token is computed again; behind a window its query still needs all that it sees.
-            most = min(self.remote.get(request.request_id, 0), request.num_prompt_tokens - self.windows)
+            most = min(
+                self.remote.get(request.request_id, 0), request.num_prompt_tokens - self.windows
+            )
             return max(0, most - computed), most > computed
 
         def update_state_after_alloc(self, request: Any, blocks: Any, tokens: int) -> None:
             if tokens:
-                most = min(self.remote.pop(request.request_id), request.num_prompt_tokens - self.windows)
+                most = min(
+                    self.remote.pop(request.request_id), request.num_prompt_tokens - self.windows
+                )
                 self.started_loads.append((request, blocks.get_block_ids(), most - tokens, most))
 
         def build_connector_meta(self, _: Any) -> Any:
@@ -237,7 +249,9 @@ class Loads:
                 if at < len(table) and table[at]:
                     there = values[at * size : min(tokens, (at + 1) * size)]
                     parts.append((group, table[at], len(host), 0))
-                    host[len(host)] = [(group, (*there, *[self.transfers.empty] * (size - len(there))))]
+                    host[len(host)] = [
+                        (group, (*there, *[self.transfers.empty] * (size - len(there))))
+                    ]
         self._requests[job] = request.request_id
         self.transfers.submit(DeviceJob(job, True, tuple(parts)))
 

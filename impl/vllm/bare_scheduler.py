@@ -52,12 +52,19 @@ def made(
     block_size, hash_size = block_sizes(utils, pool, settings, config)
     settings.cache_config.block_size = block_size
     offered = {
-        "vllm_config": settings, "kv_cache_config": pool, "block_size": block_size,
-        "hash_block_size": hash_size, "structured_output_manager": StructuredOutput(), "log_stats": False,
-    }  # fmt: skip
+        "vllm_config": settings,
+        "kv_cache_config": pool,
+        "block_size": block_size,
+        "hash_block_size": hash_size,
+        "structured_output_manager": StructuredOutput(),
+        "log_stats": False,
+    }
     scheduler = kind(**taken(parameters, offered))
     utils.init_none_hash(hashed)
-    hasher = {"caching_hash_fn": hashed, "num_hash_lookahead_tokens": settings.num_hash_lookahead_tokens}
+    hasher = {
+        "caching_hash_fn": hashed,
+        "num_hash_lookahead_tokens": settings.num_hash_lookahead_tokens,
+    }
     sizes = {"hash_block_size": hash_size, "block_size": hash_size}
     by = utils.get_request_block_hasher(**taken(utils.get_request_block_hasher, hasher | sizes))
     return scheduler, requests_by(by if config.caching else None)
@@ -65,7 +72,11 @@ def made(
 
 def taken(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
     """Those of the arguments that the release's function has a parameter for."""
-    return {name: value for name, value in offered.items() if name in inspect.signature(function).parameters}
+    return {
+        name: value
+        for name, value in offered.items()
+        if name in inspect.signature(function).parameters
+    }
 
 
 def pool_of(config: Any) -> Any:
@@ -74,7 +85,9 @@ def pool_of(config: Any) -> Any:
     groups = []
     for at, group in enumerate(config.groups):
         if group.state:
-            groups.append(interface.KVCacheGroupSpec([f"layer{at}"], state_spec(interface, config, group)))
+            groups.append(
+                interface.KVCacheGroupSpec([f"layer{at}"], state_spec(interface, config, group))
+            )
             continue
         kind = interface.FullAttentionSpec if group.window is None else interface.SlidingWindowSpec
         shape = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32, "use_mla": False}
@@ -82,7 +95,9 @@ def pool_of(config: Any) -> Any:
             shape["sliding_window"] = group.window
         spec = kind(**taken(kind, shape | {"block_size": group.block_size}))
         groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
-    made = interface.KVCacheConfig(num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+    made = interface.KVCacheConfig(
+        num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups
+    )
     if config.retention:
         made.prefix_cache_retention_interval = max(0, config.retention)
     if config.host_chunks:  # the size of host memory follows from that of a block
@@ -98,12 +113,14 @@ def state_spec(interface: Any, config: Any, group: Any) -> Any:
     exports = vars(importlib.import_module("vllm.model_executor.layers.mamba.checkpoint"))
     kept = config.checkpoints and "compute_mamba_prefill_checkpoints" in exports
     shape = {
-        "block_size": group.block_size, "shapes": ((1 + config.drafts, 2), (2,)),
-        "dtypes": (torch.int64, torch.int64), "mamba_cache_mode": "align" if config.caching else "none",
+        "block_size": group.block_size,
+        "shapes": ((1 + config.drafts, 2), (2,)),
+        "dtypes": (torch.int64, torch.int64),
+        "mamba_cache_mode": "align" if config.caching else "none",
         "num_speculative_blocks": config.drafts,
         "num_prefill_checkpoint_blocks": int(bool(kept)),
         "prefill_checkpoint_alignment": config.checkpoints if kept else None,
-    }  # fmt: skip
+    }
     return interface.MambaSpec(**taken(interface.MambaSpec, shape))
 
 
@@ -171,19 +188,26 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
 def offloading(settings: dict[str, Any], config: Any) -> None:
     """Settings of a server with an OffloadingConnector; a chunk has 4,096 bytes, whatever it holds."""
     extra = {
-        "cpu_bytes_to_use": 4096 * config.host_chunks, "num_cpu_blocks": config.host_chunks,
+        "cpu_bytes_to_use": 4096 * config.host_chunks,
+        "num_cpu_blocks": config.host_chunks,
         "offload_prompt_only": bool(config.prompt_only),
         "sync_load_budget_bytes": (1 << 30) * bool(config.sync_loads),
-        "eviction_policy": "arc" if config.arc else "lru", "store_threshold": 0,
-    }  # fmt: skip
+        "eviction_policy": "arc" if config.arc else "lru",
+        "store_threshold": 0,
+    }
     if config.chunk_blocks > 1:
-        extra["block_size"] = config.chunk_blocks * config.groups[0].block_size  # all groups have it
+        # all groups have it
+        extra["block_size"] = config.chunk_blocks * config.groups[0].block_size
     settings["kv_transfer_config"] = Values(
-        kv_connector_extra_config=extra, get_from_extra_config=extra.get,
-        kv_connector="Peer" if config.peer else "OffloadingConnector", kv_role="kv_both", engine_id="engine",
+        kv_connector_extra_config=extra,
+        get_from_extra_config=extra.get,
+        kv_connector="Peer" if config.peer else "OffloadingConnector",
+        kv_role="kv_both",
+        engine_id="engine",
         kv_load_failure_policy="fail" if config.fail_requests else "recompute",
-        is_kv_consumer=True, is_kv_producer=True,
-    )  # fmt: skip
+        is_kv_consumer=True,
+        is_kv_producer=True,
+    )
     vars(settings["parallel_config"]).update(
         world_size=1, tensor_parallel_size=1, nnodes_within_dp=1, rank=0, data_parallel_rank_local=0
     )
@@ -202,14 +226,23 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
 
     def make(name: str, tokens: list[int], max_tokens: int, priority: int, resumable: bool) -> Any:
         sampling = Values(
-            max_tokens=max_tokens, min_tokens=0, stop_token_ids=[1], eos_token_id=0, all_stop_token_ids={1},
-        )  # fmt: skip
+            max_tokens=max_tokens,
+            min_tokens=0,
+            stop_token_ids=[1],
+            eos_token_id=0,
+            all_stop_token_ids={1},
+        )
         offered = {
-            "request_id": name, "prompt_token_ids": tokens, "sampling_params": sampling,
-            "pooling_params": None, "eos_token_id": 0, "priority": priority,
+            "request_id": name,
+            "prompt_token_ids": tokens,
+            "sampling_params": sampling,
+            "pooling_params": None,
+            "eos_token_id": 0,
+            "priority": priority,
             "arrival_time": float(next(arrivals)),
-            "block_hasher": hasher, "resumable": resumable,
-        }  # fmt: skip
+            "block_hasher": hasher,
+            "resumable": resumable,
+        }
         return kind(**taken(kind.__init__, offered))
 
     return make
@@ -219,8 +252,11 @@ def results(sampled: dict[str, list[int]]) -> Any:
     """What the model runner gives back."""
     kind = importlib.import_module("vllm.v1.outputs").ModelRunnerOutput
     offered = {
-        "req_ids": list(sampled), "req_id_to_index": {name: at for at, name in enumerate(sampled)},
+        "req_ids": list(sampled),
+        "req_id_to_index": {name: at for at, name in enumerate(sampled)},
         "sampled_token_ids": [list(tokens) for tokens in sampled.values()],
-        "logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": [],
-    }  # fmt: skip
+        "logprobs": None,
+        "prompt_logprobs_dict": {},
+        "pooler_output": [],
+    }
     return kind(**taken(kind, offered))

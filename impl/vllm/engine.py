@@ -26,7 +26,11 @@ class Stamps:
         if not isinstance(of, tuple):
             return bytes(16)  # of the empty prefix
         parent, tokens, extra = of
-        stamp = int.from_bytes(parent[-8:], "big") if isinstance(parent, bytes) and len(parent) == 16 else 0
+        stamp = (
+            int.from_bytes(parent[-8:], "big")
+            if isinstance(parent, bytes) and len(parent) == 16
+            else 0
+        )
         for token in tokens:
             following = chain(stamp, token)
             self.before[following], stamp = (stamp, self.before[stamp][1] + 1), following
@@ -53,8 +57,12 @@ def start(
     Raises UnusableImplementation where the release refuses the configuration, or sets a block of state to
     max_model_len as it does without prefix caching (mamba_block_size).
     """
-    if not config.caching and any(g.block_size < config.max_model_len for g in config.groups if g.state):
-        raise UnusableImplementation("without caching, this vLLM has a block of state for max_model_len")
+    if not config.caching and any(
+        g.block_size < config.max_model_len for g in config.groups if g.state
+    ):
+        raise UnusableImplementation(
+            "without caching, this vLLM has a block of state for max_model_len"
+        )
     try:
         return made(config, overlap, stamps, v2)
     except Exception as error:

@@ -34,13 +34,16 @@ RUNNER_V2 = tuple(
 STATES = tuple(
     f"vllm/{name}.py"
     for name in (
-        "v1/worker/mamba_utils", "model_executor/layers/mamba/mamba_utils",
+        "v1/worker/mamba_utils",
+        "model_executor/layers/mamba/mamba_utils",
         "model_executor/layers/mamba/checkpoint",
     )
-)  # fmt: skip
+)
 STATES_V2 = ("vllm/v1/worker/gpu/model_states/mamba_hybrid.py",)
 RUNNER_METHODS = ("_update_states", "_update_streaming_request")
-WORKER = tuple(file.removesuffix(".py").replace("/", ".") for file in (*RUNNER_V2, *STATES, *STATES_V2))
+WORKER = tuple(
+    file.removesuffix(".py").replace("/", ".") for file in (*RUNNER_V2, *STATES, *STATES_V2)
+)
 VLLM = Bookkeeping("vllm", REAL + WORKER, imported_only=("numpy", "msgspec", *_NEVER_RUN))
 
 
@@ -162,12 +165,14 @@ def with_connector(root: Path, _: str = "") -> None:
 def runner_methods(root: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
     """The worker's methods of this release, compiled by themselves. renamed: what it calls other things."""
     env: dict[str, Any] = {
-        "CachedRequestState": WorkerRequest, "SamplingType": Values(RANDOM_SEED=object()),
-        "torch": sys.modules["torch"], "get_pp_group": lambda: Values(is_last_rank=True), "cast": lambda _,
-        value: value,
+        "CachedRequestState": WorkerRequest,
+        "SamplingType": Values(RANDOM_SEED=object()),
+        "torch": sys.modules["torch"],
+        "get_pp_group": lambda: Values(is_last_rank=True),
+        "cast": lambda _, value: value,
         "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens),
         "copy_kv_cache_blocks_inplace": _copy_blocks,
-    }  # fmt: skip
+    }
     names = {renamed.get(f"GPUModelRunner.{name}", name): name for name in RUNNER_METHODS}
     methods = cut(root / RUNNER, frozenset(f"GPUModelRunner.{name}" for name in names), env)
     return {names[name]: method for name, method in methods.items()}

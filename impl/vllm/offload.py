@@ -19,9 +19,13 @@ from reference.blocks.facts import HostFacts, HostKey, Transfer
 
 _V1 = f"{CONNECTORS}.v1"
 REAL = (
-    f"{_V1}.base", f"{_V1}.metrics", f"{_V1}.offloading", f"{_V1}.offloading_connector",
-    f"{CONNECTORS}.utils", "vllm.v1.kv_offload",
-)  # fmt: skip
+    f"{_V1}.base",
+    f"{_V1}.metrics",
+    f"{_V1}.offloading",
+    f"{_V1}.offloading_connector",
+    f"{CONNECTORS}.utils",
+    "vllm.v1.kv_offload",
+)
 # Secondary tiers, and what moves bytes: never used.
 INERT = tuple(
     f"vllm.v1.kv_offload.{name}"
@@ -30,11 +34,13 @@ INERT = tuple(
 FILES = tuple(
     f"vllm/{name}"
     for name in (
-        "distributed/kv_transfer/kv_connector/utils.py", "distributed/kv_transfer/kv_connector/v1/base.py",
+        "distributed/kv_transfer/kv_connector/utils.py",
+        "distributed/kv_transfer/kv_connector/v1/base.py",
         "distributed/kv_transfer/kv_connector/v1/metrics.py",
-        "distributed/kv_transfer/kv_connector/v1/offloading", "v1/kv_offload/",
+        "distributed/kv_transfer/kv_connector/v1/offloading",
+        "v1/kv_offload/",
     )
-)  # fmt: skip
+)
 
 
 class _Factory:
@@ -71,17 +77,26 @@ def expose() -> None:
 CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/offloading_connector.py"
 
 
-def host_facts(of: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps) -> HostFacts:
+def host_facts(
+    of: Offloads | Loads, scheduler: Any, config: EngineConfig, stamps: Stamps
+) -> HostFacts:
     """Host memory, and what moves. Of a peer the memory is not ours to judge."""
     transfers = of.transfers
     if isinstance(of, Loads):
         held = tuple(tuple(chunk) for _, chunk in sorted(transfers.host.items()))
         jobs = tuple(_submitted(transfers, transfers.completed))
-        live = [request.request_id for request in scheduler.requests.values() if not request.is_finished()]
+        live = [
+            request.request_id
+            for request in scheduler.requests.values()
+            if not request.is_finished()
+        ]
         failed = tuple(name.partition("-")[0] for name in live if name in of.failed)
         return HostFacts(0, (), held, (), jobs, tuple(_marks(scheduler)), failed)
     ours = scheduler.connector.connector_scheduler
-    manager, jobs = ours.manager, (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))
+    manager, jobs = (
+        ours.manager,
+        (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs)),
+    )
     keys = tuple(sorted(_key(*kept, config, stamps) for kept in chunks_of(manager)))
     allocated = either(manager, "_num_allocated_chunks", "_num_allocated_blocks")
     nothing = [(-1, ())] * config.chunk_blocks
@@ -102,7 +117,9 @@ def _unsubmitted(of: Offloads, ours: Any) -> Iterator[Transfer]:
     """Stores that the worker gives to the device with its next batch."""
     for job_id, *moves in of.worker.connector_worker._unsubmitted_store_jobs:
         source, target = moves if len(moves) == 2 else moves[0]
-        yield Transfer(job_id, False, of.transfers.parts(source, target), stale=job_id not in ours._jobs)
+        yield Transfer(
+            job_id, False, of.transfers.parts(source, target), stale=job_id not in ours._jobs
+        )
 
 
 def _submitted(transfers: Transfers, waited: Any, current: Any = None) -> Iterator[Transfer]:
@@ -128,7 +145,9 @@ def _records(scheduler: Any, ours: Any) -> Iterator[str]:
     yield from _marks(scheduler)
     busy = {status.req_id for status in ours._jobs.values()}
     known = {*scheduler.requests, *busy, *scheduler.finished_req_ids}
-    yield from (f"request {name.partition('-')[0]}" for name in ours._req_status if name not in known)
+    yield from (
+        f"request {name.partition('-')[0]}" for name in ours._req_status if name not in known
+    )
     for block, pending in ours._block_id_to_pending_jobs.items():
         if not pending & ours._jobs.keys():
             yield f"block {block}"

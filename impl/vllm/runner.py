@@ -45,7 +45,11 @@ class _Batch:
         self.req_id_to_index: dict[str, int] = {}
         self.prev_req_id_to_index: dict[str, int] | None = None
         self.num_computed_tokens_cpu = [0] * size
-        self.num_tokens_no_spec, self.num_tokens, self.num_prompt_tokens = [0] * size, [0] * size, [0] * size
+        self.num_tokens_no_spec, self.num_tokens, self.num_prompt_tokens = (
+            [0] * size,
+            [0] * size,
+            [0] * size,
+        )
         self.rows: list[list[list[int]]] = [[] for _ in range(size)]
         self.block_table = self
         self.token_ids_cpu = self.is_token_ids = _Ignored()
@@ -215,12 +219,16 @@ class ModelRunnerV1(ModelRunner):
         before = dict(batch.req_id_to_index)
         previous = dict(batch.prev_req_id_to_index or {})
         correct: Callable[[], None] | None = worker._update_states(scheduled)
-        computed = {name: batch.num_computed_tokens_cpu[at] for name, at in batch.req_id_to_index.items()}
+        computed = {
+            name: batch.num_computed_tokens_cpu[at] for name, at in batch.req_id_to_index.items()
+        }
         if correct is not None:
             correct()
         if scheduled.num_scheduled_tokens:
             self.prepare(scheduled, previous)
-        added = {r.req_id for r in scheduled.scheduled_new_reqs} | set(batch.req_id_to_index) - set(before)
+        added = {r.req_id for r in scheduled.scheduled_new_reqs} | set(batch.req_id_to_index) - set(
+            before
+        )
         added |= set(getattr(scheduled.scheduled_cached_reqs, "resumed_req_ids", ()))
         lanes, results = [], {}
         for at, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
@@ -244,7 +252,9 @@ class ModelRunnerV1(ModelRunner):
         for name, sampled in results.items():
             self._bookkeep(name, sampled)
         if self.overlap:
-            batch.prev_req_id_to_index = {n: batch.req_id_to_index[n] for n, s in results.items() if s}
+            batch.prev_req_id_to_index = {
+                n: batch.req_id_to_index[n] for n, s in results.items() if s
+            }
             worker.sampled_counts = [0] * len(batch.rows)
             for name, index in batch.prev_req_id_to_index.items():
                 worker.sampled_counts[index] = len(results[name])

@@ -35,21 +35,31 @@ class ModelRunnerV2(ModelRunner):
         specs = [group.kv_cache_spec for group in pool.kv_cache_groups]
         sizes = [spec.block_size for spec in specs]
         shape: dict[str, Any] = {
-            "max_num_reqs": config.max_seqs, "max_model_len": config.max_model_len, "device": _HERE,
-            "max_num_batched_tokens": config.max_batched_tokens, "vocab_size": 1,
-            "num_speculative_steps": config.drafts, "block_sizes": sizes, "kernel_block_sizes": sizes,
+            "max_num_reqs": config.max_seqs,
+            "max_model_len": config.max_model_len,
+            "device": _HERE,
+            "max_num_batched_tokens": config.max_batched_tokens,
+            "vocab_size": 1,
+            "num_speculative_steps": config.drafts,
+            "block_sizes": sizes,
+            "kernel_block_sizes": sizes,
             "max_num_blocks_per_group": [
                 -(-config.max_model_len // size) + config.drafts * (at in config.recurrent)
                 for at, size in enumerate(sizes)
             ],
             "sliding_window_reach": [getattr(spec, "num_retained_tokens", 0) for spec in specs],
-        }  # fmt: skip
+        }
         self.worker = worker = runner.GPUModelRunner.__new__(runner.GPUModelRunner)
         worker.req_states = states.RequestState(**taken(states.RequestState.__init__, shape))
         worker.block_tables = tables.BlockTables(**taken(tables.BlockTables.__init__, shape))
-        worker.input_buffers = self._batches.InputBuffers(config.max_seqs, config.max_batched_tokens, _HERE)
+        worker.input_buffers = self._batches.InputBuffers(
+            config.max_seqs, config.max_batched_tokens, _HERE
+        )
         # Our tokens are larger than those of a vocabulary.
-        staged, rows = type(worker.req_states.all_token_ids), (config.max_seqs, config.max_model_len)
+        staged, rows = (
+            type(worker.req_states.all_token_ids),
+            (config.max_seqs, config.max_model_len),
+        )
         worker.req_states.all_token_ids = staged(rows, dtype=torch.int64, device=_HERE)
         worker.input_buffers.input_ids = worker.input_buffers.input_ids.long()
         vars(worker).update(
@@ -86,8 +96,9 @@ class ModelRunnerV2(ModelRunner):
         self.prepared(batch, gathered_tables)
         tables = [table.tolist() for table in gathered_tables]
         counts = worker.block_tables.num_blocks.np
-        starts, inputs, places = (each.tolist() for each in (
-            batch.query_start_loc, batch.input_ids, batch.positions))  # fmt: skip
+        starts, inputs, places = (
+            each.tolist() for each in (batch.query_start_loc, batch.input_ids, batch.positions)
+        )
         samples = (batch.seq_lens >= states.prefill_len.gpu[batch.idx_mapping]).tolist()
         lanes: dict[str, Lane] = {}
         for at, (name, index) in enumerate(zip(batch.req_ids, batch.idx_mapping.tolist())):
@@ -100,7 +111,9 @@ class ModelRunnerV2(ModelRunner):
                 sampled = []
             elif name in stop:
                 sampled[-1] = STOP_TOKEN
-            rows = tuple(tuple(table[at][: counts[group, index]]) for group, table in enumerate(tables))
+            rows = tuple(
+                tuple(table[at][: counts[group, index]]) for group, table in enumerate(tables)
+            )
             lanes[name] = Lane(name, start, tuple(tokens), drafts, tuple(sampled), rows)
         lanes = {lane.request: lane for lane in self.forward(list(lanes.values()))}
         self._postprocess(batch, lanes, scheduled)
@@ -116,11 +129,15 @@ class ModelRunnerV2(ModelRunner):
         tokens = torch.zeros(len(lanes), 1 + most, dtype=torch.int64)
         for row, lane in zip(tokens, lanes.values()):
             row[: len(lane.sampled)] = torch.tensor(lane.sampled)
-        number = torch.tensor([max(1, len(lane.sampled)) for lane in lanes.values()], dtype=torch.int32)
+        number = torch.tensor(
+            [max(1, len(lane.sampled)) for lane in lanes.values()], dtype=torch.int32
+        )
         done, rejected = self._batches.get_num_sampled_and_rejected(
             number, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping, states.prefill_len.gpu
         )
-        self.worker.postprocess_sampled(batch.idx_mapping, tokens, done, rejected, batch.query_start_loc)
+        self.worker.postprocess_sampled(
+            batch.idx_mapping, tokens, done, rejected, batch.query_start_loc
+        )
         for name, lane in lanes.items():
             self.keep(name, lane.sampled)
         if most:

@@ -95,10 +95,12 @@ class RecurrentLayers:
             size, hashes = block_sizes(utils, pool, settings, config)
             eagle, ahead = config.eagle, settings.num_hash_lookahead_tokens
             offered = {
-                "hash_block_size": hashes, "checkpoint_alignment": config.checkpoints,
-                "drop_eagle_block": eagle and not ahead, "num_hash_lookahead_tokens": ahead,
+                "hash_block_size": hashes,
+                "checkpoint_alignment": config.checkpoints,
+                "drop_eagle_block": eagle and not ahead,
+                "num_hash_lookahead_tokens": ahead,
                 "cache_hit_alignment_tokens": hashes if hashes < size else size,
-            }  # fmt: skip
+            }
             self._checkpoints = partial(found, **taken(found, offered))
 
     def bind(self, pool: Any) -> Any:
@@ -107,11 +109,17 @@ class RecurrentLayers:
         utils: Any = importlib.import_module(_UTILS)
         layers: Any = importlib.import_module(_LAYERS)
         layers.is_conv_state_dim_first = utils.is_conv_state_dim_first = _no
-        utils._TEMPORAL_TILES, utils._memcpy_u64_tiled, utils.batch_memcpy = 1, _copy_tile, _copy_all
+        utils._TEMPORAL_TILES, utils._memcpy_u64_tiled, utils.batch_memcpy = (
+            1,
+            _copy_tile,
+            _copy_all,
+        )
         copies = layers.get_conv_copy_spec, layers.get_temporal_copy_spec
         if not hasattr(utils, "validate_mamba_state_copy_funcs"):
             return utils, copies
-        return utils, {pool.kv_cache_groups[self.config.recurrent[0]].kv_cache_spec.mamba_type: copies}
+        return utils, {
+            pool.kv_cache_groups[self.config.recurrent[0]].kv_cache_spec.mamba_type: copies
+        }
 
     def context(self, pool: Any) -> dict[str, Any]:
         """The layers by name, as a forward context has them."""
@@ -128,7 +136,9 @@ class RecurrentLayers:
         size, row = self.config.groups[group].block_size, lane.tables[group]
         end = lane.start + len(lane.tokens)
         first = max(0, (end - 1) // size) if self.align else 0
-        blocks = [row[at] if at < len(row) else 0 for at in range(first, first + 1 + self.config.drafts)]
+        blocks = [
+            row[at] if at < len(row) else 0 for at in range(first, first + 1 + self.config.drafts)
+        ]
         skip = accepted - 1 if rounds else 0
         block, found = -1, (0, 0)
         if lane.start:
@@ -193,7 +203,9 @@ class MirroredBuffer:
     """`CpuGpuBuffer`: both sides are one."""
 
     def __init__(self, size: int, dtype: Any, **_: Any) -> None:
-        self.gpu = self.cpu = torch.zeros(size, dtype=torch.int64 if dtype == torch.uint64 else dtype)
+        self.gpu = self.cpu = torch.zeros(
+            size, dtype=torch.int64 if dtype == torch.uint64 else dtype
+        )
         self.np = self.cpu.numpy()
 
     def copy_to_gpu(self, count: int | None = None) -> Any:
@@ -224,9 +236,13 @@ class DenseBatch(_Batch):
             last = max(at, key=at.__getitem__)
             old, new = at[last], min({*range(len(at))} - {*at.values()})
             columns: Any = (
-                self.rows, self.num_computed_tokens_cpu, self.num_tokens_no_spec, self.num_tokens,
-                self.num_prompt_tokens, self.num_accepted_tokens_cpu,
-            )  # fmt: skip
+                self.rows,
+                self.num_computed_tokens_cpu,
+                self.num_tokens_no_spec,
+                self.num_tokens,
+                self.num_prompt_tokens,
+                self.num_accepted_tokens_cpu,
+            )
             for column in columns:
                 column[new] = column[old]
             self.rows[old] = []
@@ -246,7 +262,9 @@ class DenseBatch(_Batch):
 class StateRunnerV1(ModelRunnerV1):
     """One worker of a hybrid model, model runner V1. pool: the KVCacheConfig."""
 
-    def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any], pool: Any) -> None:
+    def __init__(
+        self, config: EngineConfig, overlap: bool, methods: dict[str, Any], pool: Any
+    ) -> None:
         super().__init__(config, overlap, methods)
         self.memory: StateMemory = StateMemory(config)
         self.layers, self._pool = RecurrentLayers(config, self.memory, pool), pool
@@ -261,9 +279,13 @@ class StateRunnerV1(ModelRunnerV1):
         self._utils, self._copies = self.layers.bind(pool)
         self._context, create = self.layers.context(pool), self._utils.MambaBuffers.create
         offered = {
-            "max_num_reqs": size, "kv_cache_config": pool, "copy_funcs": self._copies, "device": _HERE,
-            "make_buffer": MirroredBuffer, "with_postprocess_align": config.drafts > 0,
-        }  # fmt: skip
+            "max_num_reqs": size,
+            "kv_cache_config": pool,
+            "copy_funcs": self._copies,
+            "device": _HERE,
+            "make_buffer": MirroredBuffer,
+            "with_postprocess_align": config.drafts > 0,
+        }
         self._buffers = create(**taken(create, offered))
 
     def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
@@ -283,18 +305,27 @@ class StateRunnerV1(ModelRunnerV1):
             counts[:count] = [counts[index] if index >= 0 else 1 for index in had]
         if self.layers.align:
             offered = {
-                "scheduler_output": scheduled, "kv_cache_config": self._pool, "input_batch": batch,
-                "cache_config": Values(enable_prefix_caching=True), "mamba_state_idx": self._running,
-                "requests": self.worker.requests, "forward_context": self._context,
-                "mamba_state_copy_funcs": self._copies, "copy_bufs": self._buffers.preprocess,
+                "scheduler_output": scheduled,
+                "kv_cache_config": self._pool,
+                "input_batch": batch,
+                "cache_config": Values(enable_prefix_caching=True),
+                "mamba_state_idx": self._running,
+                "requests": self.worker.requests,
+                "forward_context": self._context,
+                "mamba_state_copy_funcs": self._copies,
+                "copy_bufs": self._buffers.preprocess,
                 "align_ctx": self._buffers.postprocess_align,
-            }  # fmt: skip
+            }
             self._utils.preprocess_mamba(**taken(self._utils.preprocess_mamba, offered))
             if self._buffers.postprocess_align is not None:
                 self._utils.stage_postprocess_inputs_to_gpu(
-                    self._buffers.postprocess_align, scheduled, batch.req_ids, count, self.worker.requests,
+                    self._buffers.postprocess_align,
+                    scheduled,
+                    batch.req_ids,
+                    count,
+                    self.worker.requests,
                     self._running,
-                )  # fmt: skip
+                )
         self._accepted[:count] = batch.num_accepted_tokens_cpu_tensor[:count]
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:
@@ -328,7 +359,12 @@ class StateRunnerV1(ModelRunnerV1):
             batch.num_accepted_tokens_cpu_tensor[: len(lanes)] = accepted[: len(lanes)]
             return
         self._utils.postprocess_mamba_align_gpu(
-            bufs=self._buffers, num_reqs=len(lanes), num_accepted_tokens_gpu=accepted,
-            num_accepted_tokens_cpu_tensor=batch.num_accepted_tokens_cpu_tensor, input_batch=batch,
-            kv_cache_config=self._pool, forward_context=self._context, mamba_state_copy_funcs=self._copies,
-        )  # fmt: skip
+            bufs=self._buffers,
+            num_reqs=len(lanes),
+            num_accepted_tokens_gpu=accepted,
+            num_accepted_tokens_cpu_tensor=batch.num_accepted_tokens_cpu_tensor,
+            input_batch=batch,
+            kv_cache_config=self._pool,
+            forward_context=self._context,
+            mamba_state_copy_funcs=self._copies,
+        )

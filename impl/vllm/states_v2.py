@@ -52,16 +52,18 @@ class StateRunnerV2(ModelRunnerV2):
                 mamba_block_size=config.groups[config.recurrent[0]].block_size,
             ),
             compilation_config=Values(static_forward_context=self.layers.context(pool)),
-            num_speculative_tokens=config.drafts, max_num_reqs=config.max_seqs,
+            num_speculative_tokens=config.drafts,
+            max_num_reqs=config.max_seqs,
             max_model_len=config.max_model_len,
-        )  # fmt: skip
+        )
         model = Values(get_mamba_state_copy_funcs=lambda _: copies)
         kind = importlib.import_module(HYBRID).MambaHybridModelState
         self._state = kind(settings, model, None, torch.device("cpu"))
         self._state.initialize_kv_cache(pool, self.worker.block_tables)
         self.worker.model_state = self._state
         self.worker.kv_caches, self.worker.kv_cache_config = self.memory, pool
-        self._rows: dict[str, tuple[bool, int]] = {}  # requests: a round of drafts, how many were accepted
+        # requests: a round of drafts, how many were accepted
+        self._rows: dict[str, tuple[bool, int]] = {}
 
     def prepared(self, batch: Any, tables: Any) -> None:
         """`execute_model` between the batch and its forward pass."""
@@ -71,13 +73,18 @@ class StateRunnerV2(ModelRunnerV2):
         made = self._state.prepare_attn(batch, None, tables, None, none, self._pool)
         self._rows = dict.fromkeys(batch.req_ids, (False, 1))
         if self.config.drafts:
-            kinds, counts = made.num_decode_draft_tokens_cpu.tolist(), made.num_accepted_tokens.tolist()
+            kinds, counts = (
+                made.num_decode_draft_tokens_cpu.tolist(),
+                made.num_accepted_tokens.tolist(),
+            )
             for name, kind, count in zip(batch.req_ids, kinds, counts):
                 self._rows[name] = kind >= 0, count
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:
         kinds = [self._rows[lane.request] for lane in lanes]
-        made = [lane._replace(states=self.layers.entry(lane, *kind)) for lane, kind in zip(lanes, kinds)]
+        made = [
+            lane._replace(states=self.layers.entry(lane, *kind)) for lane, kind in zip(lanes, kinds)
+        ]
         super().forward(made)
         self.layers.run(made, [rounds for rounds, _ in kinds])
         return made

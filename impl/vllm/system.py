@@ -24,7 +24,9 @@ class VLLMSystem(WorkerSystem):
 
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
-        commands=frozenset(kind.__name__ for kind in (*set(ENGINE_COMMANDS) - set(TRANSFER_COMMANDS),)),
+        commands=frozenset(
+            kind.__name__ for kind in (*set(ENGINE_COMMANDS) - set(TRANSFER_COMMANDS),)
+        ),
         modes=(Mode.FAITHFUL,),
     )
 

@@ -107,13 +107,17 @@ class Kernel:
 
     def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
         constants.pop("num_warps", None)
-        arguments = [_Pointer(_memory(each)) if isinstance(each, torch.Tensor) else each for each in given]
+        arguments = [
+            _Pointer(_memory(each)) if isinstance(each, torch.Tensor) else each for each in given
+        ]
         for program in itertools.product(*map(range, grid)):
             _programs.append((program, grid))
             try:
                 self._function(*arguments, **constants)
             except IndexError as error:
-                raise SystemFailed(f"illegal memory access in {self._function.__name__}: {error}") from error
+                raise SystemFailed(
+                    f"illegal memory access in {self._function.__name__}: {error}"
+                ) from error
             finally:
                 _programs.pop()
 

@@ -81,20 +81,29 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
-            raise GeometryError("groups", f"must be 1 to {MAX_GROUPS} of them, not {len(self.groups)}")
+            raise GeometryError(
+                "groups", f"must be 1 to {MAX_GROUPS} of them, not {len(self.groups)}"
+            )
         for at, group in enumerate(self.groups):
             if not 1 <= group.block_size <= 256:
                 size = group.block_size
                 raise GeometryError(f"groups[{at}].block_size", f"must be in [1, 256], not {size}")
             if group.window is not None and not 1 <= group.window <= 1 << 16:
-                raise GeometryError(f"groups[{at}].window", f"must be in [1, {1 << 16}], not {group.window}")
+                raise GeometryError(
+                    f"groups[{at}].window", f"must be in [1, {1 << 16}], not {group.window}"
+                )
             if group.state and group.window is not None:
-                raise GeometryError(f"groups[{at}].window", "goes without state: a recurrent layer has none")
+                raise GeometryError(
+                    f"groups[{at}].window", "goes without state: a recurrent layer has none"
+                )
         for name, (low, high) in BOUNDS.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 raise GeometryError(name, f"must be in [{low}, {high}], not {value}")
-        if self.blocks * max((g.block_size for g in self.groups if not g.state), default=1) > MAX_SLOTS:
+        if (
+            self.blocks * max((g.block_size for g in self.groups if not g.state), default=1)
+            > MAX_SLOTS
+        ):
             raise GeometryError("blocks", f"the pool may hold at most {MAX_SLOTS} tokens")
         if self.eagle and not self.drafts:
             raise GeometryError("eagle", "needs drafts: a drafter that proposes nothing is none")
@@ -102,15 +111,21 @@ class EngineConfig:
             rounds = f"a round of {self.max_seqs} requests with {self.drafts} drafts each"
             raise GeometryError("max_batched_tokens", f"must hold {rounds}")
         if not self.chunked and self.max_batched_tokens < self.max_model_len:
-            raise GeometryError("max_batched_tokens", "must hold a prompt of max_model_len where none is cut")
+            raise GeometryError(
+                "max_batched_tokens", "must hold a prompt of max_model_len where none is cut"
+            )
         if self.chunk_blocks > 1 and len({group.block_size for group in self.groups}) > 1:
-            raise GeometryError("chunk_blocks", "must be 1 where groups have blocks of several sizes")
+            raise GeometryError(
+                "chunk_blocks", "must be 1 where groups have blocks of several sizes"
+            )
         if self.host_chunks and self.peer:
             raise GeometryError("peer", "goes without host_chunks: an engine has one connector")
         if self.fail_requests and not self.peer:
             raise GeometryError("fail_requests", "needs peer: loads of that may fail")
         if self.host_chunks and not self.caching:
-            raise GeometryError("host_chunks", "needs caching: blocks are offloaded by their hashes")
+            raise GeometryError(
+                "host_chunks", "needs caching: blocks are offloaded by their hashes"
+            )
         self._check_states()
         if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
             raise GeometryError("blocks", f"one request of max_model_len needs {need} of them")
@@ -122,10 +137,14 @@ class EngineConfig:
                 raise GeometryError(name, "needs caching and a group with state")
         for at, group in enumerate(self.groups):
             if self.match and group.block_size % self.match:
-                raise GeometryError("match", f"must divide groups[{at}].block_size, {group.block_size}")
+                raise GeometryError(
+                    "match", f"must divide groups[{at}].block_size, {group.block_size}"
+                )
             if group.state and self.caching and group.block_size <= self.drafts:
                 least = "a round of drafts ends in the next block at most"
-                raise GeometryError(f"groups[{at}].block_size", f"must be above {self.drafts}: {least}")
+                raise GeometryError(
+                    f"groups[{at}].block_size", f"must be above {self.drafts}: {least}"
+                )
 
     @property
     def recurrent(self) -> tuple[int, ...]:
@@ -144,7 +163,9 @@ class EngineConfig:
         most = -(-self.max_model_len // group.block_size)
         if group.window is None:
             return most
-        return min(most, -(-(group.window - 1 + 2 * self.max_batched_tokens) // group.block_size) + 1)
+        return min(
+            most, -(-(group.window - 1 + 2 * self.max_batched_tokens) // group.block_size) + 1
+        )
 
 
 _ONE, _TWO, _FOUR, _NEAR = LayerGroup(1), LayerGroup(2), LayerGroup(4), LayerGroup(2, 3)
@@ -154,7 +175,8 @@ _ALONE = LayerGroup(20, state=True)  # without caching a request has one state, 
 ENGINE_PRESETS: dict[str, EngineConfig] = {
     "full": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3),
     "window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3),
-    "small-window": EngineConfig((_NEAR,), 7, 24, 3, max_seqs=2),  # fewer blocks than a longest text fills
+    # fewer blocks than a longest text fills
+    "small-window": EngineConfig((_NEAR,), 7, 24, 3, max_seqs=2),
     "hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3),
     "two-windows": EngineConfig((_TWO, _NEAR, LayerGroup(2, 6)), 30, 16, 8, max_seqs=3),
     "unequal": EngineConfig((_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3),
@@ -166,12 +188,18 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "uncached": EngineConfig((_TWO, _NEAR), 18, 16, 16, max_seqs=3, caching=False, chunked=False),
     "host": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=6),
     "host-small": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=2, sync_loads=True),
-    "host-chunks": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=8, chunk_blocks=2, arc=True),
+    "host-chunks": EngineConfig(
+        (_TWO,), 10, 16, 8, max_seqs=3, host_chunks=8, chunk_blocks=2, arc=True
+    ),
     "host-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, host_chunks=16),
     "host-window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3, host_chunks=8, prompt_only=True),
-    "host-drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12),
+    "host-drafts": EngineConfig(
+        (_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12
+    ),
     "state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3),
-    "state-tight": EngineConfig((_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, long_prefill=3),
+    "state-tight": EngineConfig(
+        (_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, long_prefill=3
+    ),
     "state-window": EngineConfig((_TWO, _NEAR, _STATE, _STATE), 40, 20, 8, max_seqs=3),
     "state-sparse": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, retention=-1),
     "state-fine": EngineConfig(_WIDE, 24, 28, 12, max_seqs=3, match=2),
@@ -185,7 +213,9 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "peer-fails": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True, fail_requests=True),
     "peer-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, peer=True),
     "peer-drafts": EngineConfig((_TWO,), 12, 18, 12, max_seqs=3, drafts=2, peer=True),
-    "host-priority": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, arc=True),
+    "host-priority": EngineConfig(
+        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, arc=True
+    ),
 }
 
 
@@ -194,4 +224,6 @@ def engine_preset(name: str) -> EngineConfig:
     try:
         return ENGINE_PRESETS[name]
     except KeyError:
-        raise GeometryError("preset", f"unknown {name!r:.40}; one of {', '.join(ENGINE_PRESETS)}") from None
+        raise GeometryError(
+            "preset", f"unknown {name!r:.40}; one of {', '.join(ENGINE_PRESETS)}"
+        ) from None

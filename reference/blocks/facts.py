@@ -11,7 +11,8 @@ from typing import NamedTuple
 from reference.states import chain as chain
 from reference.states import chained as chained
 
-Table = tuple[tuple[int, ...], ...]  # for each group the blocks of a request, by index in its sequence
+# for each group the blocks of a request, by index in its sequence
+Table = tuple[tuple[int, ...], ...]
 
 
 class RequestFact(NamedTuple):
@@ -68,7 +69,8 @@ class Published(NamedTuple):
     stamps: tuple[int, ...]
 
 
-Part = tuple[int, int, int, int]  # group, block, chunk of host memory, index of the block in the chunk
+# group, block, chunk of host memory, index of the block in the chunk
+Part = tuple[int, int, int, int]
 
 
 class Transfer(NamedTuple):

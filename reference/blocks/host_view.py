@@ -30,7 +30,9 @@ class HostView:
 
     @property
     def kept_copies(self) -> tuple[int, int]:
-        before, now = (len(facts.host.keys) if facts.host else 0 for facts in (self.before, self.after))
+        before, now = (
+            len(facts.host.keys) if facts.host else 0 for facts in (self.before, self.after)
+        )
         return before, now
 
     @remembered
@@ -54,7 +56,9 @@ class HostView:
         moving = {part[2] for job in host.transfers for part in job.parts}
         for chunk in range(host.chunks):
             owned = f"{kept[chunk]} hashes name it"
-            yield HostUnit(f"chunk {chunk}", AtChunk(chunk), kept[chunk], free[chunk], chunk in moving, owned)
+            yield HostUnit(
+                f"chunk {chunk}", AtChunk(chunk), kept[chunk], free[chunk], chunk in moving, owned
+            )
 
     def copies(self) -> Iterator[KeptCopy]:
         host = self.after.host
@@ -73,10 +77,13 @@ class HostView:
         wanted = key.stamps[start : start + layers.block_size]
         holds = f"it must hold KV of the tokens that its hash in group {key.group} names"
         return KeptCopy(
-            holds, wanted, slots if group == key.group else (0,) * len(wanted),
-            lambda at: f"slot {start + at} of chunk {key.chunk}", lambda at: AtChunk(key.chunk, start + at),
+            holds,
+            wanted,
+            slots if group == key.group else (0,) * len(wanted),
+            lambda at: f"slot {start + at} of chunk {key.chunk}",
+            lambda at: AtChunk(key.chunk, start + at),
             "nothing of this group",
-        )  # fmt: skip
+        )
 
     def pins(self) -> Iterator[Count]:
         host, words = self.after.host, {-1: "being written"}
@@ -110,7 +117,9 @@ class HostView:
                     want = f"block {block} is held for transfer {job.job} alone"
                     yield failure(want, f"{who} holds it", where)
                 for lane in self.after.lanes:
-                    if (place := _read_or_written(lane, self.config.groups[group], group, block)) is not None:
+                    if (
+                        place := _read_or_written(lane, self.config.groups[group], group, block)
+                    ) is not None:
                         want = f"{lane.request} waits for transfer {job.job}"
                         yield failure(want, f"it computes with block {block}", place)
                 if block in self.writing:

@@ -117,7 +117,9 @@ class RequestTexts:
         self.batches: deque[list[tuple[Bearer, Flight]]] = deque()
         self._sent = 0
 
-    def follow(self, command: EngineCommand, facts: BlockFacts) -> tuple[list[LaneNote], list[OutputNote]]:
+    def follow(
+        self, command: EngineCommand, facts: BlockFacts
+    ) -> tuple[list[LaneNote], list[OutputNote]]:
         """Take over a command that the engine has carried out."""
         bearer = self.bearers.get(getattr(command, "request", ""))
         if isinstance(command, Add):
@@ -140,7 +142,9 @@ class RequestTexts:
         elif isinstance(command, Update):
             return [], self._results(facts)
         self._preempted(facts)
-        return self._lanes(facts), self._without_results({output.request: output for output in facts.outputs})
+        return self._lanes(facts), self._without_results(
+            {output.request: output for output in facts.outputs}
+        )
 
     def _preempted(self, facts: BlockFacts) -> None:
         """Who was preempted has stale results in flight; who keeps its KV computes its last token again."""
@@ -243,7 +247,11 @@ class RequestTexts:
         """What a client gets of what was sampled, and whether the turn ends with it."""
         for count, token in enumerate(sampled, 1):
             outputs, length = bearer.outputs + count, len(bearer.text) + count
-            if token == STOP_TOKEN or outputs >= bearer.max_tokens or length >= self.config.max_model_len:
+            if (
+                token == STOP_TOKEN
+                or outputs >= bearer.max_tokens
+                or length >= self.config.max_model_len
+            ):
                 return tuple(sampled[:count]), True
         return tuple(sampled), False
 

@@ -30,7 +30,12 @@ def about(step: Step) -> list[Clause]:
     """The clauses that are about this command, on what there is."""
     kind: type = type(step.command)
     geometry = step.config.geometry
-    there = step.after.tree is not None, geometry.window is not None, bool(geometry.states), geometry.tracks
+    there = (
+        step.after.tree is not None,
+        geometry.window is not None,
+        bool(geometry.states),
+        geometry.tracks,
+    )
     return [CLAUSES[each] for each in _about(kind, *there)]
 
 
@@ -49,7 +54,11 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
     """
     found: list[tuple[Clause, Any]] = []
     for each in about(step):
-        if each.id in waived or (failure := each.check(step)) is None or (found and each.id == "REF-1"):
+        if (
+            each.id in waived
+            or (failure := each.check(step)) is None
+            or (found and each.id == "REF-1")
+        ):
             continue
         found.append((each, failure))
         if each.id in ("OUT-1", "SES-2"):
@@ -63,5 +72,7 @@ _WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1", "STA
 
 def broken_off(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """What fails in the state that a system has left when it failed itself, the headline first."""
-    clauses = [each for each in about(step) if each.id in _WHEREVER_IT_ENDS and each.id not in waived]
+    clauses = [
+        each for each in about(step) if each.id in _WHEREVER_IT_ENDS and each.id not in waived
+    ]
     return [(each, failure) for each in clauses if (failure := each.check(step)) is not None]

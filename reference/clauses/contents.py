@@ -55,7 +55,9 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
     )
 
 
-def misread(step: Step, pool: str) -> tuple[str, int, tuple[int, ...], tuple[int | None, ...]] | None:
+def misread(
+    step: Step, pool: str
+) -> tuple[str, int, tuple[int, ...], tuple[int | None, ...]] | None:
     """The first holder that reads anything but its own tokens, and `reads` of it."""
     window = step.config.geometry.window
     for holder in step.held if pool == "full" or window is not None else ():
@@ -120,7 +122,8 @@ def _agree(step: Step) -> Failure | None:
     page_size = step.config.geometry.page_size
     for request in step.now.requests:
         got = step.after.requests[request.name].cursors
-        if (got or ZERO) != (request.cursors or ZERO):  # admitted without a slot: nothing either way
+        # admitted without a slot: nothing either way
+        if (got or ZERO) != (request.cursors or ZERO):
             return failure(
                 f"{request.name}: {cursors_text(request.cursors)}",
                 cursors_text(got),
@@ -191,5 +194,3 @@ def _owned_otherwise(step: Step, pool: str, places: list[tuple[str, int]]) -> It
             yield AtPage(pool, pages[holder, at])
         elif not holder.startswith("tree "):
             yield AtPosition(holder, pool, at * step.config.geometry.page_size)
-
-

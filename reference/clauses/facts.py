@@ -163,7 +163,12 @@ class StateFacts(NamedTuple):
     def owners(self, slot: int) -> list[str]:
         """Who has a slot, in words; a free slot has nobody."""
         having = [name for name, has in self.holders.items() if has == slot]
-        having += [f"a buffer of {name}" for name, has in self.buffers.items() for one in has if one == slot]
+        having += [
+            f"a buffer of {name}"
+            for name, has in self.buffers.items()
+            for one in has
+            if one == slot
+        ]
         return having + [path_text(path) for path, has in self.nodes.items() if has == slot]
 
     def stamp(self, slot: int) -> int:
@@ -196,4 +201,3 @@ class Facts(NamedTuple):
     shared: Sequence[tuple[int, int]] = ()
     tree: TreeFacts | None = None
     states: StateFacts | None = None
-

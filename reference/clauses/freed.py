@@ -114,7 +114,8 @@ def _freed_swa(step: Step) -> Failure | None:
     trigger=lambda s: bool(s.before.holders) and not s.held,
 )
 def _all_back(step: Step) -> Failure | None:
-    if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):  # may have a row already
+    # may have a row already
+    if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):
         return None
     for name, pool in step.after.pools.items():
         of_tree = {o.page for o in pool.owned if o.holder.startswith("tree ")}

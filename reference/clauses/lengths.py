@@ -49,9 +49,7 @@ def capped(c: Cursors, target: int) -> Cursors:
     scope="Turns of sessions that stay open.",
     of=(Finish, Retract),
     trigger=lambda s: (
-        (at := s.cut_at) is not None
-        and not isinstance(s.command, Admit)
-        and max(at[1][:3]) > at[2]
+        (at := s.cut_at) is not None and not isinstance(s.command, Admit) and max(at[1][:3]) > at[2]
     ),
 )
 def _capped(step: Step) -> Failure | None:
@@ -201,9 +199,10 @@ def _order(step: Step) -> Failure | None:
 def _out_of_bounds(c: Cursors, geometry: Geometry) -> Iterator[tuple[str, str, str]]:
     """(field, the cursor that bounds it, what is wrong with it) of each that is out of bounds."""
     bounds = {
-        "cache_protected_len": "kv_committed_len", "kv_committed_len": "kv_allocated_len",
+        "cache_protected_len": "kv_committed_len",
+        "kv_committed_len": "kv_allocated_len",
         "swa_evicted_seqlen": "kv_allocated_len",
-    }  # fmt: skip
+    }
     for field, bound in bounds.items():
         if getattr(c, field) > getattr(c, bound):
             yield field, bound, f"above {bound}"
@@ -244,12 +243,14 @@ def _moved(step: Step) -> Failure | None:
             committed, allocated = progress[was.name]
             now = step.now.request(was.name)
             assert now is not None and now.cursors is not None
-            allocated = max(allocated, now.cursors.kv_allocated_len)  # to allocate further is a choice
+            # to allocate further is a choice
+            allocated = max(allocated, now.cursors.kv_allocated_len)
             protected = want.cache_protected_len
             if step.now.tree is not None and facts.cursors is not None:
                 session = step.was.session(was.session)
                 if session is None or session.slot is None:  # of later turns R is the slot's
-                    protected = facts.cursors.cache_protected_len  # what the tree has taken: TREE-12, REF-1
+                    # what the tree has taken: TREE-12, REF-1
+                    protected = facts.cursors.cache_protected_len
             want = Cursors(
                 want.kv_committed_len + committed, allocated, step.frontier(was.name), protected
             )
@@ -268,4 +269,3 @@ def _moved(step: Step) -> Failure | None:
                 *cursors_off(was.name, want, facts.cursors),
             )
     return None
-

@@ -52,10 +52,13 @@ def _readmitted(step: Step) -> bool:
         "replay of such a trace continues past other violations."
     ),
     trigger=lambda s: (
-        s.done and s.acted is not None and (old := s.was.session(s.acted.session)) is not None
-        and old.closing and s.now.session(old.name) is None
+        s.done
+        and s.acted is not None
+        and (old := s.was.session(s.acted.session)) is not None
+        and old.closing
+        and s.now.session(old.name) is None
     ),
-)  # fmt: skip
+)
 def _close_happens(step: Step) -> Failure | None:
     requests = step.after.requests.values()
     for name in sorted([name for name, session in step.after.sessions.items() if session.closing]):
@@ -89,9 +92,7 @@ def _close_happens(step: Step) -> Failure | None:
     rule="rules.sessions.end_turn, rules.abort.abort, rules.sessions.close",
     source="#22273, #22790",
     concerns="cursors and locks",
-    trigger=lambda s: (
-        isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests)
-    ),
+    trigger=lambda s: isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests),
 )
 def _lives(step: Step) -> Failure | None:
     after, now = step.after, step.now
@@ -150,11 +151,14 @@ def _names(names: Iterable[str]) -> str:
     rule="rules.finish.finish, state.text_cut",
     source="#22897, #22790",
     trigger=lambda s: (
-        (isinstance(s.command, Finish) and (r := s.acted) is not None
-         and s.command.finished_len < r.output)
+        (
+            isinstance(s.command, Finish)
+            and (r := s.acted) is not None
+            and s.command.finished_len < r.output
+        )
         or (isinstance(s.command, Abort) and (r := s.acted) is not None and r.started)
     ),
-)  # fmt: skip
+)
 def _history(step: Step) -> Failure | None:
     for session in step.now.sessions:
         got = tuple(step.after.sessions[session.name].history)
@@ -167,7 +171,9 @@ def _history(step: Step) -> Failure | None:
         if facts.session != request.session or facts.origin != request.origin:
             first = _first_other(want, got)
             due, given = (f"{counted(n, 'token')} of input" for n in (request.origin, facts.origin))
-            where, there = (f"in {each or 'no session'}" for each in (request.session, facts.session))
+            where, there = (
+                f"in {each or 'no session'}" for each in (request.session, facts.session)
+            )
             return failure(
                 f"{request.name}: session {request.session}, {due}",
                 f"session {facts.session}, {facts.origin} tokens",
@@ -181,7 +187,9 @@ def _history(step: Step) -> Failure | None:
 
 def _first_other(want: tuple[int, ...], got: tuple[int, ...]) -> int:
     """The first position at which two texts differ."""
-    return next((at for at, (a, b) in enumerate(zip(want, got)) if a != b), min(len(want), len(got)))
+    return next(
+        (at for at, (a, b) in enumerate(zip(want, got)) if a != b), min(len(want), len(got))
+    )
 
 
 def _other_text(what: str, owner: str, want: tuple[int, ...], got: tuple[int, ...]) -> Failure:

@@ -35,14 +35,21 @@ def due(step: Step) -> Report:
     accounts, entries = [], []
     for pool in (account.pool for account in step.expected.report.accounts):
         mine = [_entry(step, pool, holder) for holder in step.held]
-        held, uncached = (sum(e.amount for e in mine if e.term == term) for term in (HELD, UNCACHED))
+        held, uncached = (
+            sum(e.amount for e in mine if e.term == term) for term in (HELD, UNCACHED)
+        )
         free, total, tree = len(step.after.free_rows), step.after.rows, {False: 0, True: 0}
         if pool != "rows":
             size = step.config.geometry.page_size
-            free, total = len(step.after.pools[pool].free) * size, step.after.pools[pool].size * size
+            free, total = (
+                len(step.after.pools[pool].free) * size,
+                step.after.pools[pool].size * size,
+            )
             for node in step.after.tree.nodes if step.after.tree is not None else ():
                 locks, slots = (
-                    (node.full_locks, node.slots) if pool == "full" else (node.swa_locks, node.swa_slots)
+                    (node.full_locks, node.slots)
+                    if pool == "full"
+                    else (node.swa_locks, node.swa_slots)
                 )
                 tree[locks > 0] += len(slots)
         accounts.append(Account(pool, free, tree[False], tree[True], held, uncached, total))
@@ -81,7 +88,9 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
         elif not mine:
             lines.append(f"{what}: counted nowhere, to be counted as {_as(want)}")
         elif len(mine) == 1:
-            lines.append(f"{what}: counted with {mine[0].amount} as {_as(mine[0])}, it is {want.amount}")
+            lines.append(
+                f"{what}: counted with {mine[0].amount} as {_as(mine[0])}, it is {want.amount}"
+            )
         else:
             as_what = " and as ".join(f"{_as(e)} ({_amount(pool, e.amount)})" for e in mine)
             lines.append(f"{what}: counted {len(mine)} times, as {as_what}")
@@ -225,10 +234,11 @@ def _wrong_terms(want: Report, got: Report) -> list[AtCounter]:
     mine = {account.pool: account for account in got.accounts}
     return [
         AtCounter(account.pool, term, must)
-        for account in want.accounts if account.pool in mine
+        for account in want.accounts
+        if account.pool in mine
         for term in TERMS
         if (must := getattr(account, term)) != getattr(mine[account.pool], term)
-    ]  # fmt: skip
+    ]
 
 
 def _terms_off(report: Report, wrong: list[AtCounter], pool: str) -> str:

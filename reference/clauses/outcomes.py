@@ -58,11 +58,16 @@ def _refused_unchanged(step: Step) -> Failure | None:
 def _rejected_turn(step: Step) -> bool:
     """Nobody's KV, row or text has changed."""
     before, after = step.before, step.after
-    if (before.sessions, before.requests, before.holders) != (after.sessions, after.requests, after.holders):
+    if (before.sessions, before.requests, before.holders) != (
+        after.sessions,
+        after.requests,
+        after.holders,
+    ):
         return False
     its_own = step.tree_policy_is_free and after.tree is not None
     then, now = (
-        (sorted(f.free_rows), its_own or [sorted(p.free) for p in f.pools.values()]) for f in (before, after)
+        (sorted(f.free_rows), its_own or [sorted(p.free) for p in f.pools.values()])
+        for f in (before, after)
     )
     return then == now
 
@@ -147,4 +152,3 @@ def _allowed(step: Step) -> Failure | None:
         return None
     head = f"leaves the bounds of a choice, {step.overreach}"
     return failure("a choice within bounds", step.overreach, head=head)
-

@@ -86,7 +86,10 @@ def _owed_of(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> Pa
         start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
         owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
     for holder, c, frontier in _evicted(step) if swa else ():
-        start, end = max(c.cache_protected_len, c.swa_evicted_seqlen), min(frontier, c.kv_allocated_len)
+        start, end = (
+            max(c.cache_protected_len, c.swa_evicted_seqlen),
+            min(frontier, c.kv_allocated_len),
+        )
         owed[holder] = {p // size for p in range(start, end, size)}
     if step.after.tree is not None:
         _hand_over(step, pool, owed)

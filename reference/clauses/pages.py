@@ -22,12 +22,16 @@ from reference.failures import (
     ),
     rule="state.full_pages",
     source="#22862 review",
-    trigger=lambda s: bool(s.progress) and any(
-        r is not None and r.cursors is not None
-        and r.cursors.kv_allocated_len % s.config.geometry.page_size
-        for r in map(s.was.request, s.progress)
+    trigger=lambda s: (
+        bool(s.progress)
+        and any(
+            r is not None
+            and r.cursors is not None
+            and r.cursors.kv_allocated_len % s.config.geometry.page_size
+            for r in map(s.was.request, s.progress)
+        )
     ),
-)  # fmt: skip
+)
 def _whole_pages(step: Step) -> Failure | None:
     return _torn("slots", step.after.torn[0]) if step.after.torn else None
 
@@ -72,8 +76,11 @@ def _rows(step: Step) -> Failure | None:
     source="kvspec",
     scope="Models with SWA.",
     needs=("window",),
-    trigger=lambda s: "swa" in s.after.pools and bool(owned := s.after.pools["swa"].owned)
-    and owned[0].holder != owned[-1].holder,
+    trigger=lambda s: (
+        "swa" in s.after.pools
+        and bool(owned := s.after.pools["swa"].owned)
+        and owned[0].holder != owned[-1].holder
+    ),
 )
 def _one_to_one(step: Step) -> Failure | None:
     if step.after.torn_swa:

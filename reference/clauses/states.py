@@ -11,7 +11,17 @@ from collections.abc import Iterator
 from reference.clauses.base import clause
 from reference.clauses.facts import StateFacts
 from reference.clauses.step import Step
-from reference.commands import Abort, Admit, Close, Decode, Extend, Finish, Launch, Retract, SpecDecode
+from reference.commands import (
+    Abort,
+    Admit,
+    Close,
+    Decode,
+    Extend,
+    Finish,
+    Launch,
+    Retract,
+    SpecDecode,
+)
 from reference.failures import AtNamed, AtNode, AtState, Failure, Place, failure
 from reference.prefix_cache import path_text
 from reference.state import Phase, Request, Text, state_lens, text_tokens
@@ -24,27 +34,35 @@ _BATCHES = Extend, Decode, SpecDecode, Launch
 
 
 @clause(
-    "STA-1", HIT.title, HIT.sentence,
+    "STA-1",
+    HIT.title,
+    HIT.sentence,
     why=HIT.why,
     rule="radix_tree.usable, rules.admit.admit",
     source="sglang finalize_match_result_in_cache; #34043, #31099",
     scope=f"{RECURRENT} First batches of requests that continue where a prefix of the tree ends.",
-    of=(Extend,), needs=("states",),
+    of=(Extend,),
+    needs=("states",),
     trigger=lambda s: any(hit and start for _, start, hit in _entries(s)),
-)  # fmt: skip
+)
 def _hit(step: Step) -> Failure | None:
     return _continued(step, hits=True)
 
 
 @clause(
-    "STA-2", GOES_ON.title, GOES_ON.sentence,
+    "STA-2",
+    GOES_ON.title,
+    GOES_ON.sentence,
     why=GOES_ON.why,
     rule="rules.admit.admit, state.state_lens",
     source="sglang StreamingSession.try_match_prefix; #34043",
     scope=f"{RECURRENT} All batches but those of STA-1; admissions of turns that resume past R.",
-    of=(*_BATCHES, Admit), needs=("states",),
-    trigger=lambda s: any(not hit and start for _, start, hit in _entries(s)) or _resumed(s) is not None,
-)  # fmt: skip
+    of=(*_BATCHES, Admit),
+    needs=("states",),
+    trigger=lambda s: (
+        any(not hit and start for _, start, hit in _entries(s)) or _resumed(s) is not None
+    ),
+)
 def _goes_on(step: Step) -> Failure | None:
     return _resumed_elsewhere(step) or _continued(step, hits=False)
 
@@ -52,7 +70,10 @@ def _goes_on(step: Step) -> Failure | None:
 def _resumed(step: Step) -> tuple[Request, int] | None:
     """The turn that an admission resumes past what the tree has, and where."""
     request = step.acted
-    if not (isinstance(step.command, Admit) and step.done and step.config.geometry.states) or request is None:
+    if (
+        not (isinstance(step.command, Admit) and step.done and step.config.geometry.states)
+        or request is None
+    ):
         return None
     session, facts = step.was.session(request.session), step.after.requests.get(request.name)
     if session is None or session.slot is None or facts is None or facts.cursors is None:
@@ -73,8 +94,9 @@ def _resumed_elsewhere(step: Step) -> Failure | None:
     places: list[Place] = [AtNamed("request", request.name)]
     places += [AtState(slot)] if slot is not None else []
     head = f"lets {request.name} resume at {at} and must let it resume where its state is"
-    return failure(f"{request.name} resumes at {at} with the state after {at} tokens", got, *places,
-    head=head)
+    return failure(
+        f"{request.name} resumes at {at} with the state after {at} tokens", got, *places, head=head
+    )
 
 
 def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
@@ -112,14 +134,16 @@ def _stamps(text: Text) -> list[int]:
 
 
 @clause(
-    "STA-3", NAMED.title, NAMED.sentence,
+    "STA-3",
+    NAMED.title,
+    NAMED.sentence,
     why=NAMED.why,
     rule="radix_tree.insert, rules.finish.finish",
     source="sglang prepare_for_caching_req; #37836",
     scope=f"{RECURRENT} Servers with a radix tree.",
     needs=("tree", "states"),
     trigger=lambda s: s.after.states is not None and bool(s.after.states.nodes),
-)  # fmt: skip
+)
 def _named(step: Step) -> Failure | None:
     states = step.after.states
     for path, slot in sorted(states.nodes.items()) if states is not None else ():
@@ -129,32 +153,43 @@ def _named(step: Step) -> Failure | None:
             got = f"slot {slot} {seen(states.stamp(slot), stamps)}"
             head = f"must leave the state after {name} in its node"
             return failure(
-                f"the node that ends {name} has the state after it", got, AtNode(path, "state"),
-                AtState(slot), head=head,
-            )  # fmt: skip
+                f"the node that ends {name} has the state after it",
+                got,
+                AtNode(path, "state"),
+                AtState(slot),
+                head=head,
+            )
     return None
 
 
 @clause(
-    "STA-5", KEPT.title, KEPT.sentence,
+    "STA-5",
+    KEPT.title,
+    KEPT.sentence,
     why=KEPT.why,
     rule="state.state_lens",
     source="sglang HybridReqToTokenPool.alloc; #55178",
     scope=f"{RECURRENT} Requests that have extended, and idle sessions. An admission may copy later.",
     needs=("states",),
     trigger=lambda s: any(length for _, length, _ in _kept_states(s)),
-)  # fmt: skip
+)
 def _kept(step: Step) -> Failure | None:
     states = step.after.states
     for name, length, text in _kept_states(step) if states is not None else ():
         assert states is not None
         stamps, slot = _stamps(text), states.holders.get(name)
-        if length > len(stamps) or (slot is not None and states.stamp(slot) == stamp_after(stamps, length)):
+        if length > len(stamps) or (
+            slot is not None and states.stamp(slot) == stamp_after(stamps, length)
+        ):
             continue
-        got = "it has no slot" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
+        got = (
+            "it has no slot" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
+        )
         places = [AtState(slot)] if slot is not None else [AtNamed(_kind(step, name), name)]
         head = f"must keep the state of {name} after its first {length} tokens"
-        return failure(f"{name} has the state after its first {length} tokens", got, *places, head=head)
+        return failure(
+            f"{name} has the state after its first {length} tokens", got, *places, head=head
+        )
     return None
 
 
@@ -162,7 +197,9 @@ def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
     """Who must have a state now, after how many tokens, and of which text."""
     lengths = state_lens(step.now)
     for holder in step.held:
-        waits = any(r.holder == holder.name and r.phase is Phase.ADMITTED for r in step.now.requests)
+        waits = any(
+            r.holder == holder.name and r.phase is Phase.ADMITTED for r in step.now.requests
+        )
         if holder.name in lengths and not waits:
             text = holder.text if holder.request is None else holder.request.computed_text
             yield holder.name, lengths[holder.name], text
@@ -187,10 +224,14 @@ def _tracked(step: Step) -> Failure | None:
     for request, slot, length in _tracked_states(step):
         stamps = _stamps(request.computed_text)
         if states.stamp(slot) != stamp_after(stamps, length):
-            expected = f"slot {slot} has the state of {request.name} after its first {length} tokens"
+            expected = (
+                f"slot {slot} has the state of {request.name} after its first {length} tokens"
+            )
             head = f"must track the state of {request.name} after its first {length} tokens"
             got = f"it {seen(states.stamp(slot), stamps)}"
-            return failure(expected, got, AtState(slot), AtNamed("request", request.name), head=head)
+            return failure(
+                expected, got, AtState(slot), AtNamed("request", request.name), head=head
+            )
     return None
 
 
@@ -220,8 +261,11 @@ def _kind(step: Step, name: str) -> str:
     source="sglang Scheduler.abort_request, release_kv_cache; #16067, #20182, #23327",
     scope=RECURRENT,
     needs=("states",),
-    trigger=lambda s: bool(s.config.geometry.states) and s.done
-    and isinstance(s.command, (Abort, Close, Finish, Retract)),
+    trigger=lambda s: (
+        bool(s.config.geometry.states)
+        and s.done
+        and isinstance(s.command, (Abort, Close, Finish, Retract))
+    ),
 )
 def _given_back(step: Step) -> Failure | None:
     before, states = step.before.states, step.after.states
@@ -231,12 +275,18 @@ def _given_back(step: Step) -> Failure | None:
     having = _slots_of(states)
     for name in sorted(having.keys() - due):
         slot = having[name][0]
-        expected, head = f"{name} has no slot of recurrent state", f"must leave {name} without a slot"
+        expected, head = (
+            f"{name} has no slot of recurrent state",
+            f"must leave {name} without a slot",
+        )
         return failure(expected, f"it has slot {slot}", AtState(slot), head=head)
     free, had = {*states.free}, _slots_of(before)
     for name, slot in [(gone, slot) for gone in sorted(had.keys() - due) for slot in had[gone]]:
         if slot not in free and not states.owners(slot):
-            expected, head = f"slot {slot} of {name} is given back", f"must give slot {slot} of {name} back"
+            expected, head = (
+                f"slot {slot} of {name} is given back",
+                f"must give slot {slot} of {name} back",
+            )
             return failure(expected, "nobody has it, and it is not free", AtState(slot), head=head)
     return None
 
@@ -282,4 +332,3 @@ def _named_slots(states: StateFacts) -> Iterator[int]:
     yield from states.free
     yield from (slot for slots in _slots_of(states).values() for slot in slots)
     yield from states.nodes.values()
-

@@ -120,9 +120,10 @@ class Step:
         if isinstance(self.command, (Finish, Retract)):
             assert request.cursors is not None
             kept = (
-                self.command.finished_len if isinstance(self.command, Finish)
+                self.command.finished_len
+                if isinstance(self.command, Finish)
                 else request.output - self.command.in_flight
-            )  # fmt: skip
+            )
             stop = self._stop(request.session, request.cursors, request.origin + kept)
             return request.session, request.cursors, stop
         session = self.was.session(request.session)
@@ -157,7 +158,8 @@ class Step:
         elif isinstance(command, SpecDecode):
             lanes = [(lane.request, lane.accept, lane.allocate) for lane in command.lanes]
         elif isinstance(command, Launch):
-            claimed = {r.name: r.in_flight[-1].claimed for r in self.now.requests if r.in_flight}  # a choice
+            # a choice
+            claimed = {r.name: r.in_flight[-1].claimed for r in self.now.requests if r.in_flight}
             lanes = [(lane.request, claimed[lane.request], lane.allocate) for lane in command.lanes]
         else:
             return progress
@@ -174,7 +176,9 @@ class Step:
         it says, or that have received SWA KV of the last window alone."""
         assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
         choices, lanes = self.outcome.choices, self.command.lanes
-        return frozenset([*(c.request for c in choices if c.after), *(n.request for n in lanes if n.tail)])
+        return frozenset(
+            [*(c.request for c in choices if c.after), *(n.request for n in lanes if n.tail)]
+        )
 
     def frontier(self, name: str) -> int:
         """The system's swa_evicted_seqlen of a request after the step (0 if it shows none)."""
@@ -198,9 +202,14 @@ class Step:
             session = self.was.session(request.session)
             again = request.holder if session is None or session.slot is None else None
         return locks_after(
-            self.locked_before, self.before, self.after, command, again, self.config.geometry,
+            self.locked_before,
+            self.before,
+            self.after,
+            command,
+            again,
+            self.config.geometry,
             self.tree_policy_is_free,
-        )  # fmt: skip
+        )
 
 
 def span(pages: list[int], page_size: int) -> str:

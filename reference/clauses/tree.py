@@ -9,7 +9,16 @@ from reference.clauses.contents import stamp_text
 from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.owed import pages_freed
 from reference.clauses.step import Step
-from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
+from reference.commands import (
+    Decode,
+    Extend,
+    Finish,
+    Insert,
+    Launch,
+    SpecDecode,
+    token_of,
+    tree_key,
+)
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
 from reference.state import Phase, Request, state_of, text_tokens
@@ -30,7 +39,9 @@ def where(node: NodeFacts) -> str:
 
 def shrank(step: Step) -> bool:
     """The tree has given pages back."""
-    return any(holder.startswith("tree ") for pages in pages_freed(step).values() for holder in pages)
+    return any(
+        holder.startswith("tree ") for pages in pages_freed(step).values() for holder in pages
+    )
 
 
 @clause(
@@ -65,7 +76,9 @@ def _shape(step: Step) -> Failure | None:
         if page in first:
             twins = [AtNode(n.path) for n in tree.nodes if n.path[: n.start + size] == page]
             expected = f"one node that goes on with {path_text(page)}"
-            return failure(expected, "there are two", *twins, head=f"must leave {expected}, and leaves two")
+            return failure(
+                expected, "there are two", *twins, head=f"must leave {expected}, and leaves two"
+            )
         first.add(page)
     return None
 
@@ -85,9 +98,13 @@ def _shape(step: Step) -> Failure | None:
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
     needs=("tree", "window"),
-    trigger=lambda s: (t := s.after.tree) is not None and s.grew and any(not n.live for n in t.nodes)
-    and "swa" in s.after.pools,
-)  # fmt: skip
+    trigger=lambda s: (
+        (t := s.after.tree) is not None
+        and s.grew
+        and any(not n.live for n in t.nodes)
+        and "swa" in s.after.pools
+    ),
+)
 def _live_or_dead(step: Step) -> Failure | None:
     tree = tree_of(step)
     for node in tree.nodes if tree is not None and "swa" in step.after.pools else ():
@@ -101,7 +118,9 @@ def _live_or_dead(step: Step) -> Failure | None:
         at = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
         expected = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
         head = f"leaves {where(node)} with SWA slot {node.swa_slots[at]} for position {node.start + at}"
-        return failure(expected, f"{list(node.swa_slots)}", place, AtEntry(node.slots[at]), head=head)
+        return failure(
+            expected, f"{list(node.swa_slots)}", place, AtEntry(node.slots[at]), head=head
+        )
     return None
 
 
@@ -163,7 +182,8 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     rule="radix_tree.insert, radix_tree.insert_and_continue",
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
-    of=(Insert, Finish, Extend), needs=("tree",),
+    of=(Insert, Finish, Extend),
+    needs=("tree",),
     trigger=lambda s: s.after.tree is not None and any(True for _ in _inserted(s)),
 )
 def _inserted_found(step: Step) -> Failure | None:
@@ -172,18 +192,29 @@ def _inserted_found(step: Step) -> Failure | None:
     assert step.before.tree is not None
     known, pages, geometry = step.before.tree.pages, step.after.tree.pages, step.config.geometry
     for holder, key, brought, goes_on in _inserted(step):
-        others = (*step.locked_before.values(), *(k for name, k in step.locks.items() if name != holder))
+        others = (
+            *step.locked_before.values(),
+            *(k for name, k in step.locks.items() if name != holder),
+        )
         ends = page_ends(len(key), geometry.page_size)
         dead = {  # tombstones that may be, for want of SWA KV or as somebody reads through them
-            end for end in ends
+            end
+            for end in ends
             if not pages.get(key[:end], (None, False))[1]
             and (end <= brought or any(k.key[:end] == key[:end] for k in others))
-        }  # fmt: skip
-        if goes_on and geometry.window is not None and dead and max(dead) > len(key) - geometry.window:
+        }
+        if (
+            goes_on
+            and geometry.window is not None
+            and dead
+            and max(dead) > len(key) - geometry.window
+        ):
             continue
         for end in ends:
             page, evicted = pages.get(key[:end]), key[:end] in known and lost(step)
-            live = page is not None and (page[1] or geometry.window is None or end in dead or evicted)
+            live = page is not None and (
+                page[1] or geometry.window is None or end in dead or evicted
+            )
             if not live:  # what was there may be evicted on the way: TREE-11
                 start = end - geometry.page_size
                 where, place = f"[{start}, {end}) of {path_text(key)}", AtTreePage(key[:end], start)
@@ -205,7 +236,11 @@ def _inserted_found(step: Step) -> Failure | None:
 def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     """Who puts whole pages into the tree, their tokens, up to where it brings no SWA KV, and whether it goes
     on: then only if it could match all of them again."""
-    size, bigram, command = step.config.geometry.page_size, step.config.geometry.bigram, step.command
+    size, bigram, command = (
+        step.config.geometry.page_size,
+        step.config.geometry.bigram,
+        step.command,
+    )
     if not step.done:
         return
     if isinstance(command, Insert):
@@ -251,10 +286,15 @@ def _whole(key: Key, size: int) -> Key:
     rule="rules.finish.finish",
     source="#24590, #35694",
     scope=WITH_TREE,
-    of=(Finish,), needs=("tree",),
+    of=(Finish,),
+    needs=("tree",),
     trigger=lambda s: (
-        isinstance(s.command, Finish) and s.done and s.after.tree is not None
-        and (was := s.acted) is not None and was.cursors is not None and was.session is None
+        isinstance(s.command, Finish)
+        and s.done
+        and s.after.tree is not None
+        and (was := s.acted) is not None
+        and was.cursors is not None
+        and was.session is None
         and was.cursors.kv_allocated_len > was.origin + s.command.finished_len
     ),
 )
@@ -295,25 +335,43 @@ def _seen_by_the_client(step: Step) -> Failure | None:
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA. Requests whose windows were evicted with less than they insert, as"
     " before each round; not the prefix from the tree (TREE-8), nor KV evicted in that step.",
-    of=(Finish,), needs=("tree", "window"),
-    trigger=lambda s: isinstance(s.command, Finish) and s.after.tree is not None and "swa" in s.after.pools
-    and any(brought > 0 and key for _, key, brought, _ in _inserted(s)),
+    of=(Finish,),
+    needs=("tree", "window"),
+    trigger=lambda s: (
+        isinstance(s.command, Finish)
+        and s.after.tree is not None
+        and "swa" in s.after.pools
+        and any(brought > 0 and key for _, key, brought, _ in _inserted(s))
+    ),
 )
 def _resumable(step: Step) -> Failure | None:
     was, window, command = step.acted, step.config.geometry.window, step.command
-    if not isinstance(command, Finish) or not step.done or step.after.tree is None or window is None:
+    if (
+        not isinstance(command, Finish)
+        or not step.done
+        or step.after.tree is None
+        or window is None
+    ):
         return None
     assert was is not None and was.cursors is not None
     length = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
-    if was.session is not None or was.evicted >= length or lost(step) or not brings_state(step, was, command):
+    if (
+        was.session is not None
+        or was.evicted >= length
+        or lost(step)
+        or not brings_state(step, was, command)
+    ):
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
     locks = [k.key for k in step.locks.values()]
     found = None
-    for key in _finished_keys(step, was, command):  # if all is in the tree, all of it is to be resumed
+    # if all is in the tree, all of it is to be resumed
+    for key in _finished_keys(step, was, command):
         first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
         ends = page_ends(len(key), size, first)
-        gone = next((end for end in ends if not _readable(pages.get(key[:end]), key[:end], locks)), None)
+        gone = next(
+            (end for end in ends if not _readable(pages.get(key[:end]), key[:end], locks)), None
+        )
         if gone is None:
             return None
         found = found or (key, gone)
@@ -322,7 +380,9 @@ def _resumable(step: Step) -> Failure | None:
     key, end = found
     expected = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
     observed = "a tombstone" if key[:end] in pages else "it is not there"
-    return failure(expected, observed, AtTreePage(key[:end], end - size), head=f"must leave {expected}")
+    return failure(
+        expected, observed, AtTreePage(key[:end], end - size), head=f"must leave {expected}"
+    )
 
 
 def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> bool:
@@ -343,7 +403,8 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
     source="#26919",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
-    of=(Extend, Decode, SpecDecode, Launch, Finish, Insert), needs=("tree", "window"),
+    of=(Extend, Decode, SpecDecode, Launch, Finish, Insert),
+    needs=("tree", "window"),
     trigger=lambda s: s.grew and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
@@ -371,7 +432,11 @@ def _fresh(step: Step) -> Iterator[NodeFacts]:
         known = step.before.tree.pages
         parents = {node.path[: node.start] for node in tree.nodes}
         for node in tree.nodes:
-            if node.live and node.path not in parents and node.path[: node.start + size] not in known:
+            if (
+                node.live
+                and node.path not in parents
+                and node.path[: node.start + size] not in known
+            ):
                 yield node
 
 
@@ -380,13 +445,17 @@ def lost(step: Step) -> bool:
     before, after = step.before.tree, step.after.tree
     assert before is not None and after is not None
     kept = after.pages
-    return any(path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items())
+    return any(
+        path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items()
+    )
 
 
 def lost_states(step: Step) -> bool:
     """The system's tree has given up states; their nodes may be there."""
     before, after = step.before.states, step.after.states
-    return before is not None and after is not None and not before.nodes.keys() <= after.nodes.keys()
+    return (
+        before is not None and after is not None and not before.nodes.keys() <= after.nodes.keys()
+    )
 
 
 def brings_state(step: Step, was: Request, command: Finish) -> bool:

@@ -15,8 +15,14 @@ from reference.failures import AtCounter, AtNode, Failure, failure
 from reference.prefix_cache import pages_of, path_text
 from reference.radix_tree import Key, Tree, nodes, state_paths
 
-SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  # the counters of a tree
-COUNTERS = (("full", "evictable"), ("full", "protected"), ("swa", "evictable"), ("swa", "protected"))
+# the counters of a tree
+SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")
+COUNTERS = (
+    ("full", "evictable"),
+    ("full", "protected"),
+    ("swa", "evictable"),
+    ("swa", "protected"),
+)
 
 
 @clause(
@@ -75,7 +81,8 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     source="kvspec",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
-    of=(Evict,), needs=("tree",),
+    of=(Evict,),
+    needs=("tree",),
     trigger=lambda s: isinstance(s.command, Evict) and s.done and (shrank(s) or lost_states(s)),
 )
 def _as_requested(step: Step) -> Failure | None:
@@ -88,11 +95,15 @@ def _as_requested(step: Step) -> Failure | None:
     outcome_freed = getattr(step.outcome, "freed", None)
     for pool in step.after.pools:
         could = walked(step.before.tree)[0 if pool == "full" else 2]
-        freed = sum(len(p) for h, p in pages_freed(step)[pool].items() if h.startswith("tree ")) * size
+        freed = (
+            sum(len(p) for h, p in pages_freed(step)[pool].items() if h.startswith("tree ")) * size
+        )
         want, kind = min(requested[pool], could), "SWA" if pool == "swa" else pool
         if freed < want:
             expected = f"{want} {kind} tokens freed, of {could} that are not locked"
-            head = f"frees {freed} {kind} tokens and must free {want}, of {could} that are not locked"
+            head = (
+                f"frees {freed} {kind} tokens and must free {want}, of {could} that are not locked"
+            )
             return failure(expected, f"{freed}", head=head)
         if outcome_freed is not None and getattr(outcome_freed, pool) != freed:
             expected = f"{freed} {kind} tokens reported, as were freed"
@@ -152,7 +163,9 @@ def _states_differ(step: Step, now: Tree, shown: TreeFacts) -> Failure | None:
         return None
     got = {node.path for node in shown.nodes if node.state is not None}
     for path in sorted(state_paths(now) ^ got):
-        must, has = ("has a state", "it has none") if path not in got else ("has no state", "it has one")
+        must, has = (
+            ("has a state", "it has none") if path not in got else ("has no state", "it has one")
+        )
         return failure(f"the node that ends {path_text(path)} {must}", has, AtNode(path, "state"))
     return None
 
@@ -205,5 +218,7 @@ def _ends(step: Step) -> Failure | None:
 
 def _evicted_otherwise(step: Step) -> bool:
     """The system's swa_evicted_seqlen of a request is not the reference's: SWA-1, OUT-3 or REF-1 say so."""
-    own = [(r.name, r.cursors.swa_evicted_seqlen) for r in step.now.requests if r.cursors is not None]
+    own = [
+        (r.name, r.cursors.swa_evicted_seqlen) for r in step.now.requests if r.cursors is not None
+    ]
     return any(step.frontier(name) != evicted for name, evicted in own)

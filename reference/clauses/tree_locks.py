@@ -29,7 +29,8 @@ def locked(step: Step) -> bool:
     rule="radix_tree.usable",
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
-    of=(Match, Admit), needs=("tree",),
+    of=(Match, Admit),
+    needs=("tree",),
     trigger=lambda s: (m := match_of(s)) is not None and m[2] > 0,
 )
 def _usable(step: Step) -> Failure | None:
@@ -85,8 +86,12 @@ def _kept(step: Step) -> Failure | None:
             if page is not None and (page[1] or end <= pinned_from):
                 continue
             expected = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
-            must, seen = ("is there", "it is not") if page is None else ("has SWA KV", "it is a tombstone")
-            return failure(f"{expected}, {must}", seen, AtLock(holder), AtTreePage(key[:end], end - size))
+            must, seen = (
+                ("is there", "it is not") if page is None else ("has SWA KV", "it is a tombstone")
+            )
+            return failure(
+                f"{expected}, {must}", seen, AtLock(holder), AtTreePage(key[:end], end - size)
+            )
     return _state_kept(step)
 
 
@@ -113,8 +118,7 @@ def _state_kept(step: Step) -> Failure | None:
     "The first cache_protected_len positions of a row, and what a lock owner has locked, name the slots that"
     " the tree has for these tokens.",
     why=(
-        "A row that names pages which the tree has freed as duplicates reads another request's "
-        "KV."
+        "A row that names pages which the tree has freed as duplicates reads another request's KV."
     ),
     rule="prefix_cache.matched, handover.insert_prompt",
     source="#20070",
@@ -126,10 +130,14 @@ def _prefixes(step: Step) -> Failure | None:
     if step.after.tree is None:
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
-    named = {**{name: h.prefix for name, h in step.after.holders.items()}, **step.after.tree.lock_holders}
+    named = {
+        **{name: h.prefix for name, h in step.after.holders.items()},
+        **step.after.tree.lock_holders,
+    }
     for name, (key, *_) in sorted(step.locks.items()):
         slots = named.get(name, ())
-        for end in page_ends(len(key), size) if name in named else ():  # who has no row yet names none
+        # who has no row yet names none
+        for end in page_ends(len(key), size) if name in named else ():
             start = end - size
             want, got = pages.get(key[:end], ((),))[0], tuple(slots[start:end])
             if want != got:
@@ -169,13 +177,21 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     bigram = step.config.geometry.bigram
     if isinstance(step.command, Match):
         key = key_of(step.command.prompt, bigram)
-        return step.command.holder, key, len(step.after.tree.lock_holders.get(step.command.holder, ()))
+        return (
+            step.command.holder,
+            key,
+            len(step.after.tree.lock_holders.get(step.command.holder, ())),
+        )
     request = step.acted
     if isinstance(step.command, Admit):
         assert request is not None
         session = step.was.session(request.session)
         facts = step.after.requests.get(request.name)
-        if (session is None or session.slot is None) and facts is not None and facts.cursors is not None:
+        if (
+            (session is None or session.slot is None)
+            and facts is not None
+            and facts.cursors is not None
+        ):
             key = tree_key(text_tokens(request.text, request.origin + request.output - 1), bigram)
             return request.name, key, facts.cursors.cache_protected_len
     return None

@@ -27,12 +27,14 @@ from reference.rules.sessions import end_turn
     cases=(
         Case("nothing was written, and no close waits for it", "not started and not closing"),
         row_goes("midway", "started"),
-        row_goes("nothing was written, and a close has waited for it: the session goes",
-                 "not started and closing"),
+        row_goes(
+            "nothing was written, and a close has waited for it: the session goes",
+            "not started and closing",
+        ),
     ),
     tree="The lock of a wiped session, or that an admission without a slot has taken, is released.",
     states="The request's slot of recurrent state is given back, and a wiped session's.",
-)  # fmt: skip
+)
 def abort(state: State, command: Abort, context: RuleContext) -> State:
     request = known_request(state, command.request)
     if command.marked:

@@ -6,7 +6,15 @@ from reference.commands import Admit, Reason, tree_key
 from reference.cursors import cut, resume
 from reference.state import ZERO, Cursors, Phase, State, text_tokens
 from reference.prefix_cache import matched
-from reference.rules.base import NO_REQUEST, Case, RuleContext, known_request, make_room, require, rule
+from reference.rules.base import (
+    NO_REQUEST,
+    Case,
+    RuleContext,
+    known_request,
+    make_room,
+    require,
+    rule,
+)
 
 
 @rule(
@@ -52,7 +60,9 @@ def admit(state: State, command: Admit, context: RuleContext) -> State:
             state, length = matched(state, request.holder, known)
             restored = Cursors(length, length, 0, length)
             if length:  # the slot of an admission before this one is given back first
-                state = make_room(state.with_request(request._replace(cursors=None)), 0, context, states=1)
+                state = make_room(
+                    state.with_request(request._replace(cursors=None)), 0, context, states=1
+                )
     else:
         prefix = resume(session.slot, key, state.config.geometry.window or 0)
         states = bool(state.config.geometry.states)

@@ -117,7 +117,7 @@ def rule(
     def add(carry_out: CarryOut[C]) -> CarryOut[C]:
         RULES[command] = Rule(
             command, does, refused, carry_out, where, cases, page, pages, choice, tree, states
-        )  # fmt: skip
+        )
         return carry_out
 
     return add
@@ -156,7 +156,9 @@ def make_room(
     """The state with so many pages free in each pool, or a refusal. swa_pages: as many as `pages` if None.
     states: slots of recurrent state, for models that have one."""
     states = states if state.config.geometry.states else 0
-    found = with_room(state, pages, pages if swa_pages is None else swa_pages, context.effects, states)
+    found = with_room(
+        state, pages, pages if swa_pages is None else swa_pages, context.effects, states
+    )
     if isinstance(found, Reason):
         raise Refusal(found)
     return found

@@ -20,7 +20,8 @@ POOLS = {
     Reason.OUT_OF_SWA: "the same of the SWA pool",
 }
 
-Grown = list[tuple[Request, int]]  # requests of a batch, each with the kv_allocated_len that it grows to
+# requests of a batch, each with the kv_allocated_len that it grows to
+Grown = list[tuple[Request, int]]
 
 
 def batch_of(state: State, names: Sequence[str], *phases: Phase, late: int = 0) -> list[Request]:
@@ -28,7 +29,9 @@ def batch_of(state: State, names: Sequence[str], *phases: Phase, late: int = 0) 
     refusal."""
     require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
     requests = [known_request(state, name) for name in names]
-    require(all(r.phase in phases and len(r.in_flight) <= late for r in requests), Reason.WRONG_PHASE)
+    require(
+        all(r.phase in phases and len(r.in_flight) <= late for r in requests), Reason.WRONG_PHASE
+    )
     return requests
 
 
@@ -40,7 +43,11 @@ def require_window(state: State, request: Request) -> None:
 
 
 def allocate(
-    state: State, grown: Grown, context: RuleContext, tails: Container[str] = (), checkpoints: int = 0
+    state: State,
+    grown: Grown,
+    context: RuleContext,
+    tails: Container[str] = (),
+    checkpoints: int = 0,
 ) -> tuple[State, Grown]:
     """Room for every request to grow, after window eviction that the server may make before; or a refusal.
 
@@ -50,7 +57,12 @@ def allocate(
     geometry = state.config.geometry
     size = geometry.page_size
     evicted = [
-        (tail_alone(state, r, end, context) if r.name in tails else own_eviction(state, r, context), end)
+        (
+            tail_alone(state, r, end, context)
+            if r.name in tails
+            else own_eviction(state, r, context),
+            end,
+        )
         for r, end in grown
     ]
     pages, swa, rows, states = 0, 0, 0, checkpoints

@@ -66,7 +66,8 @@ def spec_decode(state: State, command: SpecDecode, context: RuleContext) -> Stat
     Launch,
     "The device computes the tokens and continues behind the accepted ones. All drafted tokens "
     "count as committed, none as output; the result takes back the rejected ones.",
-    _OF_A_VERIFY_ROUND | {
+    _OF_A_VERIFY_ROUND
+    | {
         Reason.WRONG_PHASE: f"{NOT_RUNNING}, or two results are in flight",
         Reason.WINDOW_LOST: "not live(S), with S = C without what rounds in flight claim of it",
     },
@@ -77,9 +78,11 @@ def spec_decode(state: State, command: SpecDecode, context: RuleContext) -> Stat
         "evict as in decode, with S."
     ),
     tree=_EVICTS_FIRST,
-)  # fmt: skip
+)
 def launch(state: State, command: Launch, context: RuleContext) -> State:
-    return _round(state, command.lanes, _verified(state, command, MOST_LATE - 1), context, late=True)
+    return _round(
+        state, command.lanes, _verified(state, command, MOST_LATE - 1), context, late=True
+    )
 
 
 @rule(
@@ -116,9 +119,14 @@ def _verified(state: State, command: SpecDecode | Launch, late: int = 0) -> list
 
 
 def _round(
-    state: State, lanes: Sequence[Draft], requests: Sequence[Request], context: RuleContext, *,
-    ahead: bool = True, late: bool = False,
-) -> State:  # fmt: skip
+    state: State,
+    lanes: Sequence[Draft],
+    requests: Sequence[Request],
+    context: RuleContext,
+    *,
+    ahead: bool = True,
+    late: bool = False,
+) -> State:
     """Slots for what each batch entry may accept, past all that earlier rounds may.
 
     ahead: a server may take more; late: the result is in flight.

@@ -66,7 +66,9 @@ def tail_alone(state: State, request: Request, length: int, context: RuleContext
     return evicted(state, request, length, None if choice is None else choice.swa_evicted_seqlen)
 
 
-def own_eviction(state: State, request: Request, context: RuleContext, *, after: bool = False) -> Request:
+def own_eviction(
+    state: State, request: Request, context: RuleContext, *, after: bool = False
+) -> Request:
     """A server may evict inside an allocation, driven with the length committed before it; inside a prefill
     `after` the forward pass instead, driven with the length committed then."""
     choice, cursors = context.choices.get(request.name), cursors_of(request)

@@ -63,7 +63,10 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     require(not tails or state.config.geometry.window is not None, Reason.NO_SWA)
     grown: Grown = []
     for request, lane in zip(requests, command.lanes):
-        length, runs = cursors_of(request).kv_committed_len + lane.tokens, request.phase is Phase.RUNNING
+        length, runs = (
+            cursors_of(request).kv_committed_len + lane.tokens,
+            request.phase is Phase.RUNNING,
+        )
         require(length <= request.origin + request.output, Reason.BAD_LENGTH)
         grown.append((request, max(length, cursors_of(request).kv_allocated_len * runs)))
     for request in requests:
@@ -79,7 +82,9 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
         length = cursors_of(request).kv_committed_len + lane.tokens
         last = length == request.origin + request.output
         request = request._replace(
-            cursors=cursors_of(request)._replace(kv_committed_len=length, kv_allocated_len=allocated),
+            cursors=cursors_of(request)._replace(
+                kv_committed_len=length, kv_allocated_len=allocated
+            ),
             started=True,
             output=request.output + last,
             phase=Phase.RUNNING if last else Phase.EXTENDING,

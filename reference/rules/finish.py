@@ -76,7 +76,10 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
 def cut_of_turn(state: State, request: Request, target: int, context: RuleContext) -> Cursors:
     """What the slot keeps of a turn that ends, or is retracted, at `target`."""
     before, choice = cursors_of(request), context.choices.get(request.name)
-    if choice is not None and choice.kv_committed_len not in (None, min(before.kv_committed_len, target)):
+    if choice is not None and choice.kv_committed_len not in (
+        None,
+        min(before.kv_committed_len, target),
+    ):
         first = request.settled_len + 1
         if not request.in_flight or choice.kv_committed_len != min(first, target):
             raise ChoiceNotAllowed(

@@ -47,6 +47,10 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
         state = unlocked(state, request.name)
     return state.with_request(
         request._replace(
-            phase=Phase.QUEUED, output=output, processed_outputs=(output, output), cursors=None, in_flight=()
+            phase=Phase.QUEUED,
+            output=output,
+            processed_outputs=(output, output),
+            cursors=None,
+            in_flight=(),
         )
     )

@@ -9,7 +9,16 @@ from __future__ import annotations
 from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len
 from reference.state import Request, Session, State, text_len
 from reference.prefix_cache import extended, unlocked, well_formed
-from reference.rules.base import NAME_TAKEN, Case, Refusal, RuleContext, is_taken, require, row_goes, rule
+from reference.rules.base import (
+    NAME_TAKEN,
+    Case,
+    Refusal,
+    RuleContext,
+    is_taken,
+    require,
+    row_goes,
+    rule,
+)
 
 # Who may end a turn, and who clears its mark: command -> does it end the turn, what becomes of the mark, and
 # what the session keeps. Tests compare it with every transition of small scopes.

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from reference import radix_tree as radix
-from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, UnlockSwa, prompt_len
+from reference.commands import (
+    Done,
+    Evict,
+    Insert,
+    Match,
+    Mode,
+    Reason,
+    Unlock,
+    UnlockSwa,
+    prompt_len,
+)
 from reference.cursors import eviction_limit, floor_page
 from reference.handover import insert_by_lock_holder
 from reference.state import IN_BATCH, State
@@ -38,7 +48,7 @@ _TOO_LONG = "the prompt is longer than a row"
         "L is the longest such length at whose end the tree has a state, which is locked as well; for a"
         " reader of full KV alone the state does not count."
     ),
-)  # fmt: skip
+)
 def match(state: State, command: Match, _: RuleContext) -> State:
     require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
     require(not is_taken(state, command.holder), Reason.REQUEST_EXISTS)
@@ -95,7 +105,9 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
     tree, holder = state.tree, command.holder
     if request is not None:
         length, holder = request.settled_len, request.holder
-        require(length - geometry.window >= cursors_of(request).cache_protected_len, Reason.BAD_LENGTH)
+        require(
+            length - geometry.window >= cursors_of(request).cache_protected_len, Reason.BAD_LENGTH
+        )
         if request.session is not None:  # as a window eviction: no later cut goes below
             require(state.config.mode is Mode.FAITHFUL and not geometry.states, Reason.UNFAITHFUL)
             state = state.with_request(request._replace(evicted=max(request.evicted, length)))
@@ -194,12 +206,14 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
         (
             "a tombstone without a lock that this eviction has left without children, or"
             " made of a leaf",
-            "freed", "as it was",
+            "freed",
+            "as it was",
         ),
         ("full is short: a leaf without a lock", "freed", "freed"),
         (
             "swa is short: it has SWA KV that no lock needs, and becomes a tombstone",
-            "as it was", "freed",
+            "as it was",
+            "freed",
         ),
     ),
     states=(
@@ -208,7 +222,7 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
         " state at its end, and no other. A node without a state that is left without children goes as a"
         " tombstone does."
     ),
-)  # fmt: skip
+)
 def evict(state: State, command: Evict, context: RuleContext) -> State:
     require(command.full or command.swa or command.states, Reason.EMPTY)
     require(command.swa == 0 or state.config.geometry.window is not None, Reason.NO_SWA)

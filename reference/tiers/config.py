@@ -42,7 +42,9 @@ class TierConfig:
     def __post_init__(self) -> None:
         for name, values in (("policy", POLICIES), ("storage", STORAGE), ("decode", DECODE)):
             if (value := getattr(self, name)) not in values:
-                raise GeometryError(name, f"must be one of {', '.join(map(repr, values))}, not {value!r:.40}")
+                raise GeometryError(
+                    name, f"must be one of {', '.join(map(repr, values))}, not {value!r:.40}"
+                )
         for name in ("page_size", "window"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MAX_SLOTS:
@@ -51,14 +53,22 @@ class TierConfig:
             name = "swa_pages" if self.swa_pages else "host_swa_pages"
             raise GeometryError(name, "must be 0 when window is null (no SWA pool)")
         if bool(self.decode) != (1 <= self.rows <= 64):
-            raise GeometryError("rows", f"must be in [1, 64] where decode is set, else 0, not {self.rows}")
+            raise GeometryError(
+                "rows", f"must be in [1, 64] where decode is set, else 0, not {self.rows}"
+            )
         if self.decode and self.storage:
             raise GeometryError("storage", "must be '' on a server that only decodes")
-        for name in ("full_pages", "host_pages", *(("swa_pages", "host_swa_pages") if self.window else ())):
+        for name in (
+            "full_pages",
+            "host_pages",
+            *(("swa_pages", "host_swa_pages") if self.window else ()),
+        ):
             most, pages = MAX_SLOTS // self.page_size, getattr(self, name)
             least = 0 if self.decode == "radix" and name.startswith("host") else 1
             if not least <= pages <= (most if least else 0):
-                raise GeometryError(name, f"must be in [{least}, {most if least else 0}], not {pages}")
+                raise GeometryError(
+                    name, f"must be in [{least}, {most if least else 0}], not {pages}"
+                )
         if not self.page_size <= self.width <= MAX_SLOTS:
             raise GeometryError("width", f"must be in [page_size, {MAX_SLOTS}], not {self.width}")
 
@@ -106,7 +116,9 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "storage-back": TierConfig(2, None, 10, 0, 8, 0, 20, "write_back", storage="best_effort"),
     "storage-window": TierConfig(1, 3, 20, 16, 14, 10, 16, storage="wait_complete"),
     "storage-window-page2": TierConfig(2, 3, 12, 10, 10, 6, 24, storage="best_effort"),
-    "storage-names": TierConfig(1, None, 16, 0, 12, 0, 16, namespaces=True, storage="wait_complete"),
+    "storage-names": TierConfig(
+        1, None, 16, 0, 12, 0, 16, namespaces=True, storage="wait_complete"
+    ),
     "storage-bigram": TierConfig(1, 3, 20, 16, 14, 10, 16, bigram=True, storage="best_effort"),
     "decode": TierConfig(2, None, 24, 0, 0, 0, 32, decode="radix", rows=4),
     "decode-page1": TierConfig(1, None, 32, 0, 0, 0, 24, decode="radix", rows=4),
@@ -123,4 +135,6 @@ def tier_preset(name: str) -> TierConfig:
     try:
         return TIER_PRESETS[name]
     except KeyError:
-        raise GeometryError("preset", f"unknown {name!r:.40}; one of {', '.join(TIER_PRESETS)}") from None
+        raise GeometryError(
+            "preset", f"unknown {name!r:.40}; one of {', '.join(TIER_PRESETS)}"
+        ) from None

@@ -51,14 +51,18 @@ class LockRanges:
     def note(self, command: TierCommand) -> None:
         """Remember who holds what text after a command that was carried out."""
         match command:
-            case Match(holder, prompt) | Load(holder, prompt) | Insert(holder, prompt, chunked=True):
+            case (
+                Match(holder, prompt) | Load(holder, prompt) | Insert(holder, prompt, chunked=True)
+            ):
                 self.prompts[holder] = prompt
             case Insert(holder) | Unlock(holder):
                 self.prompts.pop(holder, None)
             case Prefetch(holder, prompt):
                 self.waiting[holder] = prompt
         if isinstance(command, Match | Load | Abort):
-            self.waiting.pop(command.request if isinstance(command, Abort) else command.holder, None)
+            self.waiting.pop(
+                command.request if isinstance(command, Abort) else command.holder, None
+            )
         if isinstance(command, Await):
             self.received[command.holder] = command.prompt
             self.seen = [command.prompt, *self.seen[:5]]
@@ -110,7 +114,9 @@ def _covering(node: int, window: int, nodes: dict[int, TierNode], gaps: Spans) -
 
 def _tombstones(user: TierUser, nodes: dict[int, TierNode]) -> Spans:
     """Where the path of a user has no SWA KV."""
-    passed = (n for n in path(user.node, nodes) if not (n.host if user.host else n.device).get("swa"))
+    passed = (
+        n for n in path(user.node, nodes) if not (n.host if user.host else n.device).get("swa")
+    )
     return tuple((n.start, n.end) for n in passed)
 
 

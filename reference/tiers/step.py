@@ -101,7 +101,9 @@ class TierStep:
         """How many users each node has to count."""
         return counts(self.after, self.ranges, self.config.pools)
 
-    def moving(self, which: Callable[[TierTransfer], bool]) -> Iterator[tuple[TierTransfer, TierPart]]:
+    def moving(
+        self, which: Callable[[TierTransfer], bool]
+    ) -> Iterator[tuple[TierTransfer, TierPart]]:
         """The parts of those transfers of the present cache that `which` picks."""
         for job in self.after.transfers:
             if not job.stale and which(job):
@@ -116,7 +118,9 @@ class TierStep:
 
     @property
     def kept_copies(self) -> tuple[int, int]:
-        before, now = (sum(any(n.host.values()) for n in facts.nodes) for facts in (self.before, self.after))
+        before, now = (
+            sum(any(n.host.values()) for n in facts.nodes) for facts in (self.before, self.after)
+        )
         return before, now
 
     @remembered
@@ -125,13 +129,15 @@ class TierStep:
         after, users = self.after, any(user.node for user in self.after.users)
         copying = any(not job.copied for job in after.transfers)
         found = {
-            "HOST-1": any(any(node.host.values()) for node in after.nodes), "HOST-2": bool(after.nodes),
+            "HOST-1": any(any(node.host.values()) for node in after.nodes),
+            "HOST-2": bool(after.nodes),
             "HOST-3": users,
             "XFER-1": copying or any(op.back for op in after.operations),
-            "XFER-2": bool(self.unfinished) or any(not op.back and op.moving for op in after.operations)
+            "XFER-2": bool(self.unfinished)
+            or any(not op.back and op.moving for op in after.operations)
             or any(request.writing for request in after.requests),
             "XFER-3": self.before.in_flight and not after.in_flight,
-        }  # fmt: skip
+        }
         return frozenset(name for name, could in found.items() if could)
 
     def rooms(self) -> Iterator[HostUnit]:
@@ -141,10 +147,13 @@ class TierStep:
                 nodes, others = len(self.owners.get(slot, ())), self.held_back.get(slot, [])
                 owned = f"{nodes} nodes have it" + "".join(f", {other} has it" for other in others)
                 owners = nodes + len(others)
-                yield HostUnit(called(slot), AtSlot(pool, at, True), owners, self.free[slot], False, owned)
+                yield HostUnit(
+                    called(slot), AtSlot(pool, at, True), owners, self.free[slot], False, owned
+                )
 
     def copies(self) -> Iterator[KeptCopy]:
-        pools = ("full",) if self.config.decode else self.config.pools  # SWA KV is sent anew to each request
+        # SWA KV is sent anew to each request
+        pools = ("full",) if self.config.decode else self.config.pools
         for node in self.after.nodes:
             for host, slots in ((True, node.host), (False, node.device)):
                 for pool in pools:
@@ -160,10 +169,13 @@ class TierStep:
         )
         tier = "host" if host else "device"
         return KeptCopy(
-            f"the {pool} KV of node {node.node} on the {tier} is that of its {len(stamps)} tokens", stamps,
-            found, lambda i: f"{called((*where, own[i]))} of position {node.start + i}",
-            lambda i: AtSlot(pool, own[i], host), "nothing",
-        )  # fmt: skip
+            f"the {pool} KV of node {node.node} on the {tier} is that of its {len(stamps)} tokens",
+            stamps,
+            found,
+            lambda i: f"{called((*where, own[i]))} of position {node.start + i}",
+            lambda i: AtSlot(pool, own[i], host),
+            "nothing",
+        )
 
     def pins(self) -> Iterator[Count]:
         wanted = self.wanted_counts
@@ -184,17 +196,27 @@ class TierStep:
 
     def sources(self) -> Iterator[Source]:
         were = {
-            (job.load, part) for job in self.before.transfers if not job.stale and not job.copied
+            (job.load, part)
+            for job in self.before.transfers
+            if not job.stale and not job.copied
             for part in job.parts
-        }  # fmt: skip
+        }
         for job, part in self.moving(lambda job: not job.copied):
             slot = source(job, part)
             owners = len(self.owners.get(slot, ()))
-            lost = "" if owners == 1 else "it is free" if self.free[slot] else f"{owners} nodes have it"
+            lost = (
+                ""
+                if owners == 1
+                else "it is free"
+                if self.free[slot]
+                else f"{owners} nodes have it"
+            )
             before = now = held(self.after, slot)
             if (job.load, part) in were:
                 before = held(self.before, slot)
-            yield Source(job.called, called(slot), AtSlot(slot[1], slot[2], slot[0]), before, now, lost)
+            yield Source(
+                job.called, called(slot), AtSlot(slot[1], slot[2], slot[0]), before, now, lost
+            )
         yield from self._backed_up()
 
     def _backed_up(self) -> Iterator[Source]:
@@ -203,10 +225,18 @@ class TierStep:
         for operation in self.after.operations:
             for slot in host_slots(operation.moving) if operation.back else ():
                 owners = len(self.owners.get(slot, ()))
-                lost = "" if owners == 1 else "it is free" if self.free[slot] else f"{owners} nodes have it"
+                lost = (
+                    ""
+                    if owners == 1
+                    else "it is free"
+                    if self.free[slot]
+                    else f"{owners} nodes have it"
+                )
                 now = held(self.after, slot)
                 before = held(self.before, slot) if slot in were.get(operation.job, ()) else now
-                yield Source(operation.called, called(slot), AtSlot(*slot[1:], True), before, now, lost)
+                yield Source(
+                    operation.called, called(slot), AtSlot(*slot[1:], True), before, now, lost
+                )
 
     def taken(self) -> Iterator[Failure]:
         for job, part in self.moving(lambda job: not job.completed):
@@ -215,13 +245,19 @@ class TierStep:
             if len(owners) != 1 or self.free[slot]:
                 got = "it is free" if self.free[slot] else f"{len(owners)} nodes have it"
                 at = AtSlot(slot[1], slot[2], slot[0])
-                yield failure(f"{called(slot)} is kept for {job.called}", got, at, AtTransfer(job.job))
+                yield failure(
+                    f"{called(slot)} is kept for {job.called}", got, at, AtTransfer(job.job)
+                )
         for operation in self.after.operations:
             for slot in () if operation.back else host_slots(operation.moving):
                 nodes, others = self.owners.get(slot, []), self.held_back.get(slot, [])
                 if self.free[slot] or nodes or others != [operation.called]:
                     names = [*(f"node {node}" for node in nodes), *others]
-                    got = "it is free" if self.free[slot] else f"{' and '.join(names) or 'nobody'} has it"
+                    got = (
+                        "it is free"
+                        if self.free[slot]
+                        else f"{' and '.join(names) or 'nobody'} has it"
+                    )
                     where = AtSlot(*slot[1:], True)
                     want = f"{called(slot)} is kept for {operation.called}"
                     yield failure(want, got, where, AtTransfer(operation.job))
@@ -251,9 +287,13 @@ class TierStep:
         after, config = self.after, self.config
         for what, size, free, own in (
             ("row", config.rows, after.free_rows, [r.row for r in after.requests]),
-            ("slot of a first token", max(1, config.rows - 1), after.free_first,
-             [r.first for r in after.requests]),
-        ):  # fmt: skip
+            (
+                "slot of a first token",
+                max(1, config.rows - 1),
+                after.free_first,
+                [r.first for r in after.requests],
+            ),
+        ):
             owners = Counter([*free, *(number for number in own if number >= 0)])
             for number, times in owners.items():
                 if times > 1:
@@ -289,8 +329,11 @@ class TierStep:
         expected = "nothing is in flight: no record, no mark, no pin on the host"
         if self.after.reserved:
             at = AtCount("storage", "tokens being fetched", 0)
-            yield failure("nothing is in flight: no token counts as being fetched",
-                          f"{self.after.reserved} do", at)  # fmt: skip
+            yield failure(
+                "nothing is in flight: no token counts as being fetched",
+                f"{self.after.reserved} do",
+                at,
+            )
         for record in self.after.records:
             what = f"the {'load' if record.load else 'store'} of node {record.ack}"
             yield failure(expected, f"there is a record of {what}", AtTreeNode(record.ack))
@@ -299,9 +342,11 @@ class TierStep:
                 (node.storing >= 0, True, "waits for a store"),
                 (node.loading >= 0, False, "waits for a load"),
                 (any(node.pins.values()), True, "is pinned on the host"),
-            ):  # fmt: skip
+            ):
                 if wrong:
-                    yield failure(expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host))
+                    yield failure(
+                        expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host)
+                    )
 
 
 def host_slots(slots: Slots) -> Iterator[Slot]:

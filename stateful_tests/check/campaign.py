@@ -28,12 +28,15 @@ from stateful_tests.check.tiers import CORPUS, Plan, for_system
 from stateful_tests.check.turns import batches, configurations, planned
 from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.results import (
-    CheckResult, MachineResult, Run, Violation, add_tallies,
-)  # fmt: skip
+    CheckResult,
+    MachineResult,
+    Run,
+    Violation,
+    add_tallies,
+)
 
 Progress = Callable[[str, int, int], None]
 _UNSTARTED = 8  # runs, of several sizes: none starts
-
 
 
 def run(
@@ -95,7 +98,8 @@ class _Campaign:
     started: float = field(default_factory=time.monotonic)
     lines: int = 0  # of the corpus, which wait
     counted: Counted = field(default_factory=Counted)
-    broke: Counter[str] = field(default_factory=Counter)  # how the system failed, "" where it did not
+    # how the system failed, "" where it did not
+    broke: Counter[str] = field(default_factory=Counter)
 
     def run(
         self, executor: Executor, work: Callable[[RunBatch], Driven], early: Sequence[Run]
@@ -107,7 +111,9 @@ class _Campaign:
             for config in configurations(self.system, self.plan)
         }
         result.machines = list(machines.values())
-        self.lines = sum(planned(self.system, self.plan, each) for each in machines if each.machine == CORPUS)
+        self.lines = sum(
+            planned(self.system, self.plan, each) for each in machines if each.machine == CORPUS
+        )
         if self.plan.examples is None:
             result.asked = self.plan.commands
         ahead, now = tee(batches(self.system, self.plan, tuple(machines)))
@@ -125,13 +131,17 @@ class _Campaign:
         except KeyboardInterrupt:
             result.interrupted = True
             self.finder.give_up()
-        except UnusableImplementation as error:  # what was found until then is reported all the same
+        except (
+            UnusableImplementation
+        ) as error:  # what was found until then is reported all the same
             self.finder.give_up()
             if not len(self.finder):
                 raise
             result.broke_off = str(error)
         if self.plan.examples is not None:
-            result.planned = self.plan.examples * sum(config.machine != CORPUS for config in machines)
+            result.planned = self.plan.examples * sum(
+                config.machine != CORPUS for config in machines
+            )
         result.findings = self.finder.findings()
         result.masked = dict(self.finder.masked)
         for machine in result.machines:
@@ -143,12 +153,18 @@ class _Campaign:
     def _over(self, result: CheckResult) -> bool:
         """The commands of the plan were carried out, the time limit was reached, or nothing new came up for
         long enough after a finding."""
-        if self.plan.examples is None and not self.lines and self.counted.enough(self.plan.commands):
+        if (
+            self.plan.examples is None
+            and not self.lines
+            and self.counted.enough(self.plan.commands)
+        ):
             return True
         limit = self.plan.time_limit_s
         result.timed_out = limit is not None and time.monotonic() - self.started > limit
         since = self.finder.commands - self.finder.last_new
-        result.stopped = self.finder.has_new and (since > self.plan.after_finding or self._hopeless())
+        result.stopped = self.finder.has_new and (
+            since > self.plan.after_finding or self._hopeless()
+        )
         return result.timed_out or result.stopped
 
     def _hopeless(self) -> bool:
@@ -172,6 +188,8 @@ class _Campaign:
                 self.broke[broken((violation, trace))] += 1
                 self.finder.take(violation, trace)
         if self.progress is not None:
-            sized = "directed corpus" if result.name == CORPUS else f"{result.name} on {result.preset}"
+            sized = (
+                "directed corpus" if result.name == CORPUS else f"{result.name} on {result.preset}"
+            )
             where = f"{sized}, mode {result.mode.value}"
             self.progress(where, self.finder.commands, len(self.finder))

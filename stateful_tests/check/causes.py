@@ -46,16 +46,23 @@ def _no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
         away = rejected_turns(replay(system, trace)) - {len(trace.commands) - 1}
     except UnusableImplementation:
         return trace
-    return replace(trace, commands=tuple(c for at, c in enumerate(trace.commands) if at not in away))
+    return replace(
+        trace, commands=tuple(c for at, c in enumerate(trace.commands) if at not in away)
+    )
 
 
 def _nothing_received(system: AnySystem, trace: Trace) -> Trace:
     """Each prompt takes SWA slots for all of it."""
     del system
-    return replace(trace, commands=tuple(
-        replace(c, lanes=tuple(replace(lane, tail=False) for lane in c.lanes)) if isinstance(c, Extend) else c
-        for c in trace.commands
-    ))  # fmt: skip
+    return replace(
+        trace,
+        commands=tuple(
+            replace(c, lanes=tuple(replace(lane, tail=False) for lane in c.lanes))
+            if isinstance(c, Extend)
+            else c
+            for c in trace.commands
+        ),
+    )
 
 
 def _with_sizes(trace: Trace, **sizes: Any) -> Trace:
@@ -99,9 +106,13 @@ def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
 def _no_window(system: AnySystem, trace: Trace) -> Trace:
     """No group of an engine has a window; nor has a tree with a host tier."""
     if isinstance(trace.geometry, TierConfig):
-        commands = tuple(replace(c, evicted=0) if isinstance(c, Insert) else c for c in trace.commands)
+        commands = tuple(
+            replace(c, evicted=0) if isinstance(c, Insert) else c for c in trace.commands
+        )
         commands = tuple(replace(c, swa=0) if isinstance(c, Evict) else c for c in commands)
-        return _with_sizes(replace(trace, commands=commands), window=None, swa_pages=0, host_swa_pages=0)
+        return _with_sizes(
+            replace(trace, commands=commands), window=None, swa_pages=0, host_swa_pages=0
+        )
     if not isinstance(trace.geometry, EngineConfig):
         return trace
     groups = tuple(replace(group, window=None) for group in trace.geometry.groups)
@@ -118,10 +129,15 @@ def _engine_without(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
 def _no_chunks(system: AnySystem, trace: Trace) -> Trace:
     """Each insert into a tree with a host tier is a request's last."""
     del system
-    return replace(trace, commands=tuple(
-        replace(c, chunked=False) if isinstance(c, Insert) and isinstance(trace.geometry, TierConfig) else c
-        for c in trace.commands
-    ))  # fmt: skip
+    return replace(
+        trace,
+        commands=tuple(
+            replace(c, chunked=False)
+            if isinstance(c, Insert) and isinstance(trace.geometry, TierConfig)
+            else c
+            for c in trace.commands
+        ),
+    )
 
 
 def _host_room(system: AnySystem, trace: Trace) -> Trace:
@@ -130,7 +146,9 @@ def _host_room(system: AnySystem, trace: Trace) -> Trace:
     if not isinstance(trace.geometry, TierConfig):
         return trace
     sizes, size = trace.geometry, trace.geometry.page_size
-    pages = sum(-(-prompt_len(c.prompt) // size) for c in trace.commands if hasattr(c, "prompt")) + 1
+    pages = (
+        sum(-(-prompt_len(c.prompt) // size) for c in trace.commands if hasattr(c, "prompt")) + 1
+    )
     most = max(sizes.host_pages, pages), sizes.host_swa_pages and max(sizes.host_swa_pages, pages)
     return _with_sizes(trace, host_pages=most[0], host_swa_pages=most[1])
 
@@ -206,4 +224,6 @@ def to_avoid(known: Sequence[Needs]) -> list[Needs]:
     """What to avoid, the least first, so that one need of each known trace is missing."""
     each = dict.fromkeys(tuple(need for need in _NEEDS if need in one) for one in product(*known))
     by_size = sorted(each, key=len)
-    return [one for at, one in enumerate(by_size) if not any({*less} < {*one} for less in by_size[:at])]
+    return [
+        one for at, one in enumerate(by_size) if not any({*less} < {*one} for less in by_size[:at])
+    ]

@@ -54,7 +54,10 @@ class Changes(NamedTuple):
 
 
 def changes(
-    system: Any, revision: str, lines: Sequence[CorpusLine], found: Callable[[CorpusLine], None] | None = None
+    system: Any,
+    revision: str,
+    lines: Sequence[CorpusLine],
+    found: Callable[[CorpusLine], None] | None = None,
 ) -> Changes:
     """Look for lines that call what changed in the checkout of `system`, the shortest first.
 
@@ -138,7 +141,9 @@ def _of_lines(root: Path, file: str, changed: set[int] | None) -> Iterator[Funct
     except (SyntaxError, ValueError):
         yield file, "cannot be parsed"
         return
-    outside = {at for at, line in enumerate(text.splitlines(), 1) if line.strip()} & {*(changed or ())}
+    outside = {at for at, line in enumerate(text.splitlines(), 1) if line.strip()} & {
+        *(changed or ())
+    }
     for name, lines in _defined(tree, ""):
         if changed is None or changed.intersection(lines):
             yield file, name
@@ -154,7 +159,9 @@ def _defined(tree: ast.AST, inside: str) -> Iterator[tuple[str, range]]:
             first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             yield inside + node.name, range(first, (node.end_lineno or first) + 1)
         else:
-            yield from _defined(node, f"{inside}{node.name}." if isinstance(node, ast.ClassDef) else inside)
+            yield from _defined(
+                node, f"{inside}{node.name}." if isinstance(node, ast.ClassDef) else inside
+            )
 
 
 def _git(root: Path, *arguments: str) -> str:

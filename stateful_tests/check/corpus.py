@@ -46,7 +46,11 @@ class CorpusLine(NamedTuple):
             return "clients" if isinstance(self.geometry, EngineConfig) else "tiers"
         if not self.geometry.tree:
             return "sessions"
-        return "tree" if all(isinstance(command, TREE_COMMANDS) for command in self.commands) else "both"
+        return (
+            "tree"
+            if all(isinstance(command, TREE_COMMANDS) for command in self.commands)
+            else "both"
+        )
 
 
 def written(line: CorpusLine) -> str:
@@ -105,9 +109,11 @@ def meets(line: CorpusLine) -> int | None:
 
 
 def driven(
-    machines: tuple[str, ...], modes: tuple[Mode, ...], mode: Mode,
+    machines: tuple[str, ...],
+    modes: tuple[Mode, ...],
+    mode: Mode,
     first: frozenset[CorpusLine] = frozenset(),
-) -> list[CorpusLine]:  # fmt: skip
+) -> list[CorpusLine]:
     """The lines that these machines drive in `mode`, one of `modes`.
 
     After `first` come known faults, then lines by hand, then the shortest. A line of faithful mode runs in
@@ -115,6 +121,7 @@ def driven(
     """
     lines = *fault_lines(), *sorted(load(), key=lambda n: (n.origin != "hand", len(n.commands)))
     return [
-        line for line in sorted(lines, key=lambda each: each not in first)
+        line
+        for line in sorted(lines, key=lambda each: each not in first)
         if line.machine in machines and mode is (line.mode if line.mode in modes else Mode.FREE)
-    ]  # fmt: skip
+    ]

@@ -19,7 +19,8 @@ from stateful_tests.lockstep.results import OWN, CheckResult
 
 # Runs in which a system refuses all commands of a kind: it does not serve it any more, or never has.
 NO_MORE, NEVER = 10, 3
-_SHORT, _MOST = 30, 3  # commands: a shorter run takes as much effort; effort for each that is carried out
+# commands: a shorter run takes as much effort; effort for each that is carried out
+_SHORT, _MOST = 30, 3
 
 
 @dataclass(slots=True)
@@ -51,7 +52,9 @@ class Counted:
         for kind in driven.carried_out:
             self.declined.pop(kind, None)
         for kind, declined in driven.declined.items():
-            so_far = self.declined.setdefault(kind, Declined(declined.name, self.commands + declined.since))
+            so_far = self.declined.setdefault(
+                kind, Declined(declined.name, self.commands + declined.since)
+            )
             so_far.runs |= {self.runs + run for run in declined.runs}
 
     def ran(self, commands: int) -> None:
@@ -110,10 +113,13 @@ class Counted:
             return ()
         machines = {config.machine for config in configs} - {CORPUS}
         offered = {kind for machine in machines for kind in MACHINES[machine]}
-        return tuple(sorted(
-            kind_name(kind) for kind in offered
-            if kind.__name__ in can.commands and not self.carried_out[kind.__name__]
-        ))  # fmt: skip
+        return tuple(
+            sorted(
+                kind_name(kind)
+                for kind in offered
+                if kind.__name__ in can.commands and not self.carried_out[kind.__name__]
+            )
+        )
 
 
 def _drivable(system: AnySystem, line: CorpusLine) -> bool:

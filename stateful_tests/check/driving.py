@@ -27,14 +27,25 @@ from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.coverage.situations import situations
 from stateful_tests.generate.choice_source import Choices, RandomChoices
 from stateful_tests.generate.engine_commands import (
-    draw_engine_config, draw_engine_profile, engine_finale, fitted, propose_engine_command,
-)  # fmt: skip
+    draw_engine_config,
+    draw_engine_profile,
+    engine_finale,
+    fitted,
+    propose_engine_command,
+)
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.tier_commands import (
-    draw_tier_config, propose_tier_command, tier_finale,
-)  # fmt: skip
+    draw_tier_config,
+    propose_tier_command,
+    tier_finale,
+)
 from stateful_tests.generate.tier_profile import draw_tier_profile
-from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
+from stateful_tests.generate.run_profile import (
+    RunProfile,
+    draw_geometry,
+    draw_profile,
+    with_settings,
+)
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, lockstep_on, new_tallies
@@ -115,7 +126,9 @@ class Driven:
             self.carried_out[kind] += 1
             self.declined.pop(kind, None)
         elif declined:
-            since = self.declined.setdefault(kind, Declined(kind_name(type(command)), self.kinds.total()))
+            since = self.declined.setdefault(
+                kind, Declined(kind_name(type(command)), self.kinds.total())
+            )
             since.runs.add(len(self.runs))
         self.kinds[kind] += 1
 
@@ -135,7 +148,10 @@ def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
     machines: dict[str, Any] = {CLIENTS: _engine_example, TIERED: _engine_example, CORPUS: _line}
     for example in batch.examples:
         machines.get(batch.config.machine, _example)(system, plan, batch.config, example, driven)
-        if sum(broke.startswith(HANG) for _, found in driven.runs for broke in map(broken, found)) == HANGS:
+        if (
+            sum(broke.startswith(HANG) for _, found in driven.runs for broke in map(broken, found))
+            == HANGS
+        ):
             break  # each takes its time
     driven.seconds = time.monotonic() - began
     return driven
@@ -151,9 +167,12 @@ def _system(named: Named) -> Any:
     """The system of this process, which is closed when it ends. What it has loaded stays: torch's objects are
     not looked through for garbage again and again."""
     system = systems.resolve(
-        named.impl, device=named.device, checkout=named.checkout, limits=named.limits,
+        named.impl,
+        device=named.device,
+        checkout=named.checkout,
+        limits=named.limits,
         in_process=named.in_process,
-    )  # fmt: skip
+    )
     check_also(system, named.also_checked)
     Finalize(None, partial(_close, system), exitpriority=1)
     gc.freeze()
@@ -161,7 +180,8 @@ def _system(named: Named) -> Any:
 
 
 def _close(system: Any) -> None:
-    with suppress(Exception):  # whoever started this process closes a system too, and says why it cannot
+    # whoever started this process closes a system too, and says why it cannot
+    with suppress(Exception):
         system.close()
 
 
@@ -212,7 +232,9 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
         lockstep = _begun(system, line.geometry, config, driven)
         done: list[Any] = []
         can, commands = system.capabilities, iter(line.commands)
-        _carry_out(lockstep, filter(can.offers, commands) if can.schedules else commands, done, driven)
+        _carry_out(
+            lockstep, filter(can.offers, commands) if can.schedules else commands, done, driven
+        )
         if example % 2:
             _end(lockstep, done, driven)
         found = violations(lockstep, done, "generated")
@@ -223,10 +245,14 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
 
 
 def _begun(system: Any, geometry: Any, config: Configuration, driven: Driven) -> AnyLockstep:
-    return lockstep_on(system, geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals)
+    return lockstep_on(
+        system, geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
+    )
 
 
-def _carry_out(lockstep: AnyLockstep, commands: Iterator[Any], done: list[Any], driven: Driven) -> None:
+def _carry_out(
+    lockstep: AnyLockstep, commands: Iterator[Any], done: list[Any], driven: Driven
+) -> None:
     """Commands up to a violation; where a model stands beside the system, the situations that they meet."""
     for command in commands:
         was = lockstep.state if isinstance(lockstep, Lockstep) else None
@@ -242,7 +268,9 @@ def _carry_out(lockstep: AnyLockstep, commands: Iterator[Any], done: list[Any], 
 def _end(lockstep: AnyLockstep, done: list[Any], driven: Driven) -> None:
     """End everything that runs; what no model stands beside ends by its own last commands."""
     if lockstep.violation is None and isinstance(lockstep, Lockstep):
-        _carry_out(lockstep, iter(finale(lockstep.state, lockstep.system.capabilities)), done, driven)
+        _carry_out(
+            lockstep, iter(finale(lockstep.state, lockstep.system.capabilities)), done, driven
+        )
 
 
 def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) -> bool:
@@ -252,7 +280,11 @@ def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) ->
         return False
     if was is None:
         return type(command).__name__ in system.capabilities.commands
-    if isinstance(command, SpecDecode) and outcome.reason is Reason.UNFAITHFUL and was.config.geometry.states:
+    if (
+        isinstance(command, SpecDecode)
+        and outcome.reason is Reason.UNFAITHFUL
+        and was.config.geometry.states
+    ):
         return was.config.geometry.tracks  # else a server has no drafts on such a model
     may = outcome.reason in system.capabilities.on(was.config.geometry).may_refuse
     return may and isinstance(model.step(was, command)[1], Done)
@@ -268,7 +300,9 @@ def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> 
 
 def _example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     run, done = start_run(system, plan, config, example), list[Any]()
-    lockstep = Lockstep(system, run.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals)
+    lockstep = Lockstep(
+        system, run.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
+    )
     _carry_out(lockstep, _proposed(run, lockstep, plan, example), done, driven)
     if example % 4 != 1:  # else the next run starts on what this one leaves
         _end(lockstep, done, driven)
@@ -298,7 +332,9 @@ _DRAWS = {
 }  # fmt: skip
 
 
-def _engine_example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+def _engine_example(
+    system: Any, plan: Plan, config: Configuration, example: int, driven: Driven
+) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
     draws, done = _DRAWS[config.machine], list[Any]()
     profile, sizes = draws.profile(source, system.capabilities), config.sizes

@@ -27,7 +27,9 @@ class Executor(Protocol):
 
     at_once: int
 
-    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
+    def map(
+        self, work: Callable[[Task], Result], tasks: Iterable[Task]
+    ) -> Generator[Result, None, None]:
         """The results, in the order of the tasks. Closing the iterator leaves the rest undone."""
 
     def close(self) -> None: ...
@@ -38,7 +40,9 @@ class Serial:
 
     at_once = 1
 
-    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
+    def map(
+        self, work: Callable[[Task], Result], tasks: Iterable[Task]
+    ) -> Generator[Result, None, None]:
         yield from map(work, tasks)
 
     def close(self) -> None:
@@ -49,9 +53,12 @@ SERIAL = Serial()
 
 
 def ahead(
-    submit: Callable[[Task], _Handle], result: Callable[[_Handle], Result], drop: Callable[[_Handle], object],
-    tasks: Iterable[Task], most: int,
-) -> Generator[Result, None, None]:  # fmt: skip
+    submit: Callable[[Task], _Handle],
+    result: Callable[[_Handle], Result],
+    drop: Callable[[_Handle], object],
+    tasks: Iterable[Task],
+    most: int,
+) -> Generator[Result, None, None]:
     """Results in the order of the tasks, `most` of which are under way at a time."""
     waiting: deque[_Handle] = deque()
     try:
@@ -75,7 +82,9 @@ class Processes:
         self._pool = ProcessPoolExecutor(count, get_context(method), _ignore_interrupts)
         self._pool.submit(int)  # forks them now, before there are other threads
 
-    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
+    def map(
+        self, work: Callable[[Task], Result], tasks: Iterable[Task]
+    ) -> Generator[Result, None, None]:
         def submit(task: Task) -> Future[Result]:
             return self._pool.submit(work, task)
 
@@ -84,7 +93,8 @@ class Processes:
     def close(self) -> None:
         try:
             self._pool.shutdown(cancel_futures=True)
-        except BaseException:  # an interrupt: nobody tells them to end, and Python's exit waits for them
+        except BaseException:
+            # An interrupt: nobody tells them to end, and Python's exit waits for them.
             for process in active_children():
                 process.kill()
             raise

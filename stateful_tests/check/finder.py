@@ -24,7 +24,8 @@ from stateful_tests.lockstep.results import Finding, Run, Trace, Violation, find
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
 from stateful_tests.shrink.passes import BUDGET
 
-Found = Callable[[dict[str, Trace]], None]  # is given the traces of all violated clauses, as they are now
+# is given the traces of all violated clauses, as they are now
+Found = Callable[[dict[str, Trace]], None]
 
 FLAKY = "(not in every replay: the system is not deterministic, or keeps something over reset)"
 _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
@@ -64,7 +65,9 @@ class _Caught:
     @property
     def is_new(self) -> bool:
         """It has a witness, or no base can say that it has none."""
-        return self.stands is Standing.NEW or (self.stands is Standing.UNTOLD and self.compared.undriven)
+        return self.stands is Standing.NEW or (
+            self.stands is Standing.UNTOLD and self.compared.undriven
+        )
 
 
 @dataclass(slots=True)
@@ -106,7 +109,9 @@ class Finder:
             for trace, _ in mask.there if mask.fixed else ():
                 clause, seen = trace.clause or "", replay(self.system, trace).violation
                 if seen is not None and clause not in self._caught:
-                    left = _Caught(trace, trace, seen, {trace.mode}, 1, 0.0, 0, Compared(Standing.UNTOLD))
+                    left = _Caught(
+                        trace, trace, seen, {trace.mode}, 1, 0.0, 0, Compared(Standing.UNTOLD)
+                    )
                     self._caught[clause] = replace(left, fixed_in_part=mask.fault.id)
         self._tell()
 
@@ -140,19 +145,24 @@ class Finder:
         at = time.monotonic() - self.started, self.commands
         self._shrinking = {
             clause: _Caught(trace, trace, violation, {trace.mode}, 1, *at)
-            for clause in violation.clauses if clause not in self._caught
-        }  # fmt: skip
+            for clause in violation.clauses
+            if clause not in self._caught
+        }
         self._tell()
         smallest: Trace | None = None
         for clause in violation.clauses:
             compared = beside(self.base, self.masks, trace, violation, clause)
             stands = compared.stands
-            if (compared.under and stands is Standing.KNOWN) or not self._wanted(clause, stands, trace.mode):
+            if (compared.under and stands is Standing.KNOWN) or not self._wanted(
+                clause, stands, trace.mode
+            ):
                 self._shrinking.pop(clause, None)  # known, and comes beside what is new
                 continue
             allowed = self._as_new(violation, clause, stands)
             smallest = self._smallest(trace, clause, allowed, smallest)
-            self._enter(clause, _Caught(smallest, trace, violation, {trace.mode}, 1, *at, compared), allowed)
+            self._enter(
+                clause, _Caught(smallest, trace, violation, {trace.mode}, 1, *at, compared), allowed
+            )
 
     def _wanted(self, clause: str, stands: Standing, mode: Mode) -> bool:
         """Whether a violation is worth shrinking."""
@@ -164,10 +174,16 @@ class Finder:
             return stands > known.stands
         return mode not in known.modes or self._may_get_smaller(known, mode)
 
-    def _smallest(self, trace: Trace, clause: str, allowed: Allowed | None, other: Trace | None) -> Trace:
+    def _smallest(
+        self, trace: Trace, clause: str, allowed: Allowed | None, other: Trace | None
+    ) -> Trace:
         """The smallest trace of a clause. other: that of another clause of the same violation, which is good
         enough where it shows both."""
-        if other is not None and other is not trace and self._fails(other, clause, allowed) is not None:
+        if (
+            other is not None
+            and other is not trace
+            and self._fails(other, clause, allowed) is not None
+        ):
             return other
         budget = BUDGET if other is None else _BESIDE_BUDGET
         smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
@@ -176,7 +192,10 @@ class Finder:
     def _enter(self, clause: str, caught: _Caught, allowed: Allowed | None) -> None:
         """Keep a trace of a clause, if it is the best."""
         faithful = replace(caught.trace, mode=Mode.FAITHFUL)
-        if caught.trace.mode is Mode.FREE and self._fails(faithful, clause, allowed) == faithful.commands:
+        if (
+            caught.trace.mode is Mode.FREE
+            and self._fails(faithful, clause, allowed) == faithful.commands
+        ):
             caught.modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
             caught.trace = faithful
         known = self._caught.get(clause)
@@ -192,7 +211,9 @@ class Finder:
                 known.trace = min(known.trace, caught.trace, key=self._rank)
         self._tell()
 
-    def _fails(self, trace: Trace, clause: str, allowed: Allowed | None = None) -> tuple[object, ...] | None:
+    def _fails(
+        self, trace: Trace, clause: str, allowed: Allowed | None = None
+    ) -> tuple[object, ...] | None:
         return failing_prefix(self.system, clause, trace, None, allowed)
 
     def _as_new(self, was: Violation, clause: str, stands: Standing) -> Allowed | None:
@@ -200,15 +221,22 @@ class Finder:
         clause of a known fault in its place, nor break as one does."""
         base, masks = self.base, self.masks
         if base is not None:
-            return None if stands is Standing.KNOWN else lambda trace, violation: (
-                beside(base, masks, trace, violation, clause).stands >= stands
+            return (
+                None
+                if stands is Standing.KNOWN
+                else lambda trace, violation: (
+                    beside(base, masks, trace, violation, clause).stands >= stands
+                )
             )
-        known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(was.clauses)
+        known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(
+            was.clauses
+        )
         breaks = {how for mask in masks for how in mask.breaks} if clause == "BROKEN" else set()
         if not known and not breaks:
             return None
-        return lambda _, violation: violation.clause not in known and (
-            violation.clause != clause or how_it_breaks(violation.observed) not in breaks
+        return lambda _, violation: (
+            violation.clause not in known
+            and (violation.clause != clause or how_it_breaks(violation.observed) not in breaks)
         )
 
     def _of(self, clause: str) -> list[_Caught]:
@@ -237,9 +265,13 @@ class Finder:
         still_new = self._as_new(violation, clause, Standing.NEW)
 
         def allowed(smaller: Trace, seen: Violation) -> bool:
-            return (still_new is None or still_new(smaller, seen)) and lacks(system, without, smaller)
+            return (still_new is None or still_new(smaller, seen)) and lacks(
+                system, without, smaller
+            )
 
-        smallest = minimise(system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed)
+        smallest = minimise(
+            system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed
+        )
         number = 1 + len(known)
         self._caught[finding_name(clause, number)] = _Caught(
             smallest, candidate, violation, {trace.mode}, 1, looked, self.commands,
@@ -264,7 +296,11 @@ class Finder:
 
     def _rank(self, trace: Trace) -> tuple[bool, bool, int]:
         """The smallest is the best one, of a faithful scheduler and clients that wait before all others."""
-        return trace.mode is Mode.FREE, bool(rejected_turns(replay(self.system, trace))), len(trace.commands)
+        return (
+            trace.mode is Mode.FREE,
+            bool(rejected_turns(replay(self.system, trace))),
+            len(trace.commands),
+        )
 
     def _finding(self, name: str) -> Finding:
         caught, clause = self._caught[name], name.split()[0]
@@ -294,12 +330,18 @@ class Finder:
         try:
             for trace in (caught.trace, caught.first):
                 runs = [replay(self.system, replace(trace, clause=clause)) for _ in range(times)]
-                shows = [run for run in runs if run.violation is not None and clause in run.violation.clauses]
+                shows = [
+                    run
+                    for run in runs
+                    if run.violation is not None and clause in run.violation.clauses
+                ]
                 if len(shows) == times:
                     return shows[0], False
                 shown += shows
         except UnusableImplementation:  # it cannot be driven any more
-            return Run(replace(caught.trace, clause=clause), self.system.name, (), caught.violation), False
+            return Run(
+                replace(caught.trace, clause=clause), self.system.name, (), caught.violation
+            ), False
         return (shown or [replace(runs[0], violation=caught.violation, history=())])[0], True
 
 

@@ -46,7 +46,8 @@ def shrunk(system: System, run: Run, clause: str) -> Run:
 
 def _stating(system: System, trace: Trace, clause: str) -> Run:
     """The trace with stated outcomes, replayed: without them where the system's own choices decide."""
-    if isinstance(trace.geometry, JudgedConfig):  # nobody else says what is done: it schedules by itself
+    # nobody else says what is done: it schedules by itself
+    if isinstance(trace.geometry, JudgedConfig):
         rows = replay(system, replace(trace, expected=())).rows
         outcomes = ((at, row.outcome) for at, row in enumerate(rows))
         stated = tuple((at, outcome) for at, outcome in outcomes if not isinstance(outcome, Broken))
@@ -82,11 +83,15 @@ def check_story(story: str) -> str:
     """A fixture's story: sentences. Raises NotPossible."""
     text = " ".join(story.split())
     if len(text) < 20 or not text.endswith("."):
-        raise NotPossible("say in a sentence or more what happens and why it matters, up to a full stop")
+        raise NotPossible(
+            "say in a sentence or more what happens and why it matters, up to a full stop"
+        )
     return text
 
 
-def fixture(trace: Trace, faulty: System | None, healthy: tuple[System, ...], clause: str | None) -> Run:
+def fixture(
+    trace: Trace, faulty: System | None, healthy: tuple[System, ...], clause: str | None
+) -> Run:
     """A fixture's trace, cut where it violates `clause` on `faulty`, every outcome stated; replayed there.
 
     faulty: the system with the fault; None for a trace that conforms everywhere. healthy: systems that
@@ -99,13 +104,17 @@ def fixture(trace: Trace, faulty: System | None, healthy: tuple[System, ...], cl
             raise NotPossible(f"conforms on {faulty.name}: it shows no fault there")
         clause = clause or run.violation.clause
         if run.violation.clause != clause:
-            raise NotPossible(f"violates {run.violation.clause} first on {faulty.name}, not {clause}")
+            raise NotPossible(
+                f"violates {run.violation.clause} first on {faulty.name}, not {clause}"
+            )
         made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
     made = made if isinstance(made.geometry, JudgedConfig) else _stated(made)
     for system in healthy:
         violation = replay(system, made).violation
         if violation is not None:
-            raise NotPossible(f"violates {violation.clause} at step {violation.step} on {system.name} too")
+            raise NotPossible(
+                f"violates {violation.clause} at step {violation.step} on {system.name} too"
+            )
     if faulty is None:
         return replay(healthy[0], made)
     assert clause is not None

@@ -130,7 +130,15 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             elif seen is not None:
                 instead.append("nothing: it breaks" if seen.clause == "BROKEN" else seen.clause)
         otherwise = all({*ways_of(file)} != {*ways} for file in fault.traces)
-        yield Mask(fault, tuple(there), tuple(fixed), frozenset(breaks), tuple(instead), unplayed, otherwise)
+        yield Mask(
+            fault,
+            tuple(there),
+            tuple(fixed),
+            frozenset(breaks),
+            tuple(instead),
+            unplayed,
+            otherwise,
+        )
 
 
 def also_checked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
@@ -145,7 +153,9 @@ def _fixed(was: Violation | None, now: Violation | None, clause: str) -> bool:
     """Whether a tree gets past what its base violates; past others, where the clause is checked past them."""
     if was is None or clause not in was.clauses:
         return False
-    return now is None or (was.first_violation is not None and now.clause == was.first_violation.clause)
+    return now is None or (
+        was.first_violation is not None and now.clause == was.first_violation.clause
+    )
 
 
 def _violation(system: AnySystem, trace: Trace) -> Violation | None:
@@ -208,7 +218,9 @@ def beside(
     try:
         seen = replay(base, replace(trace, commands=commands, clause=clause)).violation
     except UnusableImplementation as error:
-        return unseen._replace(why=f"{base.name} cannot be driven through the trace: {error}", undriven=True)
+        return unseen._replace(
+            why=f"{base.name} cannot be driven through the trace: {error}", undriven=True
+        )
     if seen is None:
         return Compared(Standing.NEW)
     if clause in seen.clauses and _alike(seen, violation, clause):
@@ -231,14 +243,20 @@ def _alike(one: Violation, two: Violation, clause: str) -> bool:
 
 
 def counted_under(
-    system: AnySystem, base: AnySystem | None, masks: Sequence[Mask], trace: Trace, violation: Violation
+    system: AnySystem,
+    base: AnySystem | None,
+    masks: Sequence[Mask],
+    trace: Trace,
+    violation: Violation,
 ) -> Sequence[Mask]:
     """The known faults, one of which a violation shows: several where a base does not tell them apart. None
     where something of it is new, or the headline is no known fault's.
 
     An engine that schedules by itself may come to a known fault in a trace in which its base does not.
     """
-    headline, *others = (beside(base, masks, trace, violation, clause) for clause in violation.clauses)
+    headline, *others = (
+        beside(base, masks, trace, violation, clause) for clause in violation.clauses
+    )
     if all(each.stands is Standing.KNOWN for each in (headline, *others)):
         return headline.under
     if base is not None and not system.capabilities.schedules:
@@ -252,7 +270,9 @@ def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
     return [each for mask in masks for each in mask.needs(clause)]
 
 
-def explained(system: AnySystem, masks: Sequence[Mask], trace: Trace, violation: Violation) -> Mask | None:
+def explained(
+    system: AnySystem, masks: Sequence[Mask], trace: Trace, violation: Violation
+) -> Mask | None:
     """The known fault that explains a violation where no base is asked: the run violates the clause no more
     without one of the things that the fault's own trace needs, or breaks in another way."""
     clause = violation.clause

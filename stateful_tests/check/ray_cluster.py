@@ -31,13 +31,17 @@ class RayCluster:
         import reference
         import stateful_tests
 
-        tops = {m.__name__.partition(".")[0] for m in (reference, impl, stateful_tests)}  # installed: kvspec
+        # installed: kvspec
+        tops = {m.__name__.partition(".")[0] for m in (reference, impl, stateful_tests)}
         modules = [import_module(top).__path__[0] for top in sorted(tops)]
         try:
             ray.init(
-                address=address, runtime_env={"py_modules": modules}, log_to_driver=False,
-                logging_level="ERROR", ignore_reinit_error=True,
-            )  # fmt: skip
+                address=address,
+                runtime_env={"py_modules": modules},
+                log_to_driver=False,
+                logging_level="ERROR",
+                ignore_reinit_error=True,
+            )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise NoCluster(f"{address}: {str(error).splitlines()[0]:.160}") from error
         self._ray: Any = ray
@@ -49,7 +53,11 @@ class RayCluster:
         run = self._ray.remote(max_retries=-1)(_run)
         shared = self._ray.put(work)
         return ahead(
-            lambda task: run.remote(shared, task), self._ray.get, self._ray.cancel, tasks, 3 * self.at_once
+            lambda task: run.remote(shared, task),
+            self._ray.get,
+            self._ray.cancel,
+            tasks,
+            3 * self.at_once,
         )
 
     def close(self) -> None:

@@ -174,7 +174,8 @@ def taken(system: Any, candidates: Iterable[Any]) -> Any:
             system.reset(sizes)
         except UnusableImplementation as error:
             reason = reason or error
-        except (Exception, SystemExit):  # which the first command of a run meets as well, and reports
+        except (Exception, SystemExit):
+            # The first command of a run meets it as well, and reports it.
             return sizes
         else:
             return sizes
@@ -192,4 +193,6 @@ def _alike(sizes: Geometry) -> Iterator[Geometry]:
         for page_size in sorted(_PAGE_SIZES, key=far) if not sizes.states or sizes.tracks else (1,):
             wide = pages or max(2, -(-sizes.width // page_size))
             full = max(sizes.full_pages, wide)
-            yield replace(sizes, page_size=page_size, rows=rows, width=wide * page_size, full_pages=full)
+            yield replace(
+                sizes, page_size=page_size, rows=rows, width=wide * page_size, full_pages=full
+            )

@@ -15,7 +15,8 @@ from reference.geometry import GeometryError
 from stateful_tests.check.driving import Configuration, RunBatch, lines_of
 from stateful_tests.check.tiers import CORPUS, Plan, fit_sizes, sizes_for
 
-_RUNS = {"sessions": 5}  # runs of one configuration before the next has its turn; of other machines 3
+# runs of one configuration before the next has its turn; of other machines 3
+_RUNS = {"sessions": 5}
 _LINES = 24  # of the corpus, before runs have their turn: about as many commands
 
 
@@ -38,7 +39,10 @@ def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
     configs = []
     for turn, name in product(range(len(plan.machines) * len(modes)), plan.presets):
         at = turn + plan.presets.index(name)
-        mode, machine = modes[at // len(plan.machines) % len(modes)], plan.machines[at % len(plan.machines)]
+        mode, machine = (
+            modes[at // len(plan.machines) % len(modes)],
+            plan.machines[at % len(plan.machines)],
+        )
         if (machine, name) in sizes:
             configs.append(Configuration(machine, name, mode, sizes[machine, name]))
     if not configs:
@@ -62,10 +66,18 @@ def batches(system: AnySystem, plan: Plan, configs: Sequence[Configuration]) -> 
         waiting = {config: (0, planned(system, plan, config)) for config in configs}
         while waiting:
             for config, (start, end) in list(waiting.items()):
-                size = _LINES if config.machine == CORPUS else _RUNS.get(config.machine, 3) if start else 1
+                size = (
+                    _LINES
+                    if config.machine == CORPUS
+                    else _RUNS.get(config.machine, 3)
+                    if start
+                    else 1
+                )
                 yield RunBatch(config, range(start, min(end, start + size)))
                 waiting[config] = start + size, end
-            waiting = {config: (start, end) for config, (start, end) in waiting.items() if start < end}
+            waiting = {
+                config: (start, end) for config, (start, end) in waiting.items() if start < end
+            }
 
     lines = in_turns([config for config in configs if config.machine == CORPUS])
     for runs in in_turns([config for config in configs if config.machine != CORPUS]):

@@ -35,8 +35,16 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
     if isinstance(command, Retract):
         request = request_of(was, command.request)
         session = was.session(request.session)
-        if request.in_flight and session is not None and session.slot is not None and not session.history:
-            allocated, target = cursors_of(request).kv_allocated_len, request.origin + request.output
+        if (
+            request.in_flight
+            and session is not None
+            and session.slot is not None
+            and not session.history
+        ):
+            allocated, target = (
+                cursors_of(request).kv_allocated_len,
+                request.origin + request.output,
+            )
             gives = tail(allocated, min(allocated, target), was.config.geometry.page_size)
             yield f"a turn is retracted again, results in flight: {gives}"
     if isinstance(command, Admit):
@@ -66,7 +74,9 @@ def _cuts(was: Tree, now: Tree) -> Iterator[str]:
     there = {placed.path for placed in nodes(was)}
     new = [placed.path for placed in nodes(now) if placed.path not in there]
     for placed in nodes(was) if new else ():
-        inside = (path for path in new if placed.start < len(path) and path == placed.path[: len(path)])
+        inside = (
+            path for path in new if placed.start < len(path) and path == placed.path[: len(path)]
+        )
         for at in {len(path) for path in inside}:
             kinds = [_beside(was, lock, placed, at) for lock in _over(was, placed)]
             for pair in combinations(sorted(kinds), 2):
@@ -84,10 +94,16 @@ def _unlocks(was: Tree, now: Tree) -> Iterator[str]:
     stay = [lock for lock in was.locks if lock in now.locks]
     for gone in was.locks if len(stay) < len(was.locks) else ():
         for other in stay if gone not in stay else ():
-            common = [p for p in path_of(was, gone.key) if p.path == gone.key[: p.end] == other.key[: p.end]]
+            common = [
+                p
+                for p in path_of(was, gone.key)
+                if p.path == gone.key[: p.end] == other.key[: p.end]
+            ]
             if any(_cut_since(was, lock, common) for lock in (gone, other)):
                 end = common[-1].end
-                goes, stays = ("windowed" if k.swa_from < end else "full KV alone" for k in (gone, other))
+                goes, stays = (
+                    "windowed" if k.swa_from < end else "full KV alone" for k in (gone, other)
+                )
                 yield f"two locks, {goes} goes over a cut: {stays} stays"
 
 
@@ -107,7 +123,9 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
         session, bigram = was.session(request.session), was.config.geometry.bigram
         prefix = before.cursors.cache_protected_len if before.cursors is not None else 0
         end = floor_page(max(0, cursors_of(request).kv_committed_len - bigram), tree.page_size)
-        outside = before.phase is Phase.RUNNING or (session is not None and session.slot is not None)
+        outside = before.phase is Phase.RUNNING or (
+            session is not None and session.slot is not None
+        )
         if outside or end <= prefix:
             continue
         key = tree_key(text_tokens(request.text, end + bigram), bigram)

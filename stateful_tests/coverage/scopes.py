@@ -26,11 +26,15 @@ def spelt_in(texts: str, longest: int, block: int = 1) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _sizes(page_size: int, window: int | None, full: int, swa: int, rows: int, width: int) -> Geometry:
+def _sizes(
+    page_size: int, window: int | None, full: int, swa: int, rows: int, width: int
+) -> Geometry:
     return Geometry(page_size, window, full, 0 if window is None else swa, rows, width)
 
 
-def _cached(page_size: int, window: int | None, full: int, swa: int, rows: int, width: int) -> Geometry:
+def _cached(
+    page_size: int, window: int | None, full: int, swa: int, rows: int, width: int
+) -> Geometry:
     return replace(_sizes(page_size, window, full, swa, rows, width), tree=True)
 
 

@@ -28,7 +28,9 @@ def _used(scope: Scope) -> Iterator[Harness[Any]]:
     return (HARNESSES[kind] for kind in kinds(scope))
 
 
-def of_session(scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Iterator[Command]:
+def of_session(
+    scope: Scope, session: Session, turn: Request | None, fresh: Names
+) -> Iterator[Command]:
     """Commands about a session and its turn."""
     for harness in _used(scope):
         yield from harness.of_session(scope, session, turn, fresh)

@@ -64,13 +64,15 @@ class InductiveStepCheck:
     def _forget(self) -> None:
         self._states: dict[State, _Known] = {}
         self._layouts: dict[Hashable, int] = {}
-        self._led_to: dict[Hashable, tuple[Any, ...]] = {}  # facts but for those that a state decides
+        # facts but for those that a state decides
+        self._led_to: dict[Hashable, tuple[Any, ...]] = {}
 
     def _known(self, state: State) -> _Known:
         known = self._states.get(state)
         if known is None:
             sessions = {
-                s.name: SessionFacts(text_tokens(s.history), s.closing, s.slot) for s in state.sessions
+                s.name: SessionFacts(text_tokens(s.history), s.closing, s.slot)
+                for s in state.sessions
             }
             requests = {
                 r.name: RequestFacts(r.session, r.origin, text_tokens(r.text), r.cursors)
@@ -97,7 +99,9 @@ class InductiveStepCheck:
         self._was, self._start = state, self._known(state)
         self._before = self._facts(type(None), state, self._start, no_effects())
 
-    def violation(self, command: Command, now: State, outcome: Outcome, effects: Effects) -> Violation | None:
+    def violation(
+        self, command: Command, now: State, outcome: Outcome, effects: Effects
+    ) -> Violation | None:
         """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
         was, after = self._was, self._before
         if done := isinstance(outcome, Done):
@@ -132,4 +136,3 @@ class InductiveStepCheck:
             if clause.trigger(step):
                 self.reached.add(clause.id)
                 self._missing.remove(clause)
-

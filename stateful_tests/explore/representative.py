@@ -30,7 +30,16 @@ from itertools import combinations, count, permutations
 from typing import Any, NamedTuple
 
 from reference import model
-from reference.commands import POSITION_BITS, SHARED, Chunk, Command, Draft, Mode, Piece, shared_serial
+from reference.commands import (
+    POSITION_BITS,
+    SHARED,
+    Chunk,
+    Command,
+    Draft,
+    Mode,
+    Piece,
+    shared_serial,
+)
 from reference.state import Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
 from reference.radix_tree import Key, Lock, Node, Tree
@@ -86,7 +95,9 @@ class Representatives:
         self.scope = scope
         self.initial = model.initial(scope.geometry, scope.mode)
         self._fresh = Names(
-            f"s{scope.sessions + 1}", f"r{scope.sessions + scope.ordinary + 1}", f"h{scope.lock_holders + 1}"
+            f"s{scope.sessions + 1}",
+            f"r{scope.sessions + scope.ordinary + 1}",
+            f"h{scope.lock_holders + 1}",
         )
         orders = permutations(range(len(scope.texts))) if scope.geometry.tree else ()
         self._orders = [order for order in orders if self._symmetric(order)]
@@ -126,8 +137,12 @@ class Representatives:
         best, chosen = self._parts(state), tuple[int, ...]()
         texts, usual, least = self.scope.texts, best, best.nameless
         for order in self._orders:
-            serials = {shared_serial(texts[i]): shared_serial(texts[j]) for i, j in enumerate(order)}
-            groups = tuple([(_exchanged(p, serials), name) for p, name in group] for group in usual.groups)
+            serials = {
+                shared_serial(texts[i]): shared_serial(texts[j]) for i, j in enumerate(order)
+            }
+            groups = tuple(
+                [(_exchanged(p, serials), name) for p, name in group] for group in usual.groups
+            )
             other = Parts(groups, _nodes(usual.nodes, serials))
             if (nameless := other.nameless) < least:
                 best, chosen, least = other, order, nameless
@@ -138,16 +153,22 @@ class Representatives:
         requests = {r.name: r for r in state.requests}
         sessions = [(s, requests.get(s.turn or ""), s.name) for s in state.sessions]
         groups = (
-            [(self._part(session, turn, locks.get(name, ())), name) for session, turn, name in sessions],
+            [
+                (self._part(session, turn, locks.get(name, ())), name)
+                for session, turn, name in sessions
+            ],
             [
                 (self._part(None, request, locks.get(request.name, ())), request.name)
-                for request in state.requests if request.session is None
+                for request in state.requests
+                if request.session is None
             ],
             [(Part(locks[name]), name) for name in lock_holders(state)],
-        )  # fmt: skip
+        )
         return Parts(groups, () if state.tree is None else with_ages(state.tree))
 
-    def _part(self, session: Session | None, request: Request | None, lock: tuple[Any, ...]) -> Part:
+    def _part(
+        self, session: Session | None, request: Request | None, lock: tuple[Any, ...]
+    ) -> Part:
         turn: tuple[Any, ...] = ()
         if request is not None:
             turn = request._replace(name="", session=None)
@@ -212,7 +233,9 @@ class Representatives:
 
 
 @lru_cache(maxsize=KEPT)
-def _named(scope: Scope, place: int, part: Part) -> tuple[Session | None, Request | None, Lock | None]:
+def _named(
+    scope: Scope, place: int, part: Part
+) -> tuple[Session | None, Request | None, Lock | None]:
     """Session, request and lock of the part in a place, under the names of the place."""
     served, holder = scope.sessions + scope.ordinary, f"r{place + 1}"
     session = request = None
@@ -227,7 +250,9 @@ def _named(scope: Scope, place: int, part: Part) -> tuple[Session | None, Reques
         session = Session(holder, history, part.slot or None, name, part.closing, part.state)
     if turn:
         owner = holder if session is not None else None
-        request = turn._replace(name=f"r{place + 1}", session=owner, serial=turn.serial or place + 1)
+        request = turn._replace(
+            name=f"r{place + 1}", session=owner, serial=turn.serial or place + 1
+        )
     return session, request, Lock(holder, *part.lock) if part.lock else None
 
 
@@ -299,7 +324,10 @@ def _serials(state: State) -> set[int]:
         found.add(request.serial)
         found.update(serial for serial, _ in request.history)
     if state.tree is not None:
-        keys = [*(lock.key for lock in state.tree.locks), *(node.key for node in _every(state.tree.children))]
+        keys = [
+            *(lock.key for lock in state.tree.locks),
+            *(node.key for node in _every(state.tree.children)),
+        ]
         found.update(token >> POSITION_BITS for key in keys for token in key)
     return {serial for serial in found if serial < SHARED}
 
@@ -314,7 +342,8 @@ def _numbered_from_one(state: State) -> State:
     return state._replace(
         sessions=tuple(s._replace(history=_text(s.history, serials)) for s in state.sessions),
         requests=tuple(
-            r._replace(serial=serials[r.serial], history=_text(r.history, serials)) for r in state.requests
+            r._replace(serial=serials[r.serial], history=_text(r.history, serials))
+            for r in state.requests
         ),
         tree=state.tree._replace(
             children=_nodes(state.tree.children, serials),
@@ -329,12 +358,17 @@ def _text(text: Text, serials: Mapping[int, int]) -> Text:
 
 def _key(key: Key, serials: Mapping[int, int]) -> Key:
     low = (1 << POSITION_BITS) - 1
-    return tuple(serials.get(t >> POSITION_BITS, t >> POSITION_BITS) << POSITION_BITS | t & low for t in key)
+    return tuple(
+        serials.get(t >> POSITION_BITS, t >> POSITION_BITS) << POSITION_BITS | t & low for t in key
+    )
 
 
 def _nodes(children: tuple[Node, ...], serials: Mapping[int, int]) -> tuple[Node, ...]:
     return tuple(
-        sorted(n._replace(key=_key(n.key, serials), children=_nodes(n.children, serials)) for n in children)
+        sorted(
+            n._replace(key=_key(n.key, serials), children=_nodes(n.children, serials))
+            for n in children
+        )
     )
 
 
@@ -349,7 +383,11 @@ def relabel(command: Command, renaming: Renaming, state: State) -> Command:
     Whoever is not there yet gets the first name that nobody has.
     """
     names = dict(renaming.names)
-    taken = {s.name for s in state.sessions} | {r.name for r in state.requests} | set(lock_holders(state))
+    taken = (
+        {s.name for s in state.sessions}
+        | {r.name for r in state.requests}
+        | set(lock_holders(state))
+    )
 
     def name(value: Any) -> Any:
         if value is None:
@@ -368,7 +406,9 @@ def relabel(command: Command, renaming: Renaming, state: State) -> Command:
     for field in fields(command):
         value = getattr(command, field.name)
         if field.name in _NAMING:
-            changed[field.name] = tuple(map(name, value)) if isinstance(value, tuple) else name(value)
+            changed[field.name] = (
+                tuple(map(name, value)) if isinstance(value, tuple) else name(value)
+            )
         elif field.name == "prompt" and renaming.letters:
             letters = renaming.letters
             changed["prompt"] = tuple(Piece(letters.get(p.text, p.text), p.tokens) for p in value)

@@ -97,7 +97,9 @@ class Expander:
         found, (states, reached) = Expansion(), task
         if self.check is not None:
             tree = self.states.scope.geometry.tree
-            self.check.look_for({*reached, *(c for c in CLAUSES if c.startswith("TREE-") and not tree)})
+            self.check.look_for(
+                {*reached, *(c for c in CLAUSES if c.startswith("TREE-") and not tree)}
+            )
         for place, state in enumerate(states):
             found.targets.append([])
             number, violation = self._expand(state, found)
@@ -110,7 +112,8 @@ class Expander:
 
     def _expand(self, state: State, found: Expansion) -> tuple[int, Violation | None]:
         check, number = self.check, 0
-        known, seen = dict[State, State](), set[State]()  # equal states are one: it remembers for all
+        # equal states are one: it remembers for all
+        known, seen = dict[State, State](), set[State]()
         targets, situations = found.targets[-1], found.situations
         if check is not None:
             check.start_in(state)
@@ -134,14 +137,14 @@ class Expander:
         return number, None
 
 
-
 @lru_cache(maxsize=2)
 def _expander(scope: Scope, clauses: bool, search: float) -> Expander:  # noqa: ARG001 (one for each search)
     return Expander(scope, InductiveStepCheck() if clauses else None)
 
 
 def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansion:
-    gc.disable()  # a search leaves few cycles, and makes many objects; a process beside this one ends with it
+    # a search leaves few cycles, and makes many objects; a process beside this one ends with it
+    gc.disable()
     return _expander(scope, clauses, search).expand(task)
 
 
@@ -170,7 +173,9 @@ class Explorer:
         self.seconds = 0.0
         self._parents, self._via = array("I", [0]), array("H", [0])
         self._executor = executor
-        self._work: Callable[[_Task], Expansion] = partial(_expand, scope, clauses, time.monotonic())
+        self._work: Callable[[_Task], Expansion] = partial(
+            _expand, scope, clauses, time.monotonic()
+        )
         if system is not None:
             mine = Expander(scope, InductiveStepCheck(system))
             self._work, self._executor = mine.expand, SERIAL
@@ -276,14 +281,20 @@ class Explorer:
         trace = Trace(scope.geometry, scope.mode, commands, "exhaustive", clause=violation.clause)
         run = replay(system, trace)
         if run.violation is None:
-            noted = violation.noted("(not from the empty state: the start in this state is at fault)")
+            noted = violation.noted(
+                "(not from the empty state: the start in this state is at fault)"
+            )
             run = replace(run, violation=replace(noted, step=len(commands) - 1))
-            return Finding(violation.clause, run, (scope.mode,), 1, self.seconds, self.found.transitions)
+            return Finding(
+                violation.clause, run, (scope.mode,), 1, self.seconds, self.found.transitions
+            )
         finder = Finder(system, once=True)
         finder.started, finder.commands = time.monotonic() - self.seconds, self.found.transitions
         finder.take(run.violation, trace)
         found = finder.findings()[0]
-        return replace(found, run=replace(found.run, trace=replace(found.run.trace, origin="exhaustive")))
+        return replace(
+            found, run=replace(found.run, trace=replace(found.run.trace, origin="exhaustive"))
+        )
 
 
 def memory() -> float:

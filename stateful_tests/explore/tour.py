@@ -249,7 +249,10 @@ class _TourRun:
 
     def _ends(self, at: int, number: int) -> bool:
         """A command after which a walk is over, as it may leave something behind."""
-        return bool(self.last) and type(self.states.commands(self.explorer.queue[at])[number]) in self.last
+        return (
+            bool(self.last)
+            and type(self.states.commands(self.explorer.queue[at])[number]) in self.last
+        )
 
     def _go(self, number: int) -> bool:
         """Run a command where the system is. True: it is where the rules lead."""
@@ -295,8 +298,9 @@ class _TourRun:
             tour.followed += new
             self.at = now
             return True
-        policy = isinstance(outcome, Refused)
-        why = f"refused by policy: {outcome.reason.value}" if policy else "its choice leads elsewhere"  # type: ignore[union-attr]
+        why = "its choice leads elsewhere"
+        if isinstance(outcome, Refused):
+            why = f"refused by policy: {outcome.reason.value}"
         tour.lost[kind, why] += new
         if now is None:
             place.leads.pop(number, None)
@@ -339,4 +343,3 @@ def live(
         tour.tour.stopped = INTERRUPTED
         tour.runner.finder.give_up()
     return tour.finish()
-

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reference.commands import Abort, Decode, Evict, Piece, Prompt, Retract, prompt_len
-from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet, Poll, TierCommand
+from reference.tiers.commands import (
+    Arrive,
+    Await,
+    LastToken,
+    Expire,
+    FailPeer,
+    Greet,
+    Poll,
+    TierCommand,
+)
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import GONE, TierFacts, TierRequest
 from reference.tiers.locks import LockRanges
@@ -68,9 +77,17 @@ def propose_decode_command(
         case "retract":
             return Retract(pick(source, runs).name)
         case "evict":
-            return Evict(1 + source.upto(7), source.upto(4) if beside.config.window is not None else 0)
+            return Evict(
+                1 + source.upto(7), source.upto(4) if beside.config.window is not None else 0
+            )
         case "refused":
-            few: tuple[TierCommand, ...] = (Greet("h9"), Arrive("h9"), LastToken("h9"), Expire(), Abort("h9"))
+            few: tuple[TierCommand, ...] = (
+                Greet("h9"),
+                Arrive("h9"),
+                LastToken("h9"),
+                Expire(),
+                Abort("h9"),
+            )
             return pick(source, few)
     return Poll()
 

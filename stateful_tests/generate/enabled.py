@@ -109,9 +109,10 @@ class Enabled:
         retracted = {r.session for r in self.waiting if r.started}
         impatient = self.profile.impatient
         return [
-            s for s in self.state.sessions
+            s
+            for s in self.state.sessions
             if s.turn is not None and not s.closing and (impatient or s.name in retracted)
-        ]  # fmt: skip
+        ]
 
     @property
     def abortable(self) -> list[Request]:
@@ -159,10 +160,11 @@ class Enabled:
             return []
         with_swa = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
         past = [
-            r.name for r in self.held
+            r.name
+            for r in self.held
             if (r.session is None or state.config.mode is Mode.FAITHFUL)
             and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
-        ]  # fmt: skip
+        ]
         return [*past, *(name for name in lock_holders(state) if name in with_swa)]
 
     def request(self, fitting: Sequence[Request]) -> str:
@@ -176,7 +178,9 @@ class Enabled:
         if self.invalid and once_in(self.source, 8):
             return []
         rest = [r.name for r in fitting]
-        count = len(rest) if once_in(self.source, 2) else 1 + self.source.upto(max(0, len(rest) - 1))
+        count = (
+            len(rest) if once_in(self.source, 2) else 1 + self.source.upto(max(0, len(rest) - 1))
+        )
         names = [rest.pop(self.source.upto(len(rest) - 1)) for _ in range(min(count, len(rest)))]
         if not names or (self.invalid and once_in(self.source, 3)):
             names.append(pick(self.source, self.profile.requests))
@@ -230,4 +234,8 @@ def pages_left(state: State) -> int:
     geometry, left = state.config.geometry, free(state)
     more = sizes(state.tree) if state.tree is not None else Sizes(0, 0, 0, 0)
     full = left.full + more.full_evictable // geometry.page_size
-    return full if geometry.window is None else min(full, left.swa + more.swa_evictable // geometry.page_size)
+    return (
+        full
+        if geometry.window is None
+        else min(full, left.swa + more.swa_evictable // geometry.page_size)
+    )

@@ -80,14 +80,20 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
 
 def fitted(config: EngineConfig, profile: EngineProfile) -> EngineConfig:
     """The engine for a run: where all send the same text it has as few blocks as it may."""
-    return replace(config, blocks=sum(map(config.most_blocks, config.groups))) if profile.alike else config
+    return (
+        replace(config, blocks=sum(map(config.most_blocks, config.groups)))
+        if profile.alike
+        else config
+    )
 
 
 def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     """Sizes that no preset has, with the kinds of groups that `like` has."""
     equal = len({g.block_size for g in like.groups}) == 1
     base = pick(source, (1, 2, 3, 4, 8, 16))
-    sizes = [base if equal or at else base * pick(source, (1, 2, 4)) for at in range(len(like.groups))]
+    sizes = [
+        base if equal or at else base * pick(source, (1, 2, 4)) for at in range(len(like.groups))
+    ]
     if like.recurrent and like.drafts:
         sizes = [max(base, 5)] * len(sizes)  # a round of drafts ends in the next block at most
     windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
@@ -109,9 +115,13 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         return made
     chunk = 1 if not equal else pick(source, (1, 1, 2, 3))
     return replace(
-        made, host_chunks=1 + source.upto(2 * need), chunk_blocks=chunk, arc=once_in(source, 2),
-        sync_loads=once_in(source, 3), prompt_only=once_in(source, 4),
-    )  # fmt: skip
+        made,
+        host_chunks=1 + source.upto(2 * need),
+        chunk_blocks=chunk,
+        arc=once_in(source, 2),
+        sync_loads=once_in(source, 3),
+        prompt_only=once_in(source, 4),
+    )
 
 
 def _with_states(source: Choices, made: EngineConfig, like: EngineConfig) -> EngineConfig:
@@ -124,9 +134,11 @@ def _with_states(source: Choices, made: EngineConfig, like: EngineConfig) -> Eng
     parts = [part for part in (1, 2, 4) if part < size and size % part == 0]
     match = pick(source, parts) if parts and like.match else 0
     return replace(
-        made, match=match, retention=pick(source, (0, 0, -1, size, 2 * size)),
+        made,
+        match=match,
+        retention=pick(source, (0, 0, -1, size, 2 * size)),
         checkpoints=like.checkpoints and (match or size),
-    )  # fmt: skip
+    )
 
 
 def propose_engine_command(
@@ -179,7 +191,9 @@ def _transfer(facts: BlockFacts, source: Choices, profile: EngineProfile) -> Eng
     return None
 
 
-def _schedule(texts: RequestTexts, there: list[Bearer], source: Choices, profile: EngineProfile) -> Schedule:
+def _schedule(
+    texts: RequestTexts, there: list[Bearer], source: Choices, profile: EngineProfile
+) -> Schedule:
     most = texts.config.drafts
     accept: tuple[int, ...] = ()
     if most and profile.accept:
@@ -188,7 +202,9 @@ def _schedule(texts: RequestTexts, there: list[Bearer], source: Choices, profile
     return Schedule(accept, stop)
 
 
-def _prompt(texts: RequestTexts, room: int, source: Choices, profile: EngineProfile) -> tuple[Prompt, int]:
+def _prompt(
+    texts: RequestTexts, room: int, source: Choices, profile: EngineProfile
+) -> tuple[Prompt, int]:
     """Pieces of shared texts and tokens of one's own, in `room` tokens."""
     shortest = texts.config.groups[0].block_size
     most = max(1, min(room, texts.config.max_model_len // 2 if profile.long else 2 * shortest + 2))
@@ -218,7 +234,9 @@ def _add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile
     return Add(name, outputs, own, prompt, priority, resumable, remote)
 
 
-def _go_on(texts: RequestTexts, bearer: Bearer, source: Choices, profile: EngineProfile) -> EngineCommand:
+def _go_on(
+    texts: RequestTexts, bearer: Bearer, source: Choices, profile: EngineProfile
+) -> EngineCommand:
     """Another turn of a session, or its end; text that was sent and not started counts as part of it."""
     sent = sum(len(turn[0]) + turn[1] for turn in bearer.turns if turn is not None)
     outputs = 0 if bearer.idle else bearer.max_tokens - bearer.outputs

@@ -22,7 +22,9 @@ def spelt(key: Key) -> Prompt:
     tokens = [token_of(known) for known in key]
     if key and key[-1] != tokens[-1]:  # of bigrams
         tokens.append(key[-1] & (1 << 32) - 1)
-    serials = takewhile(lambda serial: serial >= SHARED, (token >> POSITION_BITS for token in tokens))
+    serials = takewhile(
+        lambda serial: serial >= SHARED, (token >> POSITION_BITS for token in tokens)
+    )
     return joined(tuple(Piece(_letter(serial), 1) for serial in serials))
 
 
@@ -101,12 +103,21 @@ def draw_prompt(
         return shortened(pick(source, short), longest)
     if after is None and (short := _locked_twice(state)) and once_in(source, 6):
         return shortened(pick(source, short), longest)
-    familiar = [p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after]
+    familiar = [
+        p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after
+    ]
     page_size = state.config.geometry.page_size
-    if familiar and after is None and page_size > 1 and once_in(source, 6):  # diverging inside a page
+    # diverging inside a page
+    if familiar and after is None and page_size > 1 and once_in(source, 6):
         same = pick(source, familiar)
-        at = page_size * source.upto((prompt_len(same) - 1) // page_size) + 1 + source.upto(page_size - 2)
-        other = Piece(pick(source, [t for t in texts if t != same[-1].text] or texts), 2 * page_size)
+        at = (
+            page_size * source.upto((prompt_len(same) - 1) // page_size)
+            + 1
+            + source.upto(page_size - 2)
+        )
+        other = Piece(
+            pick(source, [t for t in texts if t != same[-1].text] or texts), 2 * page_size
+        )
         return shortened(joined(shortened(same, at), (other,)), longest)
     if familiar and not once_in(source, 6):
         start = pick(source, familiar)

@@ -74,7 +74,9 @@ def draw_geometry(source: Choices, like: Geometry) -> Geometry:
     swa = 0 if window is None else 2 + source.upto(full - 2)
     rows = 1 + source.upto(4)
     states = rows * (1 + 2 * like.tracks) + source.upto(4) if like.states else 0
-    return Geometry(page_size, window, full, swa, rows, width, like.tree, states=states, tracks=like.tracks)
+    return Geometry(
+        page_size, window, full, swa, rows, width, like.tree, states=states, tracks=like.tracks
+    )
 
 
 def with_settings(source: Choices, sizes: Geometry, capabilities: Capabilities) -> Geometry:
@@ -82,11 +84,16 @@ def with_settings(source: Choices, sizes: Geometry, capabilities: Capabilities) 
     four times with a tree of bigrams."""
     if sizes.tree and capabilities.bigram and not sizes.states:
         sizes = replace(sizes, bigram=once_in(source, 4))
-    drawn = ((name, pick(source, ("", *values))) for name, values in sorted(capabilities.settings.items()))
+    drawn = (
+        (name, pick(source, ("", *values)))
+        for name, values in sorted(capabilities.settings.items())
+    )
     return replace(sizes, settings=tuple((name, value) for name, value in drawn if value))
 
 
-def draw_profile(source: Choices, capabilities: Capabilities, machine: str = "sessions") -> RunProfile:
+def draw_profile(
+    source: Choices, capabilities: Capabilities, machine: str = "sessions"
+) -> RunProfile:
     """A profile for one run of a machine, within what the system can do."""
     kinds = {c.__name__ for c in MACHINES[machine]}
     may_be_left_out = sorted((capabilities.commands & kinds) - _ESSENTIAL - LATE)

@@ -12,15 +12,28 @@ from reference.blocks.commands import Complete, Copy, ResetCache
 from reference.commands import (
     POSITION_BITS, SHARED, Abort, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len,
 )  # fmt: skip
-from reference.tiers.commands import ALL, Backup, Fetch, Load, Poll, Prefetch, Query, Send, TierCommand
+from reference.tiers.commands import (
+    ALL,
+    Backup,
+    Fetch,
+    Load,
+    Poll,
+    Prefetch,
+    Query,
+    Send,
+    TierCommand,
+)
 from reference.tiers.config import POLICIES, STORAGE, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
 from reference.tiers.locks import LockRanges, path
 from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
 from stateful_tests.generate.decode_commands import (
-    decode_finale, draw_decode_config, propose_decode_command,
-)  # fmt: skip
+    decode_finale,
+    draw_decode_config,
+    propose_decode_command,
+)
 from stateful_tests.generate.tier_profile import TierProfile
+
 
 def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
     """Sizes that no preset has, with or without a window as `like` has."""
@@ -45,7 +58,9 @@ def propose_tier_command(
     if beside.config.decode:
         return propose_decode_command(beside, facts, source, profile)
     holders = [name for name in profile.names if name in beside.prompts]
-    absent = [name for name in profile.names if name not in beside.prompts and name not in beside.waiting]
+    absent = [
+        name for name in profile.names if name not in beside.prompts and name not in beside.waiting
+    ]
     moving = [job for job in facts.transfers if job.sent and not job.completed]
     queued = [job for job in facts.transfers if not job.sent]
     done = any(job.completed for job in facts.transfers) or _to_drain(facts)
@@ -66,12 +81,14 @@ def propose_tier_command(
         weights["poll"] += 10 * _to_drain(facts)
         reading = any(op.state in ("to read", "reads") for op in asks)
         early = 1 + reading * profile.cycle // 20  # as often beside what brings pages back
-        weights |= {  # what is in the tree is not asked for, and who is admitted gives up what is under way
+        # what is in the tree is not asked for, and who is admitted gives up what is under way
+        weights |= {
             "prefetch": profile.prefetch * bool(absent and beside.seen) * (1 if facts.nodes else 6),
             "thread": profile.threads * bool(_threads(facts)) * (3 if asks else 1),
             "admit": profile.match * early * bool(beside.waiting) // (8 if asks else 1),
             "abort": profile.abort * early * bool(beside.waiting),
-            "forget": profile.prefetch * (not holders and not beside.waiting and not facts.in_flight),
+            "forget": profile.prefetch
+            * (not holders and not beside.waiting and not facts.in_flight),
         }
         weights[_on_the_way_back(beside, facts, asks)] += profile.cycle
     kind = by_weight(source, weights) or "poll"
@@ -84,7 +101,9 @@ def _command(
 ) -> TierCommand:  # fmt: skip
     match kind:
         case "match":
-            prompt = _loading(beside, facts, source, profile) or _prompt(beside, facts, source, profile)
+            prompt = _loading(beside, facts, source, profile) or _prompt(
+                beside, facts, source, profile
+            )
             return (Match if once_in(source, profile.loads) else Load)(pick(source, absent), prompt)
         case "unlock":
             return Unlock(pick(source, holders))
@@ -114,7 +133,13 @@ def _command(
         case "abort":
             return Abort(pick(source, [*beside.waiting]))
         case "refused":
-            few: tuple[TierCommand, ...] = (Unlock("h9"), Copy(), Copy(True), Complete(), Send(True))
+            few: tuple[TierCommand, ...] = (
+                Unlock("h9"),
+                Copy(),
+                Copy(True),
+                Complete(),
+                Send(True),
+            )
             if beside.config.storage:
                 few += Query(), Fetch(), Backup(), Abort("h9")
             return pick(source, (*few, ResetCache()))
@@ -123,13 +148,20 @@ def _command(
 
 Thread = type[Query] | type[Fetch] | type[Backup]
 _THREAD_OF: dict[str, Thread] = {
-    "to ask": Query, "asks": Query, "to read": Fetch, "reads": Fetch, "to write": Backup, "writes": Backup,
-}  # fmt: skip
+    "to ask": Query,
+    "asks": Query,
+    "to read": Fetch,
+    "reads": Fetch,
+    "to write": Backup,
+    "writes": Backup,
+}
 
 
 def _threads(facts: TierFacts) -> list[Thread]:
     """Threads of the storage that can go on."""
-    return [*dict.fromkeys(_THREAD_OF[op.state] for op in facts.operations if op.state in _THREAD_OF)]
+    return [
+        *dict.fromkeys(_THREAD_OF[op.state] for op in facts.operations if op.state in _THREAD_OF)
+    ]
 
 
 def _on_the_way_back(beside: LockRanges, facts: TierFacts, asks: list[TierOperation]) -> str:
@@ -148,7 +180,10 @@ def _on_the_way_back(beside: LockRanges, facts: TierFacts, asks: list[TierOperat
         return "unlock"
     if not facts.nodes:
         return "prefetch" if beside.seen else "insert"
-    if any(not node.host["full"] for node in facts.nodes) and beside.config.policy != "write_through":
+    if (
+        any(not node.host["full"] for node in facts.nodes)
+        and beside.config.policy != "write_through"
+    ):
         return "evict" if beside.config.policy == "write_back" else "match"
     return "forget"
 
@@ -174,9 +209,13 @@ def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
 
 
 def _insert(
-    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile, holders: list[str],
+    beside: LockRanges,
+    facts: TierFacts,
+    source: Choices,
+    profile: TierProfile,
+    holders: list[str],
     absent: list[str],
-) -> Insert:  # fmt: skip
+) -> Insert:
     """Of a holder: its own text, often longer; else of somebody who has matched nothing."""
     if holders and (not absent or not once_in(source, 3)):
         name = pick(source, holders)
@@ -218,7 +257,9 @@ def _loading(
     return _more(beside, _text_of(pick(source, nodes), facts), beside.config.page_size, source)
 
 
-def _splitting(beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile) -> Prompt:
+def _splitting(
+    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+) -> Prompt:
     """The text of a node up to a page in its middle, and then another; best of one that a transfer moves."""
     page = beside.config.page_size
     long = [node for node in facts.nodes if len(node.stamps) > page] or [*facts.nodes]

@@ -82,7 +82,8 @@ def _results_and_clients(c: Enabled, weights: Weights) -> None:
 
 
 def _full_pool(c: Enabled, weights: Weights) -> None:
-    if c.windowless and c.cached and c.profile.lock_holders:  # who has lost its window, in a full pool
+    # who has lost its window, in a full pool
+    if c.windowless and c.cached and c.profile.lock_holders:
         full = not free(c.state).full
         weights |= {Insert: 30 * (not full), Decode: 30 * full, SpecDecode: 30 * full}
         weights |= {Finish: 1, Retract: 1}

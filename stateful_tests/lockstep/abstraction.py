@@ -38,7 +38,9 @@ def misfit(view: View, geometry: Geometry) -> str:
     if (view.states is None) == bool(geometry.states):
         has, there = ("None", "are") if view.states is None else ("states", "are none")
         return f"view().states: {has}, and there {there} in this run (geometry.states)"
-    full, swa = ((pages + 1) * geometry.page_size for pages in (geometry.full_pages, geometry.swa_pages))
+    full, swa = (
+        (pages + 1) * geometry.page_size for pages in (geometry.full_pages, geometry.swa_pages)
+    )
     sizes = {"full_stamps": full}
     if geometry.window is not None:
         sizes |= {"full_to_swa": full, "swa_stamps": swa}
@@ -60,7 +62,8 @@ def same(a: View, b: View) -> bool:
             continue
         if name == "tree" and x is not None and y is not None:
             x, y = ((sorted(t.nodes, key=_PATH), t.lock_holders, t.sizes) for t in (x, y))
-        elif name == "states" and x is not None and y is not None:  # not what the last batch has read
+        elif name == "states" and x is not None and y is not None:
+            # Not what the last batch has read.
             x, y = ((sorted(s.free), s.stamps, s.requests, s.sessions) for s in (x, y))
         elif name.startswith("free_"):
             x, y = sorted(x), sorted(y)
@@ -162,7 +165,9 @@ class _Reader:
             self.swa += self._pages(name, "swa", mapped, start, self.torn_swa)
             self.live += [(s, m) for s, m in zip(slots[start:], mapped[start:]) if m]
             self.unmapped += [(name, p) for p in range(start, length) if not mapped[p]]
-            self.evicted_mapped += [(s, m) for s, m in zip(slots[first:start], mapped[first:start]) if m]
+            self.evicted_mapped += [
+                (s, m) for s, m in zip(slots[first:start], mapped[first:start]) if m
+            ]
             if length % page_size:
                 self._gap(slots[-1], mapped[-1])
         return HolderFacts(row, cursors, full_read, swa_read, slots[:first])
@@ -238,8 +243,16 @@ class _Reader:
         page_size = self.page_size
         first, own = -(-start // page_size), slots[-(-start // page_size) * page_size :]
         heads = own[::page_size]
-        whole = heads if page_size == 1 else [s for h in heads for s in range(h, h + page_size)][: len(own)]
-        if all(heads) and own == whole and not (page_size > 1 and any(h % page_size for h in heads)):
+        whole = (
+            heads
+            if page_size == 1
+            else [s for h in heads for s in range(h, h + page_size)][: len(own)]
+        )
+        if (
+            all(heads)
+            and own == whole
+            and not (page_size > 1 and any(h % page_size for h in heads))
+        ):
             pages = heads if page_size == 1 else [h // page_size for h in heads]
             return [*map(_OWNED, zip(repeat(name), count(first), pages))]
         owned = []

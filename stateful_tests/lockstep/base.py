@@ -48,7 +48,8 @@ class AnyLockstep(ABC):
         self._reached: set[str] = set()  # clauses whose trigger has come up
         can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
-        self._unstarted: Broken | None = None  # why there is no empty system, as the first command meets it
+        # why there is no empty system, as the first command meets it
+        self._unstarted: Broken | None = None
 
     @property
     @abstractmethod

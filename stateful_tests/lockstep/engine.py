@@ -54,20 +54,31 @@ class EngineLockstep(AnyLockstep):
         """Run one command; sets `violation` if it leaves the specification."""
         self._begin()
         if not self._can.offers(command):
-            return self._count(Refused(Reason.UNFAITHFUL))  # the engine has no such command: it gets none
+            # the engine has no such command: it gets none
+            return self._count(Refused(Reason.UNFAITHFUL))
         texts, before = self.texts, self.facts
         outcome = self._carried_out(command)
         if isinstance(outcome, Broken):
             self.violation = self._break(
                 Failure("the engine carries it out", outcome.error),
-                lambda: BlockStep(texts.config, command, False, before, self.facts, [], [], texts.bearers),
+                lambda: BlockStep(
+                    texts.config, command, False, before, self.facts, [], [], texts.bearers
+                ),
                 broken_off,
             )
             return outcome
         done = isinstance(outcome, Done)
         lanes, outputs = texts.follow(command, self.facts) if done else ([], [])
         step = self.step = BlockStep(
-            texts.config, command, not done, before, self.facts, lanes, outputs, texts.bearers, texts.writing
+            texts.config,
+            command,
+            not done,
+            before,
+            self.facts,
+            lanes,
+            outputs,
+            texts.bearers,
+            texts.writing,
         )
         self._judge(step, broken(step, self.waived), BLOCK_CLAUSES.values())
         return self._count(outcome)
@@ -160,8 +171,10 @@ def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
             yield f"{what} completes"
         if number not in are:
             yield f"{what} has ended"
-    kept, keeps = ({(key.chunk, key.stamps) for key in facts.host.keys} if facts.host else set()
-                   for facts in (before, now))  # fmt: skip
+    kept, keeps = (
+        {(key.chunk, key.stamps) for key in facts.host.keys} if facts.host else set()
+        for facts in (before, now)
+    )
     for word, keys in (("under a hash", keeps - kept), ("forgotten", kept - keeps)):
         if keys:
             yield f"chunks {word}: {' '.join(str(chunk) for chunk, _ in sorted(keys))}"

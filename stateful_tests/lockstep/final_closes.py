@@ -16,7 +16,9 @@ from stateful_tests.lockstep.results import Trace, Violation
 _CLOSED = "SES-4"
 
 
-def violations(lockstep: AnyLockstep, done: Sequence[Any], origin: str) -> list[tuple[Violation, Trace]]:
+def violations(
+    lockstep: AnyLockstep, done: Sequence[Any], origin: str
+) -> list[tuple[Violation, Trace]]:
     """The violation that a run of these commands has ended with, if it did, and the close that does not
     happen when all is closed then; each with its trace. Nothing may be done afterwards."""
     (geometry, mode), found = lockstep.config, []
@@ -36,7 +38,9 @@ def _all_closed(lockstep: Lockstep) -> list[Command]:
     ends: list[Command] = []
     if violation is not None and not {"BROKEN", _CLOSED} & {*violation.clauses, *lockstep.waived}:
         ends += [Abort(name) for name in sorted(facts.requests)]
-        ends += [Close(name) for name, session in sorted(facts.sessions.items()) if not session.closing]
+        ends += [
+            Close(name) for name, session in sorted(facts.sessions.items()) if not session.closing
+        ]
     offered = lockstep.system.capabilities.commands
     ends = [command for command in ends if type(command).__name__ in offered]
     lockstep.go_on(_CLOSED)

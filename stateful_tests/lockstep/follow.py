@@ -47,7 +47,10 @@ def _handed_over(was: State, state: State, command: Command, name: str, facts: F
     assert before.cursors is not None and request.cursors is not None
     tree, cursors, length = state.tree, request.cursors, seen.cursors.cache_protected_len
     computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
-    whole, taken = length % tree.page_size == 0, before.cursors.cache_protected_len <= length <= computed
+    whole, taken = (
+        length % tree.page_size == 0,
+        before.cursors.cache_protected_len <= length <= computed,
+    )
     if whole and taken:
         key = tree_key(text_tokens(request.text), state.config.geometry.bigram)[:length]
         state = state._replace(tree=_relocked(tree, was, request.holder, key))
@@ -82,7 +85,11 @@ def _swa_unlocked(state: State, shown: TreeFacts) -> State:
     for lock in tree.locks:
         end = len(lock.key)
         pinning = sum(o.swa_from < end and o.key[:end] == lock.key for o in tree.locks)
-        if lock.holder in past and past[lock.holder] >= end and pinning > pins.get(lock.key, pinning):
+        if (
+            lock.holder in past
+            and past[lock.holder] >= end
+            and pinning > pins.get(lock.key, pinning)
+        ):
             tree = radix.unlock_swa(tree, lock.holder)
     return state._replace(tree=tree)
 

@@ -21,7 +21,9 @@ _ID = re.compile(r"\b[a-z]+(?:-[a-z0-9]+){2,}\b")  # of another fault, in what i
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?")
 
 Engine = Literal["sglang", "vllm", "transformers", "lmdeploy"]
-Verdict = Literal["known", "cause known", "none found", "threads end before it", "not searched", "fixed"]
+Verdict = Literal[
+    "known", "cause known", "none found", "threads end before it", "not searched", "fixed"
+]
 
 
 class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,7 +69,9 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if (self.verdict == "known") != bool(self.reports):
             raise ValueError(f"{self.id}: `reports` goes with the verdict known, and only with it")
         if (self.verdict == "cause known") != bool(self.cause):
-            raise ValueError(f"{self.id}: `cause` goes with the verdict cause known, and only with it")
+            raise ValueError(
+                f"{self.id}: `cause` goes with the verdict cause known, and only with it"
+            )
         if self.verdict == "fixed" and self.fixed is None:
             raise ValueError(f"{self.id}: the verdict is fixed, and `fixed` names no release")
 
@@ -131,7 +135,9 @@ def read(path: Path) -> dict[str, KnownFault]:
             if name not in by_id:
                 near = " or ".join(get_close_matches(name, by_id, 2))
                 hint = f"is it {near}?" if near else "words with two hyphens are ids"
-                raise UnusableImplementation(f"{path}: {fault.id} names {name!r}, and there is none: {hint}")
+                raise UnusableImplementation(
+                    f"{path}: {fault.id} names {name!r}, and there is none: {hint}"
+                )
     return by_id
 
 
@@ -199,9 +205,11 @@ def releases(engine: Engine) -> Sequence[str]:
     from impl.vllm.api import RELEASES as VLLM
 
     driven: dict[Engine, Sequence[str]] = {
-        "sglang": tuple(TABLE), "vllm": VLLM, "transformers": TransformersSystem.releases,
+        "sglang": tuple(TABLE),
+        "vllm": VLLM,
+        "transformers": TransformersSystem.releases,
         "lmdeploy": LMDeploySystem.releases,
-    }  # fmt: skip
+    }
     return driven[engine]
 
 

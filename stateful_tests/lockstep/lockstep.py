@@ -36,7 +36,16 @@ from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.lockstep.policy import Answers, ServerPolicy
-from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation, violation_of
+from stateful_tests.lockstep.results import (
+    KEPT,
+    Moment,
+    Row,
+    Run,
+    Tally,
+    Trace,
+    Violation,
+    violation_of,
+)
 from stateful_tests.lockstep.tree_diff import state_changes, tree_changes
 
 
@@ -53,7 +62,9 @@ def check_offered(system: System, was: State, command: Command) -> None:
 def check_serial(state: State) -> None:
     """Raise UnusableImplementation where the last submit has the serial of a text that prompts share."""
     if state.serial >= SHARED:
-        raise UnusableImplementation(f"one run has more than {SHARED - 1} submits: token ids would clash")
+        raise UnusableImplementation(
+            f"one run has more than {SHARED - 1} submits: token ids would clash"
+        )
 
 
 class Lockstep(AnyLockstep):
@@ -172,18 +183,26 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
         return {name: Tally() for name in CLAUSES}
     clauses = TIER_CLAUSES if can.tiers else BLOCK_CLAUSES if can.schedules else CLAUSES
     there = {
-        "tree": can.tree, "window": can.swa, "states": can.recurrent or can.tracks, "tracks": can.tracks,
+        "tree": can.tree,
+        "window": can.swa,
+        "states": can.recurrent or can.tracks,
+        "tracks": can.tracks,
         "tier": can.tiers or can.connects,
-    }  # fmt: skip
+    }
     return {
-        name: Tally() for name, clause in clauses.items()
+        name: Tally()
+        for name, clause in clauses.items()
         if all(there[need] for need in clause.needs)
         and (clause.of >= {*COMMANDS} or any(kind.__name__ in can.commands for kind in clause.of))
-    }  # fmt: skip
+    }
 
 
 def lockstep_on(
-    system: AnySystem, geometry: Geometry | JudgedConfig, mode: Mode, clause: str | None = None, **counts: Any
+    system: AnySystem,
+    geometry: Geometry | JudgedConfig,
+    mode: Mode,
+    clause: str | None = None,
+    **counts: Any,
 ) -> AnyLockstep:
     """A run of any system. clause, counts (tallies, refusals): as of AnyLockstep."""
     on: Any = system
@@ -201,9 +220,13 @@ def check_fits(
     can = system.capabilities
     if isinstance(geometry, EngineConfig):
         if not can.schedules:
-            raise UnusableImplementation(f"{system.name} is driven batch by batch: the trace is of an engine")
+            raise UnusableImplementation(
+                f"{system.name} is driven batch by batch: the trace is of an engine"
+            )
         if geometry.recurrent and not can.recurrent:
-            raise UnusableImplementation(f"{system.name} is driven without recurrent state: the trace has it")
+            raise UnusableImplementation(
+                f"{system.name} is driven without recurrent state: the trace has it"
+            )
         if geometry.connects and not can.connects:
             needs = "the trace has one (of vLLM: +offload)"
             raise UnusableImplementation(f"{system.name} is driven without a KV connector: {needs}")
@@ -213,14 +236,22 @@ def check_fits(
             needs = "the trace needs sglang==VERSION+hicache"
             raise UnusableImplementation(f"{system.name} has no host tier: {needs}")
         if geometry.storage and not can.storage:
-            raise UnusableImplementation(f"{system.name} is not driven with a storage behind the host")
+            raise UnusableImplementation(
+                f"{system.name} is not driven with a storage behind the host"
+            )
         if geometry.decode and not can.receives:
-            raise UnusableImplementation(f"{system.name} is not driven as a server that only decodes")
+            raise UnusableImplementation(
+                f"{system.name} is not driven as a server that only decodes"
+            )
         return
     if can.tiers:
-        raise UnusableImplementation(f"{system.name} is driven with its host tier, which the trace has not")
+        raise UnusableImplementation(
+            f"{system.name} is driven with its host tier, which the trace has not"
+        )
     if can.schedules:
-        raise UnusableImplementation(f"{system.name} schedules by itself: the trace gives it each batch")
+        raise UnusableImplementation(
+            f"{system.name} schedules by itself: the trace gives it each batch"
+        )
     if geometry.window is None and not can.full_only:
         raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
     if geometry.window is not None and not can.swa:
@@ -250,10 +281,12 @@ def _mixed(state: State, batch: Extend) -> bool:
 def rejected_turns(run: Run) -> set[int]:
     """The steps at which a client sends a turn while one runs, or takes tokens back."""
     return {
-        at for at, row in enumerate(run.rows)
-        if isinstance(row.command, Submit) and isinstance(row.outcome, Refused)
+        at
+        for at, row in enumerate(run.rows)
+        if isinstance(row.command, Submit)
+        and isinstance(row.outcome, Refused)
         and row.outcome.reason in _IMPATIENT
-    }  # fmt: skip
+    }
 
 
 def unstated_refusals(run: Run) -> list[int]:
@@ -262,7 +295,11 @@ def unstated_refusals(run: Run) -> list[int]:
     stated = {index for index, _ in run.trace.expected}
     if run.violation is not None:
         stated.add(run.violation.step)
-    return [at for at, row in enumerate(run.rows) if at not in stated and isinstance(row.outcome, Refused)]
+    return [
+        at
+        for at, row in enumerate(run.rows)
+        if at not in stated and isinstance(row.outcome, Refused)
+    ]
 
 
 def mostly_refused(run: Run) -> bool:
@@ -353,7 +390,9 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
     return Row(command, outcome, tuple(cursors), tuple(freed), accounts, changes)
 
 
-def _gone(name: str, pool: str, had: range, kept: range, page_size: int) -> list[tuple[str, str, int, int]]:
+def _gone(
+    name: str, pool: str, had: range, kept: range, page_size: int
+) -> list[tuple[str, str, int, int]]:
     """The range of positions that `had` and `kept` differ by, if something was given back."""
     gone = [p for p in had if p not in kept]
     if not gone:

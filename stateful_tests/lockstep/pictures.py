@@ -29,7 +29,8 @@ def row(c: Cursors, page_size: int, window: int | None, target: int | None = Non
         kept["SWA KV"] = swa_pages(c, page_size)
     for label, owned in kept.items():
         cells = "".join(
-            "|" + "".join(_cell(c, at * page_size + i, at in owned) for i in range(page_size)) for at in pages
+            "|" + "".join(_cell(c, at * page_size + i, at in owned) for i in range(page_size))
+            for at in pages
         )
         lines.append(f"{label:<{len(_INDENT)}}{cells}|")
     if window is not None:
@@ -59,7 +60,12 @@ def _marks(at: Mapping[int, str]) -> str:
 
 def legend(*drawings: str) -> str:
     """What the signs in some drawings mean."""
-    used = {sign for drawing in drawings for line in drawing.split("\n")[1:4] for sign in line[len(_INDENT):]}
+    used = {
+        sign
+        for drawing in drawings
+        for line in drawing.split("\n")[1:4]
+        for sign in line[len(_INDENT) :]
+    }
     return "; ".join(f"`{sign}` {meaning}" for sign, meaning in LEGEND.items() if sign in used)
 
 
@@ -74,9 +80,12 @@ def swa_of(live: bool | None) -> str:
 
 
 def node(
-    place: tuple[int, int], text: str, live: bool | None = None,
-    full: Sequence[str] = (), swa: Sequence[str] = (),
-) -> str:  # fmt: skip
+    place: tuple[int, int],
+    text: str,
+    live: bool | None = None,
+    full: Sequence[str] = (),
+    swa: Sequence[str] = (),
+) -> str:
     """A node of the tree in a line. place: its positions. full, swa: whose locks pin its KV in that pool."""
     parts = [f"{span(*place)} {text}", "SWA live" if live else swa_of(live)]
     for pool, names in ("full", full), ("SWA", swa):

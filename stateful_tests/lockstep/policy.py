@@ -29,7 +29,9 @@ class ServerPolicy:
     def __init__(self, can: Capabilities) -> None:
         self._can = can
 
-    def agreed(self, was: State, command: Command, answers: Answers, facts: Facts | None) -> Answers:
+    def agreed(
+        self, was: State, command: Command, answers: Answers, facts: Facts | None
+    ) -> Answers:
         """What is left to compare: the reference has followed the system's choices, and its tree where that
         has rules of its own. facts: of the system; None where the two have parted already, and the reference
         follows nothing."""
@@ -56,7 +58,11 @@ class ServerPolicy:
                 return answers._replace(now=was, expected=outcome)
             if isinstance(expected, Refused) and not self._can.exact_reasons:
                 return answers._replace(outcome=expected)
-        if isinstance(command, CheckBusy) and isinstance(expected, Done) and expected.report is not None:
+        if (
+            isinstance(command, CheckBusy)
+            and isinstance(expected, Done)
+            and expected.report is not None
+        ):
             return answers._replace(expected=self._counted(expected, expected.report))
         return answers
 

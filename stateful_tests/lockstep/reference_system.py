@@ -40,7 +40,9 @@ class ReferenceSystem:
         self.free = {p: list(range(1, geometry.pages(p) + 1)) for p in geometry.pools}
         self.rows: dict[str, int] = {}
         self.free_rows = list(range(geometry.rows))
-        self.stamps = {p: [0] * ((geometry.pages(p) + 1) * geometry.page_size) for p in geometry.pools}
+        self.stamps = {
+            p: [0] * ((geometry.pages(p) + 1) * geometry.page_size) for p in geometry.pools
+        }
         self.slots: dict[Hashable, int] = {}  # of recurrent state, by holder or by path
         self.free_slots = list(range(geometry.states, 0, -1))
         self.state_stamps = [0] * (geometry.states + 1)
@@ -48,7 +50,8 @@ class ReferenceSystem:
 
     def apply(self, command: Command) -> Outcome:
         state, config = self.state, self.state.config
-        if isinstance(command, UnlockSwa):  # nobody tells it the mode, and free mode allows less of this
+        # nobody tells it the mode, and free mode allows less of this
+        if isinstance(command, UnlockSwa):
             state = state._replace(config=config._replace(mode=Mode.FAITHFUL))
         now, outcome, effects = model.step_with_effects(state, command)
         if isinstance(outcome, Done):
@@ -61,9 +64,11 @@ class ReferenceSystem:
         was, self.state = self.state, now
         if now is was:
             return
-        for pool, pages in self.pages.items():  # given back, even where another takes the name at once
+        # given back, even where another takes the name at once
+        for pool, pages in self.pages.items():
             for key in effects.gone[pool] & pages.keys():
-                self.free[pool].insert(0, pages.pop(key))  # not the next to go: it was free only now
+                # not the next to go: it was free only now
+                self.free[pool].insert(0, pages.pop(key))
             if effects.adopted[pool]:
                 self._adopt(pool, effects.adopted[pool], was)
         self._assign()
@@ -96,7 +101,9 @@ class ReferenceSystem:
         cached = pages_of(self.state.tree) if self.state.tree is not None else NO_PAGES
         for pool, pages in self.pages.items():
             owned = full_pages if pool == "full" else swa_pages
-            want = {(n, i) for n, c in now.items() for i in owned(c, self.geometry.page_size)} | cached[pool]
+            want = {
+                (n, i) for n, c in now.items() for i in owned(c, self.geometry.page_size)
+            } | cached[pool]
             for key in sorted(pages.keys() - want):
                 self.free[pool].insert(0, pages.pop(key))
             for key in sorted(want - pages.keys()):
@@ -112,7 +119,9 @@ class ReferenceSystem:
         want: dict[Hashable, int] = {path: chained(path)[-1] for path in paths}
         for name, length in state_lens(self.state).items():
             stamps = chained(text_tokens(texts[name]))
-            want[name] = stamp_after(stamps, length) if length <= len(stamps) else self._stamp_of(name)
+            want[name] = (
+                stamp_after(stamps, length) if length <= len(stamps) else self._stamp_of(name)
+            )
         for gone in self.slots.keys() - want.keys():
             self.free_slots.insert(0, self.slots.pop(gone))
         for owner, stamp in want.items():
@@ -139,7 +148,9 @@ class ReferenceSystem:
                 for pool, pages in self.pages.items():
                     if key in pages:
                         first = pages[key] * size
-                        self.stamps[pool][first : first + size] = map(token_of, placed.path[end - size : end])
+                        self.stamps[pool][first : first + size] = map(
+                            token_of, placed.path[end - size : end]
+                        )
 
     def _write(self, row: RowInUse, start: int) -> None:
         """The KV of what a row has computed from `start` on; allocated-ahead slots hold nothing."""
@@ -167,12 +178,18 @@ class ReferenceSystem:
         state = self.state
         return View(
             sessions={
-                s.name: SessionView(text_tokens(s.history), s.closing, self._row(s.name, s.slot), s.slot)
+                s.name: SessionView(
+                    text_tokens(s.history), s.closing, self._row(s.name, s.slot), s.slot
+                )
                 for s in state.sessions
             },
             requests={
                 r.name: RequestView(
-                    r.session, r.origin, text_tokens(r.text), self._row(r.holder, r.cursors), r.cursors
+                    r.session,
+                    r.origin,
+                    text_tokens(r.text),
+                    self._row(r.holder, r.cursors),
+                    r.cursors,
                 )
                 for r in state.requests
             },
@@ -221,12 +238,20 @@ class ReferenceSystem:
         shape, sizes = _shape(self.state.tree)
         nodes = [
             NodeView(
-                path, self._cached_slots(path, start), self._cached_slots(path, start, "swa") if live else [],
-                full_locks, swa_locks, self.slots.get(path), state_locks,
+                path,
+                self._cached_slots(path, start),
+                self._cached_slots(path, start, "swa") if live else [],
+                full_locks,
+                swa_locks,
+                self.slots.get(path),
+                state_locks,
             )
             for path, start, live, full_locks, swa_locks, state_locks in shape
-        ]  # fmt: skip
-        holders = {k: LockHolderView(self._cached_slots(key)) for k, key in lock_holders(self.state).items()}
+        ]
+        holders = {
+            k: LockHolderView(self._cached_slots(key))
+            for k, key in lock_holders(self.state).items()
+        }
         return TreeView(nodes, holders, sizes)
 
     def close(self) -> None:
@@ -260,7 +285,11 @@ def turns_of(state: State) -> list[tuple[str, int]]:
 
 def layout(state: State) -> Hashable:
     """All that rows, pages, stamps and the tree depend on in a state, wherever it came from."""
-    tree = state.tree and (_shape(state.tree), state_paths(state.tree), *lock_holders(state).items())
+    tree = state.tree and (
+        _shape(state.tree),
+        state_paths(state.tree),
+        *lock_holders(state).items(),
+    )
     return rows_of(state), *turns_of(state), tree, *state_lens(state).items()
 
 

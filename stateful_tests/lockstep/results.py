@@ -364,7 +364,9 @@ class CheckResult:
             reasons.append(f"never carried out: {', '.join(self.never_done)}")
         if self.excused:
             came_up = len(self.tallies) - len(self.unreached)
-            reasons.append(f"known or waived are {len(self.excused)} of the {came_up} clauses that came up")
+            reasons.append(
+                f"known or waived are {len(self.excused)} of the {came_up} clauses that came up"
+            )
         missed = len({*self.required} - self.situations.keys())
         if self.system in OWN and missed and not self.stopped:
             reasons.append(f"{missed} of {len(self.required)} situations were not met")

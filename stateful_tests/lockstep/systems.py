@@ -28,9 +28,14 @@ class Spec(NamedTuple):
 
 
 def resolve(
-    spec: str, *, device: str = "cpu", checkout: str | None = None, calls: bool = False,
-    limits: Limits = LIMITS, in_process: bool = True,
-) -> Any:  # fmt: skip
+    spec: str,
+    *,
+    device: str = "cpu",
+    checkout: str | None = None,
+    calls: bool = False,
+    limits: Limits = LIMITS,
+    in_process: bool = True,
+) -> Any:
     """The system that `spec` names: a System, or an EngineSystem.
 
     reference | torch | torch+BUG | module:factory | sglang==VERSION | vllm==VERSION | transformers==VERSION
@@ -46,7 +51,9 @@ def resolve(
     package, *ways = spec.split("+")
     engine, _, version = package.partition("==")
     if checkout is not None and package not in ENGINES:
-        raise UnusableImplementation(f"--sglang-path goes with --impl sglang, and so on, not {spec!r}")
+        raise UnusableImplementation(
+            f"--sglang-path goes with --impl sglang, and so on, not {spec!r}"
+        )
     if spec == "reference":
         from stateful_tests.lockstep.reference_system import ReferenceSystem
 
@@ -59,9 +66,13 @@ def resolve(
         return _torch(spec.removeprefix("torch+"), device)
     if engine in ENGINES:
         if device != "cpu" and (engine, device) != ("sglang", "cuda"):
-            raise UnusableImplementation(f"--device: releases of {engine} are not driven on {device}")
+            raise UnusableImplementation(
+                f"--device: releases of {engine} are not driven on {device}"
+            )
         if not version and checkout is None:
-            raise UnusableImplementation(f"--impl {engine} needs --{engine}-path DIR or {engine}==VERSION")
+            raise UnusableImplementation(
+                f"--impl {engine} needs --{engine}-path DIR or {engine}==VERSION"
+            )
         return ENGINES[engine](Spec(spec, version or None, ways, device, checkout, calls, limits))
     if ":" in spec:
         return _stranger(spec, limits, in_process)
@@ -75,7 +86,9 @@ def _stranger(spec: str, limits: Limits, in_process: bool) -> Any:
     stranger: Any = made(spec) if in_process else StrangerSystem(spec, limits)
     excused = {*stranger.capabilities.waived, *stranger.capabilities.known}
     if unknown := sorted(excused - EVERY_CLAUSE.keys()):
-        raise UnusableImplementation(f"--impl {spec}: waives {', '.join(unknown)}, which is no clause")
+        raise UnusableImplementation(
+            f"--impl {spec}: waives {', '.join(unknown)}, which is no clause"
+        )
     return stranger
 
 
@@ -97,9 +110,14 @@ def _sglang(spec: Spec) -> Any:
         after = f"after a release goes {trees}, then +overlap; or +hicache"
         raise UnusableImplementation(f"--impl {spec.text!r}: {after}")
     system = SGLangSystem(
-        version=spec.version, path=spec.checkout, tree=tree, gpu=spec.device == "cuda", overlap=bool(overlap),
-        calls=spec.calls, limits=spec.limits,
-    )  # fmt: skip
+        version=spec.version,
+        path=spec.checkout,
+        tree=tree,
+        gpu=spec.device == "cuda",
+        overlap=bool(overlap),
+        calls=spec.calls,
+        limits=spec.limits,
+    )
     known = passed_over("sglang", system.release, tree)
     system.capabilities = replace(system.capabilities, known=known)
     return system
@@ -120,7 +138,9 @@ def _transformers(spec: Spec) -> Any:
     from impl.transformers_paging.loading import TransformersSystem
 
     if spec.ways:
-        raise UnusableImplementation(f"--impl {spec.text!r}: nothing goes after a release of transformers")
+        raise UnusableImplementation(
+            f"--impl {spec.text!r}: nothing goes after a release of transformers"
+        )
     return TransformersSystem(spec.version, spec.checkout, spec.limits)
 
 
@@ -128,14 +148,19 @@ def _lmdeploy(spec: Spec) -> Any:
     from impl.lmdeploy.loading import LMDeploySystem
 
     if spec.ways:
-        raise UnusableImplementation(f"--impl {spec.text!r}: nothing goes after a release of lmdeploy")
+        raise UnusableImplementation(
+            f"--impl {spec.text!r}: nothing goes after a release of lmdeploy"
+        )
     return LMDeploySystem(spec.version, spec.checkout, spec.limits)
 
 
 # Whose releases and checkouts are driven.
 ENGINES: dict[str, Callable[[Spec], Any]] = {
-    "sglang": _sglang, "vllm": _vllm, "transformers": _transformers, "lmdeploy": _lmdeploy,
-}  # fmt: skip
+    "sglang": _sglang,
+    "vllm": _vllm,
+    "transformers": _transformers,
+    "lmdeploy": _lmdeploy,
+}
 
 
 def as_base(base: str, spec: str) -> str:

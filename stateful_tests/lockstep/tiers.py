@@ -59,7 +59,9 @@ class TierLockstep(AnyLockstep):
         outcome = self._carried_out(command)
         if isinstance(outcome, Broken):
             failure = Failure("the tree carries it out", outcome.error)
-            self.violation = self._break(failure, lambda: self._step(command, False, before), _broken_off)
+            self.violation = self._break(
+                failure, lambda: self._step(command, False, before), _broken_off
+            )
             return outcome
         if isinstance(outcome, Done):
             self.beside.note(command)
@@ -83,9 +85,12 @@ class TierLockstep(AnyLockstep):
         """What a command did."""
         was, now = before.facts, self.facts
         lines = (
-            *_requests(was, now), *_nodes(was, now), *_transfers(was, now), *_operations(was, now),
+            *_requests(was, now),
+            *_nodes(was, now),
+            *_transfers(was, now),
+            *_operations(was, now),
             *_reads(now),
-        )  # fmt: skip
+        )
         return Row(command, outcome, tree=lines)  # type: ignore[arg-type]
 
 
@@ -125,7 +130,9 @@ def _told(node: TierNode) -> str:
     for word, counts in (("locked", node.locks), ("pinned", node.pins)):
         told = ", ".join(f"{pool} {count}" for pool, count in counts.items() if count)
         parts += [f"{word} {told}"] if told else []
-    parts += ["waits for a store"] * (node.storing >= 0) + ["waits for a load"] * (node.loading >= 0)
+    parts += ["waits for a store"] * (node.storing >= 0) + ["waits for a load"] * (
+        node.loading >= 0
+    )
     return ", ".join(parts)
 
 
@@ -173,7 +180,10 @@ def _requests(before: TierFacts, now: TierFacts) -> Iterator[str]:
         device, writing = _kv("device", request.slots), " ".join(_kv("device", request.writing))
         parts = [request.state, f"row {request.row}" if request.row >= 0 else ""]
         parts += [f"first token in slot {request.first}" if request.first >= 0 else "", *device]
-        parts += [*_kv("host", request.kept), f"the prefill server still writes {writing}" if writing else ""]
+        parts += [
+            *_kv("host", request.kept),
+            f"the prefill server still writes {writing}" if writing else "",
+        ]
         yield f"{request.name}: {', '.join(filter(None, parts))}"
 
 
@@ -185,7 +195,10 @@ def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:
         if operation is None:
             yield f"{were[number].called} is over"
         elif was is None or was != operation:
-            has, moves = " ".join(_kv("host", operation.slots)), " ".join(_kv("host", operation.moving))
+            has, moves = (
+                " ".join(_kv("host", operation.slots)),
+                " ".join(_kv("host", operation.moving)),
+            )
             parts = [operation.state, has, f"the backend still moves {moves}" if moves else ""]
             yield f"{operation.called}: {', '.join(filter(None, parts))}"
     for page in now.stored:

@@ -203,13 +203,19 @@ class ServerMachine(RuleBasedStateMachine):
         Once a clause is found, only runs that violate it fail: Hypothesis shrinks for that one.
         """
         ending = violations(self.lockstep, self.commands, "generated")
-        new = [(violation, trace) for violation, trace in ending if self.target.is_new(trace, violation)]
+        new = [
+            (violation, trace)
+            for violation, trace in ending
+            if self.target.is_new(trace, violation)
+        ]
         if not new:
             event(f"ends with what the base violates as well: {ending[0][0].clause}")
             current_build_context().data.conclude_test(Status.VALID)
         first = next(iter(self.found), new[0][0].clause)
-        found = {first if first in violation.clauses else violation.clause: (violation, trace)
-                 for violation, trace in reversed(new)}  # fmt: skip
+        found = {
+            first if first in violation.clauses else violation.clause: (violation, trace)
+            for violation, trace in reversed(new)
+        }
         if first not in found:
             reject()
         self.found[first] = violation, _ = found.pop(first)

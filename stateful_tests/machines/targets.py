@@ -40,7 +40,12 @@ class MachineTarget:
         vary: bool = False,
         exactly: bool = False,
     ) -> None:
-        self._make, self._machines, self._sizes, self._modes = make, tuple(machines), tuple(sizes), modes
+        self._make, self._machines, self._sizes, self._modes = (
+            make,
+            tuple(machines),
+            tuple(sizes),
+            modes,
+        )
         self.vary, self._exactly = vary, exactly
         self.base: AnySystem | None = None
 

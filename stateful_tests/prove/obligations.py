@@ -25,7 +25,8 @@ SMALL = (2, 8, None)  # bounds within which a counterexample is sought, in this 
 _TIMEOUT_MS = 30_000
 _MODULES = {"contract": cursors, "window": window_theorem}
 SOURCES: dict[str, str] = {
-    kind: Path(str(module.__file__)).read_text(encoding="utf-8") for kind, module in _MODULES.items()
+    kind: Path(str(module.__file__)).read_text(encoding="utf-8")
+    for kind, module in _MODULES.items()
 }
 
 
@@ -77,7 +78,9 @@ def chosen(names: Iterable[str]) -> list[Obligation]:
     return list((found or OBLIGATIONS).values())
 
 
-def prove(obligations: Iterable[Obligation], sources: Mapping[str, str] = SOURCES) -> Iterator[Proof]:
+def prove(
+    obligations: Iterable[Obligation], sources: Mapping[str, str] = SOURCES
+) -> Iterator[Proof]:
     """Each in turn. sources: the text of both modules, such as with a fault in it."""
     for obligation in obligations:
         proof, began = Proof(obligation), time.perf_counter()
@@ -122,7 +125,12 @@ def _check(terms: list[Any]) -> Any:
 def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> None:
     """Small numbers for which the line fails."""
     arguments = proof.obligation.contract.arguments
-    names = [each for name in arguments for each in ("CAER" if name == "c" else [name]) if each != "margin"]
+    names = [
+        each
+        for name in arguments
+        for each in ("CAER" if name == "c" else [name])
+        if each != "margin"
+    ]
     for bound in SMALL:
         solver = z3.Solver()
         solver.set("timeout", _TIMEOUT_MS)
@@ -131,7 +139,9 @@ def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> No
             solver.add(*(z3.And(-bound <= z3.Int(name), z3.Int(name) <= bound) for name in names))
         if solver.check() == z3.sat:
             model = solver.model()
-            found = {name: model.eval(z3.Int(name), model_completion=True).as_long() for name in names}
+            found = {
+                name: model.eval(z3.Int(name), model_completion=True).as_long() for name in names
+            }
             proof.verdict, proof.note = REFUTED, f"fails: {line}"
             proof.counterexample = found | ({"margin": margin} if margin is not None else {})
             return

@@ -56,10 +56,14 @@ def contracts(source: str) -> dict[str, Contract]:
         if isinstance(node, ast.FunctionDef):
             docstring = ast.get_docstring(node) or ""
             lines = _CONTRACT.findall(docstring)
-            pre, post = (tuple(text for kind, text in lines if kind == wanted) for wanted in ("pre", "post"))
+            pre, post = (
+                tuple(text for kind, text in lines if kind == wanted) for wanted in ("pre", "post")
+            )
             if post:
                 names = tuple(argument.arg for argument in node.args.args)
-                found[node.name] = Contract(node.name, docstring.partition("\n")[0], names, pre, post)
+                found[node.name] = Contract(
+                    node.name, docstring.partition("\n")[0], names, pre, post
+                )
     return found
 
 
@@ -188,7 +192,9 @@ def _arguments(function: ast.FunctionDef) -> list[str]:
 
 
 def _is_range(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+    )
 
 
 def _either(test: Any, then: Any, other: Any) -> Any:

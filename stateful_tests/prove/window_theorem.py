@@ -98,16 +98,27 @@ def has_swa(c: Cursors, position: int, page_size: int) -> bool:
 def is_row(c: Cursors, length: int, target: int, key: int, window: int, page_size: int) -> bool:
     """A row without a hole, before eviction with `length`."""
     return (
-        page_size >= 1 and window >= 1 and in_order(c)
-        and c.cache_protected_len % page_size == 0 and c.swa_evicted_seqlen % page_size == 0
+        page_size >= 1
+        and window >= 1
+        and in_order(c)
+        and c.cache_protected_len % page_size == 0
+        and c.swa_evicted_seqlen % page_size == 0
         and 0 <= length <= c.kv_allocated_len
-        and c.cache_protected_len <= target and c.cache_protected_len <= key
+        and c.cache_protected_len <= target
+        and c.cache_protected_len <= key
         and c.swa_evicted_seqlen <= first_read(c, target, key, window)
-    )  # fmt: skip
+    )
 
 
 def hole(
-    c: Cursors, length: int, target: int, key: int, position: int, window: int, page_size: int, margin: int
+    c: Cursors,
+    length: int,
+    target: int,
+    key: int,
+    position: int,
+    window: int,
+    page_size: int,
+    margin: int,
 ) -> bool:
     """The next turn reads `position`, and its SWA KV is gone."""
     left = slot(c, length, target, window, page_size, margin)
@@ -130,7 +141,14 @@ def condition(
 
 
 def hole_only_if(
-    c: Cursors, length: int, target: int, key: int, position: int, window: int, page_size: int, margin: int
+    c: Cursors,
+    length: int,
+    target: int,
+    key: int,
+    position: int,
+    window: int,
+    page_size: int,
+    margin: int,
 ) -> bool:
     """There is no hole unless the condition holds.
 
@@ -150,7 +168,9 @@ def hole_if(
     pre: condition(c, length, target, key, window, page_size, margin)
     post: _
     """
-    return hole(c, length, target, key, first_read(c, target, key, window), window, page_size, margin)
+    return hole(
+        c, length, target, key, first_read(c, target, key, window), window, page_size, margin
+    )
 
 
 def hole_resume(
@@ -167,7 +187,14 @@ def hole_resume(
 
 
 def hole_never(
-    c: Cursors, length: int, target: int, key: int, position: int, window: int, page_size: int, margin: int
+    c: Cursors,
+    length: int,
+    target: int,
+    key: int,
+    position: int,
+    window: int,
+    page_size: int,
+    margin: int,
 ) -> bool:
     """With L - p <= margin * P there is no hole, whatever the alignment.
 
@@ -189,7 +216,9 @@ def hole_least(
     pre: (resumes_at(c, target, key) - window) % page_size == page_size - 1
     post: _
     """
-    return hole(c, length, target, key, first_read(c, target, key, window), window, page_size, margin)
+    return hole(
+        c, length, target, key, first_read(c, target, key, window), window, page_size, margin
+    )
 
 
 def hole_always(
@@ -202,11 +231,19 @@ def hole_always(
     pre: resumes_at(c, target, key) - window >= c.cache_protected_len
     post: _
     """
-    return hole(c, length, target, key, first_read(c, target, key, window), window, page_size, margin)
+    return hole(
+        c, length, target, key, first_read(c, target, key, window), window, page_size, margin
+    )
 
 
 def cap_moves(
-    c: Cursors, length: int, target: int, key: int, window: int, page_size: int, margin: int  # noqa: ARG001
+    c: Cursors,
+    length: int,
+    target: int,
+    key: int,  # noqa: ARG001
+    window: int,
+    page_size: int,
+    margin: int,
 ) -> bool:
     """E passes the target if, and only if, L >= W + (1 + margin) * P + floor(target).
 
@@ -228,11 +265,20 @@ def cap_is_late(
     pre: resumes_at(c, target, key) > c.cache_protected_len
     post: _
     """
-    return hole(c, length, target, key, first_read(c, target, key, window), window, page_size, margin)
+    return hole(
+        c, length, target, key, first_read(c, target, key, window), window, page_size, margin
+    )
 
 
 def hole_faithful(
-    c: Cursors, length: int, target: int, key: int, position: int, window: int, page_size: int, margin: int
+    c: Cursors,
+    length: int,
+    target: int,
+    key: int,
+    position: int,
+    window: int,
+    page_size: int,
+    margin: int,
 ) -> bool:
     """With L at most p and the target there is no hole, and E stays at most the target.
 

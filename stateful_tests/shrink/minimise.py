@@ -32,7 +32,12 @@ def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | 
 
 
 def minimise(
-    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, allowed: Allowed | None = None
+    system: AnySystem,
+    trace: Trace,
+    clause: str,
+    *,
+    budget: int = BUDGET,
+    allowed: Allowed | None = None,
 ) -> Trace:
     """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
 
@@ -63,7 +68,16 @@ def _minimised(
         smallest = _shrink_size(failing, smallest, "bigram")
         if system.capabilities.no_tree and not smallest.geometry.bigram:
             smallest = _shrink_size(failing, smallest, "tree")
-        for name in ("states", "page_size", "tracks", "window", "full_pages", "swa_pages", "rows", "width"):
+        for name in (
+            "states",
+            "page_size",
+            "tracks",
+            "window",
+            "full_pages",
+            "swa_pages",
+            "rows",
+            "width",
+        ):
             smallest = _shrink_size(failing, smallest, name)
         for setting in smallest.geometry.settings:
             others = tuple(other for other in smallest.geometry.settings if other != setting)
@@ -106,9 +120,12 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     for size in [False] * now if isinstance(now, bool) else sizes:
         try:
             geometry = replace(trace.geometry, **{name: size})
-        except GeometryError:  # without states nothing is tracked, and a longer page needs that it is
+        except GeometryError:
+            # Without states nothing is tracked, and a longer page needs that it is.
             continue
-        smaller = replace(trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size)))
+        smaller = replace(
+            trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size))
+        )
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)
             if commands is not None:
@@ -164,12 +181,23 @@ def _shrink_tiers(failing: Failing, trace: Trace) -> Trace:
     """The plainest tree with a host tier with which the clause still fails."""
     first = trace.geometry
     tries: list[dict[str, Any]] = [
-        {"namespaces": False}, {"bigram": False}, {"window": None, "swa_pages": 0, "host_swa_pages": 0},
+        {"namespaces": False},
+        {"bigram": False},
+        {"window": None, "swa_pages": 0, "host_swa_pages": 0},
         *({"policy": policy} for policy in POLICIES[: POLICIES.index(first.policy)]),
-    ]  # fmt: skip
+    ]
     for changes in tries:
         trace = _resized(failing, trace, **changes)
-    sizes = "page_size", "window", "full_pages", "swa_pages", "host_pages", "host_swa_pages", "width", "rows"
+    sizes = (
+        "page_size",
+        "window",
+        "full_pages",
+        "swa_pages",
+        "host_pages",
+        "host_swa_pages",
+        "width",
+        "rows",
+    )
     for name in sizes:
         for size in range(1, getattr(trace.geometry, name) or 1):
             smaller = _resized(failing, trace, **{name: size})
@@ -200,7 +228,11 @@ def _scaled(trace: Trace, was: int) -> Trace:
 
 
 def failing_prefix(
-    system: AnySystem, clause: str, trace: Trace, kind: str | None = None, allowed: Allowed | None = None
+    system: AnySystem,
+    clause: str,
+    trace: Trace,
+    kind: str | None = None,
+    allowed: Allowed | None = None,
 ) -> Commands | None:
     """The commands up to the step that violates `clause`, if one does, and if that is `allowed`.
 

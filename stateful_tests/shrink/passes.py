@@ -91,7 +91,9 @@ def _name_dropped(commands: Commands) -> Iterator[Commands]:
         kept = []
         for command in commands:
             if isinstance(command, (Extend, SpecDecode, Launch)):
-                command = changed(command, lanes=tuple(n for n in command.lanes if n.request != name))
+                command = changed(
+                    command, lanes=tuple(n for n in command.lanes if n.request != name)
+                )
             elif isinstance(command, Decode):
                 command = Decode(tuple(n for n in command.requests if n != name))
             if name not in names_in(command):
@@ -132,7 +134,9 @@ def _rounds_merged(commands: Commands) -> Iterator[Commands]:
                 other = _round(later)
                 if other is not None and other.request == first.request:
                     allocate = max(first.allocate, first.accept + other.allocate)
-                    merged = SpecDecode((Draft(other.request, allocate, first.accept + other.accept),))
+                    merged = SpecDecode(
+                        (Draft(other.request, allocate, first.accept + other.accept),)
+                    )
                     yield _with(_with(commands, j, merged), i)
                     break
         if isinstance(command, Retract) and command.in_flight == 0:
@@ -163,11 +167,15 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
         if not submits or submits[-1].session is None:
             continue
         first, rest = submits[-1], commands[i + 1 :]
-        after = next((c for c in rest if isinstance(c, Submit) and c.session == first.session), None)
+        after = next(
+            (c for c in rest if isinstance(c, Submit) and c.session == first.session), None
+        )
         if after is None:
             continue
         tokens = first.tokens + finish.finished_len + after.tokens
-        extend = next((c for c in rest if isinstance(c, Extend) and after.request in names_in(c)), None)
+        extend = next(
+            (c for c in rest if isinstance(c, Extend) and after.request in names_in(c)), None
+        )
         whole = Extend((Chunk(after.request, tokens),))
         yield (
             *(c for c in commands[:i] if finish.request not in names_in(c)),
@@ -243,7 +251,9 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
             for text in (c for c in ascii_lowercase if c < piece.text):
                 fewer.append((*prompt[:at], Piece(text, piece.tokens), *prompt[at + 1 :]))
         if isinstance(command, Submit) and prompt:
-            yield _with(commands, i, replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt)))
+            yield _with(
+                commands, i, replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt))
+            )
         for plainer in fewer:
             yield _with(commands, i, changed(command, prompt=plainer))
     texts = sorted(set().union(*map(texts_in, commands)))

@@ -19,7 +19,14 @@ def changed(command: Command, **changes: Any) -> Command:
 
 
 # The attributes in which commands and batch entries name somebody, and what the names become.
-_NAMING = {"request": "r", "requests": "r", "lanes": "r", "session": "s", "holder": "h", "stop": "r"}
+_NAMING = {
+    "request": "r",
+    "requests": "r",
+    "lanes": "r",
+    "session": "s",
+    "holder": "h",
+    "stop": "r",
+}
 
 
 def renamed(commands: Commands) -> Commands:
@@ -48,7 +55,9 @@ def lives_apart(commands: Commands) -> Commands:
         if isinstance(command, Submit):
             name = command.request
             if name in seen:
-                names[name] = next(n for i in range(len(taken) + 1) if (n := f"r{i + 1}") not in taken)
+                names[name] = next(
+                    n for i in range(len(taken) + 1) if (n := f"r{i + 1}") not in taken
+                )
                 taken.add(names[name])
             seen.add(name)
         apart.append(with_names(command, names))
@@ -78,7 +87,9 @@ def with_names(command: Command, names: dict[str, str]) -> Command:
     for attribute in _NAMING:
         value: Any = getattr(command, attribute, None)
         if attribute == "lanes" and value is not None:
-            changes[attribute] = tuple(replace(n, request=names.get(n.request, n.request)) for n in value)
+            changes[attribute] = tuple(
+                replace(n, request=names.get(n.request, n.request)) for n in value
+            )
         elif isinstance(value, tuple):
             changes[attribute] = tuple(names.get(n, n) for n in value)
         elif value is not None:

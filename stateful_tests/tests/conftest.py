@@ -22,9 +22,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 gc.set_threshold(20_000, 20, 20)  # tests make much, and little of it is garbage
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 settings.register_profile(
-    "ci", derandomize=True, database=None, deadline=None, print_blob=True, suppress_health_check=_QUIET,
+    "ci",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=_QUIET,
     max_examples=30,
-)  # fmt: skip
+)
 _NIGHTLY = settings(deadline=None, print_blob=True, suppress_health_check=_QUIET)
 if url := os.environ.get("KVSPEC_REDIS"):  # one failure database for all who run: redis://host:port
     from hypothesis.extra.redis import RedisExampleDatabase

@@ -45,7 +45,11 @@ class TraceError(ValueError):
     """A trace that cannot be used: one line with the file, the JSON path and the reason."""
 
     def __init__(self, name: object, path: str, reason: str) -> None:
-        self.name, self.path, self.reason = _one_line(name, 200), _one_line(path, 200), _one_line(reason, 300)
+        self.name, self.path, self.reason = (
+            _one_line(name, 200),
+            _one_line(path, 200),
+            _one_line(reason, 300),
+        )
         super().__init__(": ".join(part for part in (self.name, self.path, self.reason) if part))
 
 
@@ -79,11 +83,15 @@ def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     name = os.fspath(path).removeprefix("@")
     if name == os.fspath(path) or os.path.lexists(path):
         return path
-    found = {p.name.partition(".json")[0]: p for p in FIXTURES.rglob("*.json*") if p.parent != FIXTURES}
+    found = {
+        p.name.partition(".json")[0]: p for p in FIXTURES.rglob("*.json*") if p.parent != FIXTURES
+    }
     if name not in found:
         close = " or @".join(_nearest(name, found))
         hint = f"did you mean @{close}?" if close else "`kvspec bugs WORD` names those of a bug"
-        raise FileNotFoundError(errno.ENOENT, f"no fixture has that name; {hint} They lie in {FIXTURES}")
+        raise FileNotFoundError(
+            errno.ENOENT, f"no fixture has that name; {hint} They lie in {FIXTURES}"
+        )
     return found[name]
 
 
@@ -165,7 +173,9 @@ def _check_header(header: _Header, name: str) -> None:
         raise TraceError(name, "$.version", "must be a whole number")
     if header.version != VERSION:
         known = "newer than" if header.version > VERSION else "not what"
-        raise TraceError(name, "$.version", f"{header.version} is {known} this kvspec reads ({VERSION})")
+        raise TraceError(
+            name, "$.version", f"{header.version} is {known} this kvspec reads ({VERSION})"
+        )
 
 
 def _reject_repeated_keys(data: bytes, name: str) -> None:
@@ -208,7 +218,9 @@ def _position(message: str, data: bytes) -> str:
     at = min(int(found[1]), len(data))
     line = data.count(b"\n", 0, at) + 1
     column = at - (data.rfind(b"\n", 0, at) + 1) + 1
-    return message.removeprefix("JSON is malformed: ").replace(found[0], f" at line {line} column {column}")
+    return message.removeprefix("JSON is malformed: ").replace(
+        found[0], f" at line {line} column {column}"
+    )
 
 
 def step_of(step: TraceStep) -> tuple[Command, Outcome | None]:
@@ -255,7 +267,9 @@ def _trace(file: TraceFile | EngineTraceFile | TierTraceFile, name: str) -> Trac
         bug=bug,
         clause=file.clause,
         story=file.story,
-        expected=tuple((index, outcome) for index, (_, outcome) in enumerate(steps) if outcome is not None),
+        expected=tuple(
+            (index, outcome) for index, (_, outcome) in enumerate(steps) if outcome is not None
+        ),
     )
 
 
@@ -344,7 +358,10 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of a trace file, generated from the structs above."""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "kvspec trace, version 1"}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "kvspec trace, version 1",
+    }
     files = (TraceFile, EngineTraceFile, TierTraceFile)
     kinds, definitions = msgspec.json.schema_components(files, ref_template="#/$defs/{name}")
     made: dict[str, Any] = {"anyOf": list(kinds), "$defs": definitions}

@@ -18,7 +18,9 @@ def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
     struct = _struct(_at(kind, data, path))
     if struct is None:
         return "unknown field"
-    names = [struct.tag_field] * (struct.tag_field is not None) + [each.encode_name for each in struct.fields]
+    names = [struct.tag_field] * (struct.tag_field is not None) + [
+        each.encode_name for each in struct.fields
+    ]
     of = f" of {struct.tag}" if struct.tag is not None else ""
     return f"unknown field{_meant(field, names)} The fields{of}: {', '.join(map(str, names))}"
 
@@ -44,7 +46,9 @@ def wrong_value(kind: Any, data: bytes, path: str, value: str) -> str:
     found = _at(kind, data, path)
     values = [*_words(found)] if found is not None else []
     near = _meant(value, values)
-    return f"{value!r:.40} is no value here" + (f"; one of {', '.join(values)}" if near == "." else near)
+    return f"{value!r:.40} is no value here" + (
+        f"; one of {', '.join(values)}" if near == "." else near
+    )
 
 
 def _commands(found: types.Type | None, field: str) -> list[str]:
@@ -63,9 +67,13 @@ def _at(kind: Any, data: bytes, path: str) -> types.Type | None:
     the one whose tag the file has."""
     found, raw = _place(kind, data, path)
     chosen = [
-        each for each in _members(found) if isinstance(each, types.StructType)
-        and isinstance(raw, dict) and each.tag is not None and raw.get(str(each.tag_field)) == each.tag
-    ]  # fmt: skip
+        each
+        for each in _members(found)
+        if isinstance(each, types.StructType)
+        and isinstance(raw, dict)
+        and each.tag is not None
+        and raw.get(str(each.tag_field)) == each.tag
+    ]
     return chosen[0] if chosen else found
 
 
@@ -78,7 +86,9 @@ def _place(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:
     for name, index in _PART.findall(path.removeprefix("$")):
         struct = [each for each in _members(found) if isinstance(each, types.StructType)]
         tags = raw if isinstance(raw, dict) else {}
-        struct = [each for each in struct if each.tag is None or each.tag == tags.get(str(each.tag_field))]
+        struct = [
+            each for each in struct if each.tag is None or each.tag == tags.get(str(each.tag_field))
+        ]
         lists = [each for each in _members(found) if isinstance(each, types.ListType)]
         if name and struct and isinstance(raw, dict):
             found = next((each.type for each in struct[0].fields if each.encode_name == name), None)
@@ -120,6 +130,10 @@ def _words(found: types.Type) -> Iterator[str]:
 
 
 _PLAIN: dict[type[types.Type], str] = {
-    types.IntType: "a whole number", types.StrType: "a text", types.BoolType: "true or false",
-    types.NoneType: "null", types.ListType: "a list", types.DictType: "an object",
-}  # fmt: skip
+    types.IntType: "a whole number",
+    types.StrType: "a text",
+    types.BoolType: "true or false",
+    types.NoneType: "null",
+    types.ListType: "a list",
+    types.DictType: "an object",
+}

@@ -44,12 +44,16 @@ class NotationPart(NamedTuple):
 
 def _name(field: str) -> NotationPart:
     return NotationPart(
-        f" {field.upper()}", rf" (?P<{field}>{_NAME})",
-        lambda command: f" {getattr(command, field)}", lambda found: {field: found[field]},
-    )  # fmt: skip
+        f" {field.upper()}",
+        rf" (?P<{field}>{_NAME})",
+        lambda command: f" {getattr(command, field)}",
+        lambda found: {field: found[field]},
+    )
 
 
-def _number(field: str, word: str, *, default: int | None = None, always: bool = False) -> NotationPart:
+def _number(
+    field: str, word: str, *, default: int | None = None, always: bool = False
+) -> NotationPart:
     """A word and a number; without the two it is the default, which is not written unless `always`."""
     pattern, usage = rf" {word} (?P<{field}>{_LENGTH})", f" {word} N"
 
@@ -68,10 +72,11 @@ def _number(field: str, word: str, *, default: int | None = None, always: bool =
 
 def _flag(field: str, words: str) -> NotationPart:
     return NotationPart(
-        f" [{words}]", rf"(?P<{field}> {re.escape(words)})?",
+        f" [{words}]",
+        rf"(?P<{field}> {re.escape(words)})?",
         lambda command: f" {words}" if getattr(command, field) else "",
         lambda found: {field: found[field] is not None},
-    )  # fmt: skip
+    )
 
 
 def _lanes(
@@ -79,10 +84,11 @@ def _lanes(
 ) -> NotationPart:
     """What a batch holds, between commas. read: an entry from its words, those of the notation left out."""
     return NotationPart(
-        f" {usage}, ...", rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",
+        f" {usage}, ...",
+        rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",
         lambda command: " " + (", ".join(map(write, getattr(command, field))) or "(no lanes)"),
         lambda found: {field: tuple(read(*lane.split()) for lane in _listed(found[field] or ""))},
-    )  # fmt: skip
+    )
 
 
 def _listed(text: str) -> Sequence[str]:
@@ -90,15 +96,17 @@ def _listed(text: str) -> Sequence[str]:
 
 
 _OF_PROMPT = NotationPart(
-    " a8b4", rf" (?P<prompt>{_PROMPT}|\(empty\))",
+    " a8b4",
+    rf" (?P<prompt>{_PROMPT}|\(empty\))",
     lambda command: f" {prompt_text(command.prompt) or '(empty)'}",
     lambda found: {"prompt": prompt_of(found["prompt"] or "")},
-)  # fmt: skip
+)
 _OF_SESSION = NotationPart(
-    " in SESSION or (no session)", rf" (?:in (?P<session>{_NAME})|\(no session\))",
+    " in SESSION or (no session)",
+    rf" (?:in (?P<session>{_NAME})|\(no session\))",
     lambda command: " (no session)" if command.session is None else f" in {command.session}",
     lambda found: {"session": found["session"]},
-)  # fmt: skip
+)
 
 
 def _input(command: Submit | Add | More) -> str:
@@ -126,10 +134,11 @@ def _listing(field: str, of: Callable[[str], Any]) -> NotationPart:
         return "".join(f" {part}" for part in (field, *values)) if values else ""
 
     return NotationPart(
-        f" [{field} ...]", rf"(?: {field}(?P<{field}>(?: {_NAME})+))?",
+        f" [{field} ...]",
+        rf"(?: {field}(?P<{field}>(?: {_NAME})+))?",
         write,
         lambda found: {field: tuple(map(of, (found[field] or "").split()))},
-    )  # fmt: skip
+    )
 
 
 def _plain(kind: Any) -> tuple[NotationPart, ...]:
@@ -145,10 +154,12 @@ def _plain(kind: Any) -> tuple[NotationPart, ...]:
 
 
 _DRAFTS = _lanes(
-    "lanes", "REQUEST +TOKENS accept N", rf"{_NAME} {_LENGTH} accept {_LENGTH}",
+    "lanes",
+    "REQUEST +TOKENS accept N",
+    rf"{_NAME} {_LENGTH} accept {_LENGTH}",
     lambda lane: f"{lane.request} {lane.allocate:+} accept {lane.accept}",
     lambda name, tokens, _, accept: Draft(name, int(tokens), int(accept)),
-)  # fmt: skip
+)
 _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0)),
     Extend: (_lanes(
@@ -177,7 +188,9 @@ NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in _EVERY}
 _KINDS = {kind_name(kind): kind for kind in COMMANDS}  # what can be typed
 ENGINE_KINDS = {kind_name(kind): kind for kind in ENGINE_COMMANDS}
 TIER_KINDS = {kind_name(kind): kind for kind in TIER_COMMANDS}
-USAGES = {name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()}
+USAGES = {
+    name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()
+}
 
 
 def format_command(command: Command | EngineCommand | TierCommand) -> str:
@@ -205,7 +218,9 @@ def parse(line: str, kinds: Mapping[str, type] = _KINDS) -> Any:
         if kinds is _KINDS:
             check_command(command)
     except TraceError as error:
-        raise NotationError(f"{words:.80}: {error.path.removeprefix('$.')}: {error.reason}") from None
+        raise NotationError(
+            f"{words:.80}: {error.path.removeprefix('$.')}: {error.reason}"
+        ) from None
     return command
 
 

@@ -59,8 +59,12 @@ class Form(NamedTuple):
 
 
 _AS_THEY_ARE: dict[Any, Any] = {
-    str: Name, str | None: Name | None, int: Length, int | None: Cursor | None, bool: bool,
-}  # fmt: skip
+    str: Name,
+    str | None: Name | None,
+    int: Length,
+    int | None: Cursor | None,
+    bool: bool,
+}
 
 
 @cache  # one struct for each dataclass: the schema calls them by their names
@@ -71,7 +75,9 @@ def _form(hint: Any) -> Form:
     if get_origin(hint) is tuple:
         of = _form(get_args(hint)[0])
         kind = Annotated[list[of.type], Meta(max_length=MAX_LANES)]  # type: ignore[name-defined]
-        return Form(kind, lambda values: [*map(of.write, values)], lambda values: (*map(of.read, values),))
+        return Form(
+            kind, lambda values: [*map(of.write, values)], lambda values: (*map(of.read, values),)
+        )
     if isinstance(hint, type) and is_dataclass(hint):
         return record(hint, f"{hint.__name__}Body", _Struct)
     return Form(_AS_THEY_ARE[hint], lambda value: value, lambda value: value)
@@ -82,13 +88,19 @@ def record(of: Any, name: str, base: type[Struct], **options: Any) -> Form:
     hints = get_type_hints(of)
     forms = {field.name: _form(hints[field.name]) for field in fields(of)}
     members = [
-        (f.name, forms[f.name].type, *(() if f.default is MISSING else (forms[f.name].write(f.default),)))
+        (
+            f.name,
+            forms[f.name].type,
+            *(() if f.default is MISSING else (forms[f.name].write(f.default),)),
+        )
         for f in fields(of)
     ]
     struct = defstruct(name, members, bases=(base,), module=__name__, frozen=True, **options)
     return Form(
         struct,
-        lambda value: struct(**{name: form.write(getattr(value, name)) for name, form in forms.items()}),
+        lambda value: struct(
+            **{name: form.write(getattr(value, name)) for name, form in forms.items()}
+        ),
         lambda body: of(**{name: form.read(getattr(body, name)) for name, form in forms.items()}),
     )
 
@@ -184,7 +196,10 @@ class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     mode: Mode
     origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
     steps: Annotated[list[AnyStep], Meta(max_length=MAX_STEPS)]
-    bug: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.+-]+" + _END)] | None = None
+    bug: (
+        Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.+-]+" + _END)]
+        | None
+    ) = None
     clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
     story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
 

@@ -35,9 +35,13 @@ class Diverged(Exception):
     """The server shows what the reference forbids. No state follows from it, also where it is `known`."""
 
     def __init__(
-        self, clause: str, expected: str, observed: str, command: Command | None = None,
+        self,
+        clause: str,
+        expected: str,
+        observed: str,
+        command: Command | None = None,
         known: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.verdict, self.command, self.known = Verdict(clause, expected, observed), command, known
 
 
@@ -49,9 +53,14 @@ class Beside:
         size = header.page_size
         self.header = header
         self.geometry = ServerGeometry(
-            size, header.window, header.full_tokens // size, header.swa_tokens // size, header.rows,
-            header.width, states=header.states,
-        )  # fmt: skip
+            size,
+            header.window,
+            header.full_tokens // size,
+            header.swa_tokens // size,
+            header.rows,
+            header.width,
+            states=header.states,
+        )
         self.state: State = model.initial(self.geometry, Mode.FAITHFUL)
         self.follows = True
         self.result = Validated()
@@ -59,10 +68,12 @@ class Beside:
         self.sessions: dict[str, SessionSeen] = {}
         self.step = StepSeen()
         self.tier: TierSeen | None = None
-        self.reported_offsets: Counter[str] = Counter()  # counts that differ already, and by how much
+        # counts that differ already, and by how much
+        self.reported_offsets: Counter[str] = Counter()
         self.pages, self.texts = PageJudge(self.geometry), TextJudge()
         self._line = Line("", 0, log.CloseAsked(""))
-        self._done: list[tuple[Command, tuple[Choice, ...]]] = []  # up to the first mismatch that counts
+        # up to the first mismatch that counts
+        self._done: list[tuple[Command, tuple[Choice, ...]]] = []
 
     @property
     def tells_results(self) -> bool:
@@ -106,7 +117,12 @@ class Beside:
         self.state = self.state.with_request(request._replace(cursors=cursors))
 
     def deviates(
-        self, known: str | None, clause: str, expected: str, observed: str, command: Command | None = None
+        self,
+        known: str | None,
+        clause: str,
+        expected: str,
+        observed: str,
+        command: Command | None = None,
     ) -> None:
         """A mismatch. Raises Diverged, unless it is a known fault: its effect is the caller's to follow."""
         found = Diverged(clause, expected, observed, command, known)
@@ -182,10 +198,20 @@ class Beside:
         except GeometryError:
             return None
         found, commands = self.result.found[0], tuple(command for command, _ in self._done)
-        expected = tuple((at, Done(choices)) for at, (_, choices) in enumerate(self._done) if choices)
-        story = f"Recorded from a server, {self.header.engine} {self.header.release}: {found.sentence}"
+        expected = tuple(
+            (at, Done(choices)) for at, (_, choices) in enumerate(self._done) if choices
+        )
+        story = (
+            f"Recorded from a server, {self.header.engine} {self.header.release}: {found.sentence}"
+        )
         return Trace(
-            sizes, Mode.FAITHFUL, commands, "recorded", clause=found.clause, story=story, expected=expected
+            sizes,
+            Mode.FAITHFUL,
+            commands,
+            "recorded",
+            clause=found.clause,
+            story=story,
+            expected=expected,
         )
 
     def _same(self, state: State, shown: Shown) -> bool:
@@ -208,14 +234,20 @@ class Beside:
             for each in (command, self._line.event)
             for name in ("request", "session")
         ]
-        request = next((r for n in names if isinstance(n, str) and (r := self.state.request(n))), None)
-        session = next((s for n in names if isinstance(n, str) and (s := self.state.session(n))), None)
+        request = next(
+            (r for n in names if isinstance(n, str) and (r := self.state.request(n))), None
+        )
+        session = next(
+            (s for n in names if isinstance(n, str) and (s := self.state.session(n))), None
+        )
         if session is None and request is not None:
             session = self.state.session(request.session)
         parts = []
         if request is not None:
             lengths = f"{request.origin} tokens of input, {request.output} outputs"
-            parts.append(f"{request.name} {request.phase.value}, {lengths}, {cursors_text(request.cursors)}")
+            parts.append(
+                f"{request.name} {request.phase.value}, {lengths}, {cursors_text(request.cursors)}"
+            )
         if session is not None:
             turn = f"turn {session.turn}" if session.turn else "no turn"
             history = f"{text_len(session.history)} tokens of history"
@@ -257,5 +289,8 @@ def mapping_row(mapping: Mapping) -> dict[str, str]:
     """A row of the table, in words."""
     event = str(mapping.event.__struct_config__.tag)  # type: ignore[attr-defined]
     return {
-        "event": event, "guard": mapping.guard, "commands": mapping.commands, "compared": mapping.compared,
-    }  # fmt: skip
+        "event": event,
+        "guard": mapping.guard,
+        "commands": mapping.commands,
+        "compared": mapping.compared,
+    }

@@ -20,7 +20,9 @@ from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.seen import RequestSeen
 
-_WITHOUT_KV = re.compile("a reused row must carry allocated KV|reusing request must be chunked or have")
+_WITHOUT_KV = re.compile(
+    "a reused row must carry allocated KV|reusing request must be chunked or have"
+)
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
@@ -30,7 +32,9 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
     seen: of its log.
     """
     name = ""
-    of_a_slot = "already has a slot" in error or error.startswith("AssertionError:  at srt/session/")
+    of_a_slot = "already has a slot" in error or error.startswith(
+        "AssertionError:  at srt/session/"
+    )
     if of_a_slot and seen.reached["a second turn that is rejected"]:
         name = "rejection-takes-slot"
     elif _WITHOUT_KV.search(error) and seen.reached["a retract before the first result"]:
@@ -43,7 +47,11 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         name = "chunk-without-room"
     elif "Mem Leak Detected" in error and seen.parked:
         name = "parked-chunk"
-    elif "Mem Leak Detected" in error and config.tree and _evicts_too_far(config.window, config.page_size):
+    elif (
+        "Mem Leak Detected" in error
+        and config.tree
+        and _evicts_too_far(config.window, config.page_size)
+    ):
         name = "swept-too-far"
     return (label(release, name) or "") if name else ""
 
@@ -64,7 +72,9 @@ def miscounted(header: WatchHeader, offset: int, *, joined_late: bool) -> str | 
     return None
 
 
-def explained(header: WatchHeader, command: Command, was: State, now: State, shown: Shown) -> str | None:
+def explained(
+    header: WatchHeader, command: Command, was: State, now: State, shown: Shown
+) -> str | None:
     """The known fault that explains that the server shows this after a command."""
     if isinstance(command, (Finish, Retract)) and header.speculative:
         request = was.request(command.request)
@@ -76,7 +86,10 @@ def explained(header: WatchHeader, command: Command, was: State, now: State, sho
                 target = request.origin + command.finished_len
             else:
                 target = request.origin + request.output - command.in_flight
-            if got == session.slot._replace(kv_committed_len=target) and target <= got.kv_allocated_len:
+            if (
+                got == session.slot._replace(kv_committed_len=target)
+                and target <= got.kv_allocated_len
+            ):
                 return label(header.release, "last-token")
     return None
 
@@ -88,7 +101,9 @@ def state_ahead(header: WatchHeader) -> str | None:
 
 def state_of_another(header: WatchHeader, turn: RequestSeen, prefix: int) -> str | None:
     """A session's first turn waited with a slot for a prefix that is gone: nobody cleared it."""
-    return label(header.release, "waiting-turn-keeps-state") if turn.has_state and not prefix else None
+    return (
+        label(header.release, "waiting-turn-keeps-state") if turn.has_state and not prefix else None
+    )
 
 
 def queued_abort_finishes(header: WatchHeader) -> str | None:
@@ -108,7 +123,9 @@ def orphaned(header: WatchHeader, turn: RequestSeen) -> str | None:
 
 def text_of_orphan(header: WatchHeader) -> str | None:
     """A session has the text of a turn that no longer counts as its own."""
-    return label(header.release, "retract-ends-turn") or label(header.release, "rejection-ends-turn")
+    return label(header.release, "retract-ends-turn") or label(
+        header.release, "rejection-ends-turn"
+    )
 
 
 def rejected_as_turn(header: WatchHeader) -> str | None:

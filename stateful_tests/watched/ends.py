@@ -76,7 +76,9 @@ def _finished_in_the_queue(beside: Beside, e: log.Released, after: Cursors | Non
     if session is None:
         raise Diverged("OUT-1", f"{e.request} waits, and has no row", "gives one back")
     want = f"{session.name} has nothing of {e.request}, which waits"
-    beside.deviates(known, "SES-2", want, "keeps its text as that of a finished turn", Abort(e.request))
+    beside.deviates(
+        known, "SES-2", want, "keeps its text as that of a finished turn", Abort(e.request)
+    )
     history = text_cut(request.text, request.origin + e.outputs)
     kept = session._replace(history=history, slot=after)
     beside.state = end_turn(beside.state.without_request(e.request), kept)

@@ -26,9 +26,10 @@ from stateful_tests.lockstep.abstraction import facts_of
 
 # In the order of evaluation; the others read pages, contents or the tree.
 _OF_LENGTHS = tuple(
-    each for name, each in CLAUSES.items()
+    each
+    for name, each in CLAUSES.items()
     if name in ("OUT-1", "OUT-3", "LEN-2", "LEN-3", "LEN-1", "LEN-4", "SES-2", "SES-1", "SWA-1")
-)  # fmt: skip
+)
 _OF_PAGES = tuple(
     CLAUSES[name]
     for name in ("OWN-5", "OWN-4", "MAP-1", "MAP-2", "MAP-3", "OWN-2", "OWN-1", "OWN-3")
@@ -63,7 +64,9 @@ def verdict(
         failure = clause.check(step)
         if failure is not None:
             return Verdict(clause.id, failure.expected, failure.observed)
-    cursors = {r.name: r.cursors for r in now.requests} | {f"slot of {s.name}": s.slot for s in now.sessions}
+    cursors = {r.name: r.cursors for r in now.requests} | {
+        f"slot of {s.name}": s.slot for s in now.sessions
+    }
     seen = shown.requests | {f"slot of {name}": slot for name, slot in shown.slots.items()}
     name = next(name for name, got in seen.items() if cursors.get(name) != got)
     return Verdict("REF-1", f"{name}: {cursors_text(cursors.get(name))}", cursors_text(seen[name]))
@@ -104,7 +107,9 @@ class TextJudge:
         for s in e.sessions:
             had = self.history.get(s.session)
             if s.turn is None and s.ids and had is not None and s.ids != had:
-                yield Verdict("SES-1", f"{len(had)} tokens of {s.session}, as its turns left them", "others")
+                yield Verdict(
+                    "SES-1", f"{len(had)} tokens of {s.session}, as its turns left them", "others"
+                )
 
     def asks(self, request: str, session: str | None, ids: list[int] | None) -> Iterator[Verdict]:
         """A request comes: its input begins with what its session remembers."""
@@ -114,7 +119,9 @@ class TextJudge:
         had = self.history.get(session or "", [])
         if ids[: len(had)] != had:
             at = next((n for n, (one, two) in enumerate(zip(ids, had)) if one != two), len(ids))
-            yield Verdict("SES-1", f"the history of {session}", f"another token at position {at} of it")
+            yield Verdict(
+                "SES-1", f"the history of {session}", f"another token at position {at} of it"
+            )
 
     def says(self, request: str, ids: list[int]) -> None:
         """Outputs of a result."""
@@ -168,7 +175,9 @@ class PageJudge:
         for name, (row, cells, slots) in e.owners.items():
             cursors = Cursors(*cells)
             if owners.get(name, cursors) != cursors:
-                yield Verdict("LEN-4", f"{name}: {cursors_text(owners[name])}", cursors_text(cursors))
+                yield Verdict(
+                    "LEN-4", f"{name}: {cursors_text(owners[name])}", cursors_text(cursors)
+                )
             before, had, had_row = rows.get(name, (cursors, slots, row))
             if row != had_row:
                 yield Verdict("OWN-4", f"{name} keeps row {had_row}", f"has row {row}")

@@ -42,9 +42,14 @@ class LiveRun:
 
 
 def watch_live(
-    start: Start, config: Config, clients: tuple[Client, ...], seed: int, limit_s: float,
-    say: Callable[[str], None], keep: Path,
-) -> LiveRun:  # fmt: skip
+    start: Start,
+    config: Config,
+    clients: tuple[Client, ...],
+    seed: int,
+    limit_s: float,
+    say: Callable[[str], None],
+    keep: Path,
+) -> LiveRun:
     """Start a server, let clients ask, validate what it writes, stop it. keep: where its logs go if anything
     was wrong."""
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
@@ -68,7 +73,11 @@ def watch_live(
             for line in log.lines(goes_on):
                 validator.read(line)
                 judged = time.monotonic()
-            wrong = asking.wrong if asking.done else [*asking.wrong, f"clients wait after {limit_s:g} s"]
+            wrong = (
+                asking.wrong
+                if asking.done
+                else [*asking.wrong, f"clients wait after {limit_s:g} s"]
+            )
             died = "" if server.alive else server.last_words()
             release = log.header.release
             known = deviations.explains_end(release, died, config, validator.result)

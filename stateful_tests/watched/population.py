@@ -30,10 +30,15 @@ STORMS: dict[str, dict[str, int | bool]] = {
 }
 # What the log shows where a switch that is on does something. Overlap and pages always do.
 AT_WORK = {
-    "window": "a window eviction", "draft": "a verify round that accepts several", "mixed": "a mixed batch",
-    "tree": "a prefix from the tree", "chunk": "a chunked prefill", "pressure": "a retract",
-}  # fmt: skip
-NOT_OF_A_TIER = ("states", "track", "draft", "tree")  # of a scene's server, where there is a host tier
+    "window": "a window eviction",
+    "draft": "a verify round that accepts several",
+    "mixed": "a mixed batch",
+    "tree": "a prefix from the tree",
+    "chunk": "a chunked prefill",
+    "pressure": "a retract",
+}
+# of a scene's server, where there is a host tier
+NOT_OF_A_TIER = ("states", "track", "draft", "tree")
 Triple = tuple[tuple[str, int | bool], ...]
 
 
@@ -46,9 +51,14 @@ class Population:
     """
 
     def __init__(
-        self, seed: int, *, fixed: dict[str, int | bool] | None = None, count: int = 12,
-        impatient: bool = False, states: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        seed: int,
+        *,
+        fixed: dict[str, int | bool] | None = None,
+        count: int = 12,
+        impatient: bool = False,
+        states: bool = True,
+    ) -> None:
         self.states = states
         self.seed, self.fixed, self.count, self.impatient = seed, fixed or {}, count, impatient
         self._number = -1
@@ -69,7 +79,9 @@ class Population:
         if not self.states or self.fixed.get("window") or self.fixed.get("draft"):
             given.pop("states", None)
         if self.fixed.get("states"):  # it goes with neither
-            given = {name: value for name, value in given.items() if name not in ("window", "draft")}
+            given = {
+                name: value for name, value in given.items() if name not in ("window", "draft")
+            }
         if tier:
             given = {name: value for name, value in given.items() if name not in NOT_OF_A_TIER}
         drawn = [configuration(rng, **{**given, **self.fixed}) for _ in range(TRIES)]
@@ -77,7 +89,9 @@ class Population:
         if scene is not None:
             found = of_scene(scene)
         elif kind in STORMS:
-            found = storm(rng, config, count=self.count, flood=kind == "flood", impatient=self.impatient)
+            found = storm(
+                rng, config, count=self.count, flood=kind == "flood", impatient=self.impatient
+            )
         elif kind == "texts":
             found = texts(rng, config, count=self.count, impatient=self.impatient)
         else:
@@ -95,7 +109,9 @@ class Population:
         """How much a server would add: a triple counts by its switches that are on, and less each time that
         it was at work, or tried in vain."""
         return sum(
-            sum(map(bool, dict(each).values())) / (1 + self._at_work[each]) ** 2 / (1 + self._in_vain[each])
+            sum(map(bool, dict(each).values()))
+            / (1 + self._at_work[each]) ** 2
+            / (1 + self._in_vain[each])
             for each in triples(config)
         )
 
@@ -104,10 +120,15 @@ def triples(config: Config) -> list[Triple]:
     """The switches of a server three at a time, as classes: 0 is off."""
     window, page = config.window, config.page_size
     switches = {
-        "page": page - 1, "window": 0 if not window else 1 if window < page else 2 if window % page else 3,
-        "draft": config.draft, "overlap": config.overlap, "tree": config.tree, "mixed": config.mixed,
-        "chunk": config.chunk < 16, "pressure": config.pressure,
-    }  # fmt: skip
+        "page": page - 1,
+        "window": 0 if not window else 1 if window < page else 2 if window % page else 3,
+        "draft": config.draft,
+        "overlap": config.overlap,
+        "tree": config.tree,
+        "mixed": config.mixed,
+        "chunk": config.chunk < 16,
+        "pressure": config.pressure,
+    }
     return list(itertools.combinations(switches.items(), 3))
 
 
@@ -115,12 +136,18 @@ def of_scene(scene: dict[str, Any]) -> tuple[Client, ...]:
     """The clients of a scene."""
     kinds = [each for kind in scene["clients"] for each in _one_by_one(kind)]
     return tuple(
-        msgspec.convert({"start": 0, **each, "name": f"c{at}"}, Client) for at, each in enumerate(kinds, 1)
+        msgspec.convert({"start": 0, **each, "name": f"c{at}"}, Client)
+        for at, each in enumerate(kinds, 1)
     )
 
 
 def storm(
-    rng: random.Random, config: Config, *, count: int = 12, flood: bool = False, impatient: bool = False
+    rng: random.Random,
+    config: Config,
+    *,
+    count: int = 12,
+    flood: bool = False,
+    impatient: bool = False,
 ) -> tuple[Client, ...]:
     """Clients that come at once and want long answers to short prompts, so that memory ends while they are
     decoded. flood: half of the prompts are long, and chunks meet that.
@@ -137,20 +164,26 @@ def storm(
         elif flood and rng.random() < 0.5:
             tokens, limit = rng.randint(share, 2 * share), rng.randint(1, share)
         return Turn(
-            wait=rng.choice((0, 0, 1, 3)), tokens=tokens, limit=limit,
+            wait=rng.choice((0, 0, 1, 3)),
+            tokens=tokens,
+            limit=limit,
             stop=rng.randint(1, limit) if rng.random() < 0.2 else 0,
             abort=rng.randint(1, 40) if rng.random() < 0.15 else 0,
-            shared=rng.randint(tokens // 2, tokens) if rng.random() < 0.6 else 0, text=rng.randrange(2),
-        )  # fmt: skip
+            shared=rng.randint(tokens // 2, tokens) if rng.random() < 0.6 else 0,
+            text=rng.randrange(2),
+        )
 
     def client(number: int) -> Client:
         tiny = number % 3 == 0
         turns = tuple(turn(tiny) for _ in range(rng.randint(5, 10) if tiny else rng.randint(1, 3)))
         return Client(
-            f"c{number}", rng.randrange(5), turns, session=rng.random() < 0.5,
+            f"c{number}",
+            rng.randrange(5),
+            turns,
+            session=rng.random() < 0.5,
             impatient=impatient and rng.random() < 0.5,
             after=f"c{number - lanes}" if number > lanes else "",
-        )  # fmt: skip
+        )
 
     return tuple(client(number) for number in range(1, count + 1))
 
@@ -158,23 +191,28 @@ def storm(
 def texts(
     rng: random.Random, config: Config, *, count: int = 12, impatient: bool = False
 ) -> tuple[Client, ...]:
-    """Clients that ask for the same few long texts again and again, so that these are evicted and come back.
-    """
+    """Clients that ask for the same few long texts again: these are evicted and come back."""
     length, own = max(4, config.tokens // rng.choice((3, 4))), rng.choice((2, 4, 8))
 
     def turn() -> Turn:
         tokens = rng.randint(1, length)
         return Turn(
-            wait=rng.choice((0, 0, 3, 10)), tokens=tokens, limit=rng.randint(1, 8),
+            wait=rng.choice((0, 0, 3, 10)),
+            tokens=tokens,
+            limit=rng.randint(1, 8),
             abort=rng.randint(1, 12) if rng.random() < 0.12 else 0,
-            shared=max(0, tokens - rng.choice((0, 0, 1, 5))), text=rng.randrange(own),
-        )  # fmt: skip
+            shared=max(0, tokens - rng.choice((0, 0, 1, 5))),
+            text=rng.randrange(own),
+        )
 
     def client(number: int) -> Client:
         return Client(
-            f"c{number}", 1 + number * rng.choice((0, 2)), tuple(turn() for _ in range(rng.randint(2, 6))),
-            session=rng.random() < 0.25, impatient=impatient and rng.random() < 0.5,
-        )  # fmt: skip
+            f"c{number}",
+            1 + number * rng.choice((0, 2)),
+            tuple(turn() for _ in range(rng.randint(2, 6))),
+            session=rng.random() < 0.25,
+            impatient=impatient and rng.random() < 0.5,
+        )
 
     return tuple(client(number) for number in range(1, count + 1))
 
@@ -195,8 +233,9 @@ def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
     def at(part: dict[str, Any], number: int) -> dict[str, Any]:
         return {
             name: value[number % len(value)] if isinstance(value, list) else value
-            for name, value in part.items() if name != "turns"
-        }  # fmt: skip
+            for name, value in part.items()
+            if name != "turns"
+        }
 
     return [
         {**at(client, n), "turns": [{**USUAL_TURN, **at(turn, n)} for turn in client["turns"]]}
@@ -208,12 +247,17 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     """A server that is small enough to be short of memory. fixed: fields that are not left to chance."""
     page = rng.choice((1, 1, 2, 4))
     found: dict[str, int | bool] = {
-        "page_size": page, "tokens": rng.choice((64, 96, 128, 192)) // page * page,
+        "page_size": page,
+        "tokens": rng.choice((64, 96, 128, 192)) // page * page,
         "running": rng.choice((3, 6)),
-        "chunk": rng.choice((8, 16, 64)) // page * page, "window": rng.choice((0, 0, 0, 1, 3, 4, 6, 8, 12)),
-        "draft": rng.choice((0, 0, 2, 4)), "overlap": rng.random() < 0.5, "tree": rng.random() < 0.7,
-        "pressure": (luck := rng.random()) < 0.7, "mixed": luck * 10 % 1 < 0.3,
-    }  # fmt: skip
+        "chunk": rng.choice((8, 16, 64)) // page * page,
+        "window": rng.choice((0, 0, 0, 1, 3, 4, 6, 8, 12)),
+        "draft": rng.choice((0, 0, 2, 4)),
+        "overlap": rng.random() < 0.5,
+        "tree": rng.random() < 0.7,
+        "pressure": (luck := rng.random()) < 0.7,
+        "mixed": luck * 10 % 1 < 0.3,
+    }
     if fixed.get("states"):
         fixed = _with_states({**found, "track": 8 * (luck * 100 % 1 < 0.5)}, fixed)
     if fixed.get("hicache"):
@@ -249,17 +293,24 @@ def clients(
 def _client(rng: random.Random, number: int, lanes: int, longest: int, impatient: bool) -> Client:
     turns = tuple(_turn(rng, longest) for _ in range(rng.randint(1, 5)))
     return Client(
-        f"c{number}", rng.randrange(12), turns, session=rng.random() < 0.75,
-        impatient=impatient and rng.random() < 0.5, close=rng.choice((1, 1, 3, 10)),
+        f"c{number}",
+        rng.randrange(12),
+        turns,
+        session=rng.random() < 0.75,
+        impatient=impatient and rng.random() < 0.5,
+        close=rng.choice((1, 1, 3, 10)),
         after=f"c{number - lanes}" if number > lanes else "",
-    )  # fmt: skip
+    )
 
 
 def _turn(rng: random.Random, longest: int) -> Turn:
     tokens, limit = rng.choice((1, *[rng.randint(1, longest)] * 6)), rng.randint(1, longest)
     return Turn(
-        wait=rng.choice((0, 1, 1, 3, 12)), tokens=tokens, limit=limit,
+        wait=rng.choice((0, 1, 1, 3, 12)),
+        tokens=tokens,
+        limit=limit,
         stop=rng.randint(1, limit) if rng.random() < 0.4 else 0,
         abort=rng.randint(1, 30) if rng.random() < 0.12 else 0,
-        shared=rng.randint(0, tokens) if rng.random() < 0.4 else 0, text=rng.randrange(3),
-    )  # fmt: skip
+        shared=rng.randint(0, tokens) if rng.random() < 0.4 else 0,
+        text=rng.randrange(3),
+    )

@@ -180,7 +180,9 @@ def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
             f"{cursors_text(mine)}, but cache_protected_len from there to a page boundary up to"
             f" {mine.kv_committed_len}"
         )
-        raise Diverged("TREE-12" if want == got else "LEN-4", expected, f"shows {cursors_text(got)}")
+        raise Diverged(
+            "TREE-12" if want == got else "LEN-4", expected, f"shows {cursors_text(got)}"
+        )
     beside.moves(e.request, got)
 
 
@@ -195,7 +197,9 @@ def evicted(beside: Beside, e: log.Swept) -> None:
     request, got = beside.request(e.request), Cursors(*e.cursors)
     choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
     if request.cursors is not None:
-        beside.stands(e.request, got._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen))
+        beside.stands(
+            e.request, got._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen)
+        )
     if request.phase not in (Phase.EXTENDING, Phase.RUNNING):
         beside.step.evictions[e.request] = choice
     elif not evicts_nothing(beside, request, got):

@@ -49,7 +49,9 @@ class WatchLog:
     def name(self) -> str:
         """How reports call it."""
         return (
-            str(self.files[0]) if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
+            str(self.files[0])
+            if len(self.files) == 1
+            else f"{self.files[0]} and {len(self.files) - 1} more"
         )
 
     def lines(self, growing: Callable[[], bool] | None = None) -> Iterator[Line]:

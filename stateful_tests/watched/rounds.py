@@ -102,7 +102,9 @@ def resulted(beside: Beside, e: log.Resulted) -> None:
     for name, outputs, _, new in e.lanes:
         rounds = beside.of(name).rounds
         if not rounds and beside.tells_results:
-            raise Diverged("OUT-1", f"no result of {name}: no round of it is in flight", "processes one")
+            raise Diverged(
+                "OUT-1", f"no result of {name}: no round of it is in flight", "processes one"
+            )
         del rounds[:1]
         counts_outputs(beside, name, outputs, rounds)
         beside.texts.says(name, new)
@@ -229,7 +231,8 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
         _counted(beside, "STA-6", "slots of recurrent state free or the tree's", want, e.states)
     _counted(beside, "SES-2", "requests wait", waiting, e.queued)
     _counted(beside, "SES-2", "sessions are open", len(state.sessions), e.sessions)
-    if (beside.header.tree or e.tree_locked) and beside.header.tier is None:  # transfers have locks, too
+    # transfers have locks, too
+    if (beside.header.tree or e.tree_locked) and beside.header.tier is None:
         protected = [owner.cursors.cache_protected_len for owner in holders(state)]
         allowed = min(max(e.tree_locked, max(protected, default=0)), sum(protected))
         _counted(beside, "TREE-6", "tokens of the tree locked", allowed, e.tree_locked)
@@ -246,8 +249,12 @@ def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> Non
     offsets[what] = got - want
     known = None
     if clause in ("OWN-3", "OWN-4"):
-        known = deviations.miscounted(beside.header, got - want, joined_late=beside.step.joined_late)
-    beside.report(Diverged(clause, f"{want} {what}", f"{got} ({got - want:+}{before})", known=known))
+        known = deviations.miscounted(
+            beside.header, got - want, joined_late=beside.step.joined_late
+        )
+    beside.report(
+        Diverged(clause, f"{want} {what}", f"{got} ({got - want:+}{before})", known=known)
+    )
 
 
 @action(log.Paged, compared="rows, free lists, mapping, tree")

@@ -137,7 +137,9 @@ class Before:
         was = serve(self.runner, judged.run).findings
         keys, known = {each.key for each in was}, {each.known for each in was}
         judged.findings = [
-            replace(each, known=each.known if self.there.get(each.known, each.known in known) else "")
+            replace(
+                each, known=each.known if self.there.get(each.known, each.known in known) else ""
+            )
             if each.known
             else replace(each, old=each.key in keys)
             for each in judged.findings
@@ -157,7 +159,9 @@ def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
         wrong.setdefault(f"reads {misread.pool}", set()).add((misread.request, misread.position))
     says = {}
     for each in judged.findings:
-        there = [v for v in outcome.canary or () if (v.request, v.position) in wrong.get(each.key, ())]
+        there = [
+            v for v in outcome.canary or () if (v.request, v.position) in wrong.get(each.key, ())
+        ]
         first = next(iter(there or outcome.canary or ()), None)
         words = f"is silent in {outcome.forwards} forward passes"
         if first is not None:
@@ -222,10 +226,14 @@ def check(
     what was found until then.
     """
     started = time.monotonic()
-    checking = _Check(runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf))
+    checking = _Check(
+        runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf)
+    )
     result = checking.result
     with_states = release in STATES
-    drawn = population.Population(seed, fixed=fixed, count=count, impatient=impatient, states=with_states)
+    drawn = population.Population(
+        seed, fixed=fixed, count=count, impatient=impatient, states=with_states
+    )
     try:
         for number in range(runs):
             if checking.over():
@@ -312,7 +320,8 @@ def _smaller(of: Any) -> Iterator[Any]:
     """A run, or a part of one: with a client or a turn less; plainer itself; with a smaller part."""
     for name, least in (("clients", 0), ("turns", 1)):
         parts = getattr(of, name, ())
-        for size in sorted({len(parts) // 2, len(parts) // 4, 1} - {0}, reverse=True):  # many at once first
+        # many at once first
+        for size in sorted({len(parts) // 2, len(parts) // 4, 1} - {0}, reverse=True):
             for at in range(0, len(parts) if len(parts) - size >= least else 0, size):
                 yield msgspec.structs.replace(of, **{name: parts[:at] + parts[at + size :]})
     for name, plain in _PLAINEST.get(type(of), {}).items():
@@ -321,7 +330,10 @@ def _smaller(of: Any) -> Iterator[Any]:
             for less in dict.fromkeys((plain, (plain + value) // 2, value - 1)):
                 if plain <= less < value:
                     made = msgspec.structs.replace(of, **{name: less})
-                    bounds = {"shared": min(made.shared, made.tokens), "stop": min(made.stop, made.limit)}
+                    bounds = {
+                        "shared": min(made.shared, made.tokens),
+                        "stop": min(made.stop, made.limit),
+                    }
                     yield msgspec.structs.replace(made, **bounds)
         elif value != plain:
             yield msgspec.structs.replace(of, **{name: plain})

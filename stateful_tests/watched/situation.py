@@ -24,7 +24,9 @@ def situation(beside: Beside) -> str:
         parts.append(f"a batch of {_texts(requests, step.entries)} was prepared")
     elif last.batch:
         lanes = ", ".join(name for name, *_ in last.lanes if name in requests)
-        parts.append(f"a batch of {last.batch} has run" + (f", in which {lanes} decode" if lanes else ""))
+        parts.append(
+            f"a batch of {last.batch} has run" + (f", in which {lanes} decode" if lanes else "")
+        )
     waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in requests.values())
     owned = {owner.name: owner.cursors for owner in holders(beside.state)}
     most = sorted(owned, key=lambda name: -owned[name].kv_allocated_len)[:MOST]

@@ -20,7 +20,12 @@ from stateful_tests.watched.seen import RequestSeen, RoundSeen, SessionSeen, Ste
 def snapshot(beside: Beside, e: log.Snapshot) -> None:
     for r in e.requests:
         request = beside.state.request(r.request)
-        if beside.follows and request is not None and request.session is not None and r.session is None:
+        if (
+            beside.follows
+            and request is not None
+            and request.session is not None
+            and r.session is None
+        ):
             orphaned(beside, request)
     result, given = beside.result, _state_of(beside, e)
     if e.dropped:
@@ -49,7 +54,9 @@ def _compared(beside: Beside, e: log.Snapshot) -> None:
             raise Diverged("OUT-1", f"{r.request} waits: {waits}", str(r.queued))
     for s in e.sessions:
         if s.closing != (requested := beside.of_session(s.session).close_requested):
-            raise Diverged("SES-2", f"a close of {s.session} was requested: {requested}", str(s.closing))
+            raise Diverged(
+                "SES-2", f"a close of {s.session} was requested: {requested}", str(s.closing)
+            )
         session = beside.state.session(s.session)
         assert session is not None  # as the states were compared
         turn = beside.state.request(session.turn)
@@ -108,12 +115,15 @@ def _state_of(beside: Beside, e: log.Snapshot) -> State:
 
 def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
     """Go on with what a snapshot shows."""
-    stays_busy = deviations.stays_busy(beside.header, retracted=True)  # what came before is not known
+    # what came before is not known
+    stays_busy = deviations.stays_busy(beside.header, retracted=True)
     requests = {r.request: r for r in e.requests}
     beside.requests = {name: _seen(beside, r, given) for name, r in requests.items()}
     beside.sessions = {}
     for s in e.sessions:
-        of_another = s.turn is not None and (s.turn not in requests or requests[s.turn].session != s.session)
+        of_another = s.turn is not None and (
+            s.turn not in requests or requests[s.turn].session != s.session
+        )
         beside.sessions[s.session] = SessionSeen(s.times_out, s.closing, stays_busy, of_another)
     beside.texts.begins(e)
     beside.step = StepSeen(number=None, joined_late=True)
@@ -127,7 +137,8 @@ def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
     assert request is not None
     ahead = request.output - r.outputs
     rounds = []
-    waited_for = beside.tells_results and not r.queued  # the result of what was retracted is nobody's
+    # the result of what was retracted is nobody's
+    waited_for = beside.tells_results and not r.queued
     for kind in reversed(r.rounds if waited_for else []):
         verifies = beside.header.speculative and kind != "prefill"
         counted = beside.header.claims if verifies else min(ahead, 1)
@@ -142,7 +153,9 @@ def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
 def _request_of(r: log.RequestState, session: str | None, serial: int) -> Request:
     """Of one that runs the newest output has no KV yet."""
     if r.cursors is None:
-        return Request(r.request, session, serial, (), r.tokens, r.outputs, Phase.QUEUED, r.retracted)
+        return Request(
+            r.request, session, serial, (), r.tokens, r.outputs, Phase.QUEUED, r.retracted
+        )
     cursors, phase, outputs = Cursors(*r.cursors), Phase.EXTENDING, r.outputs
     if not r.extends:
         phase, outputs = Phase.RUNNING, max(outputs, cursors.kv_committed_len - r.tokens + 1)

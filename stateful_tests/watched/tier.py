@@ -21,7 +21,9 @@ def shown(beside: Beside, e: log.Tiered) -> None:
         seen.locks.begins(users[number, host], {node.node: node for node in path})
     step = TierStep(seen.config, Poll(), False, before, facts, seen.locks.follow(facts))
     beside.result.compared += len(facts.nodes)
-    beside.result.reach("KV that is only on the host", any(not node.device["full"] for node in facts.nodes))
+    beside.result.reach(
+        "KV that is only on the host", any(not node.device["full"] for node in facts.nodes)
+    )
     for kind, load in (("a load", True), ("a store", False)):
         beside.result.reach(f"{kind} in flight", any(job.load is load for job in facts.transfers))
     for clause, failure in broken(step):

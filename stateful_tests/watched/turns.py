@@ -36,7 +36,11 @@ def close_requested(beside: Beside, e: log.CloseAsked) -> None:
     commands="close",
 )
 def closed(beside: Beside, e: log.SessionClosed) -> None:
-    session, seen, command = beside.state.session(e.session), beside.of_session(e.session), Close(e.session)
+    session, seen, command = (
+        beside.state.session(e.session),
+        beside.of_session(e.session),
+        Close(e.session),
+    )
     if session is not None and not (seen.close_requested or seen.times_out):
         want = f"{e.session} stays open: nobody has closed it, and it has no timeout"
         raise Diverged("SES-2", want, "closed it", command)

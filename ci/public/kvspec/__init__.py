@@ -29,7 +29,8 @@ _NAMES = {
     "impl.self_scheduling": ("SelfSchedulingDriver",),  # and all that such an engine needs
     "impl.vocabulary": ("CommandRefused", "require"),
     "kvspec.testing": ("ClauseViolated", "check", "machine", "replay"),  # loads Hypothesis
-    "reference.blocks.commands": ("EngineCommand", "STOP_TOKEN", "client_tokens"),  # and every command
+    # and every command
+    "reference.blocks.commands": ("EngineCommand", "STOP_TOKEN", "client_tokens"),
     "reference.blocks.config": ("ENGINE_PRESETS", "EngineConfig", "LayerGroup", "engine_preset"),
     "reference.blocks.facts": (
         "BlockFacts", "HostFacts", "HostKey", "Lane", "Output", "Published", "RequestFact", "StateUse",

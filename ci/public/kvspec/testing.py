@@ -69,7 +69,9 @@ def machine(
     exactly = geometry is not None
     target = MachineTarget(lambda: _beside_a_model(make), machines, sizes, modes, vary, exactly)
     # The name is what Hypothesis's database knows a machine by.
-    name = " ".join([_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes])
+    name = " ".join(
+        [_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes]
+    )
     driven = type(name, (ServerMachine,), {"target": target, "__doc__": ServerMachine.__doc__})
     body = {"machine": driven, "make": staticmethod(lambda: make), "settings": settings()}
     driven.TestCase = type(f"{name}.TestCase", (_MachineTest,), body)  # type: ignore[attr-defined]
@@ -150,9 +152,14 @@ def check(
     """What `kvspec check` does. Raises ClauseViolated with the smallest trace of every violated clause."""
     __tracebackhide__ = True
     plan = tiers.plan(
-        plugin.chosen.tier or tier or "smoke", machines=machines, presets=presets, modes=modes,
-        examples=examples, steps=steps, seed=seed,
-    )  # fmt: skip
+        plugin.chosen.tier or tier or "smoke",
+        machines=machines,
+        presets=presets,
+        modes=modes,
+        examples=examples,
+        steps=steps,
+        seed=seed,
+    )
     system, base = _system(make), _base()
     try:
         result = campaign.run(system, plan, base=base)
@@ -207,7 +214,9 @@ def _resolved(spec: str, checkout: str | None = None, *, base_of: str | None = N
     try:
         spec = spec if base_of is None else as_base(spec, base_of)
         system: System = resolve(spec, device=plugin.chosen.device, checkout=checkout)
-    except UnusableImplementation as error:  # a name that names nothing is an error, never a skipped test
+    except (
+        UnusableImplementation
+    ) as error:  # a name that names nothing is an error, never a skipped test
         raise ValueError(str(error)) from None
     return system
 
@@ -251,4 +260,8 @@ def _python_path(spelled: str) -> str:
         return ""
     folder = Path(module.__file__).absolute().parents[module.__name__.count(".")]
     here = Path.cwd()
-    return f"PYTHONPATH={folder.relative_to(here)} " if folder != here and folder.is_relative_to(here) else ""
+    return (
+        f"PYTHONPATH={folder.relative_to(here)} "
+        if folder != here and folder.is_relative_to(here)
+        else ""
+    )

@@ -32,10 +32,16 @@ class Scheduler:
     disaggregation_mode = DisaggregationMode.NULL
     new_token_ratio = init_new_token_ratio = 1.0
 
-    def __init__(self, batch: Any, rows: Any, allocator: Any, cache: Any, geometry: Geometry) -> None:
+    def __init__(
+        self, batch: Any, rows: Any, allocator: Any, cache: Any, geometry: Geometry
+    ) -> None:
         page = geometry.page_size
         self.make_batch = batch
-        self.tree_cache, self.req_to_token_pool, self.token_to_kv_pool_allocator = cache, rows, allocator
+        self.tree_cache, self.req_to_token_pool, self.token_to_kv_pool_allocator = (
+            cache,
+            rows,
+            allocator,
+        )
         self.page_size = page
         self.is_hybrid_swa = geometry.window is not None
         self.max_total_num_tokens = self.full_tokens_per_layer = geometry.full_pages * page
@@ -101,7 +107,9 @@ class Scheduler:
 
     def idle_rows(self) -> Account:
         rows = self.req_to_token_pool
-        return Account("rows", len(rows.free_slots), 0, 0, self._session_held_req_count(), 0, rows.size)
+        return Account(
+            "rows", len(rows.free_slots), 0, 0, self._session_held_req_count(), 0, rows.size
+        )
 
     def busy_accounts(self) -> tuple[Account, ...]:
         """The terms that the release's busy check adds up, as its functions have them now."""
@@ -118,7 +126,9 @@ class Scheduler:
     _session_held_req_count: Callable[[], int]
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the release's checks read {name} of the scheduler, which has none here")
+        raise AttributeError(
+            f"the release's checks read {name} of the scheduler, which has none here"
+        )
 
 
 class Scheduler0510(Scheduler):
@@ -178,7 +188,9 @@ class Scheduler0511(Scheduler):
     ) -> tuple[bool, str]:  # fmt: skip
         terms = available, evictable, protected, session_held
         self.sums[pool_name] = Account(pool_name, *terms, uncached, total)
-        verdict: tuple[bool, str] = self.checks._check_pool_invariant(pool_name, *terms, total, uncached)
+        verdict: tuple[bool, str] = self.checks._check_pool_invariant(
+            pool_name, *terms, total, uncached
+        )
         return verdict
 
     def _check_tree_cache(self) -> None:
@@ -193,7 +205,8 @@ class Scheduler0511(Scheduler):
         return self._added_up()
 
     def idle_accounts(self) -> tuple[Account, ...]:
-        self._check_all_pools(self.get_pool_stats())  # on_idle gives up before it while requests wait
+        # on_idle gives up before it while requests wait
+        self._check_all_pools(self.get_pool_stats())
         return (*self._added_up(), self.idle_rows())
 
 
@@ -205,7 +218,9 @@ class Scheduler0513(Scheduler0511):
 
     parts: dict[str, Any]
 
-    def __init__(self, batch: Any, rows: Any, allocator: Any, cache: Any, geometry: Geometry) -> None:
+    def __init__(
+        self, batch: Any, rows: Any, allocator: Any, cache: Any, geometry: Geometry
+    ) -> None:
         super().__init__(batch, rows, allocator, cache, geometry)
         common = {
             "tree_cache": cache,
@@ -228,7 +243,9 @@ class Scheduler0513(Scheduler0511):
         }
         self.observer = self._make(self.parts["observer"], common)
         self.checks = self.parts["checker"]
-        noting = type("Noting", (self.checks,), {"_check_pool_invariant": self._check_pool_invariant})
+        noting = type(
+            "Noting", (self.checks,), {"_check_pool_invariant": self._check_pool_invariant}
+        )
         self.checker = self._make(noting, {**common, "pool_stats_observer": self.observer})
 
     @staticmethod

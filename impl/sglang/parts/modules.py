@@ -44,7 +44,8 @@ SGLANG = Bookkeeping(
         "sglang.srt.mem_cache.unified_cache.storage_attachment",
         "sglang.srt.mem_cache.unified_cache.unified_cache_linker",
     ),
-    absent=("sgl_kernel", "triton"),  # imported by the releases; without a GPU they run nothing on either
+    # imported by the releases; without a GPU they run nothing on either
+    absent=("sgl_kernel", "triton"),
     imported_only=("numpy", "psutil"),
 )
 # The same with a host tier, its controller and its pools; what assembles those of real models is ours.
@@ -56,11 +57,17 @@ ASSEMBLER = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
 WITH_TIERS = replace(
     SGLANG,
     real=(
-        *SGLANG.real, "sglang.srt.managers.cache_controller", "sglang.srt.disaggregation.base",
-        "sglang.srt.disaggregation.decode", "sglang.srt.disaggregation.decode_hicache_mixin",
+        *SGLANG.real,
+        "sglang.srt.managers.cache_controller",
+        "sglang.srt.disaggregation.base",
+        "sglang.srt.disaggregation.decode",
+        "sglang.srt.disaggregation.decode_hicache_mixin",
         "sglang.srt.disaggregation.decode_schedule_batch_mixin",
     ),
-    inert=(*(n for n in SGLANG.inert if n.removeprefix("sglang.srt.mem_cache.") not in _TIERS), ASSEMBLER),
+    inert=(
+        *(n for n in SGLANG.inert if n.removeprefix("sglang.srt.mem_cache.") not in _TIERS),
+        ASSEMBLER,
+    ),
 )
 # Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
 UTILITIES = frozenset(
@@ -75,7 +82,9 @@ HOST_QUESTIONS = (
 OF_A_GPU = ("is_cuda", "is_cuda_alike", "is_pin_memory_available", "support_triton")
 
 
-def install(root: Path, provided: Provided, gpu: bool = False, modules: Bookkeeping | None = None) -> None:
+def install(
+    root: Path, provided: Provided, gpu: bool = False, modules: Bookkeeping | None = None
+) -> None:
     """Hook the imports of this process up to the SGLang under `root`.
 
     Besides what is provided, the utilities are those of the release's own file. modules: what is real, SGLANG
@@ -90,7 +99,9 @@ def install(root: Path, provided: Provided, gpu: bool = False, modules: Bookkeep
         "logger": logging.getLogger("sglang"),
         "_warned_bool_env_var_keys": set(),
     }
-    utilities = cut(root / "sglang/srt/utils/common.py", UTILITIES, env) | dict.fromkeys(HOST_QUESTIONS, _no)
+    utilities = cut(root / "sglang/srt/utils/common.py", UTILITIES, env) | dict.fromkeys(
+        HOST_QUESTIONS, _no
+    )
     utilities |= dict.fromkeys(OF_A_GPU, lambda *_, **__: gpu)
     for name in ("sglang.srt.utils", "sglang.srt.utils.common"):
         provided[name] = {**utilities, **provided.get(name, {})}

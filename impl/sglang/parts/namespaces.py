@@ -32,6 +32,7 @@ def elements_of(key: Any) -> list[int]:
     """The elements of a RadixKey as the specification has them (`tree_key`)."""
     inside = key.extra_key is not None or getattr(key, "cache_salt", None) is not None
     tokens, bigram = list(key.token_ids), bool(key.is_bigram)
-    if tokens and isinstance(tokens[0], tuple):  # up to 0.5.12, where a slice forgets that it has bigrams
+    # up to 0.5.12, where a slice forgets that it has bigrams
+    if tokens and isinstance(tokens[0], tuple):
         tokens, bigram = [first for first, _ in tokens] + [tokens[-1][1]], True
     return list(tree_key(exchanged(tokens) if inside else tokens, bigram))

@@ -133,9 +133,13 @@ class Range(NamedTuple):
 
 
 def assign_rows(
-    rows: Tensor, table: Tensor, start: Tensor, end: Tensor,
-    slots: Tensor, count: int,
-) -> None:  # fmt: skip
+    rows: Tensor,
+    table: Tensor,
+    start: Tensor,
+    end: Tensor,
+    slots: Tensor,
+    count: int,
+) -> None:
     """Write new slots into the rows: what assign_req_to_token_pool does on a GPU."""
     done = 0
     for row, a, b in zip(rows.tolist()[:count], start.tolist(), end.tolist(), strict=True):
@@ -234,17 +238,26 @@ def without_kernels(allocator: types.ModuleType) -> None:
     naive = allocator.alloc_extend_naive
 
     def extend(
-        prefix: Tensor, total: Tensor, last: Tensor, free: Tensor,
-        out: Tensor, _: int, page_size: int,
-    ) -> None:  # fmt: skip
+        prefix: Tensor,
+        total: Tensor,
+        last: Tensor,
+        free: Tensor,
+        out: Tensor,
+        _: int,
+        page_size: int,
+    ) -> None:
         pages = (total + page_size - 1) // page_size - (prefix + page_size - 1) // page_size
         if int(pages.sum()) <= len(free):
             naive(prefix, total, last, free, out, page_size, "cpu")
 
     def decode(
-        total: Tensor, last: Tensor, free: Tensor, out: Tensor,
-        _: int, page_size: int,
-    ) -> None:  # fmt: skip
+        total: Tensor,
+        last: Tensor,
+        free: Tensor,
+        out: Tensor,
+        _: int,
+        page_size: int,
+    ) -> None:
         opens = [(length - 1) % page_size == 0 for length in total.tolist()]
         if sum(opens) > len(free):
             return

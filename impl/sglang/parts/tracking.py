@@ -20,7 +20,11 @@ def tracker_class(module: ModuleType) -> type:
     vars(module)["BaseSpecWorker"] = type("BaseSpecWorker", (), {})
 
     def start(self: Any, cache: Any) -> None:
-        for name, value in {"tree_cache": cache, "draft_worker": None, "model_worker": None}.items():
+        for name, value in {
+            "tree_cache": cache,
+            "draft_worker": None,
+            "model_worker": None,
+        }.items():
             object.__setattr__(self, name, value)
 
     def processed(self: Any, req: Any, batch: Any, at: int, tokens: int) -> None:
@@ -29,7 +33,9 @@ def tracker_class(module: ModuleType) -> type:
         result = Bag(num_non_draft_tokens_per_req=1, num_correct_drafts_per_req_cpu=drafts)
         self._handle_finish_state_updated_req(req, batch, result, at, None)
 
-    others = (f"_maybe_collect_{what}" for what in ("routed_experts", "indexer_topk", "customized_info"))
+    others = (
+        f"_maybe_collect_{what}" for what in ("routed_experts", "indexer_topk", "customized_info")
+    )
     own = {"__init__": start, "processed": processed, **dict.fromkeys(others, _nothing)}
     return type("Tracker", (module.SchedulerBatchResultProcessor,), own)
 

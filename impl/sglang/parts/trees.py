@@ -72,7 +72,9 @@ class ReleaseTree:
     def evict(self, full: int, swa: int, states: int = 0) -> Freed:
         """Have the release free so many tokens, and states; what it says that it freed."""
         params = {"mamba_num": states} if states else {}
-        done = self.cache.evict(self._base.EvictParams(num_tokens=full, swa_num_tokens=swa, **params))
+        done = self.cache.evict(
+            self._base.EvictParams(num_tokens=full, swa_num_tokens=swa, **params)
+        )
         freed = int(done.num_tokens_evicted), int(done.swa_num_tokens_evicted)
         return Freed(*freed, int(done.mamba_num_evicted) if self.has_states else 0)
 
@@ -219,12 +221,21 @@ class _Rust(NumberedTree):
     def nodes(self) -> Iterator[NodeView]:
         core = self.cache.tree_core
         core.backfill_missing_hash_values()  # a snapshot is given of hashed nodes only
-        free = set(core.walk_for_kv_canary(unlocked_only=True, swa_resident_only=True).slot_indices.tolist())
+        free = set(
+            core.walk_for_kv_canary(
+                unlocked_only=True, swa_resident_only=True
+            ).slot_indices.tolist()
+        )
         paths: dict[int, list[int]] = {}
-        for number, locks in re.findall(r"\[(\d+)\] [1-9]\d* full_lock=(\d+)", _printed(core.pretty_print)):
+        for number, locks in re.findall(
+            r"\[(\d+)\] [1-9]\d* full_lock=(\d+)", _printed(core.pretty_print)
+        ):
             node, full_locks = int(number), int(locks)
             snapshot = core.snapshot_buffer_backup(node, False)
-            path = paths[node] = [*paths.get(snapshot.parent_node_id, []), *elements_of(snapshot.key)]
+            path = paths[node] = [
+                *paths.get(snapshot.parent_node_id, []),
+                *elements_of(snapshot.key),
+            ]
             full = core.get_component_device_value(node, self._full).tolist()
             swa = None if self.mapping is None else core.get_component_device_value(node, self._swa)
             swa_locks = 0 if swa is None or full[0] in free else max(1, full_locks)

@@ -52,7 +52,10 @@ class SGLangSystem(WorkerSystem):
         # this release's scheduler never does.
         may_refuse=frozenset(
             {
-                Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.OUT_OF_STATES, Reason.ROW_TOO_SHORT,
+                Reason.OUT_OF_FULL,
+                Reason.OUT_OF_SWA,
+                Reason.OUT_OF_STATES,
+                Reason.ROW_TOO_SHORT,
                 Reason.UNFAITHFUL,
             }
         ),

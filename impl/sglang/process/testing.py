@@ -55,9 +55,10 @@ def hook(root: Path, version: str) -> None:
     load = importlib.import_module
     context = provided["sglang.srt.runtime_context"]
     context["get_context"] = lambda: stand_ins.Bag(
-        override_server_args=_settings, parallel=stand_ins.Bag(override=_settings),
+        override_server_args=_settings,
+        parallel=stand_ins.Bag(override=_settings),
         server_args=stand_ins.SERVER_ARGS,
-    )  # fmt: skip
+    )
     release = supported(version)
     module = release.spec_file.removesuffix(".py").replace("/", ".")
     names = ("common", "allocation", "allocation_sizing")  # one module until 0.5.14
@@ -72,9 +73,11 @@ def hook(root: Path, version: str) -> None:
     provided[module] = {owner: type(owner, (), {name: prepare})} if owner else {name: prepare}
     env = {
         **vars(load("sglang.srt.mem_cache.base_prefix_cache")),
-        "AbortReq": stand_ins.Bag, "DisaggregationMode": stand_ins.DisaggregationMode,
-        "_make_abort_req": lambda *_, **__: None, "logger": logging.getLogger("sglang"),
-    }  # fmt: skip
+        "AbortReq": stand_ins.Bag,
+        "DisaggregationMode": stand_ins.DisaggregationMode,
+        "_make_abort_req": lambda *_, **__: None,
+        "logger": logging.getLogger("sglang"),
+    }
     methods = ("Scheduler.abort_request", "Scheduler._release_aborted_request")
     named = frozenset(called(name, release) for name in methods)
     aborts = cut(root / "sglang/srt/managers/scheduler.py", named, env)

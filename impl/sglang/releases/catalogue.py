@@ -21,10 +21,13 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510
 # in the one before it, or differs where nothing is driven.
 _RELEASES: tuple[tuple[type[Release0510] | str, ...], ...] = (
     (
-        v10.Release0510, "0.5.10.post1",
+        v10.Release0510,
+        "0.5.10.post1",
         v10.Release0511,
-        v10.Release0512, "0.5.12.post1",
-        v10.Release0513, "0.5.13.post1",
+        v10.Release0512,
+        "0.5.12.post1",
+        v10.Release0513,
+        "0.5.13.post1",
         v10.Release0514,
     ),
     (v15.Release0515, "0.5.15.post1"),
@@ -34,7 +37,7 @@ _RELEASES: tuple[tuple[type[Release0510] | str, ...], ...] = (
     (v15.Release0520,),
     (v15.Release0521,),
     (v22.Release0522, v22.Release0523),
-)  # fmt: skip
+)
 ALIKE = tuple(
     tuple(each if isinstance(each, str) else each.version for each in alike) for alike in _RELEASES
 )
@@ -48,9 +51,10 @@ SUPPORTED = ", ".join(TABLE)
 _STRANGE = 20  # a checkout that lacks more than this of every kind is of none
 # What is driven can be driven without these.
 _CANNOT = {
-    "watched": "the watcher cannot follow it", "exported": "exported tests may not run on it",
+    "watched": "the watcher cannot follow it",
+    "exported": "exported tests may not run on it",
     "served": "serve-check cannot run it",
-}  # fmt: skip
+}
 
 
 def supported(version: str) -> type[Release0510]:

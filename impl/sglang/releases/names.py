@@ -18,7 +18,9 @@ def called(name: str, release: type[Release0510]) -> str:
 def alias(release: type[Release0510]) -> None:
     """Have what the release has renamed answer to the old name as well, in modules that are loaded here."""
     for name in release.renamed:
-        for file in dict.fromkeys(f for f, use in uses(release, list(TABLE)) if renamed.name_of(use) == name):
+        for file in dict.fromkeys(
+            f for f, use in uses(release, list(TABLE)) if renamed.name_of(use) == name
+        ):
             stem = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             renamed.alias(importlib.import_module(f"sglang.srt.{stem}"), name, release.renamed)
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 # Name, the first release that reads it, the first that does not, the values that a check tries besides the
 # default. Not in here: RADIX_FORCE_MISS and RETRACT_DECODE_STEPS pick what is cached, and who goes.
 _ALL = (
-    ("SGLANG_SWA_EVICTION_INTERVAL", "0.5.14", "", ("1", "4")),  # tokens (0.5.14 to 0.5.17: batches)
+    # tokens (0.5.14 to 0.5.17: batches)
+    ("SGLANG_SWA_EVICTION_INTERVAL", "0.5.14", "", ("1", "4")),
     ("SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER", "0.5.11", "0.5.14", ("0", "2")),  # of a window
     ("SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS", "0.5.14", "0.5.18", ("1",)),
     ("SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS", "0.5.18", "", ("0",)),
@@ -33,6 +34,7 @@ def settings_of(version: str, order: Sequence[str]) -> Mapping[str, tuple[str, .
     """The settings of a release, each with the values that a check tries. order: all releases."""
     at = order.index(version)
     return {
-        name: values for name, first, end, values in _ALL
+        name: values
+        for name, first, end, values in _ALL
         if order.index(first) <= at and (not end or at < order.index(end))
-    }  # fmt: skip
+    }

@@ -28,13 +28,18 @@ class Release0510(Objects):
 
     version = "0.5.10"
     session_controller = "sglang.srt.managers.session_controller"
-    checker = ("sglang.srt.managers.scheduler_runtime_checker_mixin", "SchedulerRuntimeCheckerMixin")
-    observer: ClassVar[tuple[str, str] | None] = None  # where the sizes of pools are counted, if apart
+    checker = (
+        "sglang.srt.managers.scheduler_runtime_checker_mixin",
+        "SchedulerRuntimeCheckerMixin",
+    )
+    # where the sizes of pools are counted, if apart
+    observer: ClassVar[tuple[str, str] | None] = None
     scheduler: ClassVar[type[memory_checks.Scheduler]] = memory_checks.Scheduler0510
     paged_allocator = "sglang.srt.mem_cache.allocator"
     swa_allocators = "sglang.srt.mem_cache.swa_memory_pool"
     spec_file = "sglang/srt/speculative/eagle_info_v2.py"
     spec_prepare = "EagleDraftInputV2Mixin.prepare_for_decode"
+
     def has_states(self, rows: Any) -> bool:
         """Whether a server's rows lead to slots of recurrent state that are known here."""
         del rows
@@ -53,7 +58,8 @@ class Release0510(Objects):
     # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": where the
     # cache ends), the chunks that are under way, and the look at its last outputs.
     chunk_ends, chunks, looks = "", "is_chunked", "check_finished"
-    keeps_slots = True  # a request knows the slots of what it matched, not only how many (prefix_indices)
+    # a request knows the slots of what it matched, not only how many (prefix_indices)
+    keeps_slots = True
     # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
     keeping = "is_insert"
     # The function of mem_cache.common that the scheduler calls after a prefill ("": the cache's own method).
@@ -94,7 +100,8 @@ class Release0510(Objects):
 
     def _import(self, root: Path) -> None:
         load = importlib.import_module
-        self.common = self.allocation = load("sglang.srt.mem_cache.common")  # one module until 0.5.20
+        # one module until 0.5.20
+        self.common = self.allocation = load("sglang.srt.mem_cache.common")
         self.allocator = load(self.paged_allocator)
         self.swa_allocator = load(self.swa_allocators)
         self.token_allocator = load("sglang.srt.mem_cache.allocator")
@@ -153,8 +160,10 @@ class Release0510(Objects):
         full, swa: their sizes (tokens). need_sort: pages are allocated in ascending order.
         """
         kind: dict[str, Any] = {
-            "dtype": torch.float16, "device": SERVER_ARGS.device, "need_sort": need_sort,
-        }  # fmt: skip
+            "dtype": torch.float16,
+            "device": SERVER_ARGS.device,
+            "need_sort": need_sort,
+        }
         if swa is not None:
             pool = stand_ins.kv_pool(self.swa_pool.SWAKVPool)
             return self.swa_allocator.SWATokenToKVPoolAllocator(
@@ -345,7 +354,9 @@ class Release0510(Objects):
 
     def commit(self, req: Any, tokens: int) -> None:
         """What processing a verify round's result does to the committed length."""
-        self.put(req, "kv_committed_len", self.cursors(req).kv_committed_len + tokens - self.claimed)
+        self.put(
+            req, "kv_committed_len", self.cursors(req).kv_committed_len + tokens - self.claimed
+        )
 
     def skipped(self, req: Any, tokens: int) -> None:
         """What the scheduler still does with a verify round of a request that has finished, or was retracted.
@@ -353,6 +364,7 @@ class Release0510(Objects):
         _resolve_spec_overlap_token_ids asks for neither and commits it.
         """
         self.commit(req, tokens)
+
 
 class Release0511(Release0510):
     """0.5.11. Turns in flight are known to the session; a close waits for them."""
@@ -394,8 +406,14 @@ class Release0513(Release0512):
 
     version = "0.5.13"
     scheduler = memory_checks.Scheduler0513
-    checker = ("sglang.srt.managers.scheduler_components.invariant_checker", "SchedulerInvariantChecker")
-    observer = ("sglang.srt.managers.scheduler_components.pool_stats_observer", "SchedulerPoolStatsObserver")
+    checker = (
+        "sglang.srt.managers.scheduler_components.invariant_checker",
+        "SchedulerInvariantChecker",
+    )
+    observer = (
+        "sglang.srt.managers.scheduler_components.pool_stats_observer",
+        "SchedulerPoolStatsObserver",
+    )
     chunks, looks = "inflight_middle_chunks", "update_finish_state"
     paged_allocator = "sglang.srt.mem_cache.allocator.paged"
     swa_allocators = "sglang.srt.mem_cache.allocator.swa"

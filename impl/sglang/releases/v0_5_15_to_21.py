@@ -65,7 +65,9 @@ class Release0515(Release0514):
     claimed = 0
 
     def _spec_environment(self) -> dict[str, Any]:
-        alike: defaultdict[str, Any] = defaultdict(lambda: self.common.alloc_paged_token_slots_extend)
+        alike: defaultdict[str, Any] = defaultdict(
+            lambda: self.common.alloc_paged_token_slots_extend
+        )
         return {**super()._spec_environment(), "ALLOC_EXTEND_FUNCS": alike}
 
     def set_chunk(self, req: Any, start: int, end: int) -> None:
@@ -208,7 +210,9 @@ class Release0521(Release0520):
     """0.5.21. The older trees are gone; every component has its own E; an abort is reported."""
 
     version = "0.5.21"
-    places: ClassVar[dict[str, str]] = Release0519.places | {"swa_evicted_seqlen": "kv.max_evicted_seqlen"}
+    places: ClassVar[dict[str, str]] = Release0519.places | {
+        "swa_evicted_seqlen": "kv.max_evicted_seqlen"
+    }
 
     def _modules(self, load: Any) -> None:
         self.chunk_cache = load("sglang.srt.mem_cache.chunk_cache")
@@ -219,7 +223,8 @@ class Release0521(Release0520):
             req.session.abort_req()
 
     def hand_in(self, req: Any, cache: Any, rows: Any, tree: trees.ReleaseTree) -> None:
-        if not self.cursors(req).kv_allocated_len:  # it fills no page: a request of no length there is none
+        # it fills no page: a request of no length there is none
+        if not self.cursors(req).kv_allocated_len:
             tree.unlock(req)
             return
         row = self.row(req)

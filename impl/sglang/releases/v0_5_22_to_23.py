@@ -24,7 +24,12 @@ class Release0522(Release0521):
     version = "0.5.22"
     tree = trees.UnifiedTree
     recurrent = True
-    keeping, keeps_slots, chunk_ends, checkpoints = "checkpoint", False, "extend_end", "checkpoint_kv_cache"
+    keeping, keeps_slots, chunk_ends, checkpoints = (
+        "checkpoint",
+        False,
+        "extend_end",
+        "checkpoint_kv_cache",
+    )
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
@@ -83,12 +88,17 @@ class Release0522(Release0521):
         shape = Bag(conv=[(1, 1)], temporal=(1, 1, 1))
         params = Bag(shape=shape, dtype=Bag(conv=torch.float32, temporal=torch.int64), is_kda=False)
         return self.memory_pool.HybridReqToTokenPool(
-            size=geometry.rows, mamba_size=geometry.states, mamba_spec_state_size=geometry.rows,
-            max_context_len=geometry.width, device=SERVER_ARGS.device, enable_memory_saver=False,
-            cache_params=params, mamba_layer_ids=[0],
+            size=geometry.rows,
+            mamba_size=geometry.states,
+            mamba_spec_state_size=geometry.rows,
+            max_context_len=geometry.width,
+            device=SERVER_ARGS.device,
+            enable_memory_saver=False,
+            cache_params=params,
+            mamba_layer_ids=[0],
             enable_mamba_extra_buffer=geometry.tracks and geometry.tree,
             enable_overlap_schedule=not SERVER_ARGS.disable_overlap_schedule,
-        )  # fmt: skip
+        )
 
     def make_tracker(self, cache: Any) -> Any:
         """What processes the results of decode batches, of which states are tracked."""
@@ -100,9 +110,11 @@ class Release0522(Release0521):
         self._verify["prepare_mamba_track_for_verify"](batch)
         most, lens = max(accepted), torch.tensor(accepted)
         steps = self._verify["_verify_commit_step_indices"](
-            batch=batch, accept_index=torch.arange(len(accepted) * most).view(-1, most), accept_lens=lens,
+            batch=batch,
+            accept_index=torch.arange(len(accepted) * most).view(-1, most),
+            accept_lens=lens,
             draft_token_num=most,
-        )  # fmt: skip
+        )
         return [*zip(batch.mamba_track_indices.tolist(), (steps[1] + 1).tolist(), strict=True)]
 
 

@@ -60,7 +60,9 @@ class _InRust(Unified):
         cache = super().make_cache(rows, allocator, geometry)
         # Where the release's support of it ends it takes Python's.
         if self.is_unified(geometry) and cache._tree_core_backend != self.core:
-            raise UnusableImplementation(f"sglang {self.version}+{self.core}: not with this torch or system")
+            raise UnusableImplementation(
+                f"sglang {self.version}+{self.core}: not with this torch or system"
+            )
         return cache
 
 
@@ -72,11 +74,12 @@ def _in_rust(release: type[Release0519]) -> type[Release0510]:
 # Name -> version -> the release with that tree.
 VARIANTS: dict[str, dict[str, type[Release0510]]] = {
     "unified": {
-        version: _flagged(release) for version, release in TABLE.items()
+        version: _flagged(release)
+        for version, release in TABLE.items()
         if issubclass(release, Release0511) and not issubclass(release, Release0519)
     },
     "rust": {version: _in_rust(r) for version, r in TABLE.items() if issubclass(r, Release0519)},
-}  # fmt: skip
+}
 
 
 def variant(release: type[Release0510], tree: str) -> type[Release0510]:

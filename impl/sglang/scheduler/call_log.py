@@ -41,7 +41,11 @@ def quoted(text: str) -> str:
 
 def variable(request: str) -> str:
     """What a request is called in the lines."""
-    return request if re.fullmatch(r"[rh][0-9]+", request) else f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
+    return (
+        request
+        if re.fullmatch(r"[rh][0-9]+", request)
+        else f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
+    )
 
 
 def small(token: int) -> int:
@@ -62,13 +66,17 @@ class Calls:
         self._newcomers: set[int] = set()  # lock holders that have locked nothing
         self._chunk = -1  # how long one may be, as it was last set
         release, batch = driver.release, driver.release.batch
-        self._ahead = release.spec_file.endswith("eagle_info_v2.py")  # the newer one commits nothing ahead
+        # the newer one commits nothing ahead
+        self._ahead = release.spec_file.endswith("eagle_info_v2.py")
         for name in _OF_RELEASE:
             self._wrap(release, name, getattr(self, f"_{name}"))
         for owner, names in {
             batch.Req: ("init_next_round_input", "set_finish_with_abort"),
             batch.ScheduleBatch: (
-                "prepare_for_extend", "prepare_for_decode", "mix_with_running", "_evict_swa",
+                "prepare_for_extend",
+                "prepare_for_decode",
+                "mix_with_running",
+                "_evict_swa",
             ),
         }.items():
             for name in names:
@@ -118,7 +126,9 @@ class Calls:
 
     # -- wrapping ---------------------------------------------------------------------------------
 
-    def _wrap(self, owner: Any, name: str, line_of: Callable[..., str], *, after: bool = False) -> None:
+    def _wrap(
+        self, owner: Any, name: str, line_of: Callable[..., str], *, after: bool = False
+    ) -> None:
         """Note calls of `owner.name`; `line_of` gives the line, if any. after: it takes the result first."""
         call = getattr(owner, name)
 
@@ -171,7 +181,9 @@ class Calls:
             return "server.cache"
         if type(value).__name__ == "FINISH_ABORT":
             return "FINISH_ABORT()"
-        return self._names.get(id(value)) or (quoted(value) if isinstance(value, str) else repr(value))
+        return self._names.get(id(value)) or (
+            quoted(value) if isinstance(value, str) else repr(value)
+        )
 
     def _call_it(self, this: Any, name: str) -> None:
         self._kept.append(this)
@@ -196,7 +208,9 @@ class Calls:
         return f"checkpoint({self._name(req)}, server.cache{how})"
 
     def _end(self, req: Any, _: Any) -> str:
-        how = "".join(f", {name}={value}" for name, value in self._driver.release.keeps(req).items())
+        how = "".join(
+            f", {name}={value}" for name, value in self._driver.release.keeps(req).items()
+        )
         return f"release_kv_cache({self._name(req)}, server.cache{how})"
 
     def _hand_in(self, req: Any, *_: Any) -> str:
@@ -233,7 +247,9 @@ class Calls:
 
     def _commit(self, req: Any, tokens: int) -> str:
         less = " - claimed" if self._ahead else ""
-        return f"{self._name(req)}.{self._driver.release.places['kv_committed_len']} += {tokens}{less}"
+        return (
+            f"{self._name(req)}.{self._driver.release.places['kv_committed_len']} += {tokens}{less}"
+        )
 
     # -- what the server is -------------------------------------------------------------------------
 
@@ -257,7 +273,7 @@ class Calls:
 
     def _request(
         self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None, **_: Any
-    ) -> str:  # fmt: skip
+    ) -> str:
         name = variable(rid.partition("#")[0].removeprefix(LOCK_HOLDER))
         self._call_it(req, name)
         self._call_it(req.sampling_params, f"{name}.sampling_params")
@@ -276,7 +292,8 @@ class Calls:
             how = f", late={[turn.output - len(turn.req.output_ids) for turn in turns]}"
         if server.spec:
             how += ", spec=True"
-        evicted = server.swa_pool is not None and server.tree is None  # a prefill is, by what a chunk may be
+        # a prefill is, by what a chunk may be
+        evicted = server.swa_pool is not None and server.tree is None
         if evicted and self._chunk != SERVER_ARGS.chunked_prefill_size:
             self._chunk = SERVER_ARGS.chunked_prefill_size
             before = f"server.chunks_of({self._chunk})\n"

@@ -36,7 +36,6 @@ from reference.commands import (
 from reference.geometry import Geometry
 
 
-
 class CallLog(Protocol):
     """Notes what the driver calls of a release, as Python (call_log.py)."""
 
@@ -71,7 +70,9 @@ class Driver(Prefills, Ends, TreeCommands):
         self.results: Results
         self._settings = settings_of(release.version, list(TABLE))
         inherited = {name: os.environ.get(name) for name in self._settings}
-        self._environment = {name: value for name, value in inherited.items() if name.startswith("SGLANG_")}
+        self._environment = {
+            name: value for name, value in inherited.items() if name.startswith("SGLANG_")
+        }
 
     def reset(self, geometry: Geometry) -> None:
         for name, inherited in self._environment.items():
@@ -119,7 +120,12 @@ class Driver(Prefills, Ends, TreeCommands):
     def open(self, command: c.Open) -> None:
         require(not self.server.named(command.session), Reason.SESSION_EXISTS)
         self.server.controller.open(
-            Bag(session_id=command.session, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
+            Bag(
+                session_id=command.session,
+                capacity_of_str_len=1 << 20,
+                streaming=True,
+                timeout=None,
+            )
         )
 
     def end_session(self, command: c.Close) -> None:
@@ -130,7 +136,9 @@ class Driver(Prefills, Ends, TreeCommands):
 
     def submit(self, command: c.Submit) -> None:
         server = self.server
-        require(command.tokens >= 0 and prompt_len(command.prompt) + command.tokens >= 1, Reason.EMPTY)
+        require(
+            command.tokens >= 0 and prompt_len(command.prompt) + command.tokens >= 1, Reason.EMPTY
+        )
         spelled(command.prompt)
         name = command.session
         require(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
@@ -150,7 +158,10 @@ class Driver(Prefills, Ends, TreeCommands):
             # An offset of 0 means none to the server, so taking all back is expressed otherwise.
             left = history - command.rewind
             undo = Bag(
-                id=name, replace=False, drop_previous_output=left <= 0, offset=left if left > 0 else None
+                id=name,
+                replace=False,
+                drop_previous_output=left <= 0,
+                offset=left if left > 0 else None,
             )
         before = [] if name is None else server.history(name)
         namespace = server.namespace_of([*before, *tokens])
@@ -209,7 +220,8 @@ class Driver(Prefills, Ends, TreeCommands):
         require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
         turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING, late=late)
         require(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
-        if self.server.states is not None:  # no_buffer has no drafts; a round crosses one boundary at most
+        # no_buffer has no drafts; a round crosses one boundary at most
+        if self.server.states is not None:
             tracks, most = self.server.tracker is not None, max(lane.accept for lane in lanes)
             require(tracks and most <= checkpoint_grid(), Reason.UNFAITHFUL)
         self._window(turns)
@@ -217,7 +229,9 @@ class Driver(Prefills, Ends, TreeCommands):
         # The release allocates up to 2 * draft_len past the commit of every entry, which lacks the result
         # that is not processed by then. The smallest draft_len is taken that gives each entry what it asks
         # for and takes nothing back.
-        lags = [server.late(t.pending[-1]) if t.pending and t.pending[-1].visible else 0 for t in turns]
+        lags = [
+            server.late(t.pending[-1]) if t.pending and t.pending[-1].visible else 0 for t in turns
+        ]
         mosts = [  # past all that rounds in flight may accept
             t.origin + t.visible_output - 1 + sum(r.drafted for r in t.unsettled) + lane.allocate
             for t, lane in zip(turns, lanes, strict=True)
@@ -228,11 +242,15 @@ class Driver(Prefills, Ends, TreeCommands):
         )
         ends = [
             self.release.spec_end(
-                c._replace(kv_committed_len=c.kv_committed_len - lag), draft_len, server.geometry.page_size
+                c._replace(kv_committed_len=c.kv_committed_len - lag),
+                draft_len,
+                server.geometry.page_size,
             )
             for c, lag in zip(before, lags, strict=True)
         ]
-        self.server.require_room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
+        self.server.require_room(
+            [(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)]
+        )
         self._kind_of_run(spec=True)
 
         evicted = self._evicted(turns)
@@ -257,7 +275,9 @@ class Driver(Prefills, Ends, TreeCommands):
                 self.results.arrived(turn, result)
                 claimed = server.cursors(turn).kv_committed_len if late else None
                 ahead.append(Choice(turn.name, None, allocated, False, claimed))
-        reached = {c.request: c.swa_evicted_seqlen for c in self._own_evictions(turns, evicted, launched)}
+        reached = {
+            c.request: c.swa_evicted_seqlen for c in self._own_evictions(turns, evicted, launched)
+        }
         return [replace(c, swa_evicted_seqlen=reached.get(c.request)) for c in ahead]
 
     # -- window eviction ------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from reference.commands import Choice, Reason
 class Ends(OnServer):
     """Finish, Retract and Abort."""
 
-    def _kept(self, turn: LiveRequest, allocated: int, target: int, first: int | None) -> list[Choice]:
+    def _kept(
+        self, turn: LiveRequest, allocated: int, target: int, first: int | None
+    ) -> list[Choice]:
         """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`; or
         that it counts up to `first`, with the token that a round in flight computes first."""
         slot = None if turn.session is None else self.server.slot(turn.session)
@@ -49,7 +51,11 @@ class Ends(OnServer):
     def _retract(self, turn: LiveRequest) -> None:
         """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the
         others go on; else as retract_all and priority preemption do it, which take whom they like."""
-        running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING and t is not turn]
+        running = [
+            t
+            for t in self.server.turns.values()
+            if t.phase is RequestPhase.RUNNING and t is not turn
+        ]
         others = [t for t in running if _standing(t) >= _standing(turn)]
         if others and self._fits(others):
             batch = self.server.new_batch([*others, turn], ForwardMode.DECODE)
@@ -61,7 +67,9 @@ class Ends(OnServer):
     def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
         """The next step of these has room. evicting: in the radix tree too."""
         page, server = self.server.geometry.page_size, self.server
-        pools = [p.available_size() // page for p in (server.full_pool, server.swa_pool) if p is not None]
+        pools = [
+            p.available_size() // page for p in (server.full_pool, server.swa_pool) if p is not None
+        ]
         room = min(server.free_counts()[1:] if evicting else pools)
         cursors = [server.cursors(t) for t in turns]
         if not server.spec:
@@ -111,7 +119,9 @@ class Ends(OnServer):
             require(turn.phase is RequestPhase.QUEUED and not turn.started, Reason.WRONG_PHASE)
             self.server.require_room([(0, 1)], 1)
             if self.server.states is not None:
-                self.server.states.require(2 + self.server.states.buffers + self.server.owed_states())
+                self.server.states.require(
+                    2 + self.server.states.buffers + self.server.owed_states()
+                )
             turn.req.set_finish_with_abort("marked")
             if turn.other:  # its one token is of no text: all that are marked share it
                 setattr(turn.req, self.server.namespace, None)
@@ -124,7 +134,8 @@ class Ends(OnServer):
             # retract. There it has no lock.
             self._let_go(turn)
             self.release.abort_queued(turn.req)
-            if self.server.states is not None and turn.req.kv.holds_mamba:  # Scheduler.abort_request
+            # Scheduler.abort_request
+            if self.server.states is not None and turn.req.kv.holds_mamba:
                 self.release.common.release_kv_cache(turn.req, self.server.cache, checkpoint=False)
             del self.server.turns[turn.name]
             self._reap()

@@ -27,10 +27,14 @@ class OnServer:
             raise CommandRefused(Reason.UNKNOWN_REQUEST)
         return turn
 
-    def _lanes(self, names: Sequence[str], *phases: RequestPhase, late: int = 0) -> list[LiveRequest]:
+    def _lanes(
+        self, names: Sequence[str], *phases: RequestPhase, late: int = 0
+    ) -> list[LiveRequest]:
         require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
         turns = [self._turn(name) for name in names]
-        require(all(t.phase in phases and len(t.unsettled) <= late for t in turns), Reason.WRONG_PHASE)
+        require(
+            all(t.phase in phases and len(t.unsettled) <= late for t in turns), Reason.WRONG_PHASE
+        )
         return turns
 
     def _let_go(self, turn: LiveRequest) -> None:
@@ -83,13 +87,16 @@ class OnServer:
         for turn in turns:
             cursors = self.server.cursors(turn)
             evicted, position = cursors.swa_evicted_seqlen, turn.origin + turn.visible_output - 1
-            own = evicted > cursors.cache_protected_len  # a window eviction leaves the tree's prefix alone
+            # a window eviction leaves the tree's prefix alone
+            own = evicted > cursors.cache_protected_len
             require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)
 
     def _evicted(self, turns: Iterable[LiveRequest]) -> list[int]:
         return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]
 
-    def _window_evictions(self, turns: Sequence[LiveRequest], before: Sequence[int]) -> list[Choice]:
+    def _window_evictions(
+        self, turns: Sequence[LiveRequest], before: Sequence[int]
+    ) -> list[Choice]:
         """The window evictions that the release made by itself since `before` was noted."""
         after = zip(turns, before, self._evicted(turns), strict=True)
         return [Choice(turn.name, now) for turn, then, now in after if now != then]

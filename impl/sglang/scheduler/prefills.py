@@ -99,7 +99,8 @@ class Prefills(OnServer):
             copies = sum(self.server.hands_prompt_in(chunk.turn) for chunk in chunks)
             copies += self.server.owed_states()
             self.server.states.require_for_prefill([chunk.turn.req for chunk in chunks], copies)
-        if self.overlap:  # a window eviction keeps clear of the chunk in flight, which is at most that long
+        # a window eviction keeps clear of the chunk in flight, which is at most that long
+        if self.overlap:
             longest = max(tokens_of.values())
             SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
         if decodes:
@@ -111,7 +112,8 @@ class Prefills(OnServer):
         spans = []
         for turn, end in batch.chunks:
             if turn.locked:
-                turn.locked = False  # matched when it was admitted; from here on the lock goes with the row
+                # matched when it was admitted; from here on the lock goes with the row
+                turn.locked = False
             elif turn.phase is RequestPhase.ADMITTED:
                 self._matched(turn)
             else:  # it goes on with what it has
@@ -174,7 +176,8 @@ class Prefills(OnServer):
         """disaggregation/decode.py, alloc_for_decode_prealloc: SWA slots for the last window alone."""
         geometry, allocator = self.server.geometry, self.server.allocator
         size, window = geometry.page_size, geometry.window or 0
-        first = end - window if self.server.tree is None else end - 1 - max(window, size)  # _swa_tail_len
+        # _swa_tail_len
+        first = end - window if self.server.tree is None else end - 1 - max(window, size)
         live = max(start, first // size * size)
 
         def alloc_extend(*lengths: Any, num_new_pages: Any = None) -> Any:  # noqa: ARG001

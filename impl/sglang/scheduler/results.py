@@ -103,7 +103,8 @@ class LateResults(Results):
 
     def before_eviction(self, turn: LiveRequest, length: int) -> None:
         require(not self._prompt_waits(turn) and len(turn.unsettled) < 2, Reason.UNFAITHFUL)
-        if turn.pending:  # it is the window eviction of the next launch, whatever its result will be
+        # it is the window eviction of the next launch, whatever its result will be
+        if turn.pending:
             require(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
         self._process_all_but(turn, 1)
 
@@ -111,7 +112,11 @@ class LateResults(Results):
         done = len(turn.req.output_ids)
         # What was processed as of a turn that goes on did not end it.
         require(outputs > done or (outputs == done and not turn.pending), Reason.UNFAITHFUL)
-        ahead = turn.pending[1:] if turn.pending and outputs == done + len(turn.pending[0].tokens) else ()
+        ahead = (
+            turn.pending[1:]
+            if turn.pending and outputs == done + len(turn.pending[0].tokens)
+            else ()
+        )
         require(all(self._counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
         while turn.pending and len(turn.req.output_ids) + len(turn.pending[0].tokens) < outputs:
             self.process(turn, turn.pending.pop(0))

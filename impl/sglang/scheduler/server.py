@@ -12,11 +12,24 @@ from typing import Any
 
 import torch
 
-from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, StatesView, TreeView, View
+from impl.adapter import (
+    Cursors,
+    LockHolderView,
+    RequestView,
+    SessionView,
+    StatesView,
+    TreeView,
+    View,
+)
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import (
-    SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm, state_chunk,
-)  # fmt: skip
+    SERVER_ARGS,
+    Bag,
+    ForwardMode,
+    SamplingParams,
+    SpecAlgorithm,
+    state_chunk,
+)
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.states import States
@@ -135,9 +148,10 @@ class Server:
         self.full_pool = self.allocator if swa is None else self.allocator.full_attn_allocator
         self.swa_pool = None if swa is None else self.allocator.swa_attn_allocator
         self.rows = (
-            release.make_state_rows(geometry) if geometry.states
+            release.make_state_rows(geometry)
+            if geometry.states
             else release.make_rows(geometry.rows, geometry.width)
-        )  # fmt: skip
+        )
         self.spare_row = self._spare_row()
         self.cache = release.make_cache(self.rows, self.allocator, geometry)
         self.tree: ReleaseTree | None = release.make_tree(self.cache, self.allocator, geometry)
@@ -177,7 +191,9 @@ class Server:
             full, swa = full + sizes.full_evictable, swa + sizes.swa_evictable
         return len(self.rows.free_slots), full // page, swa // page
 
-    def require_room(self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True) -> None:
+    def require_room(
+        self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True
+    ) -> None:
         """Refuse unless the release can lengthen its rows over these spans of positions.
 
         Only what the release's own call needs: pages of each span in both pools, and for releases
@@ -189,7 +205,12 @@ class Server:
         free_rows, full, swa = self.free_counts()
         require(rows <= free_rows, Reason.NO_ROW)
         pages = sum(-(-end // page) - -(-start // page) for start, end in spans)
-        if self.release.spare_page_per_lane and extend and page > 1 and self.geometry.window is not None:
+        if (
+            self.release.spare_page_per_lane
+            and extend
+            and page > 1
+            and self.geometry.window is not None
+        ):
             pages = max(pages, -(-sum(end - start for start, end in spans) // page) + len(spans))
         require(pages <= full, Reason.OUT_OF_FULL)
         require(pages <= swa, Reason.OUT_OF_SWA)
@@ -199,12 +220,20 @@ class Server:
         pools = [self.full_pool, *([] if self.swa_pool is None else [self.swa_pool])]
         page = self.geometry.page_size
         need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
-        slots = self.states is None or self.states.left() > 1 + self.states.buffers + self.owed_states()
-        return slots and bool(self.rows.free_slots) and all(pool.available_size() >= need for pool in pools)
+        slots = (
+            self.states is None or self.states.left() > 1 + self.states.buffers + self.owed_states()
+        )
+        return (
+            slots
+            and bool(self.rows.free_slots)
+            and all(pool.available_size() >= need for pool in pools)
+        )
 
     def named(self, name: str) -> bool:
         """Whether somebody has the name: sessions, requests and lock holders share one space."""
-        return any(name in names for names in (self.controller.sessions, self.turns, self.lock_holders))
+        return any(
+            name in names for names in (self.controller.sessions, self.turns, self.lock_holders)
+        )
 
     def in_flight(self, session: str) -> LiveRequest | None:
         return next((t for t in self.turns.values() if t.session == session), None)
@@ -241,7 +270,11 @@ class Server:
 
     def namespace_of(self, tokens: Sequence[int]) -> dict[str, str]:
         """What a request for these says of its namespace."""
-        return {self.namespace: namespaces.NAME} if self.namespace and namespaces.begins_other(tokens) else {}
+        return (
+            {self.namespace: namespaces.NAME}
+            if self.namespace and namespaces.begins_other(tokens)
+            else {}
+        )
 
     def new_request(
         self, rid: str, tokens: list[int], session: str | None, undo: Bag | None, **namespace: str
@@ -255,9 +288,13 @@ class Server:
             tokens = namespaces.exchanged(tokens)
         if session is None:
             return self.release.batch.Req(
-                rid=rid, origin_input_text=None, origin_input_ids=self.release.ids(tokens),
-                sampling_params=sampling, vocab_size=VOCABULARY, **namespace,
-            )  # fmt: skip
+                rid=rid,
+                origin_input_text=None,
+                origin_input_ids=self.release.ids(tokens),
+                sampling_params=sampling,
+                vocab_size=VOCABULARY,
+                **namespace,
+            )
         recv_req = Bag(
             rid=rid, input_ids=self.release.ids(tokens), sampling_params=sampling, stream=False,
             return_logprob=False, top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False,
@@ -275,9 +312,11 @@ class Server:
             tree_cache=self.cache,
         )
         batch.model_config = Bag(
-            is_encoder_decoder=False, is_matryoshka=False, vocab_size=VOCABULARY,
+            is_encoder_decoder=False,
+            is_matryoshka=False,
+            vocab_size=VOCABULARY,
             hf_text_config=Bag(mamba_chunk_size=state_chunk()),
-        )  # fmt: skip
+        )
         batch.device = SERVER_ARGS.device
         batch.enable_overlap = self.overlap
         batch.spec_algorithm = SpecAlgorithm(bool(self.spec))
@@ -285,8 +324,9 @@ class Server:
         batch.return_logprob = False
         batch.hisparse_coordinator = None
         batch.sampling_info = Bag(
-            penalizer_orchestrator=Bag(is_required=False), merge_batch=lambda _: None,
-        )  # fmt: skip
+            penalizer_orchestrator=Bag(is_required=False),
+            merge_batch=lambda _: None,
+        )
         batch.forward_mode = mode
         self.batches += 1
         batch.forward_iter = self.batches
@@ -305,16 +345,22 @@ class Server:
 
     # -- the model's part -------------------------------------------------------------------------
 
-    def computed(self, batch: Any, turns: Sequence[LiveRequest], spans: Sequence[tuple[int, int]]) -> None:
+    def computed(
+        self, batch: Any, turns: Sequence[LiveRequest], spans: Sequence[tuple[int, int]]
+    ) -> None:
         """A forward pass of a prefill or a decode, in which each request computes its span of positions."""
         for at, (turn, (start, end)) in enumerate(zip(turns, spans, strict=True)):
             kept = self.states.kept(batch, at, start, end) if self.states is not None else (0, 0)
             self.forward(turn, start, end, kept=kept)
 
     def forward(
-        self, turn: LiveRequest, start: int, end: int, drafts: Sequence[int] = (),
+        self,
+        turn: LiveRequest,
+        start: int,
+        end: int,
+        drafts: Sequence[int] = (),
         kept: tuple[int, int] = (0, 0),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write KV of positions [start, end): stamp the slots that row and mapping lead to.
 
         drafts: tokens after those of the text; past them stand rejected drafts, stamp 0. kept: as of
@@ -394,7 +440,9 @@ class Server:
             # One entry past the slots maps "no slot" to itself; it is no slot.
             full_to_swa=()
             if swa is None
-            else self.allocator.full_to_swa_index_mapping[: (self.geometry.full_pages + 1) * page].tolist(),
+            else self.allocator.full_to_swa_index_mapping[
+                : (self.geometry.full_pages + 1) * page
+            ].tolist(),
             swa_stamps=self.swa_stamps,
             tree=self._tree_view(),
             states=self._states_view(),
@@ -428,5 +476,8 @@ class Server:
     def _tree_view(self) -> TreeView | None:
         if self.tree is None:
             return None
-        held = {name: LockHolderView(holder.slots.tolist()) for name, holder in self.lock_holders.items()}
+        held = {
+            name: LockHolderView(holder.slots.tolist())
+            for name, holder in self.lock_holders.items()
+        }
         return TreeView(list(self.tree.nodes()), held, self.tree.sizes())

@@ -125,7 +125,11 @@ class States:
     def compute(self, req: Any, tokens: Sequence[int]) -> None:
         """A lock holder has a slot with the state after these tokens."""
         new = req.kv.mamba_ping_pong_track_buffer is None
-        missing = (not req.kv.holds_mamba) + self.buffers * new - self.rows.mamba_allocator.available_size()
+        missing = (
+            (not req.kv.holds_mamba)
+            + self.buffers * new
+            - self.rows.mamba_allocator.available_size()
+        )
         if missing > 0:
             assert self.tree is not None
             self.tree.evict(0, 0, missing)
@@ -137,7 +141,9 @@ class States:
             if new:
                 self.rows._alloc_ping_pong_buffer(req)
             buffer, kept = req.kv.mamba_ping_pong_track_buffer, req.kv.mamba_last_track_idx
-            self.rows.req_index_to_mamba_ping_pong_track_buffer_mapping[req.kv.req_pool_idx] = buffer
+            self.rows.req_index_to_mamba_ping_pong_track_buffer_mapping[req.kv.req_pool_idx] = (
+                buffer
+            )
             req.kv.mamba_last_track_seqlen = len(tokens)
             self._cells[int(buffer[kept])] = stamp
 
@@ -154,8 +160,12 @@ class States:
         return StatesView(
             free=self.rows.mamba_allocator.free_slots.tolist(),
             stamps=self._cells.tolist(),
-            requests={name: int(kv.mamba_pool_idx) for name, kv in requests.items() if kv.holds_mamba},
-            sessions={name: int(kv.mamba_pool_idx) for name, kv in sessions.items() if kv.holds_mamba},
+            requests={
+                name: int(kv.mamba_pool_idx) for name, kv in requests.items() if kv.holds_mamba
+            },
+            sessions={
+                name: int(kv.mamba_pool_idx) for name, kv in sessions.items() if kv.holds_mamba
+            },
             read=self.read,
             buffers={name: _buffers(kv) for name, kv in [*requests.items(), *sessions.items()]},
             tracked={name: _tracked(kv) for name, kv in [*requests.items(), *sessions.items()]},
@@ -173,4 +183,6 @@ def _tracked(kv: Any) -> list[tuple[int, int]]:
     """The slot of the last state that is kept for the tree, and after how many tokens that is."""
     if kv.mamba_ping_pong_track_buffer is None or kv.mamba_last_track_seqlen is None:
         return []
-    return [(int(kv.mamba_ping_pong_track_buffer[kv.mamba_last_track_idx]), kv.mamba_last_track_seqlen)]
+    return [
+        (int(kv.mamba_ping_pong_track_buffer[kv.mamba_last_track_idx]), kv.mamba_last_track_seqlen)
+    ]

@@ -27,7 +27,8 @@ class TreeCommands(OnServer):
         require(tokens, Reason.EMPTY)
         require(not server.named(command.holder), Reason.REQUEST_EXISTS)
         tree = self._tree()
-        require(not command.full_only, Reason.UNFAITHFUL)  # for backups to the host, which is not driven
+        # for backups to the host, which is not driven
+        require(not command.full_only, Reason.UNFAITHFUL)
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         if server.states is not None and server.owed_states():
             server.states.require(1 + server.owed_states())  # the state that it locks stays

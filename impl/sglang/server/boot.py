@@ -62,7 +62,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
         del path, target
         if fullname.partition(".")[0] not in INERT or not _imported_by_sglang():

@@ -112,7 +112,10 @@ class Clients:
     """
 
     def __init__(
-        self, clients: tuple[Client, ...], seed: int, stalled: Callable[[list[str]], None] = lambda _: None
+        self,
+        clients: tuple[Client, ...],
+        seed: int,
+        stalled: Callable[[list[str]], None] = lambda _: None,
     ) -> None:
         self.seed, self.stalled = seed, stalled
         self.turns = {f"{c.name}.{n}": t for c in clients for n, t in enumerate(c.turns, 1)}
@@ -135,7 +138,9 @@ class Clients:
     def prompt(self, request: str) -> tuple[int, ...]:
         """What a turn appends to its session's text."""
         turn, number = self.turns[request], self._numbers[request]
-        keys = ((4, turn.text, at) if at < turn.shared else (3, number, at) for at in range(turn.tokens))
+        keys = (
+            (4, turn.text, at) if at < turn.shared else (3, number, at) for at in range(turn.tokens)
+        )
         return tuple(FIRST + mixed(self.seed, *key) % TOKENS for key in keys)
 
     @property
@@ -193,7 +198,9 @@ class Clients:
             else:
                 each.waits = request
             session = client.name if client.session else None
-            yield Message("submit", request, session, self.prompt(request), turn.limit, turn.ignore_eos)
+            yield Message(
+                "submit", request, session, self.prompt(request), turn.limit, turn.ignore_eos
+            )
         else:
             each.done = True
             if client.session:

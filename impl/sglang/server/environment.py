@@ -38,7 +38,8 @@ _PLAIN = frozenset(_NAMES.split())
 # Imported by releases that get them through a package that is left out.
 _BESIDES = ("dill", "regex", "triton==3.9.0", "xxhash", "zstandard")
 _SHARED = ("torch", "numpy", "msgspec")  # kvspec's own
-_READY = "kvspec-server.json"  # in a complete environment: what was installed, and for which Python and torch
+# in a complete environment: what was installed, and for which Python and torch
+_READY = "kvspec-server.json"
 SITE = "KVSPEC_SITE"  # names the packages of the kvspec that starts a Python of the environment
 _PIP_TIMEOUT_S = 1800
 
@@ -126,7 +127,9 @@ def _build(release: str, folder: Path, say: Say) -> Path:
     )
     free = shutil.disk_usage(folder.parent).free >> 20
     if free < DISK_MB:
-        raise UnusableImplementation(f"{folder.parent}: {DISK_MB} MB are needed and {free} MB are free")
+        raise UnusableImplementation(
+            f"{folder.parent}: {DISK_MB} MB are needed and {free} MB are free"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     say("1/4  an environment that stands on kvspec's own")
     _venv(folder)
@@ -144,7 +147,9 @@ def _build(release: str, folder: Path, say: Say) -> Path:
         )
     info = {"release": release, "python": _PYTHON, "torch": version("torch"), "installed": wanted}
     (folder / _READY).write_text(json.dumps(info, indent=1))
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink()) >> 20
+    size = (
+        sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink()) >> 20
+    )
     say(f"ready: {size} MB, {time.monotonic() - started:.0f} s")
     return _python(folder)
 
@@ -152,13 +157,17 @@ def _build(release: str, folder: Path, say: Say) -> Path:
 def requirements(site: Path) -> list[str]:
     """What is installed on top: of the requirements that the release's wheel states those that are plain."""
     stated = PathDistribution(next(site.glob("sglang-*.dist-info"))).requires or []
-    wanted = {_name(each): each for each in stated if _name(each) in _PLAIN and "extra ==" not in each}
+    wanted = {
+        _name(each): each for each in stated if _name(each) in _PLAIN and "extra ==" not in each
+    }
     return [*sorted(wanted.values()), *(each for each in _BESIDES if _name(each) not in wanted)]
 
 
 def _name(requirement: str) -> str:
     """The package's name, as the index compares it."""
-    return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]).lower()
+    return re.sub(
+        r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]
+    ).lower()
 
 
 def packages() -> str:
@@ -193,7 +202,9 @@ def _pip(folder: Path, packages: Sequence[str]) -> None:
         "--quiet", "--only-binary=:all:", "--constraint", str(held), *packages,
     ]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise UnusableImplementation(f"pip did not end in {_PIP_TIMEOUT_S} s") from None
     if done.returncode:
@@ -203,7 +214,9 @@ def _pip(folder: Path, packages: Sequence[str]) -> None:
 def _try(folder: Path) -> None:
     """The release's scheduler must import."""
     home = Path(__file__).resolve().parents[3]
-    code = "from impl.sglang.server import boot; boot.install(); import sglang.srt.managers.scheduler"
+    code = (
+        "from impl.sglang.server import boot; boot.install(); import sglang.srt.managers.scheduler"
+    )
     environment = child.environment([home], PYTHONWARNINGS="ignore", **{SITE: packages()})
     _run([str(_python(folder)), "-c", code], "its scheduler does not import", environment)
 
@@ -212,4 +225,6 @@ def _run(command: list[str], trouble: str, environment: dict[str, str] | None = 
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         words = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        raise UnusableImplementation(f"{trouble}: {words[-1][:300] if words else 'no reason was given'}")
+        raise UnusableImplementation(
+            f"{trouble}: {words[-1][:300] if words else 'no reason was given'}"
+        )

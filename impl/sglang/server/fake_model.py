@@ -89,7 +89,8 @@ class FakeModel:
 
         def process(*batch: Any, **named: Any) -> Any:
             self.processed += 1
-            if self.processed == self.forwards:  # else a later round is in flight, which goes on reading
+            # else a later round is in flight, which goes on reading
+            if self.processed == self.forwards:
                 self._read_all()
             return type(scheduler).process_batch_result(scheduler, *batch, **named)  # hooked by now
 
@@ -107,21 +108,30 @@ class FakeModel:
             self.writers[pool].update(dict.fromkeys(places, request))
 
     def _shows(
-        self, mode: str, requests: Sequence[Any], starts: Sequence[int], lengths: Sequence[int],
-        tokens: Sequence[int], slots: torch.Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        mode: str,
+        requests: Sequence[Any],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        tokens: Sequence[int],
+        slots: torch.Tensor,
+    ) -> None:
         """The release's own canary looks at the round that runs."""
         if self.canary is not None:
-            self.canary.forward(self.forwards, ForwardPass(mode, requests, starts, lengths, tokens, slots))
+            self.canary.forward(
+                self.forwards, ForwardPass(mode, requests, starts, lengths, tokens, slots)
+            )
 
     def _reads(self, lanes: Iterable[tuple[Any, int, int, int]]) -> None:
         """A round computes: request, row, first position and end of each."""
         self._to_read = [
-            Read(request, row, start, self._texts[request.rid][:end]) for request, row, start, end in lanes
+            Read(request, row, start, self._texts[request.rid][:end])
+            for request, row, start, end in lanes
         ]
         for request, _, _, text in self._to_read:
             self.headway.computes(request.rid, len(text), self.forwards)
-        chunk = self.tree and self.scheduler.chunked_req is not None  # its insert gives back SWA KV by then
+        # its insert gives back SWA KV by then
+        chunk = self.tree and self.scheduler.chunked_req is not None
         if not self.overlap or chunk or mixed(self.clients.seed, 5, self.forwards) % 2:
             self._read_all(own=True)
 
@@ -141,7 +151,9 @@ class FakeModel:
             swa = self.allocator.translate_loc_from_full_to_swa(slots[first:]).tolist()
             self._compare("swa", request, first, swa, text)
 
-    def _compare(self, pool: str, request: str, first: int, slots: list[int], text: list[int]) -> None:
+    def _compare(
+        self, pool: str, request: str, first: int, slots: list[int], text: list[int]
+    ) -> None:
         stamps = self.stamps[pool]
         want = [(token, at) for at, token in enumerate(text[first:], first)]
         got = [stamps.get(slot) for slot in slots]
@@ -168,7 +180,8 @@ class FakeModel:
             extends = batch.forward_mode.is_extend()
             track = batch.mamba_track_mask, batch.mamba_track_indices, batch.mamba_track_seqlens
             for at, (mask, slot) in enumerate(zip(*(each.tolist() for each in track[:2]))):
-                if mask:  # hybrid_linear_attn_backend.py, _init_track_ssm_indices: the last whole chunk
+                # hybrid_linear_attn_backend.py, _init_track_ssm_indices: the last whole chunk
+                if mask:
                     length = int(track[2][at]) - lanes[at].start if extends else 1
                     kept = length - length % self.chunk if extends else 1
                     self.states.put(slot, stamps[at][kept - 1])
@@ -183,7 +196,9 @@ class FakeModel:
         if got == (want := stamp_after(text, start)):
             return
         last = (self._texts[name][start - 1], start - 1) if start else (0, -1)
-        self.misread[key] = Misread(self.forwards, *key, last, None, found=f"slot {slot} {seen(got, text)}")
+        self.misread[key] = Misread(
+            self.forwards, *key, last, None, found=f"slot {slot} {seen(got, text)}"
+        )
         self.states.put(slot, want)
 
     # -- forward passes -----------------------------------------------------------------------------
@@ -225,7 +240,9 @@ class FakeModel:
             done += tokens
         self._folds(batch, folds)
         self._shows("is_extend", batch.reqs, batch.prefix_lens, batch.extend_lens, ids, slots)
-        self._reads((request, self._row(request), start, start + tokens) for request, start, tokens in lanes)
+        self._reads(
+            (request, self._row(request), start, start + tokens) for request, start, tokens in lanes
+        )
         return [self._says(request.rid, start + tokens) for request, start, tokens in lanes]
 
     def _row(self, request: Any) -> int:
@@ -238,13 +255,19 @@ class FakeModel:
         names = [request.rid for request in batch.reqs]
         lanes = list(zip(names, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()))
         self._keeps(batch.reqs)
-        for slot, token, (name, _, length) in zip(batch.out_cache_loc, batch.input_ids.tolist(), lanes):
+        for slot, token, (name, _, length) in zip(
+            batch.out_cache_loc, batch.input_ids.tolist(), lanes
+        ):
             self._write(slot.view(1), [token], length - 1, name)
             self._texts[name][length - 1 :] = [token]
         entries = zip(batch.reqs, lanes, batch.input_ids.tolist())
-        self._folds(batch, [Fold(request, row, n - 1, [token]) for request, (_, row, n), token in entries])
+        self._folds(
+            batch, [Fold(request, row, n - 1, [token]) for request, (_, row, n), token in entries]
+        )
         starts, tokens = [length - 1 for _, _, length in lanes], batch.input_ids.tolist()
-        self._shows("is_decode_or_idle", batch.reqs, starts, [1] * len(lanes), tokens, batch.out_cache_loc)
+        self._shows(
+            "is_decode_or_idle", batch.reqs, starts, [1] * len(lanes), tokens, batch.out_cache_loc
+        )
         places = zip(batch.reqs, lanes)
         self._reads((request, row, length - 1, length) for request, (_, row, length) in places)
         return [self._says(name, length) for name, _, length in lanes]
@@ -268,9 +291,13 @@ class FakeModel:
             self._texts[name][length:] = written[: accepted[-1]]
             sampled.append(right[: accepted[-1]])
         starts = [length for _, _, length in lanes]
-        self._shows("is_target_verify", batch.reqs, starts, [draft] * len(lanes), computed, torch.cat(slots))
+        self._shows(
+            "is_target_verify", batch.reqs, starts, [draft] * len(lanes), computed, torch.cat(slots)
+        )
         ends = zip(batch.reqs, lanes, accepted)
-        self._reads((request, row, length, length + count) for request, (_, row, length), count in ends)
+        self._reads(
+            (request, row, length, length + count) for request, (_, row, length), count in ends
+        )
         return sampled, accepted
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
@@ -288,7 +315,8 @@ def result_of(tokens: torch.Tensor, **more: Any) -> Any:
     from sglang.srt.managers.utils import GenerationBatchResult
 
     return GenerationBatchResult(
-        logits_output=LogitsProcessorOutput(next_token_logits=None), next_token_ids=tokens,
+        logits_output=LogitsProcessorOutput(next_token_logits=None),
+        next_token_ids=tokens,
         can_run_cuda_graph=False,
         **more,
-    )  # fmt: skip
+    )

@@ -20,16 +20,20 @@ FROM_HOST = "a load from the host"
 def settings(config: Config) -> dict[str, Any]:
     """Arguments of a server with this host tier."""
     return {
-        "enable_hierarchical_cache": True, "hicache_ratio": config.host / 10,
-        "hicache_write_policy": POLICIES[config.policy], "hicache_io_backend": "direct",
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": config.host / 10,
+        "hicache_write_policy": POLICIES[config.policy],
+        "hicache_io_backend": "direct",
         "hicache_mem_layout": "layer_first",
-    }  # fmt: skip
+    }
 
 
 class StampedSlots:
     """The stamps of a device pool as numbers, 0 for none; the model has them by slot."""
 
-    def __init__(self, size: int, stamps: dict[int, tuple[int, int]], writers: dict[int, str]) -> None:
+    def __init__(
+        self, size: int, stamps: dict[int, tuple[int, int]], writers: dict[int, str]
+    ) -> None:
         self.size, self.stamps, self.writers = size, stamps, writers
 
     def __getitem__(self, slot: int) -> int:
@@ -50,9 +54,12 @@ class FakeTier:
     """Transfers of one scheduler. stamps, writers: of the model's pools."""
 
     def __init__(
-        self, scheduler: Any, stamps: dict[str, dict[int, tuple[int, int]]],
-        writers: dict[str, dict[int, str]], seed: int,
-    ) -> None:  # fmt: skip
+        self,
+        scheduler: Any,
+        stamps: dict[str, dict[int, tuple[int, int]]],
+        writers: dict[str, dict[int, str]],
+        seed: int,
+    ) -> None:
         cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
         cache.load_back_threshold = 1  # of ten tokens, tuned for real texts
         self.counter = cache.cache_controller.layer_done_counter

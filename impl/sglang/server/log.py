@@ -37,7 +37,8 @@ class EventLog:
         self.header: dict[str, Any] = {}
         self.wants_snapshot = False
         self.dropped = self.events = 0
-        self._queue: deque[Event | list[Any]] = deque()  # encoded many at a time: one by one takes longer
+        # encoded many at a time: one by one takes longer
+        self._queue: deque[Event | list[Any]] = deque()
         self._file: IO[bytes] | None = None
         self._part = self._size = 0
         self._off = False

@@ -24,7 +24,8 @@ from impl.sglang.server.runs import HOME, last_words, outside
 from impl.sglang.server.whole_scheduler import STRICT
 
 START_S, STOP_S = 300.0, 10.0
-PATIENCE_S = 20.0  # without an answer; idle sessions may hold all memory, so a client then goes away
+# without an answer; idle sessions may hold all memory, so a client then goes away
+PATIENCE_S = 20.0
 ROUND_S = 0.02  # how long a client takes for a round of its script
 _ERROR = re.compile(r"(\w+\.)*\w+(Error|Exception)\b")
 
@@ -35,20 +36,31 @@ class LiveServer:
     Raises UnusableImplementation when it does not come up.
     """
 
-    def __init__(self, python: Path, config: Config, folder: Path, root: Path | None = None) -> None:
+    def __init__(
+        self, python: Path, config: Config, folder: Path, root: Path | None = None
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.folder, self.watch = folder, folder / "watch"
         command = [
-            str(python), "-m", "impl.sglang.server.live", msgspec.json.encode(config).decode(),
-            str(folder / "model"), str(self.port),
-        ]  # fmt: skip
+            str(python),
+            "-m",
+            "impl.sglang.server.live",
+            msgspec.json.encode(config).decode(),
+            str(folder / "model"),
+            str(self.port),
+        ]
         with (folder / "server.log").open("wb") as out:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                cwd=HOME, env=outside(root, {**STRICT, "KVSPEC_WATCH": str(self.watch)}),
-            )  # fmt: skip
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                cwd=HOME,
+                env=outside(root, {**STRICT, "KVSPEC_WATCH": str(self.watch)}),
+            )
         deadline = time.monotonic() + START_S
         while not self._answers():
             if not self.alive or time.monotonic() > deadline:
@@ -68,7 +80,9 @@ class LiveServer:
         _, failed, trace = written.partition(b"Scheduler hit an exception: ")
         if failed:
             return _in_one_line(trace.decode(errors="replace"))
-        errors = [line for line in written.splitlines() if _ERROR.match(line.decode(errors="replace"))]
+        errors = [
+            line for line in written.splitlines() if _ERROR.match(line.decode(errors="replace"))
+        ]
         return last_words(errors[0] if errors else written)
 
     def stop(self) -> None:
@@ -121,7 +135,9 @@ class HttpClients:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._done = {client.name: threading.Event() for client in clients}
-        self._threads = [threading.Thread(target=self._run, args=(c,), daemon=True) for c in clients]
+        self._threads = [
+            threading.Thread(target=self._run, args=(c,), daemon=True) for c in clients
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -152,7 +168,9 @@ class HttpClients:
         known: int | None = 0  # None: a turn may have ended before its client was gone
         for number, turn in enumerate(client.turns, 1):
             time.sleep(turn.wait * ROUND_S)
-            known = self._turn(client, f"{client.name}.{number}", turn, known if client.session else 0)
+            known = self._turn(
+                client, f"{client.name}.{number}", turn, known if client.session else 0
+            )
         if client.session:
             time.sleep(client.close * ROUND_S)
             self._posts("/close_session", client.name)
@@ -166,11 +184,14 @@ class HttpClients:
     def _turn(self, client: Client, request: str, turn: Turn, known: int | None) -> int | None:
         """Ask, and judge the answer; the length of the session's text afterwards, if that is known."""
         body: dict[str, Any] = {
-            "rid": request, "input_ids": self.script.prompt(request),
+            "rid": request,
+            "input_ids": self.script.prompt(request),
             "sampling_params": {
-                "max_new_tokens": turn.limit, "temperature": 0, "ignore_eos": turn.ignore_eos,
+                "max_new_tokens": turn.limit,
+                "temperature": 0,
+                "ignore_eos": turn.ignore_eos,
             },
-        }  # fmt: skip
+        }
         if client.session:
             body["session_params"] = {"id": client.name}
         if turn.abort:

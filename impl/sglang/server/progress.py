@@ -65,7 +65,9 @@ def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
     running = {r.rid for batch in batches if batch is not None for r in batch.reqs}
     for name in waited_for:
         if name not in waiting and name not in running:
-            return Stall("lost", name, f"the client of {name} waits, and the server has no such request")
+            return Stall(
+                "lost", name, f"the client of {name} waits, and the server has no such request"
+            )
     if not waiting:
         return None
     free, idle = _free(reader), _idle(reader)
@@ -76,7 +78,9 @@ def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
             says = f"{request.rid} waits for {_text(needed)}; {_text(free)} are free or evictable"
             says += f", idle sessions hold {_text(idle)}"
             return Stall("sessions", request.rid, says) if both.holds(needed) else None
-    says = f"{request.rid} waits for {_text(needed)} at most, and {_text(free)} are free or evictable"
+    says = (
+        f"{request.rid} waits for {_text(needed)} at most, and {_text(free)} are free or evictable"
+    )
     return Stall("room", request.rid, says)
 
 

@@ -64,7 +64,9 @@ class Reader:
         if not self.shares:
             return full, swa, rows, 0, 0, 0
         locked = int(self._locked())
-        held = int(self.tree.swa_evictable_size() + self.tree.swa_protected_size()) if self.swa else 0
+        held = (
+            int(self.tree.swa_evictable_size() + self.tree.swa_protected_size()) if self.swa else 0
+        )
         return full, swa, rows, int(self._evictable()) + locked, held, locked
 
     def states(self) -> int:
@@ -104,14 +106,18 @@ class Reader:
             if request.rid in requests or (not queued and not self.holds(request)):
                 continue
             requests[request.rid] = RequestState(
-                request=request.rid, session=session_of(request), queued=queued,
-                tokens=len(request.origin_input_ids), outputs=len(request.output_ids),
-                rejected=request.to_finish is not None, retracted=bool(request.is_retracted),
+                request=request.rid,
+                session=session_of(request),
+                queued=queued,
+                tokens=len(request.origin_input_ids),
+                outputs=len(request.output_ids),
+                rejected=request.to_finish is not None,
+                retracted=bool(request.is_retracted),
                 cursors=None if queued else self.release.cursors(request),
                 ids=[*request.origin_input_ids, *request.output_ids] if pages else None,
                 rounds=rounds.get(request.rid, []),
                 extends=request is self.scheduler.chunked_req,
-            )  # fmt: skip
+            )
         return Snapshot(dropped, sessions, list(requests.values()))
 
     def _in_flight(self, plan: Any) -> dict[str, list[Any]]:

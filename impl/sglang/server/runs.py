@@ -19,7 +19,8 @@ from impl.sglang.server.outcome import RunOutcome
 CANARY = ("0.5.23",)  # releases whose own KV canary was tried on a CPU; that of 0.5.14 needs CUDA
 STATES = ("0.5.23",)  # releases whose recurrent layers were tried
 TIERS = ("0.5.23",)  # releases whose host tier was tried
-HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `reference` are imported from
+# the folder that `impl` and `reference` are imported from
+HOME = Path(__file__).resolve().parents[3]
 
 
 def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[str, str]:
@@ -28,7 +29,9 @@ def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[s
     Raises UnusableImplementation for a part of the package: Python would take the environment's instead.
     """
     if root is not None and not (root / "sglang" / "__init__.py").is_file():
-        raise UnusableImplementation(f"{root}/sglang: has no __init__.py; a server needs the whole package")
+        raise UnusableImplementation(
+            f"{root}/sglang: has no __init__.py; a server needs the whole package"
+        )
     more = {environment.SITE: environment.packages(), "PYTHONWARNINGS": "ignore"}
     made = child.environment([HOME, *([root] if root else [])], **more)
     kept = {name: value for name, value in made.items() if not name.startswith("SGLANG_")}
@@ -51,9 +54,12 @@ class WholeScheduler:
     def __init__(self, python: Path, root: Path | None = None) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         self._process = subprocess.Popen(
-            [str(python), "-m", "impl.sglang.server.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, env=outside(root),
-        )  # fmt: skip
+            [str(python), "-m", "impl.sglang.server.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=outside(root),
+        )
         if self._line() != b'"ready"\n':
             words = self._last_words()
             self.close()

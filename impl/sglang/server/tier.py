@@ -76,9 +76,12 @@ class _Noted:
             given = [*transfers]
             done = submit(given, *more, **named)
             parts = [
-                part for each in given for pool, of in self._pools if each.device_pool is of
+                part
+                for each in given
+                for pool, of in self._pools
+                if each.device_pool is of
                 for part in parts_of(pool, each.device_indices, each.host_indices)
-            ]  # fmt: skip
+            ]
             self.completed.append(_Submitted(load, parts, done.finish_event))
             return done
 
@@ -92,9 +95,12 @@ class TierReader(Gatherer):
     """Notes one scheduler's host tier. put: has an event written; failed: notes that this failed."""
 
     def __init__(
-        self, scheduler: Any, release: Release0510, put: Callable[[Event], None],
+        self,
+        scheduler: Any,
+        release: Release0510,
+        put: Callable[[Event], None],
         failed: Callable[[str, Exception], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.scheduler, self._put, self._failed = scheduler, put, failed
         tree, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
         window = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
@@ -103,7 +109,11 @@ class TierReader(Gatherer):
         if split:
             pools["swa"] = allocator.swa_attn_allocator
         server = SimpleNamespace(
-            cache=tree, full_pool=pools["full"], swa_pool=pools.get("swa"), tree=None, lock_holders={}
+            cache=tree,
+            full_pool=pools["full"],
+            swa_pool=pools.get("swa"),
+            tree=None,
+            lock_holders={},
         )
         copies = tree.cache_controller.l2_transfer_engine
         self.stamped = isinstance(copies, CopyEngine)

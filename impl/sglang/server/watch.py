@@ -40,7 +40,8 @@ from impl.sglang.server.reading import Reader, installed, session_of, slot_of
 if TYPE_CHECKING:
     from impl.sglang.server.tier import TierReader
 
-SHARE, MAX_ENTRIES = 20, 1024  # of a snapshot: one entry for so many lines; entries, which take 3 us each
+# of a snapshot: one entry for so many lines; entries, which take 3 us each
+SHARE, MAX_ENTRIES = 20, 1024
 # What a hook does before the function, and after it with its result. A plain method is given the result.
 Steps = Generator[None, Any, None]
 
@@ -56,7 +57,8 @@ class Watcher:
         self.tier: TierReader | None = None
         self.log: EventLog | None = None
         self.reader: Reader | None = None
-        self._first: list[Event | list[Any]] = []  # before the first step, when there is no header yet
+        # before the first step, when there is no header yet
+        self._first: list[Event | list[Any]] = []
         self.put: Callable[[Event | list[Any]], None] = self._early  # have an event written
         self.tell_results: Callable[[], None] = lambda: None  # have results hooked
         self._sent_tokens: dict[str, int] = {}  # request -> tokens that its client sent
@@ -101,9 +103,14 @@ class Watcher:
             self.tell_results()
         log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
         log.header = {
-            "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(),
-            **reader.header(), **self._tier_header, "fields": FIELDS,
-        }  # fmt: skip
+            "format": FORMAT,
+            "version": VERSION,
+            "level": self.level,
+            "process": os.getpid(),
+            **reader.header(),
+            **self._tier_header,
+            "fields": FIELDS,
+        }
         self.log, self.put, self._counts, self._states = log, log.put, reader.counts, reader.states
         for event in self._first:
             log.put(event)
@@ -144,7 +151,10 @@ class Watcher:
         if is_retracted:
             self.put(Requeued(request.rid))
         else:
-            length, ends = len(request.origin_input_ids), request.to_finish or request.finished_reason
+            length, ends = (
+                len(request.origin_input_ids),
+                request.to_finish or request.finished_reason,
+            )
             new = self._sent_tokens.pop(request.rid, length)
             self.put(Submitted(
                 request.rid, session_of(request), tokens=length, new=new,
@@ -160,7 +170,9 @@ class Watcher:
         try:
             if has_tier(scheduler, self.kind):
                 self._tier_header = {"tier": header(scheduler)}
-                self.tier = TierReader(scheduler, self.kind, lambda event: self.put(event), self.failed)
+                self.tier = TierReader(
+                    scheduler, self.kind, lambda event: self.put(event), self.failed
+                )
         except Exception as error:
             self.failed("tier", error)
 
@@ -182,14 +194,21 @@ class Watcher:
         requests = [(r, len(r.output_ids)) for r in batch.reqs]
         yield
         lanes: list[tuple[str, int, Cells, list[int]]] = [
-            (r.rid, len(r.output_ids), self._cursors(r), list(r.output_ids[had:]) if self.pages else [])
+            (
+                r.rid,
+                len(r.output_ids),
+                self._cursors(r),
+                list(r.output_ids[had:]) if self.pages else [],
+            )
             for r, had in requests
             if self.kind.row(r) is not None
         ]
         if lanes:
             self.put(Resulted(lanes))
 
-    def evict_window(self, _: Any, __: Any, request: Any, length: int, *___: Any, **____: Any) -> None:
+    def evict_window(
+        self, _: Any, __: Any, request: Any, length: int, *___: Any, **____: Any
+    ) -> None:
         cursors = self._cursors(request)
         if self._evicted.get(request.rid, 0) != cursors[2]:
             self._evicted[request.rid] = cursors[2]
@@ -207,7 +226,9 @@ class Watcher:
             yield
             return
         name, session, before = request.rid, session_of(request), self._cursors(request)
-        reason = type(request.finished_reason).__name__ if request.finished_reason is not None else None
+        reason = (
+            type(request.finished_reason).__name__ if request.finished_reason is not None else None
+        )
         outputs, counted = len(request.output_ids), request.finished_len
         ids = list(request.output_ids) if self.pages else None
         yield
@@ -300,7 +321,8 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("managers.scheduler", "Scheduler.abort_request", "abort"),
     ("managers.scheduler", "Scheduler.get_next_batch_to_run", "step"),
     *(("mem_cache.common", name, "insert") for name in CHECKPOINTS),
-    ("managers.scheduler", "Scheduler.process_batch_result", "result"),  # late: where results are written
+    # late: where results are written
+    ("managers.scheduler", "Scheduler.process_batch_result", "result"),
 )
 
 

@@ -59,7 +59,9 @@ _RECURRENT = {  # every second layer has a state instead of KV
 }  # fmt: skip
 
 
-def model_folder(folder: Path, window: int = 0, *, eos: int = EOS, config: Config | None = None) -> Path:
+def model_folder(
+    folder: Path, window: int = 0, *, eos: int = EOS, config: Config | None = None
+) -> Path:
     """A folder that says what the model is; there are no weights. window 0: full attention alone. eos: the
     token that ends a turn; one past the vocabulary never does. config: says whether it has recurrent layers,
     and the chunk in which these compute a prompt."""
@@ -68,10 +70,14 @@ def model_folder(folder: Path, window: int = 0, *, eos: int = EOS, config: Confi
         more |= _RECURRENT | ({"mamba_chunk_size": config.track} if config.track else {})
     if window:
         more |= {
-            "is_hybrid_swa": True, "layer_types": ["sliding_attention", "full_attention"],
-            "swa_attention_layer_ids": [0], "full_attention_layer_ids": [1], "sliding_window": window,
-            "sliding_window_size": window, "hybrid_layer_pattern": [1, 0],
-        }  # fmt: skip
+            "is_hybrid_swa": True,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "swa_attention_layer_ids": [0],
+            "full_attention_layer_ids": [1],
+            "sliding_window": window,
+            "sliding_window_size": window,
+            "hybrid_layer_pattern": [1, 0],
+        }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**_MODEL, **more}))
     return folder
@@ -120,7 +126,9 @@ def _stand_ins() -> None:
 
     senders = ("send_to_tokenizer", "send_to_detokenizer")
     SchedulerIpcChannels.create = classmethod(
-        lambda cls, **_: cls(**{f: _SINK if f in senders else None for f in cls.__dataclass_fields__})
+        lambda cls, **_: cls(
+            **{f: _SINK if f in senders else None for f in cls.__dataclass_fields__}
+        )
     )
     SchedulerRequestReceiver._pull_raw_reqs = lambda _: _FEED[0]()
     SpeculativeAlgorithm.create_worker = lambda *_: _spec_worker()
@@ -164,9 +172,13 @@ def _spec_worker() -> type:
             target_worker = named["target_worker"] if "target_worker" in named else ranks[-1]
             self._target_worker, self.model = target_worker, None
             self._draft_worker = SimpleNamespace(
-                draft_runner=target_worker.model_runner, draft_runners=(), weight_load_time=0.0,
-                graph_time_usage={}, graph_memory_usage={}, preloaded_weights_bytes=0,
-            )  # fmt: skip
+                draft_runner=target_worker.model_runner,
+                draft_runners=(),
+                weight_load_time=0.0,
+                graph_time_usage={},
+                graph_memory_usage={},
+                preloaded_weights_bytes=0,
+            )
 
         def _nothing(self, *_: Any, **__: Any) -> None:
             pass
@@ -189,7 +201,9 @@ def _spec_worker() -> type:
         def model_runner(self) -> Any:
             return self._target_worker.model_runner
 
-        def forward_batch_generation(self, batch: Any, on_publish: Any = None, *_: Any, **__: Any) -> Any:
+        def forward_batch_generation(
+            self, batch: Any, on_publish: Any = None, *_: Any, **__: Any
+        ) -> Any:
             model: Any = self.model
             model.begins()
             count, draft = len(batch.reqs), model.draft
@@ -211,9 +225,11 @@ def _spec_worker() -> type:
             if on_publish:
                 on_publish(lengths)
             following = EagleDraftInput(
-                topk_p=torch.ones(count, 1), topk_index=torch.zeros(count, 1, dtype=torch.int64),
-                hidden_states=torch.zeros(count, 16), bonus_tokens=newest.to(torch.int32),
-            )  # fmt: skip
+                topk_p=torch.ones(count, 1),
+                topk_index=torch.zeros(count, 1, dtype=torch.int64),
+                hidden_states=torch.zeros(count, 16),
+                bonus_tokens=newest.to(torch.int32),
+            )
             return result_of(
                 tokens,
                 next_draft_input=following,
@@ -261,9 +277,13 @@ class _Blocks:
 
 
 def run(
-    config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str, str] | None,
-    every: tuple[int, bool] | None = None, canary: bool = False,
-) -> RunOutcome:  # fmt: skip
+    config: Config,
+    clients: tuple[Client, ...],
+    seed: int,
+    watch: dict[str, str] | None,
+    every: tuple[int, bool] | None = None,
+    canary: bool = False,
+) -> RunOutcome:
     """Serve these clients, watched if `watch` has the watcher's settings, in blocks (Job) if `every` says so,
     before the eyes of the release's own KV canary. Once in a process."""
     from impl.sglang.server import canary as kv_canary
@@ -284,7 +304,9 @@ def run(
         kv_canary.install()
     with tempfile.TemporaryDirectory() as folder:
         more = kv_canary.SETTINGS if canary else {}
-        scheduler = _scheduler(config, model_folder(Path(folder), config.window, config=config), more)
+        scheduler = _scheduler(
+            config, model_folder(Path(folder), config.window, config=config), more
+        )
     logging.disable(logging.WARNING)
     model = FakeModel(scheduler, watcher.kind, script, config.draft, config.track)
     if config.hicache:
@@ -297,7 +319,9 @@ def run(
         scheduler.tp_worker.forward_batch_generation = model
     controller = scheduler.session_controller
     reap = type(controller).maybe_reap
-    controller.maybe_reap = lambda _=0.0, interval=1.0: reap(controller, 2.0 + now[0] * ROUND_S, interval)
+    controller.maybe_reap = lambda _=0.0, interval=1.0: reap(
+        controller, 2.0 + now[0] * ROUND_S, interval
+    )
     last, rest = [0], [0]
     blocks = _Blocks(*every) if every else None
 
@@ -348,18 +372,22 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
     more = dict(settings)
     if config.draft:
         more |= {
-            "speculative_algorithm": "EAGLE", "speculative_num_steps": config.draft - 1,
-            "speculative_eagle_topk": 1, "speculative_num_draft_tokens": config.draft,
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": config.draft - 1,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": config.draft,
             "speculative_draft_model_path": str(model),
-        }  # fmt: skip
+        }
     if config.states:
         more |= {
-            "max_mamba_cache_size": config.states, "mamba_track_interval": config.track or 256,
+            "max_mamba_cache_size": config.states,
+            "mamba_track_interval": config.track or 256,
             "mamba_radix_cache_strategy": "extra_buffer" if config.track else "no_buffer",
-        }  # fmt: skip
+        }
     if config.hicache:
         more |= fake_tier.settings(config)
-        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"  # the one in Rust shows no locks
+        # the one in Rust shows no locks
+        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
     if config.pressure:
         more["schedule_conservativeness"] = 0.05
     args = ServerArgs(
@@ -375,7 +403,9 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
     )  # fmt: skip
     ports = PortArgs.init_new(args)
     if hasattr(module, "SpawnRanks"):
-        module.publish(args, role="scheduler", ranks=module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+        module.publish(
+            args, role="scheduler", ranks=module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+        )
         return module.Scheduler(args, ports)
     if hasattr(module, "publish"):
         module.publish(args, role="scheduler")
@@ -400,7 +430,9 @@ def _message(message: Message) -> Any:
         return io_struct.CloseSessionReqInput(session_id=message.name)
     if message.kind == "abort":
         return io_struct.AbortReq(rid=message.name)
-    sampling = SamplingParams(max_new_tokens=message.limit, temperature=0, ignore_eos=message.ignore_eos)
+    sampling = SamplingParams(
+        max_new_tokens=message.limit, temperature=0, ignore_eos=message.ignore_eos
+    )
     sampling.normalize(None)
     params: Any = getattr(io_struct, "SessionParams", None)
     if params is None:
@@ -425,7 +457,10 @@ def _answers() -> list[tuple[str, str]]:
         ):
             if reason is not None:
                 found.append(
-                    (request, str(reason.get("type", reason) if isinstance(reason, dict) else reason))
+                    (
+                        request,
+                        str(reason.get("type", reason) if isinstance(reason, dict) else reason),
+                    )
                 )
     _SENT.clear()
     return found

@@ -64,7 +64,11 @@ def _forked(job: Job) -> RunOutcome:
         body = pipe.read()
     _, status = os.waitpid(child, 0)
     if not body:
-        why = f"no answer in {job.limit_s:g} s" if status == signal.SIGALRM else f"exit status {status}"
+        why = (
+            f"no answer in {job.limit_s:g} s"
+            if status == signal.SIGALRM
+            else f"exit status {status}"
+        )
         return RunOutcome(0, 0, [], {}, f"the scheduler's process ended: {why}")
     return msgspec.json.decode(body, type=RunOutcome)
 

@@ -72,14 +72,17 @@ class CopyEngine:
     def submit_device_to_host(self, transfers: Sequence[Any], **_: Any) -> Any:
         return self._submit(False, transfers)
 
-    def submit_host_to_device(self, transfers: Sequence[Any], *, on_layer_done: Any = None, **_: Any) -> Any:
+    def submit_host_to_device(
+        self, transfers: Sequence[Any], *, on_layer_done: Any = None, **_: Any
+    ) -> Any:
         return self._submit(True, transfers, on_layer_done)
 
     def _submit(self, load: bool, transfers: Sequence[Any], on_layer_done: Any = None) -> Any:
         parts = [
-            part for each in transfers
+            part
+            for each in transfers
             for part in parts_of(each.device_pool.pool, each.device_indices, each.host_indices)
-        ]  # fmt: skip
+        ]
         job = CopyJob(load, parts, Event())
         if on_layer_done is not None:  # a forward pass waits for these, layer by layer
             job.events += on_layer_done.__self__.load_events

@@ -28,7 +28,8 @@ FIRST_THAT_RECEIVES = "0.5.22"
 OUTPUT = 4  # tokens that a request may have, the first included
 _DECODE = "sglang.srt.disaggregation.decode"
 _UTILS = "sglang.srt.disaggregation.utils"
-HELD_FOR = 1e9  # seconds that slots are held for an aborted transfer: until a command says that they are over
+# seconds that slots are held for an aborted transfer: until a command says that they are over
+HELD_FOR = 1e9
 
 
 @dataclass
@@ -60,10 +61,17 @@ class Peer:
         return int(self.state)
 
     def send_metadata(
-        self, page_indices: Any, aux_index: int, state_indices: Any = None, *, decode_prefix_len: int = 0
+        self,
+        page_indices: Any,
+        aux_index: int,
+        state_indices: Any = None,
+        *,
+        decode_prefix_len: int = 0,
     ) -> None:
         self.told = True
-        self.kv_mgr.tell(self.room, page_indices.tolist(), aux_index, state_indices or (), decode_prefix_len)
+        self.kv_mgr.tell(
+            self.room, page_indices.tolist(), aux_index, state_indices or (), decode_prefix_len
+        )
 
     def failure_exception(self) -> None:
         raise RuntimeError("the prefill server failed")
@@ -85,7 +93,9 @@ class Peers:
 
     enable_deferred_decode_kv_release = True
 
-    def __init__(self, config: TierConfig, memory: dict[str, list[int]], poll: Any, swa: Any) -> None:
+    def __init__(
+        self, config: TierConfig, memory: dict[str, list[int]], poll: Any, swa: Any
+    ) -> None:
         self.config, self.memory, self.poll = config, memory, poll
         self.prefill_info_table = Bag(get=lambda _: Bag(dp_size=1))
         self.kv_args = Bag(state_types=[swa] if config.window is not None else [])
@@ -100,7 +110,9 @@ class Peers:
     def clear_deferred_abort_state(self, room: int) -> None:
         self.drained.pop(room, None)
 
-    def tell(self, room: int, pages: Sequence[int], first: int, states: Sequence[Any], prefix: int) -> None:
+    def tell(
+        self, room: int, pages: Sequence[int], first: int, states: Sequence[Any], prefix: int
+    ) -> None:
         """Where the KV of a request goes: whole pages; of SWA those of its window."""
         name, text = self.texts[room]
         size, window = self.config.page_size, self.config.window or 0
@@ -158,11 +170,16 @@ def utilities() -> dict[str, Any]:
         req.finished_reason = batch.FINISH_ABORT(message, status_code)
 
     return {
-        "prepare_abort": abort, "poll_and_all_reduce": lambda pollers, *_, **__: [p.poll() for p in pollers],
-        "all_reduce_flags": lambda flags, **_: flags, "get_kv_class": lambda *_: Peer,
-        "_is_fake_transfer": lambda _: False, "is_mla_backend": lambda _: False,
-        "is_unadmitted_reject": lambda _: False, "KVClassType": Bag(), "TransferBackend": Bag(),
-    }  # fmt: skip
+        "prepare_abort": abort,
+        "poll_and_all_reduce": lambda pollers, *_, **__: [p.poll() for p in pollers],
+        "all_reduce_flags": lambda flags, **_: flags,
+        "get_kv_class": lambda *_: Peer,
+        "_is_fake_transfer": lambda _: False,
+        "is_mla_backend": lambda _: False,
+        "is_unadmitted_reject": lambda _: False,
+        "KVClassType": Bag(),
+        "TransferBackend": Bag(),
+    }
 
 
 def take_role(config: TierConfig) -> None:
@@ -260,7 +277,9 @@ class DecodeSide(OnServer):
         req.sampling_params.max_new_tokens = OUTPUT
         req.disagg_prefill_dp_rank = req.priority = 0
         self.peers.texts[self.rooms] = command.holder, tokens
-        self.arrivals[command.holder] = LiveRequest(self.release, command.holder, None, self.rooms, req, 0)
+        self.arrivals[command.holder] = LiveRequest(
+            self.release, command.holder, None, self.rooms, req, 0
+        )
         self.queue.add(req)
         self._forget_ended()
 
@@ -271,7 +290,9 @@ class DecodeSide(OnServer):
 
     def arrive(self, command: Arrive) -> None:
         """All that is still to be written for the oldest request of that name, whoever waits for it."""
-        room = min((at for at, to in self.peers.writing.items() if to.name == command.holder), default=None)
+        room = min(
+            (at for at, to in self.peers.writing.items() if to.name == command.holder), default=None
+        )
         require(room is not None, Reason.EMPTY)
         assert room is not None
         to, peer = self.peers.writing.pop(room), self.peers.by_room[room]
@@ -285,7 +306,9 @@ class DecodeSide(OnServer):
 
     def fail_peer(self, command: FailPeer) -> None:
         peer = self._peer(command.holder)
-        require(peer.state not in (self.peers.poll.Success, self.peers.poll.Failed), Reason.WRONG_PHASE)
+        require(
+            peer.state not in (self.peers.poll.Success, self.peers.poll.Failed), Reason.WRONG_PHASE
+        )
         peer.state = self.peers.poll.Failed
 
     def expire(self, command: Expire) -> None:
@@ -295,7 +318,9 @@ class DecodeSide(OnServer):
         require(held, Reason.EMPTY)
         for entry in held:
             self.peers.writing.pop(entry[0].req.bootstrap_room, None)
-        self.transfers._deferred_releases = [(each, start, 0.0, *more) for each, start, _, *more in held]
+        self.transfers._deferred_releases = [
+            (each, start, 0.0, *more) for each, start, _, *more in held
+        ]
 
     def process_queues(self) -> list[LiveRequest]:
         """process_decode_queue, then the oldest request that has arrived begins to decode: one at a time, so
@@ -398,9 +423,10 @@ class DecodeSide(OnServer):
         """Requests that were aborted and are in no queue are gone."""
         there = {id(req) for req, _ in self.where()}
         self.arrivals = {
-            name: turn for name, turn in self.arrivals.items()
+            name: turn
+            for name, turn in self.arrivals.items()
             if id(turn.req) in there or turn.req.finished_reason is None
-        }  # fmt: skip
+        }
 
 
 def abort_request(file: Any, batch: Any, common: Any) -> Any:
@@ -408,11 +434,13 @@ def abort_request(file: Any, batch: Any, common: Any) -> Any:
     env = {
         "DisaggregationMode": importlib.import_module(_UTILS).DisaggregationMode,
         "logger": logging.getLogger("sglang"),
-        "get_disagg": lambda: SERVER_ARGS, "get_parallel": lambda: SERVER_ARGS,
-        "FINISH_ABORT": batch.FINISH_ABORT, "_make_abort_req": lambda *_, **__: None,
+        "get_disagg": lambda: SERVER_ARGS,
+        "get_parallel": lambda: SERVER_ARGS,
+        "FINISH_ABORT": batch.FINISH_ABORT,
+        "_make_abort_req": lambda *_, **__: None,
         "discard_kv_cache_backup": common.discard_kv_cache_backup,
         "release_kv_cache": common.release_kv_cache,
-    }  # fmt: skip
+    }
     return cut(file, frozenset({"Scheduler.abort_request"}), env)["abort_request"]
 
 

@@ -26,8 +26,12 @@ from impl.sglang.scheduler.server import LockHolder, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
 from impl.sglang.tiers.copy_engine import CopyEngine
 from impl.sglang.tiers.decode_side import (
-    FIRST_THAT_RECEIVES, DecodeSide, HostCopies, abort_request, take_role,
-)  # fmt: skip
+    FIRST_THAT_RECEIVES,
+    DecodeSide,
+    HostCopies,
+    abort_request,
+    take_role,
+)
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.storage import BACKUP, FETCH, FIRST_WITH_STORAGE, QUERY, IOThread, Storage
@@ -102,11 +106,17 @@ class TierDriver(DecodeSide, TreeCommands):
         """What the scheduler does after it has made its tree."""
         config, server = self.config, self.server
         SERVER_ARGS.tiers, SERVER_ARGS.files = config, self.root
-        SERVER_ARGS.enable_hierarchical_cache, SERVER_ARGS.hicache_write_policy = True, config.policy
+        SERVER_ARGS.enable_hierarchical_cache, SERVER_ARGS.hicache_write_policy = (
+            True,
+            config.policy,
+        )
         SERVER_ARGS.hicache_host_memory_mode = "cache"
         SERVER_ARGS.hicache_storage_prefetch_policy = "best_effort"
         params = self.release._cache_params(
-            server.rows, server.allocator, server.geometry, tree_components=self.cache.tree_components
+            server.rows,
+            server.allocator,
+            server.geometry,
+            tree_components=self.cache.tree_components,
         )
         self.cache.init_hicache(SERVER_ARGS, params)
         self.cache.load_back_threshold = 1  # of ten tokens, tuned for real texts
@@ -158,7 +168,9 @@ class TierDriver(DecodeSide, TreeCommands):
     def _own_errors(self) -> contextlib.AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"
         unset = "|".join(rf"\b{name}\b" for name in UNSET) or r"(?!)"
-        return own_errors(self.root, *problem, "parts/modules.py", lambda: unset, "parts/stand_ins.py")
+        return own_errors(
+            self.root, *problem, "parts/modules.py", lambda: unset, "parts/stand_ins.py"
+        )
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -189,8 +201,10 @@ class TierDriver(DecodeSide, TreeCommands):
         """Scheduler._add_request_to_queue."""
         server, tokens = self.server, spelled(command.prompt)
         require(tokens, Reason.EMPTY)
-        require(not server.named(command.holder) and command.holder not in self._waiting,
-                Reason.REQUEST_EXISTS)  # fmt: skip
+        require(
+            not server.named(command.holder) and command.holder not in self._waiting,
+            Reason.REQUEST_EXISTS,
+        )
         require(self.storage is not None, Reason.UNFAITHFUL)
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         req = server.new_request(command.holder, tokens, None, None, **server.namespace_of(tokens))
@@ -206,7 +220,12 @@ class TierDriver(DecodeSide, TreeCommands):
         """PrefillAdder.add_one_req: a load is prepared while the match is held."""
         slots, req = super()._found(holder, ids), holder.req
         if self.release.keeps_slots:  # Req.init_next_round_input; later match_kv_cache does it
-            for name in ("best_match_node", "host_hit_length", "swa_host_hit_length", "last_host_node"):
+            for name in (
+                "best_match_node",
+                "host_hit_length",
+                "swa_host_hit_length",
+                "last_host_node",
+            ):
                 setattr(req, name, getattr(self._tree().found, name, 0))
         if not (self._loads and req.needs_host_load_back()):
             return slots
@@ -224,7 +243,9 @@ class TierDriver(DecodeSide, TreeCommands):
             loaded, req.last_node = self.cache.init_load_back(params)
         count = len(loaded) if torch.is_tensor(loaded) else loaded
         if self._checks_loads and 0 < count < promised:
-            raise RuntimeError(f"HiCache load-back {_ALL_OR_NONE}: promised={promised} loaded={count}")
+            raise RuntimeError(
+                f"HiCache load-back {_ALL_OR_NONE}: promised={promised} loaded={count}"
+            )
         if torch.is_tensor(loaded):
             found: Tensor = torch.cat([slots, loaded])
             req.prefix_indices = found
@@ -246,7 +267,10 @@ class TierDriver(DecodeSide, TreeCommands):
     def _reset(self, command: ResetCache) -> None:
         """Scheduler.flush_cache: nobody runs, so no forward pass waits for a load."""
         require(not command.running, Reason.UNFAITHFUL)
-        cache, busy = self.cache, self.server.lock_holders or self.copies.queues[True] or self._waiting
+        cache, busy = (
+            self.cache,
+            self.server.lock_holders or self.copies.queues[True] or self._waiting,
+        )
         require(not (busy or cache.ongoing_prefetch or cache.ongoing_backup), Reason.NOT_IDLE)
         self.cache.reset()
         self.server.rows.clear()
@@ -267,7 +291,9 @@ class TierDriver(DecodeSide, TreeCommands):
         """A forward pass waits for the loads of its batch: of three counters one stays for the next batch."""
         counter = self.cache.cache_controller.layer_done_counter
         following = (counter.producer_index + ahead for ahead in (1, 2))
-        return all(counter.events[at % counter.num_counters].finish_event.query() for at in following)
+        return all(
+            counter.events[at % counter.num_counters].finish_event.query() for at in following
+        )
 
     def _poll(self, command: Poll) -> None:
         del command
@@ -282,18 +308,21 @@ class TierDriver(DecodeSide, TreeCommands):
         require(self.copies.queues[command.load], Reason.EMPTY)
         self.copies.complete(command.load)
 
-
     # -- a server that only decodes ----------------------------------------------------------------
 
     def _process(self, command: Poll) -> None:
         del command
         self._reads = tuple(
-            read for turn in self.process_queues() for read in self.facts.decoding(turn, turn.fill - 1)
+            read
+            for turn in self.process_queues()
+            for read in self.facts.decoding(turn, turn.fill - 1)
         )
 
     def _decode(self, command: Decode) -> None:
         turns = self.decode_round(command)
-        self._reads = tuple(read for turn in turns for read in self.facts.decoding(turn, turn.fill - 1))
+        self._reads = tuple(
+            read for turn in turns for read in self.facts.decoding(turn, turn.fill - 1)
+        )
         self.sampled(turns)
 
     # -- the threads of the storage ----------------------------------------------------------------

@@ -40,18 +40,28 @@ class Gatherer:
     """Looks at one tree; what it numbers keeps its number for the run."""
 
     def __init__(
-        self, release: Any, server: Server, config: TierConfig, copies: CopyEngine,
-        storage: Storage | None = None, side: DecodeSide | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        release: Any,
+        server: Server,
+        config: TierConfig,
+        copies: CopyEngine,
+        storage: Storage | None = None,
+        side: DecodeSide | None = None,
+    ) -> None:
         self.release, self.server, self.config, self.storage = release, server, config, storage
         self.cache: Any = server.cache
         self.controller, self.copies, self.side = self.cache.cache_controller, copies, side
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
-        self.kinds = {"full": kinds.FULL, "swa": kinds.SWA} if config.window else {"full": kinds.FULL}
+        self.kinds = (
+            {"full": kinds.FULL, "swa": kinds.SWA} if config.window else {"full": kinds.FULL}
+        )
         group = self.cache.host_pool_group
-        self.host_pools = dict(zip(self.kinds, (e.host_pool for e in group.entries))) if group else {}
+        self.host_pools = (
+            dict(zip(self.kinds, (e.host_pool for e in group.entries))) if group else {}
+        )
         self.nodes, self.locks, self.jobs = Numbers(), Numbers(), Numbers()
-        self.staged: set[int] = set()  # prefetches whose slots were seen: they hold nothing at first
+        # prefetches whose slots were seen: they hold nothing at first
+        self.staged: set[int] = set()
         self.device_pools = {"full": server.full_pool, "swa": server.swa_pool}
 
     @property
@@ -98,13 +108,17 @@ class Gatherer:
         """The node, which begins at a position under the node of that number."""
         parts = {pool: node.component_data[kind] for pool, kind in self.kinds.items()}
         return TierNode(
-            self.nodes.of(node.id), parent, start, self.stamps(node, start),
+            self.nodes.of(node.id),
+            parent,
+            start,
+            self.stamps(node, start),
             {pool: _slots(part.value) for pool, part in parts.items()},
             {pool: _slots(part.host_value) for pool, part in parts.items()},
             {pool: part.lock_ref for pool, part in parts.items()},
             {pool: part.host_lock_ref for pool, part in parts.items()},
-            self._mark(node, "write_through_pending_id"), self._mark(node, "load_back_pending_id"),
-        )  # fmt: skip
+            self._mark(node, "write_through_pending_id"),
+            self._mark(node, "load_back_pending_id"),
+        )
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:
         """What the KV of a node that begins at a position is stamped with."""
@@ -119,7 +133,9 @@ class Gatherer:
         for name, holder in self.server.lock_holders.items():
             req = holder.req
             lock = getattr(req, "lock", None) or getattr(req, "lock_receipt", None)
-            key = id(lock) if lock is not None else (name, _id(req.last_node), req.swa_uuid_for_lock)
+            key = (
+                id(lock) if lock is not None else (name, _id(req.last_node), req.swa_uuid_for_lock)
+            )
             yield self._user(name, False, req.last_node, key, lock)
         for ack, record in self.cache.ongoing_write_through.items():
             if record.lock_params is not None:
@@ -133,7 +149,9 @@ class Gatherer:
         if self.storage is not None:
             for request, asked in self.cache.ongoing_prefetch.items():
                 lock = asked.anchor_lock_params
-                yield self._user(f"prefetch of {request.rid}", True, asked.anchor_node_id, id(lock), lock)
+                yield self._user(
+                    f"prefetch of {request.rid}", True, asked.anchor_node_id, id(lock), lock
+                )
             for node, lock in self.cache.ongoing_backup.values():
                 yield self._user(f"backup of {self.nodes.of(node)}", True, node, id(lock), lock)
 
@@ -141,11 +159,15 @@ class Gatherer:
             lock = turn.req.lock
             if lock is not None:
                 user = self._user(name, False, lock.node, id(lock), lock)
-                yield user._replace(full_only=lock.swa_released or bool(lock.receipt.skipped_lock_components))
+                yield user._replace(
+                    full_only=lock.swa_released or bool(lock.receipt.skipped_lock_components)
+                )
 
     def _user(self, name: str, host: bool, node: Any, key: Any, lock: Any) -> TierUser:
         root = _id(node) == _id(self.core.root_node)
-        return TierUser(name, host, 0 if root else self.nodes.of(_id(node)), self.locks.of(key, lock))
+        return TierUser(
+            name, host, 0 if root else self.nodes.of(_id(node)), self.locks.of(key, lock)
+        )
 
     # -- transfers --------------------------------------------------------------------------------
 
@@ -161,7 +183,14 @@ class Gatherer:
             ids = tuple(map(self.nodes.of, ack.node_ids)) if ack is not None else ()
             number = self.jobs.of(id(job), job)
             yield TierTransfer(
-                number, job.load, tuple(job.parts), ids, True, job.copied, job.completed, ack is None
+                number,
+                job.load,
+                tuple(job.parts),
+                ids,
+                True,
+                job.copied,
+                job.completed,
+                ack is None,
             )
         for load, queue in ((False, controller.write_queue), (True, controller.load_queue)):
             for operation in queue:
@@ -169,7 +198,9 @@ class Gatherer:
                 if id(operation) not in self.jobs:
                     self.copies.nothing_there(load, parts)
                 number = self.jobs.of(id(operation), operation)
-                yield TierTransfer(number, load, parts, tuple(map(self.nodes.of, operation.node_ids)))
+                yield TierTransfer(
+                    number, load, parts, tuple(map(self.nodes.of, operation.node_ids))
+                )
 
     def _records(self) -> Iterator[TierRecord]:
         for ack, record in self.cache.ongoing_write_through.items():
@@ -199,12 +230,15 @@ class Gatherer:
         assert self.storage is not None
         controller = self.controller
         for name, waits, body, works in (
-            ("prefetch_queue", "to ask", QUERY, "asks"), ("prefetch_buffer", "to read", FETCH, "reads"),
+            ("prefetch_queue", "to ask", QUERY, "asks"),
+            ("prefetch_buffer", "to read", FETCH, "reads"),
             ("backup_queue", "to write", BACKUP, "writes"),
-        ):  # fmt: skip
+        ):
             if (operation := self.storage.thread(body).operation) is not None:
                 yield operation, works
-            yield from ((operation, waits) for operation in getattr(controller, name).queue if operation)
+            yield from (
+                (operation, waits) for operation in getattr(controller, name).queue if operation
+            )
         yield from ((operation, "answered") for operation in controller.prefetch_hit_queue.queue)
         yield from ((ack.operation, "done") for ack in controller.ack_prefetch_queue.queue)
         yield from ((operation, "done") for operation in controller.ack_backup_queue.queue)
@@ -217,8 +251,9 @@ class Gatherer:
             done = self.storage.thread(BACKUP).done if state == "writes" else set()
             moving = {
                 pool: tuple(slot for slot in own if (pool, slot) not in done)
-                for pool, own in slots.items() if state != "done"
-            }  # fmt: skip
+                for pool, own in slots.items()
+                if state != "done"
+            }
             number = self.jobs.of(("backup", operation.id))
             return TierOperation(number, True, "", state, slots, moving)
         asked = self.cache.ongoing_prefetch.get(handle)
@@ -243,17 +278,21 @@ class Gatherer:
     def _kept_for_storage(self) -> dict[str, Any]:
         assert self.storage is not None
         cache, controller = self.cache, self.controller
-        queues = controller.host_mem_release_queue, *controller.extra_host_mem_release_queues.values()
+        queues = (
+            controller.host_mem_release_queue,
+            *controller.extra_host_mem_release_queues.values(),
+        )
         returned = {
             pool: tuple(slot for slots in each.queue for slot in slots.tolist())
             for pool, each in zip(self.kinds, queues, strict=True)
         }
         asked = {*cache.ongoing_prefetch, *cache.prefetch_loaded_tokens_by_reqid}
         return {
-            "stored": tuple(self.storage.written), "returned": returned,
+            "stored": tuple(self.storage.written),
+            "returned": returned,
             "asked": tuple(sorted(request.rid for request in asked)),
             "reserved": int(controller.prefetch_tokens_occupied),
-        }  # fmt: skip
+        }
 
     # -- a server that only decodes ----------------------------------------------------------------
 
@@ -277,9 +316,10 @@ class Gatherer:
             if room not in rooms:
                 found.append(TierRequest(to.name, GONE, -1, -1, {}, {}, self._writing(room)))
         return {
-            "requests": tuple(found), "free_rows": tuple(self.server.rows.free_slots),
+            "requests": tuple(found),
+            "free_rows": tuple(self.server.rows.free_slots),
             "free_first": tuple(side.first.free_slots),
-        }  # fmt: skip
+        }
 
     def _own(self, req: Any) -> dict[str, tuple[int, ...]]:
         """Device slots of a request that the tree has not: of whole pages as the pool hands them out."""
@@ -312,7 +352,9 @@ class Gatherer:
         """What the query at position `end` finds of the text before it."""
         row = self.server.rows.req_to_token[turn.req.kv.req_pool_idx, :end].tolist()
         for position, (slot, wanted) in enumerate(zip(row, turn.text)):
-            yield TierRead(turn.name, "full", position, slot, self.copies.memory["full"][slot], wanted)
+            yield TierRead(
+                turn.name, "full", position, slot, self.copies.memory["full"][slot], wanted
+            )
             if self.config.window is not None and position > end - self.config.window:
                 swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
                 found = self.copies.memory["swa"][swa] if swa > 0 else 0

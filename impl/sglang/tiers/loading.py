@@ -59,7 +59,10 @@ class _Tiered(Unified):
         self.unified.atexit = Bag(register=lambda _: None)
         self.base = load(f"{_CACHE}.base_prefix_cache")
         managers = root / "sglang/srt/managers"
-        self.policy, self.scheduler_file = managers / "schedule_policy.py", managers / "scheduler.py"
+        self.policy, self.scheduler_file = (
+            managers / "schedule_policy.py",
+            managers / "scheduler.py",
+        )
 
     def admission(self, cache: Any) -> Callable[..., Any]:
         """PrefillAdder._lock_node, which holds a node while a load is prepared."""
@@ -71,7 +74,9 @@ class _Tiered(Unified):
         """Scheduler._prefetch_kvcache, which asks the storage for a request that waits."""
         ask = _function(self.scheduler_file, "Scheduler._prefetch_kvcache")
         assert ask is not None
-        return partial(ask, Bag(tree_cache=cache, enable_hicache_storage=True, enable_lmcache=False))
+        return partial(
+            ask, Bag(tree_cache=cache, enable_hicache_storage=True, enable_lmcache=False)
+        )
 
 
 def tiered(version: str) -> Any:
@@ -129,12 +134,19 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
     if kv is None:
         kv = allocator._kvcache = Bag()
     kv.device, kv.layer_num, kv.register_layer_transfer_counter = "cpu", 1, counter
-    pools = {pool: _host_pool(host.HostKVCache, config.host_slots(pool), page) for pool in config.pools}
+    pools = {
+        pool: _host_pool(host.HostKVCache, config.host_slots(pool), page) for pool in config.pools
+    }
     entry: Any = partial(_made, group.PoolEntry)
-    entries = [entry(
-        name=names.KV, host_pool=pools["full"], device_pool=device["full"], layer_mapper=lambda _: 0,
-        is_primary_index_anchor=True,
-    )]  # fmt: skip
+    entries = [
+        entry(
+            name=names.KV,
+            host_pool=pools["full"],
+            device_pool=device["full"],
+            layer_mapper=lambda _: 0,
+            is_primary_index_anchor=True,
+        )
+    ]
     if config.window is not None:
         kv.full_kv_pool, kv.swa_kv_pool = device["full"], device["swa"]
         swa = allocator.swa_attn_allocator

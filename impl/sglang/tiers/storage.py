@@ -23,8 +23,11 @@ from reference.tiers.facts import TierPage
 FIRST_WITH_STORAGE = "0.5.20"  # before it the thread that reads frees what it has not read
 BATCH = 2  # pages of a call of the backend; 128 in a server, more than a run has
 QUERY, FETCH, BACKUP, SYNC = (
-    "prefetch_thread_func", "prefetch_io_aux_func", "backup_thread_func", "prefetch_sync_thread_func",
-)  # fmt: skip
+    "prefetch_thread_func",
+    "prefetch_io_aux_func",
+    "backup_thread_func",
+    "prefetch_sync_thread_func",
+)
 _RUNNING = threading.local()
 
 
@@ -135,10 +138,14 @@ class Hashes:
 
     def of(self, key: Any, prior: bytes | None, page_size: int | None = None) -> Any:
         """As get_native_hash: one hash for each whole page, chained; of all tokens without a size."""
-        tokens, bigram = list(getattr(key, "token_ids", key)), bool(getattr(key, "is_bigram", False))
+        tokens, bigram = (
+            list(getattr(key, "token_ids", key)),
+            bool(getattr(key, "is_bigram", False)),
+        )
         elements = tree_key(tokens, bigram)
         known = self.pages.get(prior.hex()) if prior is not None else None
-        inside = known[0] if known is not None else prior is not None  # else it is the namespace's seed
+        # else it is the namespace's seed
+        inside = known[0] if known is not None else prior is not None
         size, last, found = page_size or len(elements), prior or b"", list[str]()
         for at in range(0, len(elements) - size + 1, size) if size else ():
             page = elements[at : at + size]
@@ -154,7 +161,9 @@ class Storage:
 
     host: stamps of the host, by pool; written: pages since the last command."""
 
-    def __init__(self, cache: Any, host: dict[str, list[int]], page_size: int, hashes: Hashes) -> None:
+    def __init__(
+        self, cache: Any, host: dict[str, list[int]], page_size: int, hashes: Hashes
+    ) -> None:
         self.cache, self.host, self.page_size, self.hashes = cache, host, page_size, hashes
         self.pages: dict[tuple[str, str], tuple[int, ...]] = {}
         self.numbers: dict[str, int] = {}
@@ -226,20 +235,26 @@ class Backend:
     def _get_component_key(self, key: str, component_name: Any = None) -> str:
         return f"{key}.{_pool(component_name)}"
 
-    def _collect_existing_component_keys(self, keys: list[str], pool_transfers: Any = None) -> set[str]:
+    def _collect_existing_component_keys(
+        self, keys: list[str], pool_transfers: Any = None
+    ) -> set[str]:
         pages = self._storage.pages
         names = [None, *(transfer.name for transfer in pool_transfers or ())]
         return {
-            f"{self._get_component_key(key, name)}.bin" for name in names for key in keys
+            f"{self._get_component_key(key, name)}.bin"
+            for name in names
+            for key in keys
             if (_pool(name), key) in pages
-        }  # fmt: skip
+        }
 
     def batch_exists(self, keys: list[str], _: Any = None) -> int:
         most = self._storage.called({})
         there = (("full", key) in self._storage.pages for key in keys[: max(0, most)])
         return next((i for i, found in enumerate(there) if not found), min(most, len(keys)))
 
-    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
+    def batch_exists_v2(
+        self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None
+    ) -> Any:
         most = self._storage.called({})
         known: Any = super()
         return known.batch_exists_v2(keys[:most], pool_transfers, extra_info)

@@ -32,9 +32,12 @@ class TierSystem(WorkerSystem):
     remark = ""  # what the user of a checkout should know about how it is driven
     overlap = False
     capabilities = Capabilities(
-        commands=frozenset(kind.__name__ for kind in TIER_COMMANDS), modes=(Mode.FAITHFUL,), bigram=True,
-        storage=True, receives=True,
-    )  # fmt: skip
+        commands=frozenset(kind.__name__ for kind in TIER_COMMANDS),
+        modes=(Mode.FAITHFUL,),
+        bigram=True,
+        storage=True,
+        receives=True,
+    )
 
     def __init__(
         self,
@@ -57,9 +60,11 @@ class TierSystem(WorkerSystem):
         without = frozenset[str]() if kind.stores else STORAGE
         without |= frozenset[str]() if kind.receives else DECODE
         self.capabilities = replace(
-            self.capabilities, commands=self.capabilities.commands - without, storage=kind.stores,
+            self.capabilities,
+            commands=self.capabilities.commands - without,
+            storage=kind.stores,
             receives=kind.receives,
-        )  # fmt: skip
+        )
         if version is not None:
             self.root = release_root(version, decodes=kind.receives)
         require(self.root, self.name, self.release)

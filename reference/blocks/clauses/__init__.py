@@ -17,7 +17,8 @@ __all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken", "broken_off"]
 BLOCK_CLAUSES = in_order(REGISTERED, (texts, runs, states, blocks, windows)) | {
     name: TIER_CLAUSES[name] for name in OF_CONNECTORS
 }
-EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES | TIER_CLAUSES  # of all kinds of systems, in the order of asking
+# of all kinds of systems, in the order of asking
+EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES | TIER_CLAUSES
 
 
 def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:

@@ -59,15 +59,21 @@ def _free(step: BlockStep) -> Failure | None:
     why="Otherwise a layer reads KV of other layers or positions.",
     rule="blocks.facts",
     source="vllm KVCacheCoordinator",
-    trigger=lambda s: len(s.config.groups) > 1 and any(len(named) > 1 for named in s.entries.values()),
+    trigger=lambda s: (
+        len(s.config.groups) > 1 and any(len(named) > 1 for named in s.entries.values())
+    ),
 )
 def _one_place(step: BlockStep) -> Failure | None:
     for block, named in step.entries.items():
         named = [each for each in named if each[1] >= 0]
         if len({(group, at) for _, group, at in named}) > 1:
-            places = " and ".join(f"entry {at} of {name} in group {group}" for name, group, at in named)
+            places = " and ".join(
+                f"entry {at} of {name} in group {group}" for name, group, at in named
+            )
             at = (AtTable(name, group, at) for name, group, at in named)
-            return failure(f"block {block} must serve one place", f"it is {places}", AtBlock(block), *at)
+            return failure(
+                f"block {block} must serve one place", f"it is {places}", AtBlock(block), *at
+            )
     return None
 
 
@@ -100,14 +106,20 @@ def _leftovers(step: BlockStep) -> Failure | None:
 def _named(step: BlockStep) -> Failure | None:
     for block, group, stamps in step.after.published:
         if not block:
-            return failure("block 0, the null block, has no hash", f"it has one in group {group}", AtBlock(0))
+            return failure(
+                "block 0, the null block, has no hash", f"it has one in group {group}", AtBlock(0)
+            )
         if step.config.groups[group].state:  # STA-3
             continue
         owner, slots = step.after.memory[block]
         slots = slots[: len(stamps)]
         if owner != group or slots != stamps:
             wrong = next((i for i, (a, b) in enumerate(zip(slots, stamps)) if a != b), 0)
-            problem = "is not written" if owner != group or not slots[wrong] else "holds KV of another token"
+            problem = (
+                "is not written"
+                if owner != group or not slots[wrong]
+                else "holds KV of another token"
+            )
             want = f"it must hold KV of the tokens that its hash in group {group} names"
             return failure(want, f"slot {wrong} of block {block} {problem}", AtBlock(block))
     return None
@@ -128,7 +140,9 @@ def _mapped(step: BlockStep) -> Failure | None:
         if (got := step.after.mapped.get(block, 0)) != bears[block]:
             bear = f"block {block} bears {counted(bears[block], 'hash', 'es')}"
             want = f"the map must name it once for each: {bear}"
-            return failure(want, f"the map names block {block} {counted(got, 'time')}", AtBlock(block))
+            return failure(
+                want, f"the map names block {block} {counted(got, 'time')}", AtBlock(block)
+            )
     return None
 
 
@@ -151,7 +165,9 @@ def _forgotten(step: BlockStep) -> Failure | None:
     if step.after.reset and (left or len(step.after.free) < len(step.after.refs) - 1):
         free, blocks = len(step.after.free), len(step.after.refs) - 1
         got = f"it leaves {counted(left, 'hash', 'es')}, and {free} of {blocks} blocks are free"
-        return failure("a reset must leave no hash and all blocks free", got, AtCount("cache", "hashes"))
+        return failure(
+            "a reset must leave no hash and all blocks free", got, AtCount("cache", "hashes")
+        )
     if not step.after.reset and not step.entries:
         want = "the reset must succeed, for nobody holds a block"
         return failure(want, "the reset fails", AtCount("cache", "reset"))

@@ -17,7 +17,9 @@ from reference.failures import AtCount, AtNamed, Failure, failure
     why="What lies past a limit has no row, no slot or no position encoding.",
     rule="blocks.config",
     source="vllm Scheduler.schedule",
-    trigger=lambda s: any(n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes),
+    trigger=lambda s: any(
+        n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes
+    ),
 )
 def _limits(step: BlockStep) -> Failure | None:
     lanes, config = step.after.lanes, step.config
@@ -63,9 +65,13 @@ def _goes_on(step: BlockStep) -> Failure | None:
 def _unreported(step: BlockStep, note: LaneNote) -> str:
     """What would explain a start that is too low, where the request has no more the blocks that it had."""
     name = note.lane.request
-    had, has = ({block for row in tables for block in row if block}
-                for tables in (step.before.requests[name].tables if name in step.before.requests else (),
-                               note.lane.tables))  # fmt: skip
+    had, has = (
+        {block for row in tables for block in row if block}
+        for tables in (
+            step.before.requests[name].tables if name in step.before.requests else (),
+            note.lane.tables,
+        )
+    )
     if note.lane.start >= note.computed or not had - has or name in step.after.released:
         return ""
     return f" in other blocks (if {name} was preempted and came back in this schedule, released names it)"
@@ -117,7 +123,11 @@ def _stall(step: BlockStep) -> Failure | None:
         return None
     if step.before.transfers or step.after.transfers:
         return None  # somebody may wait for one
-    if step.before.steps_in_flight or any(b.idle for b in step.bearers.values()) or not step.bearers:
+    if (
+        step.before.steps_in_flight
+        or any(b.idle for b in step.bearers.values())
+        or not step.bearers
+    ):
         return None
     if step.before.requests != step.after.requests:
         return None  # somebody was preempted: the next schedule has another pool before it

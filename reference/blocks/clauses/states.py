@@ -11,7 +11,9 @@ from reference.states import (
 
 
 @clause(
-    "STA-1", HIT.title, HIT.sentence,
+    "STA-1",
+    HIT.title,
+    HIT.sentence,
     why=HIT.why,
     needs=("states",),
     rule="states",
@@ -23,7 +25,9 @@ def _hit(step: BlockStep) -> Failure | None:
 
 
 @clause(
-    "STA-2", GOES_ON.title, GOES_ON.sentence,
+    "STA-2",
+    GOES_ON.title,
+    GOES_ON.sentence,
     why=GOES_ON.why,
     needs=("states",),
     rule="states",
@@ -41,9 +45,17 @@ def _continued(step: BlockStep, fresh: bool) -> Failure | None:
             start, name = note.lane.start, note.lane.request
             got: str | None
             if (use.block == NOWHERE) != (start == 0):
-                got = "it begins with an empty state" if start else f"it continues from block {use.block}"
+                got = (
+                    "it begins with an empty state"
+                    if start
+                    else f"it continues from block {use.block}"
+                )
             else:
-                wrong = misread(use.found, stamp_after(note.stamps, start), note.stamps) if start else None
+                wrong = (
+                    misread(use.found, stamp_after(note.stamps, start), note.stamps)
+                    if start
+                    else None
+                )
                 got = wrong and f"block {use.block}: {wrong}"
             if got is not None:
                 want = f"{name} continues from the state after its first {start} tokens in group {use.group}"
@@ -53,7 +65,9 @@ def _continued(step: BlockStep, fresh: bool) -> Failure | None:
 
 
 @clause(
-    "STA-3", NAMED.title, NAMED.sentence,
+    "STA-3",
+    NAMED.title,
+    NAMED.sentence,
     why=NAMED.why,
     needs=("states",),
     rule="states",
@@ -71,7 +85,9 @@ def _named(step: BlockStep) -> Failure | None:
 
 
 def _published(step: BlockStep) -> list[Published]:
-    return [each for each in step.after.published if each.block and step.config.groups[each.group].state]
+    return [
+        each for each in step.after.published if each.block and step.config.groups[each.group].state
+    ]
 
 
 @clause(
@@ -103,7 +119,9 @@ def _alone(step: BlockStep) -> Failure | None:
         for use in lane.states:
             if users.get(use.block, lane.request) != lane.request:
                 want = f"nobody writes block {use.block} while {lane.request} continues from it"
-                return failure(want, f"{users[use.block]} does, in the same batch", AtBlock(use.block))
+                return failure(
+                    want, f"{users[use.block]} does, in the same batch", AtBlock(use.block)
+                )
     return None
 
 
@@ -112,7 +130,9 @@ def _written(lane: Lane) -> list[tuple[int, int]]:
 
 
 @clause(
-    "STA-5", KEPT.title, KEPT.sentence,
+    "STA-5",
+    KEPT.title,
+    KEPT.sentence,
     why=KEPT.why,
     needs=("states",),
     rule="states",
@@ -134,7 +154,14 @@ def _kept(step: BlockStep) -> Failure | None:
                 ("convolution window", {part for parts in held for part in parts[1:]}),
             ):
                 if want not in kept:
-                    has = ", ".join(f"one {seen(stamp, stamps)}" for stamp in sorted(kept - {0})) or "none"
-                    expected = f"{name} keeps the {what} after its first {count} tokens in group {group}"
-                    return failure(expected, f"of its blocks {has}", AtCount(name, "kept", count, group))
+                    has = (
+                        ", ".join(f"one {seen(stamp, stamps)}" for stamp in sorted(kept - {0}))
+                        or "none"
+                    )
+                    expected = (
+                        f"{name} keeps the {what} after its first {count} tokens in group {group}"
+                    )
+                    return failure(
+                        expected, f"of its blocks {has}", AtCount(name, "kept", count, group)
+                    )
     return None

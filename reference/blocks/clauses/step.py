@@ -19,7 +19,8 @@ __all__ = ["REGISTERED", "BlockStep", "clause", "window_start"]
 REGISTERED: dict[str, Clause] = {}
 clause = partial(register, REGISTERED)
 IN_FLIGHT = "what is in flight"
-NO_BLOCK, NOT_WRITTEN = -1, 0  # what is read where a table ends; where a slot has no KV of this group
+# what is read where a table ends; where a slot has no KV of this group
+NO_BLOCK, NOT_WRITTEN = -1, 0
 
 
 @dataclass(eq=False)
@@ -81,7 +82,11 @@ class BlockStep(HostView):
             start = window_start(layers, first_query)
             found = self.reads(tables, group, start, end)
             if found != stamps[start:end]:
-                at = next(i for i, value in enumerate(found) if [value] != stamps[start + i : start + i + 1])
+                at = next(
+                    i
+                    for i, value in enumerate(found)
+                    if [value] != stamps[start + i : start + i + 1]
+                )
                 want = f"{name} finds its own KV at position {start + at} in group {group}"
                 position, size = start + at, layers.block_size
                 place = AtTable(name, group, position // size, position, max(first_query, position))

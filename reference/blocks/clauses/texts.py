@@ -45,7 +45,9 @@ def _chain(step: BlockStep) -> Failure | None:
 def _ends(step: BlockStep) -> Failure | None:
     for name in (note.lane.request for note in step.lanes):
         if name in step.bearers and step.bearers[name].failed:
-            return failure(f"{name} ends: its load has failed", "it goes on", AtCount(name, "ended", 1))
+            return failure(
+                f"{name} ends: its load has failed", "it goes on", AtCount(name, "ended", 1)
+            )
     for note in step.outputs:
         if note.given is None or not note.given.tokens:
             if note.given is not None and note.given.finished and not note.ends:
@@ -80,6 +82,10 @@ def _texts(step: BlockStep) -> Failure | None:
         text = step.bearers[name].text
         if fact.tokens != tuple(text):
             at = next((i for i, (a, b) in enumerate(zip(fact.tokens, text)) if a != b), None)
-            got = f"{len(fact.tokens)} tokens" + ("" if at is None else f", another one at position {at}")
-            return failure(f"{name}: the {len(text)} tokens that its client has", got, AtText(name, at))
+            got = f"{len(fact.tokens)} tokens" + (
+                "" if at is None else f", another one at position {at}"
+            )
+            return failure(
+                f"{name}: the {len(text)} tokens that its client has", got, AtText(name, at)
+            )
     return None

@@ -61,8 +61,7 @@ def _reads(step: BlockStep) -> Failure | None:
     "before its confirmed length up to that length. Only blocks below are replaced by the null "
     "block.",
     why=(
-        "Drafts in flight may be taken back; the request then continues below the optimistic "
-        "count."
+        "Drafts in flight may be taken back; the request then continues below the optimistic count."
     ),
     rule="blocks.request_texts",
     source="vllm#47728",
@@ -83,7 +82,9 @@ def _window(step: BlockStep) -> Failure | None:
                 if at >= len(row) or not row[at]:
                     got = "is the null block" if at < len(row) else "is past its end"
                     entry = f"entry {at} of its table in group {group}"
-                    want = f"{name}, whose confirmed length is {sure}, must keep the block of {entry}"
+                    want = (
+                        f"{name}, whose confirmed length is {sure}, must keep the block of {entry}"
+                    )
                     return failure(want, f"{entry} {got}", AtTable(name, group, at, query=sure))
     return None
 
@@ -173,11 +174,15 @@ def _written(step: BlockStep) -> Failure | None:
                     if others := _who_had(step, block) - {lane.request}:
                         got = f"{' and '.join(sorted(others))} has block {block} too, and its hash is older"
                         behind = AtCount(lane.request, "start", (at + 1) * size)
-                        return failure(f"{where} into a block of its own", got, behind, AtBlock(block))
+                        return failure(
+                            f"{where} into a block of its own", got, behind, AtBlock(block)
+                        )
                 stamps = texts.get(lane.request, [])
                 stamp = stamps[position] if position < len(stamps) else NOT_WRITTEN
                 other, its = writers.setdefault((block, offset), (lane.request, stamp))
-                if other != lane.request and not (step.after.merges and stamp == its != NOT_WRITTEN):
+                if other != lane.request and not (
+                    step.after.merges and stamp == its != NOT_WRITTEN
+                ):
                     got = f"{other} writes there in the same batch"
                     return failure(f"{where} alone", got, AtBlock(block), place)
     return None
@@ -185,5 +190,9 @@ def _written(step: BlockStep) -> Failure | None:
 
 def _who_had(step: BlockStep, block: int) -> set[str]:
     """Requests that have a block since before the command: not who found it as it was computed anew."""
-    had = (name for name, fact in step.before.requests.items() if any(block in row for row in fact.tables))
+    had = (
+        name
+        for name, fact in step.before.requests.items()
+        if any(block in row for row in fact.tables)
+    )
     return {*had} & {name for name, of, _ in step.entries[block] if of >= 0}

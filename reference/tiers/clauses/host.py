@@ -47,7 +47,9 @@ def _holds(step: HasTier) -> Failure | None:
             continue
         at = next((i for i, (a, b) in enumerate(zip(copy.found, copy.wanted)) if a != b), None)
         if at is None:
-            return failure(copy.holds, f"{len(copy.found)} slots for {len(copy.wanted)} tokens", copy.at(0))
+            return failure(
+                copy.holds, f"{len(copy.found)} slots for {len(copy.wanted)} tokens", copy.at(0)
+            )
         got = "KV of another token" if copy.found[at] else copy.missing
         return failure(copy.holds, f"{copy.slot(at)} holds {got}", copy.at(at))
     return None

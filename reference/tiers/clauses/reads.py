@@ -24,9 +24,13 @@ def _reads(step: TierStep) -> Failure | None:
         if read.found != read.wanted:
             want = f"{read.holder} finds its own {read.pool} KV at position {read.position}"
             if read.slot <= 0 and read.pool == "swa":
-                return failure(want, "it has no slot there", AtCount(read.holder, "position", read.position))
+                return failure(
+                    want, "it has no slot there", AtCount(read.holder, "position", read.position)
+                )
             got = "KV of another token" if read.found else "nothing"
-            return failure(want, f"slot {read.slot} holds {got}", AtSlot(read.pool, read.slot, host=False))
+            return failure(
+                want, f"slot {read.slot} holds {got}", AtSlot(read.pool, read.slot, host=False)
+            )
     return None
 
 
@@ -50,7 +54,9 @@ def _continues(step: TierStep) -> Failure | None:
     for host, pool, slot in {**step.owners, **step.holders}:
         if not host and len(names := step.who_has((host, pool, slot))) > 1:
             got = f"{' and '.join(names)} have it"
-            return failure(f"device {pool} slot {slot} has one owner", got, AtSlot(pool, slot, host=False))
+            return failure(
+                f"device {pool} slot {slot} has one owner", got, AtSlot(pool, slot, host=False)
+            )
     return None
 
 
@@ -62,7 +68,9 @@ def _continues(step: TierStep) -> Failure | None:
     rule="tiers.facts",
     source="as TREE-10; sglang evictable_size",
     scope="Trees with a host tier.",
-    trigger=lambda s: isinstance(s.command, Evict) and not s.refused and s.before.evictable["full"] > 0,
+    trigger=lambda s: (
+        isinstance(s.command, Evict) and not s.refused and s.before.evictable["full"] > 0
+    ),
 )
 def _evictable(step: TierStep) -> Failure | None:
     if not isinstance(step.command, Evict) or step.refused:
@@ -91,5 +99,7 @@ def _evictable(step: TierStep) -> Failure | None:
 )
 def _passes(step: TierStep) -> Failure | None:
     if step.after.complaint:
-        return failure("the tree's own check passes", step.after.complaint, AtCount("tree", "check"))
+        return failure(
+            "the tree's own check passes", step.after.complaint, AtCount("tree", "check")
+        )
     return None

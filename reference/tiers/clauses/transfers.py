@@ -76,7 +76,12 @@ def _records(step: HasTier) -> Failure | None:
     trigger=lambda s: any(not record.load for record in s.after.records),
 )
 def _marked(step: TierStep) -> Failure | None:
-    named = {node: record.ack for record in step.after.records if not record.load for node in record.nodes}
+    named = {
+        node: record.ack
+        for record in step.after.records
+        if not record.load
+        for node in record.nodes
+    }
     written: dict[int, int] = {}
     for job, part in step.moving(lambda job: not job.load):
         written |= dict.fromkeys(step.owners.get(target(job, part), ()), job.job)
@@ -85,15 +90,21 @@ def _marked(step: TierStep) -> Failure | None:
         both = mark, node.storing
         if node.storing != mark:
             want, got = (f"marked for the store of {n}" if n >= 0 else "not marked" for n in both)
-            return failure(f"node {node.node} is {want}, as the records name it", f"it is {got}", at)
+            return failure(
+                f"node {node.node} is {want}, as the records name it", f"it is {got}", at
+            )
         if node.node in written and mark < 0:
             want = f"a record names node {node.node}, which store {written[node.node]} writes"
             return failure(want, "none does", at, AtTransfer(written[node.node]))
     if gone := sorted({*named} - {*step.nodes}):
-        return failure("records name nodes of the tree", f"node {gone[0]} is gone", AtTreeNode(gone[0]))
+        return failure(
+            "records name nodes of the tree", f"node {gone[0]} is gone", AtTreeNode(gone[0])
+        )
     acks = {(job.load, ack) for job in step.after.transfers for ack in job.acks}
     for record in step.after.records:
         if (record.load, record.ack) not in acks:
             what = f"the {'load' if record.load else 'store'} of node {record.ack}"
-            return failure(f"{what} is in flight, for it has a record", "it is not", AtTreeNode(record.ack))
+            return failure(
+                f"{what} is in flight, for it has a record", "it is not", AtTreeNode(record.ack)
+            )
     return None

@@ -47,5 +47,7 @@ class AbortHarness(Harness[Abort]):
         who = "ordinary" if session is None else "slot" if session.slot is not None else "no slot"
         closing = "session closing" if session is not None and session.closing else ""
         held = request.cursors or (session.slot if session is not None else None)
-        prefix = "with a prefix of the tree" if held is not None and held.cache_protected_len else ""
+        prefix = (
+            "with a prefix of the tree" if held is not None and held.cache_protected_len else ""
+        )
         return where, who, closing, prefix

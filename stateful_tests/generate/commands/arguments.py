@@ -25,7 +25,9 @@ def chunk_sizes(scope: Scope, request: Request, over: int = 0) -> range:
 
 def draft_sizes(scope: Scope) -> list[tuple[int, int]]:
     """What a draft allocates and accepts (tokens)."""
-    return [(ahead, accept) for ahead in range(1, scope.ahead + 1) for accept in range(1, ahead + 1)]
+    return [
+        (ahead, accept) for ahead in range(1, scope.ahead + 1) for accept in range(1, ahead + 1)
+    ]
 
 
 def drafts_of(scope: Scope, request: Request) -> list[Draft]:
@@ -61,13 +63,16 @@ def draw_drafts(c: Enabled, fitting: list[Request]) -> tuple[Draft, ...]:
         accept = allocate if once_in(c.source, 4) else 1 + c.source.upto(allocate - 1)
         if c.profile.allocate_ahead and not once_in(c.source, 3):
             allocate = max(1, room - c.source.upto(room // 3))
-            begins = request in c.running and cursors_of(request).kv_committed_len < (geometry.window or 0)
+            begins = request in c.running and cursors_of(request).kv_committed_len < (
+                geometry.window or 0
+            )
             accept = 1 if begins or once_in(c.source, 2) else 1 + c.source.upto(allocate - 1)
         elif c.profile.allocate_ahead and request in c.running and ahead_of(request) > 1:
             allocate = accept = 1  # what is left of the round before stays ahead
         if c.invalid and once_in(c.source, 4):
             allocate, accept = pick(c.source, ((allocate, allocate + 1), (0, 0), (1, 0), (-1, 1)))
-        elif request in c.running and once_in(c.source, 16):  # past the row, where what is accepted fits
+        elif request in c.running and once_in(c.source, 16):
+            # Past the row, where what is accepted fits.
             left = geometry.width - cursors_of(request).kv_committed_len
             allocate, accept = left + 1 + c.source.upto(1), 1 + c.source.upto(max(0, left - 1))
         drafts.append(Draft(name, allocate, accept))

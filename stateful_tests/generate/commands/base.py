@@ -62,7 +62,9 @@ class Harness(ABC, Generic[C]):
     # Every command of a scope, by what it is about. Where a command is refused whatever its arguments are,
     # one value stands for all of them.
 
-    def of_session(self, scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Commands:
+    def of_session(
+        self, scope: Scope, session: Session, turn: Request | None, fresh: Names
+    ) -> Commands:
         """Commands about a session; those about its turn are `of_request`."""
         return ()
 

@@ -63,8 +63,12 @@ def grows(was: State, now: State, names: Iterable[str]) -> Labels:
     page_size, opened = was.config.geometry.page_size, False
     for name in names:
         before, after = cursors_of(request_of(was, name)), cursors_of(request_of(now, name))
-        opened |= pages(after.kv_allocated_len, page_size) > pages(before.kv_allocated_len, page_size)
-    return "opens pages" if opened else "no page opened", "tree evicts for room" if evicts(was, now) else ""
+        opened |= pages(after.kv_allocated_len, page_size) > pages(
+            before.kv_allocated_len, page_size
+        )
+    return "opens pages" if opened else "no page opened", "tree evicts for room" if evicts(
+        was, now
+    ) else ""
 
 
 def evicts(was: State, now: State) -> bool:
@@ -72,7 +76,9 @@ def evicts(was: State, now: State) -> bool:
     if was.tree is now.tree or was.tree is None or now.tree is None:
         return False
     has = page_ends(now.tree)
-    return any(end not in has or (live and not has[end]) for end, live in page_ends(was.tree).items())
+    return any(
+        end not in has or (live and not has[end]) for end, live in page_ends(was.tree).items()
+    )
 
 
 @remembered

@@ -13,8 +13,13 @@ from reference.state import Phase, Request, State, free
 from stateful_tests.generate.choice_source import once_in
 from stateful_tests.generate.commands.arguments import draw_drafts, drafts_of, drafts_of_two
 from stateful_tests.generate.commands.base import (
-    Commands, Harness, Labels, Names, RefusalCase, harness,
-)  # fmt: skip
+    Commands,
+    Harness,
+    Labels,
+    Names,
+    RefusalCase,
+    harness,
+)
 from stateful_tests.generate.commands.cases import LATE, grows, request_of
 from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.scope import Scope
@@ -29,7 +34,9 @@ def _tree_could_give(was: State, _command: Decode | SpecDecode) -> bool:
 
 
 def _accepted_fits(was: State, command: SpecDecode) -> bool:
-    commits = [(cursors_of(request_of(was, n.request)).kv_committed_len, n.accept) for n in command.lanes]
+    commits = [
+        (cursors_of(request_of(was, n.request)).kv_committed_len, n.accept) for n in command.lanes
+    ]
     return all(committed + accept <= was.config.geometry.width for committed, accept in commits)
 
 

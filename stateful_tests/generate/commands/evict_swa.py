@@ -27,7 +27,11 @@ class EvictSwaHarness(Harness[EvictSwa]):
         cursors = request.cursors if request is not None else None
         if cursors is None:
             return EvictSwa(name, c.source.upto(4))
-        top = request.settled_len if request is not None and not c.invalid else cursors.kv_committed_len
+        top = (
+            request.settled_len
+            if request is not None and not c.invalid
+            else cursors.kv_committed_len
+        )
         free = c.state.config.mode is Mode.FREE or c.invalid
         if free and (c.profile.allocate_ahead or once_in(c.source, 3)):
             top = cursors.kv_allocated_len + (c.invalid and once_in(c.source, 3))
@@ -36,7 +40,8 @@ class EvictSwaHarness(Harness[EvictSwa]):
         geometry = c.state.config.geometry
         if geometry.window is not None:  # where the first page goes, or does not yet
             first = geometry.window + 2 * geometry.page_size
-            if cursors.kv_committed_len <= geometry.window and top >= first:  # and with it the window
+            # and with it the window
+            if cursors.kv_committed_len <= geometry.window and top >= first:
                 return EvictSwa(name, pick(c.source, (first, first, top)))
             if once_in(c.source, 4):
                 return EvictSwa(name, min(top, first - c.source.upto(1)))

@@ -44,7 +44,8 @@ class ExtendHarness(Harness[Extend]):
             tokens = max(1, left - 1 - c.source.upto(1))
         elif request is not None and shared and not tail and not once_in(c.source, 3):
             tokens = max(1, min(tokens, room_of(c.state, request.cursors)))
-            if tokens == left > 1 and free(c.state).full < 2:  # a chunk for which the tree makes room
+            # a chunk for which the tree makes room
+            if tokens == left > 1 and free(c.state).full < 2:
                 tokens = c.length(left - 1)
         if c.invalid and once_in(c.source, 3):
             tokens = pick(c.source, (left + 1, 0, -1))
@@ -82,7 +83,12 @@ class ExtendHarness(Harness[Extend]):
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
         chunk = Chunk(fresh.request, 1)
-        yield from (Extend((chunk,)), Extend(()), Extend((Chunk(fresh.request, 0),)), Extend((chunk, chunk)))
+        yield from (
+            Extend((chunk,)),
+            Extend(()),
+            Extend((Chunk(fresh.request, 0),)),
+            Extend((chunk, chunk)),
+        )
 
     def case(self, was: State, command: Extend, now: State) -> Labels:
         names = [lane.request for lane in command.lanes]

@@ -37,7 +37,9 @@ class FinishHarness(Harness[Finish]):
 
     def of_request(self, scope: Scope, request: Request) -> Commands:
         runs = request.phase is Phase.RUNNING
-        for finished in range(1, request.output + 1 + scope.invalid) if runs else [1] * scope.invalid:
+        for finished in (
+            range(1, request.output + 1 + scope.invalid) if runs else [1] * scope.invalid
+        ):
             yield Finish(request.name, finished)
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
@@ -51,5 +53,10 @@ class FinishHarness(Harness[Finish]):
             return "turn", *taken, tail, ""
         if session is None and was.tree is not None and now.tree is not None:
             grew = page_ends(now.tree).keys() - page_ends(was.tree).keys()
-            return "ordinary", *taken, "", "leaves pages in the tree" if grew else "leaves the tree as it is"
+            return (
+                "ordinary",
+                *taken,
+                "",
+                "leaves pages in the tree" if grew else "leaves the tree as it is",
+            )
         return "ordinary" if session is None else "turn of a closing session", *ALL_BACK, ""

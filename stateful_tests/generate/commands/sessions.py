@@ -50,11 +50,17 @@ class SubmitHarness(Harness[Submit]):
         if c.busy and once_in(c.source, 3):
             return Submit(name, pick(c.source, c.busy).name, 1)
         wiped = [s for s in c.wiped if s.turn is None]
-        session = pick(c.source, (*c.profile.sessions, None)) if c.invalid else self._session(c, wiped)
+        session = (
+            pick(c.source, (*c.profile.sessions, None)) if c.invalid else self._session(c, wiped)
+        )
         if wiped and session is not None and not c.invalid and not once_in(c.source, 3):
             return Submit(name, session, 1)
         plain = Submit(name, session, *self._lengths(c))
-        return plain if c.profile.machine == "sessions" or once_in(c.source, 6) else self._prompted(c, plain)
+        return (
+            plain
+            if c.profile.machine == "sessions" or once_in(c.source, 6)
+            else self._prompted(c, plain)
+        )
 
     def _session(self, c: Enabled, wiped: list[Session]) -> str | None:
         """Whose turn it is: one that was wiped, if there is one; None for an ordinary request."""
@@ -89,12 +95,16 @@ class SubmitHarness(Harness[Submit]):
         tokens = 1 + c.source.upto(1) if c.profile.own_tokens or once_in(c.source, 4) else 0
         return replace(plain, prompt=prompt, tokens=c.source.upto(4) - 1 if c.invalid else tokens)
 
-    def of_session(self, scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Commands:
+    def of_session(
+        self, scope: Scope, session: Session, turn: Request | None, fresh: Names
+    ) -> Commands:
         name, may = session.name, turn is None and not session.closing
         for tokens in scope.submits if may else scope.submits[:1]:
             yield Submit(fresh.request, name, tokens)
         for prompt in prompts_of(scope) if may else ():
-            yield from (Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits))
+            yield from (
+                Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits)
+            )
         if scope.invalid:
             yield from (Submit(fresh.request, name, 1, rewind) for rewind in (1, -1))
 
@@ -102,7 +112,9 @@ class SubmitHarness(Harness[Submit]):
         if present.ordinary < scope.ordinary:
             yield from (Submit(fresh.request, None, tokens) for tokens in scope.submits)
             for prompt in prompts_of(scope):
-                yield from (Submit(fresh.request, None, tokens, 0, prompt) for tokens in (0, *scope.submits))
+                yield from (
+                    Submit(fresh.request, None, tokens, 0, prompt) for tokens in (0, *scope.submits)
+                )
 
     def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if not isinstance(bearer, Session):
@@ -115,7 +127,9 @@ class SubmitHarness(Harness[Submit]):
 
     def case(self, was: State, command: Submit, now: State) -> Labels:
         session = was.session(command.session)
-        with_prompt = "for the tree, with a prompt" if command.prompt and was.tree is not None else ""
+        with_prompt = (
+            "for the tree, with a prompt" if command.prompt and was.tree is not None else ""
+        )
         if session is None:
             return "ordinary", with_prompt
         if session.slot is not None:
@@ -136,7 +150,9 @@ class CloseHarness(Harness[Close]):
         known = [s.name for s in special or c.state.sessions]
         return Close(pick(c.source, known if known and not c.invalid else c.profile.sessions))
 
-    def of_session(self, scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Commands:
+    def of_session(
+        self, scope: Scope, session: Session, turn: Request | None, fresh: Names
+    ) -> Commands:
         yield Close(session.name)
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:

@@ -58,7 +58,9 @@ class MatchHarness(Harness[Match]):
     def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         if present.lock_holders < scope.lock_holders:
             for prompt in prompts_of(scope):
-                yield from (Match(fresh.lock_holder, prompt, alone) for alone in {False, scope.parts})
+                yield from (
+                    Match(fresh.lock_holder, prompt, alone) for alone in {False, scope.parts}
+                )
 
     def misnamed(self, scope: Scope, name: str, bearer: Session | Request | None) -> Commands:
         if scope.lock_holders:
@@ -79,7 +81,12 @@ class MatchHarness(Harness[Match]):
         elif command.full_only and found > usable(was.tree, key[:found]):
             short = "over a tombstone"
         split = _count(now.tree.children) > _count(was.tree.children)
-        return how, short, "splits a node" if split else "", "full KV alone" if command.full_only else ""
+        return (
+            how,
+            short,
+            "splits a node" if split else "",
+            "full KV alone" if command.full_only else "",
+        )
 
 
 @harness(
@@ -129,7 +136,13 @@ class UnlockSwaHarness(Harness[UnlockSwa]):
 
     def case(self, was: State, command: UnlockSwa, now: State) -> Labels:
         request = was.request(command.holder)
-        who = "lock holder" if request is None else "turn" if request.session is not None else "ordinary"
+        who = (
+            "lock holder"
+            if request is None
+            else "turn"
+            if request.session is not None
+            else "ordinary"
+        )
         return who, "has none" if was.tree == now.tree else ""
 
 
@@ -144,9 +157,13 @@ class InsertHarness(Harness[Insert]):
         """Half the time somebody new inserts, else a lock owner resumes from a lock that can be spelt."""
         more = c.state.config.geometry.bigram
         locks = lock_holders(c.state).items()
-        staying = {n: key for n, key in locks if prompt_len(spelt(key)) == len(key) + (more and bool(key))}
+        staying = {
+            n: key for n, key in locks if prompt_len(spelt(key)) == len(key) + (more and bool(key))
+        }
         new = [g for g in c.profile.lock_holders if g not in lock_holders(c.state)]
-        name = c.lock_holder(new if new and (not staying or once_in(c.source, 2)) else list(staying))
+        name = c.lock_holder(
+            new if new and (not staying or once_in(c.source, 2)) else list(staying)
+        )
         locked: Key = staying.get(name, ())
         geometry = c.state.config.geometry
         longest = len(locked) + pages_left(c.state) * geometry.page_size
@@ -164,7 +181,9 @@ class InsertHarness(Harness[Insert]):
         if c.state.config.mode is Mode.FAITHFUL and not c.invalid:
             reach = eviction_limit(prompt_len(prompt), geometry.window, geometry.page_size)
             limit = min(limit, max(len(locked), reach))
-        evicted = draw_evicted(c.state, c.source, key_of(prompt, geometry.bigram), len(locked), limit)
+        evicted = draw_evicted(
+            c.state, c.source, key_of(prompt, geometry.bigram), len(locked), limit
+        )
         return Insert(name, prompt, -1 if c.invalid and once_in(c.source, 8) else evicted, chunked)
 
     def of_lock_holder(self, scope: Scope, name: str, locked: Key) -> Commands:
@@ -185,7 +204,9 @@ class InsertHarness(Harness[Insert]):
     def _inserts(self, geometry: Geometry, name: str, prompt: Prompt) -> Iterator[Insert]:
         """A prompt inserted, with each number of its pages evicted; one number inside a page."""
         length, size = prompt_len(prompt), geometry.page_size
-        evicted = [0] if geometry.window is None else [*range(0, floor_page(length, size) + 1, size)]
+        evicted = (
+            [0] if geometry.window is None else [*range(0, floor_page(length, size) + 1, size)]
+        )
         if geometry.window is not None and size > 1 and length > 1:
             evicted.append(1)
         return (Insert(name, prompt, *rest) for rest in product(evicted, (False, True)))
@@ -239,12 +260,18 @@ class EvictHarness(Harness[Evict]):
 
         def amount(evictable: int) -> int:
             node = pick(c.source, lengths or [1])
-            return pick(c.source, (*[geometry.page_size] * 2, node, max(1, evictable), evictable + 1))
+            return pick(
+                c.source, (*[geometry.page_size] * 2, node, max(1, evictable), evictable + 1)
+            )
 
         # SWA alone leaves tombstones: as often as the other two together.
         if geometry.states and once_in(c.source, 2):  # states alone: their nodes stay
             return Evict(0, 0, 1 + c.source.upto(geometry.states - 1))
-        pools = pick(c.source, ("full", "swa", "swa", "both")) if geometry.window is not None else "full"
+        pools = (
+            pick(c.source, ("full", "swa", "swa", "both"))
+            if geometry.window is not None
+            else "full"
+        )
         full = amount(can.full_evictable) if pools != "swa" else 0
         return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
 
@@ -284,4 +311,10 @@ class EvictHarness(Harness[Evict]):
         left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
         read = any(not node.live and had[path] for path, node in left)
         stays = "a leaf that is read becomes a tombstone" if read else ""
-        return requested, "less than requested" if short else "the amount requested", parent, above, stays
+        return (
+            requested,
+            "less than requested" if short else "the amount requested",
+            parent,
+            above,
+            stays,
+        )

@@ -42,7 +42,9 @@ def _at_submit(act: Callable[[], object]) -> type[ExampleEngine]:
 
 
 Raises = _at_submit(lambda: _raise(IndexError("page 99")))
-CannotBeAsked = _at_submit(lambda: _raise(UnusableImplementation("this checkout has no such thing")))
+CannotBeAsked = _at_submit(
+    lambda: _raise(UnusableImplementation("this checkout has no such thing"))
+)
 Exits = _at_submit(lambda: sys.exit(0))
 LeavesAtOnce = _at_submit(lambda: os._exit(0))
 Aborts = _at_submit(os.abort)
@@ -78,7 +80,11 @@ class RaisesAtADoubleFree(_AtSubmit):
     """Frees a page that is in use, and notices."""
 
     def submit(self):
-        used = [page for page in range(1, len(self.stamps) // self.page_size) if page not in self.free_pages]
+        used = [
+            page
+            for page in range(1, len(self.stamps) // self.page_size)
+            if page not in self.free_pages
+        ]
         if used:
             self.free_pages.append(used[0])
             raise RuntimeError("double free")
@@ -222,7 +228,9 @@ class EngineShowsNoRefs(BlockEngine):
 class EngineShowsOneTable(BlockEngine):
     def view(self):
         facts = super().view()
-        requests = {name: fact._replace(tables=fact.tables[:1]) for name, fact in facts.requests.items()}
+        requests = {
+            name: fact._replace(tables=fact.tables[:1]) for name, fact in facts.requests.items()
+        }
         return facts._replace(requests=requests)
 
 

@@ -39,11 +39,14 @@ QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "2
 )
 def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
     one_run = ()
-    if adapter != "Raises":  # sizes shrink, and runs follow, in the same way: with a process for each
+    # sizes shrink, and runs follow, in the same way: with a process for each
+    if adapter != "Raises":
         monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
         one_run = "--preset", "page1", "--machine", "sessions"
     limit = ("--timeout", "0.4") if adapter == "Hangs" else ()
-    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK, *limit, *one_run)
+    code, out, _ = kvspec(
+        "check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK, *limit, *one_run
+    )
     text = " ".join(out.split())
     assert code == 3 and "the system broke" in text
     assert says in text, out
@@ -58,15 +61,29 @@ def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
     ("adapter", "says"),
     [
         ("RaisesInReset", "no command has a part in it: reset raises ValueError: no such sizes at"),
-        ("EngineRaisesInReset", "no command has a part in it: reset raises ValueError: no such sizes at"),
-        ("EngineRaisesInView", "no command has a part in it: the first view() raises KeyError: 'r1' at"),
-        ("EngineShowsADictionary", "in it: TypeError: the first view(): expected array, got object"),
+        (
+            "EngineRaisesInReset",
+            "no command has a part in it: reset raises ValueError: no such sizes at",
+        ),
+        (
+            "EngineRaisesInView",
+            "no command has a part in it: the first view() raises KeyError: 'r1' at",
+        ),
+        (
+            "EngineShowsADictionary",
+            "in it: TypeError: the first view(): expected array, got object",
+        ),
         ("EngineShowsNoRefs", "in it: TypeError: the first view().refs: expected array, got None"),
-        ("ViewRaisesAfterASubmit", "): view() raises AssertionError: no view of requests at bad_adapters.py"),
+        (
+            "ViewRaisesAfterASubmit",
+            "): view() raises AssertionError: no view of requests at bad_adapters.py",
+        ),
         ("EngineShowsOneTable", "): TypeError: view().requests['r1']: 1 in tables, for 2 groups"),
     ],
 )
-def test_what_no_command_does_is_laid_at_no_commands_door(adapter, says, where, kvspec, monkeypatch):
+def test_what_no_command_does_is_laid_at_no_commands_door(
+    adapter, says, where, kvspec, monkeypatch
+):
     monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
     monkeypatch.setattr(tiers, "_TIERS", {"smoke": replace(tiers.plan("smoke"), after_finding=60)})
     options = ("-j", "1", "--json", "report.json", *where)
@@ -86,20 +103,28 @@ def test_a_check_ends_with_the_second_hang_at_one_place(kvspec, monkeypatch):
     assert (found["clauses"][0]["times"], data["stopped_early"]) == (2, True)
 
 
-@pytest.mark.parametrize("adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "not in every replay")])
+@pytest.mark.parametrize(
+    "adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "not in every replay")]
+)
 def test_what_comes_and_goes_is_found(adapter, says, kvspec):
     spec = f"{bad_adapters.__name__}:{adapter}"
     options = ("--examples", "13", *QUICK[2:], "-v", "--json", "report.json")
     code, out, _ = kvspec("check", "--impl", spec, *options)
     verdict, flaky = " ".join(out.split()), adapter == "ComesAndGoes"
-    assert code == 1 and says in verdict and ("flaky: OUT-1, not in every replay" in verdict) is flaky, out
-    assert {each["flaky"] for each in json.loads(Path("report.json").read_text())["findings"]} == {flaky}
+    assert (
+        code == 1 and says in verdict and ("flaky: OUT-1, not in every replay" in verdict) is flaky
+    ), out
+    assert {each["flaky"] for each in json.loads(Path("report.json").read_text())["findings"]} == {
+        flaky
+    }
     assert list(Path("traces").iterdir())
 
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
 def test_what_an_adapter_does_not_support_is_no_finding(where, kvspec):
-    code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:CannotBeAsked", *QUICK, *where)
+    code, _, err = kvspec(
+        "check", "--impl", f"{bad_adapters.__name__}:CannotBeAsked", *QUICK, *where
+    )
     assert code == 2 and "this checkout has no such thing" in err
     assert not Path("traces").exists()
 
@@ -116,7 +141,9 @@ def test_what_a_failure_leaves_in_the_pages_is_the_headline(where, kvspec):
         code, out, _ = kvspec("replay", f"traces/{file}", "--impl", spec, *where)
         text = " ".join(out.split())
         assert code == 3 and "OWN-1. No page is owned twice" in text, out
-        assert "full page 1 is in the free list" in text and "RuntimeError: double free" in text, out
+        assert "full page 1 is in the free list" in text and "RuntimeError: double free" in text, (
+            out
+        )
 
 
 def test_an_adapter_that_offers_no_command_is_unusable(kvspec):
@@ -126,7 +153,9 @@ def test_an_adapter_that_offers_no_command_is_unusable(kvspec):
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
 def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(where, kvspec):
-    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffByOne", "--seed", "1", *where)
+    code, out, _ = kvspec(
+        "check", "--impl", f"{bad_adapters.__name__}:OffByOne", "--seed", "1", *where
+    )
     assert code == 3 and "IndexError: pop from empty list" in " ".join(out.split())
     [file] = Path("traces").iterdir()
     trace = files.load(file)
@@ -166,7 +195,10 @@ def test_what_was_found_is_reported_whatever_comes_after(adapter, where, kvspec)
         ("MatchesWithoutATree", "capabilities.commands: Match: goes with tree=True"),
         ("IsNoModel", "capabilities.swa, full_only: one of them is True"),
         ("EndsNoSession", "capabilities.commands: More and End go together"),
-        ("SchedulesAndAdmits", "capabilities.commands: Schedule (it picks its batches) goes without Admit"),
+        (
+            "SchedulesAndAdmits",
+            "capabilities.commands: Schedule (it picks its batches) goes without Admit",
+        ),
     ],
 )
 def test_capabilities_that_mean_nothing_are_refused(adapter, says, kvspec):
@@ -177,7 +209,10 @@ def test_capabilities_that_mean_nothing_are_refused(adapter, says, kvspec):
 def test_the_verdict_names_what_was_waived(kvspec):
     adapter = f"{bad_adapters.__name__}:WaivesReads"
     _, out, _ = kvspec("check", "--impl", adapter, "--examples", "8", "-j", "1")
-    assert "; not checked: READ-1 (" in " ".join(out.split()) and "not checked: READ-1 (harmless)" in out
+    assert (
+        "; not checked: READ-1 (" in " ".join(out.split())
+        and "not checked: READ-1 (harmless)" in out
+    )
 
 
 @pytest.mark.parametrize("adapter", ["RefusesNowAndThen", "LosesAPageNowAndThen"])
@@ -198,7 +233,10 @@ def test_what_comes_by_chance_is_flaky(adapter):
 @pytest.mark.parametrize(
     ("adapter", "says"),
     [
-        ("ShowsATreeThatIsNotThere", "view().tree: a tree, and there is none in this run (geometry.tree)"),
+        (
+            "ShowsATreeThatIsNotThere",
+            "view().tree: a tree, and there is none in this run (geometry.tree)",
+        ),
         ("ShowsNoTree", "view().tree: None, and there is a tree in this run (geometry.tree)"),
         ("MapsTooLittle", "view().full_to_swa: 3 entries, for "),
     ],

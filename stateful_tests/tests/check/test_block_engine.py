@@ -89,10 +89,12 @@ class HitsAWholeWindowOnly(BlockEngine):
 @pytest.mark.parametrize(
     ("fault", "clause"),
     [
-        (EvictsATokenEarly, "WIN-1"), (SharesWithoutCounting, "BLK-1"), (KeepsTheHash, "PUB-1"),
+        (EvictsATokenEarly, "WIN-1"),
+        (SharesWithoutCounting, "BLK-1"),
+        (KeepsTheHash, "PUB-1"),
         (HitsAWholeWindowOnly, "HIT-1"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_is_found(fault, clause):
     violation = campaign.first_violation(fault(), PLAN)
     assert violation is not None and clause in violation[0].clauses

@@ -41,7 +41,9 @@ from stateful_tests.traces.files import prompt_of
 def test_a_run_ends_before_token_ids_do(monkeypatch):
     for module in (driving, lockstep):
         monkeypatch.setattr(module, "SHARED", 4)
-    result = run(ReferenceSystem(), plan("smoke", examples=3, machines=["sessions"], presets=["page1"]))
+    result = run(
+        ReferenceSystem(), plan("smoke", examples=3, machines=["sessions"], presets=["page1"])
+    )
     assert (result.examples, result.findings) == (6, [])
     assert result.commands_by_kind["Submit"] > 0
 
@@ -105,12 +107,16 @@ FEW = replace(plan("smoke"), examples=1)
 def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clauses():
     processes = Processes(2)
     try:
-        found = run(ReferenceSystem(), replace(FEW, seed=4242), executor=processes, named=Named("reference"))
+        found = run(
+            ReferenceSystem(), replace(FEW, seed=4242), executor=processes, named=Named("reference")
+        )
     finally:
         processes.close()
     assert (found.findings, found.unreached) == ([], ())
     assert (found.incomplete, found.unfit, found.exit_code) == ([], {}, 0)
-    assert {*found.required} == {line.situation for line in corpus.load()} and len(found.required) > 430
+    assert {*found.required} == {line.situation for line in corpus.load()} and len(
+        found.required
+    ) > 430
 
 
 def test_a_situation_that_is_not_reached_makes_a_check_of_our_own_incomplete(monkeypatch):
@@ -138,7 +144,12 @@ def test_what_an_engine_does_not_offer_is_not_missed_whether_or_not_the_plan_is_
     assert "0 of 30,000 commands; 0 of" in text.getvalue()
     assert "not declared, so not checked: open, " in text.getvalue()
     clauses = {clause["id"] for clause in data["clauses"]}
-    assert {"OUT-1", "FREE-1", "LEN-1"} < clauses and not clauses & {"TREE-1", "SWA-1", "STA-1", "CHK-1"}
+    assert {"OUT-1", "FREE-1", "LEN-1"} < clauses and not clauses & {
+        "TREE-1",
+        "SWA-1",
+        "STA-1",
+        "CHK-1",
+    }
 
 
 def test_clauses_of_what_no_engine_declares_do_not_count():
@@ -153,14 +164,18 @@ def test_clauses_of_what_no_engine_declares_do_not_count():
 class RefusesAll(ReferenceSystem):
     """Every answer is a refusal that a policy allows."""
 
-    capabilities = replace(ReferenceSystem.capabilities, exact_reasons=False, may_refuse=frozenset(Reason))
+    capabilities = replace(
+        ReferenceSystem.capabilities, exact_reasons=False, may_refuse=frozenset(Reason)
+    )
 
     def apply(self, command):
         return Refused(Reason.NO_ROW)
 
 
 def test_a_system_that_refuses_everything_conforms_to_nothing():
-    result = run(RefusesAll(), replace(FEW, machines=("sessions",), presets=("page1",), corpus=True))
+    result = run(
+        RefusesAll(), replace(FEW, machines=("sessions",), presets=("page1",), corpus=True)
+    )
     assert not result.findings and result.exit_code == 4
     assert any(reason.startswith("never carried out: abort, admit") for reason in result.incomplete)
     assert "only 0 commands were carried out" in result.incomplete
@@ -169,7 +184,9 @@ def test_a_system_that_refuses_everything_conforms_to_nothing():
 def test_what_a_system_cannot_be_driven_through_is_reported():
     system = ReferenceSystem()
     offered = Capabilities().commands - {"Open", "Close"}
-    system.capabilities = replace(system.capabilities, commands=offered, swa_tail=False, mixed_batches=False)
+    system.capabilities = replace(
+        system.capabilities, commands=offered, swa_tail=False, mixed_batches=False
+    )
     result = run(system, FEW)
     assert result.exit_code == 0 and 100 < len(result.required) < 400
     whys = {*result.unfit.values()}
@@ -180,7 +197,9 @@ def test_what_a_system_cannot_be_driven_through_is_reported():
 def test_the_first_twentieth_of_a_plan_covers_each_preset_machine_and_mode():
     """Then no fault that one of them shows waits for the end of a plan."""
     whole = for_system(plan("smoke"), ReferenceSystem())
-    planned = turns.batches(ReferenceSystem(), whole, turns.configurations(ReferenceSystem(), whole))
+    planned = turns.batches(
+        ReferenceSystem(), whole, turns.configurations(ReferenceSystem(), whole)
+    )
     early = [batch.config for batch in islice(planned, 60) if batch.config.machine != "corpus"]
     assert {c.preset for c in early} == {*whole.presets} and {c.mode for c in early} == {*Mode}
     assert {c.machine for c in early} == {*whole.machines}
@@ -197,7 +216,12 @@ def test_what_a_process_cannot_use_is_reported_in_this_one():
     processes = Processes(2)
     try:
         with pytest.raises(UnusableImplementation, match="no such release"):
-            run(ReferenceSystem(), plan("smoke"), executor=processes, named=Named(f"{__name__}:ComesApart"))
+            run(
+                ReferenceSystem(),
+                plan("smoke"),
+                executor=processes,
+                named=Named(f"{__name__}:ComesApart"),
+            )
     finally:
         processes.close()
 
@@ -232,7 +256,9 @@ RETRACTED_ABORTED_CLOSED = script(
 
 
 def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens():
-    chosen = plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=40)
+    chosen = plan(
+        "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=40
+    )
     result = run(WaitsForEver(), chosen)
     closed = next(f.run for f in result.findings if f.clause == "SES-4")
     violation = closed.violation
@@ -252,11 +278,15 @@ def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens():
         (resolve("torch"), "SES-4", None),
     ],
 )
-def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations(system, clause, ends):
+def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations(
+    system, clause, ends
+):
     trace = Trace(preset("page1"), Mode.FAITHFUL, RETRACTED_ABORTED_CLOSED, clause=clause)
     seen = replay(system, trace)
     assert seen.trace == trace
-    assert ends == (None if seen.violation is None else (seen.violation.clause, seen.violation.step))
+    assert ends == (
+        None if seen.violation is None else (seen.violation.clause, seen.violation.step)
+    )
     assert len(seen.rows) == (7 if ends is None else ends[1] + 1)
 
 
@@ -264,10 +294,14 @@ def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations
     ("commands", "needed"),
     [
         (RETRACTED_ABORTED_CLOSED[:-1], ("a retract", "an abort")),
-        (script("open s1; submit r1 in s1 +1; submit r2 in s1 +1; close s1"),
-         ("a close", "a rejected turn")),
-        (script("open s1; submit r1 in s1 +24; admit r1; extend r1 +24; abort r1"),
-         ("an abort", "pools that run full")),
+        (
+            script("open s1; submit r1 in s1 +1; submit r2 in s1 +1; close s1"),
+            ("a close", "a rejected turn"),
+        ),
+        (
+            script("open s1; submit r1 in s1 +24; admit r1; extend r1 +24; abort r1"),
+            ("an abort", "pools that run full"),
+        ),
     ],
 )
 def test_a_trace_says_what_it_needs(commands, needed):
@@ -285,7 +319,12 @@ def test_of_known_traces_one_need_each_is_avoided():
 
 def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
     chosen = plan(
-        "smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4, examples=13
+        "smoke",
+        presets=["page1", "tight"],
+        machines=["sessions"],
+        modes=[Mode.FAITHFUL],
+        seed=4,
+        examples=13,
     )
     close, abort = run(KeepsOnThreeWays(), chosen).findings
     assert (close.name, abort.name) == ("SES-2", "SES-2 (2)")
@@ -306,12 +345,18 @@ class RefusesDecode(ReferenceSystem):
     def apply(self, command):
         outcome = super().apply(command)
         wrong = isinstance(command, Decode) and isinstance(outcome, Done)
-        return Refused(Reason.NO_ROW) if wrong and (self.always or not self.view().sessions) else outcome
+        return (
+            Refused(Reason.NO_ROW)
+            if wrong and (self.always or not self.view().sessions)
+            else outcome
+        )
 
 
 def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(monkeypatch):
     monkeypatch.setattr(finder, "_SHORT", 0)  # all traces are shrunk, also after the best is found
-    chosen = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=13)
+    chosen = plan(
+        "smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=13
+    )
     change, base = RefusesDecode(always=True), RefusesDecode(always=False)
     for before, kinds in ((None, []), (base, [Open])):
         [finding] = run(change, chosen, base=before).findings
@@ -391,7 +436,9 @@ class WithoutDrafts(ReferenceSystem):
     kind = SpecDecode
 
     def apply(self, command):
-        return Refused(Reason.UNFAITHFUL) if isinstance(command, self.kind) else super().apply(command)
+        return (
+            Refused(Reason.UNFAITHFUL) if isinstance(command, self.kind) else super().apply(command)
+        )
 
 
 class WithoutDecodes(WithoutDrafts):
@@ -435,7 +482,9 @@ def test_a_system_that_fits_no_preset_is_unusable():
 class Serves(ReferenceSystem):
     """Refuses commands of some kinds after so many, as its capabilities allow."""
 
-    capabilities = replace(ReferenceSystem.capabilities, exact_reasons=False, may_refuse=frozenset(Reason))
+    capabilities = replace(
+        ReferenceSystem.capabilities, exact_reasons=False, may_refuse=frozenset(Reason)
+    )
 
     def __init__(self, kinds, until):
         super().__init__()
@@ -465,7 +514,10 @@ def test_a_system_that_stops_serving_is_incomplete(kinds, until, says):
 
 
 def test_a_system_that_excuses_most_clauses_is_incomplete():
-    system, chosen = ReferenceSystem(), plan("smoke", presets=["page2"], machines=["sessions"], examples=2)
+    system, chosen = (
+        ReferenceSystem(),
+        plan("smoke", presets=["page2"], machines=["sessions"], examples=2),
+    )
     came_up = [clause for clause, tally in run(system, chosen).tallies.items() if tally.reached]
     for excused, code in ((len(came_up) // 2, 0), (len(came_up) // 2 + 1, 4)):
         waived = dict.fromkeys(came_up[:excused], "harmless")
@@ -482,8 +534,9 @@ def test_lines_of_the_corpus_that_were_not_driven_are_no_runs():
     result = run(system, replace(FEW, machines=("sessions",), modes=(Mode.FREE,)))
     corpus_runs, *others = result.machines
     assert corpus_runs.examples < 30 and corpus_runs.commands >= corpus_runs.examples
-    assert {*result.carried_out} == {"Open", "Close"} and [machine.examples for machine in others] == [1] * 10
-
+    assert {*result.carried_out} == {"Open", "Close"} and [
+        machine.examples for machine in others
+    ] == [1] * 10
 
 
 def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):

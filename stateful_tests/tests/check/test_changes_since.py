@@ -43,15 +43,18 @@ def root(tmp_path):
     return tmp_path / "python"
 
 
-@pytest.mark.parametrize("old, new, found", [
-    ("return 1", "return 4", {"Cache.free"}),
-    ("        return inner()\n", "", {"Cache.size"}),
-    ("@property", "@staticmethod", {"Cache.size"}),
-    ("LIMIT = 1", "LIMIT = 2", {"outside of functions"}),
-    ("def gone():\n    return 3\n", "", set()),
-    ("\nclass", "\n\nclass", set()),
-    ("LIMIT", "LIMIT = (", {"cannot be parsed"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "old, new, found",
+    [
+        ("return 1", "return 4", {"Cache.free"}),
+        ("        return inner()\n", "", {"Cache.size"}),
+        ("@property", "@staticmethod", {"Cache.size"}),
+        ("LIMIT = 1", "LIMIT = 2", {"outside of functions"}),
+        ("def gone():\n    return 3\n", "", set()),
+        ("\nclass", "\n\nclass", set()),
+        ("LIMIT", "LIMIT = (", {"cannot be parsed"}),
+    ],
+)
 def test_a_changed_function_is_named(root, old, new, found):
     (root / "cache.py").write_text(BEFORE.replace(old, new))
     assert {*changes.changed_functions(root, "HEAD")} == {("cache.py", name) for name in found}
@@ -70,21 +73,36 @@ class Checkout(ReferenceSystem):
 
 
 def test_lines_that_call_it_come_first(root):
-    (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4").replace("return 3", "return 5"))
+    (root / "cache.py").write_text(
+        BEFORE.replace("return 1", "return 4").replace("return 3", "return 5")
+    )
     system = Checkout()
     system.root = root
     told = []
     found = changes.changes(system, "HEAD", corpus.load(), told.append)
-    assert {*told} == found.first and len(told) == changes.ENOUGH and found.missed == (("cache.py", "gone"),)
+    assert (
+        {*told} == found.first
+        and len(told) == changes.ENOUGH
+        and found.missed == (("cache.py", "gone"),)
+    )
     assert {line.machine for line in told[:10]} >= {"sessions", "both"}, "in turns"
-    assert f"{changes.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls" in found.text
-    called = [(), ("cache.py: Cache.free, gone", "other.py: gone"), ("cache.py: Cache.size, Cache.free",)]
+    assert (
+        f"{changes.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
+        in found.text
+    )
+    called = [
+        (),
+        ("cache.py: Cache.free, gone", "other.py: gone"),
+        ("cache.py: Cache.size, Cache.free",),
+    ]
     assert found.among(called) == {("cache.py", "Cache.free"): [1, 2], ("cache.py", "gone"): [1]}
     plan = replace(tiers.plan("smoke"), first=found.first)
-    driven = [line for mode in Mode for line in driving.lines_of(system, plan, mode)[: changes.ENOUGH]]
-    assert found.first < {*driven} and {*driving.lines_of(system, tiers.plan("smoke"), Mode.FREE)} == {
-        *driving.lines_of(system, plan, Mode.FREE)
-    }
+    driven = [
+        line for mode in Mode for line in driving.lines_of(system, plan, mode)[: changes.ENOUGH]
+    ]
+    assert found.first < {*driven} and {
+        *driving.lines_of(system, tiers.plan("smoke"), Mode.FREE)
+    } == {*driving.lines_of(system, plan, Mode.FREE)}
 
 
 FAULTY = "torch+free-repeats-a-page"
@@ -94,7 +112,9 @@ FAULTY = "torch+free-repeats-a-page"
 def test_a_fault_in_what_changed_is_told_at_once(base, new):
     """What the base shows too is not new, nor is a known fault without a base."""
     before = base and resolve(base)
-    [line] = (n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages")
+    [line] = (
+        n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages"
+    )
     line = line._replace(origin="hand" if base is None else line.origin)
     run = changes.new_fault(resolve(FAULTY), before, line)
     assert (run is not None) is new
@@ -110,7 +130,9 @@ def test_a_fault_in_what_changed_is_told_at_once(base, new):
 def test_what_was_told_at_once_is_in_the_report():
     """Also where the runs of the plan do not come to it."""
     system, before = resolve(FAULTY), resolve("reference")
-    [line] = (n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages")
+    [line] = (
+        n for n in corpus.fault_lines() if n.situation == "a_capped_frontier_counts_whole_pages"
+    )
     plan = tiers.plan("smoke", presets=("page1",), examples=1, steps=1)
     assert not campaign.run(system, plan, base=before).findings
     run = changes.new_fault(system, before, line)

@@ -30,5 +30,8 @@ def test_the_corpus_has_the_situations_in_the_sizes_of_the_presets_as_well():
 
 def test_the_traces_of_known_faults_are_lines():
     names = {line.situation for line in corpus.fault_lines()}
-    assert {"finish_behind_the_window_sweep_caps_all_three_lengths", "a_turn_comes_back_to_nothing"} <= names
+    assert {
+        "finish_behind_the_window_sweep_caps_all_three_lengths",
+        "a_turn_comes_back_to_nothing",
+    } <= names
     assert any(isinstance(line.geometry, EngineConfig) for line in corpus.fault_lines())

@@ -56,7 +56,8 @@ class WritesNothing(ExampleEngine):
 
 
 @pytest.mark.parametrize(
-    "fault, clause", [(LeaksTheLastPage, "FREE-1"), (KeepsTheFirstLane, "OUT-2"), (WritesNothing, "READ-1")]
+    "fault, clause",
+    [(LeaksTheLastPage, "FREE-1"), (KeepsTheFirstLane, "OUT-2"), (WritesNothing, "READ-1")],
 )
 def test_a_fault_is_found(
     fault: type[ExampleEngine], clause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

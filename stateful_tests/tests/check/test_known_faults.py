@@ -29,12 +29,16 @@ def test_every_trace_belongs_to_one_fault_and_shows_a_clause_of_it():
 @pytest.mark.parametrize(
     ("release", "fault", "has_it"),
     [
-        ("0.5.14", "recovered-tombstone", True), ("0.5.15", "recovered-tombstone", False),
-        ("0.5.15.post1", "lock-pins-a-whole-leaf", True), ("0.5.10.post1", "finish-keeps-overshoot", True),
-        ("0.5.23.post1", "last-token", True), ("0.9.0", "last-token", False),
-        ("0.5.14", "last-token", False), ("main", "last-token", False),
+        ("0.5.14", "recovered-tombstone", True),
+        ("0.5.15", "recovered-tombstone", False),
+        ("0.5.15.post1", "lock-pins-a-whole-leaf", True),
+        ("0.5.10.post1", "finish-keeps-overshoot", True),
+        ("0.5.23.post1", "last-token", True),
+        ("0.9.0", "last-token", False),
+        ("0.5.14", "last-token", False),
+        ("main", "last-token", False),
     ],
-)  # fmt: skip
+)
 def test_a_release_has_a_fault_from_the_first_until_it_is_fixed(release, fault, has_it):
     assert label(release, fault) == (fault if has_it else None)
 
@@ -49,12 +53,15 @@ def test_a_check_passes_over_what_would_end_most_runs():
     ("engine", "release", "ways", "known"),
     [
         ("sglang", "0.5.14", ["unified"], ["recovered-tombstone", "split-leaf"]),
-        ("sglang", "0.5.14", ["overlap"], ["recovered-tombstone"]), ("sglang", "0.5.15", [], []),
+        ("sglang", "0.5.14", ["overlap"], ["recovered-tombstone"]),
+        ("sglang", "0.5.15", [], []),
         ("vllm", "0.14.0", [], []),
     ],
-)  # fmt: skip
+)
 def test_a_release_has_faults_by_the_ways_that_it_is_driven_in(engine, release, ways, known):
-    assert [fault.id for fault in of_system(engine, release, ways) if "TREE-4" in fault.clauses] == known
+    assert [
+        fault.id for fault in of_system(engine, release, ways) if "TREE-4" in fault.clauses
+    ] == known
     overlapped = [fault.id for fault in of_system("sglang", "0.5.23", ways)]
     assert ("first-token-drops-suffix" in overlapped) == ("overlap" in ways)
 

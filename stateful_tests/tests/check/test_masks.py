@@ -39,7 +39,9 @@ from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.traces.files import load
 
-PLAN = plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4, examples=13)
+PLAN = plan(
+    "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4, examples=13
+)
 
 
 class ClosesAtOnce(KeepsOnThreeWays):
@@ -70,7 +72,9 @@ def by_id(system, base=None):
 def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
     known = list(masks(THREE))
     lines = [mask.line for mask in known if not mask.fault.only.startswith("recurrent state")]
-    assert lines[0].startswith("known: last-token (LEN-2, READ-1), not there any more on this tree: ")
+    assert lines[0].startswith(
+        "known: last-token (LEN-2, READ-1), not there any more on this tree: "
+    )
     summary = "(OUT-1, SES-1, SES-2, SES-4), still there: A retract counts as the end of the turn"
     assert lines[1] == f"known: retract-ends-turn {summary}"
     result = run(THREE, PLAN, masks=known)
@@ -126,12 +130,17 @@ def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line()
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
     assert not same.findings
     same.masked[("retract-ends-turn", "rejection-ends-turn"), "FREE-1"] = 1
-    data = report.check_data(same, PLAN, capabilities=again.capabilities, base="b", masks=list(KNOWN))
+    data = report.check_data(
+        same, PLAN, capabilities=again.capabilities, base="b", masks=list(KNOWN)
+    )
     for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
         [known] = [fault for fault in data["known"] if fault["id"] == one]
         assert known["times"] == sum(same.masked.values()) and known["among"] == [two]
     render_check.check(out := render.console(io.StringIO()), data)
-    may_be, text = "times (some of them may be rejection-ends-turn)", " ".join(out.file.getvalue().split())
+    may_be, text = (
+        "times (some of them may be rejection-ends-turn)",
+        " ".join(out.file.getvalue().split()),
+    )
     assert f"{may_be}; where the base shows it, this tree violates FREE-1" in text
     [finding] = run(again, PLAN, base=THREE).findings
     assert finding.old
@@ -163,7 +172,7 @@ def failed(clause, step, *also, observed="y"):
         (failed("BROKEN", 4), failed("BROKEN", 4, observed="z"), Standing.UNTOLD, []),
         (failed("BROKEN", 4), failed("SES-2", 3), Standing.KNOWN, KEEPS),
     ],
-)  # fmt: skip
+)
 def test_what_is_new_has_a_witness(shown, seen, stands, under, monkeypatch):
     """Else it is counted where a known fault violates the clause, or shows in the trace."""
     asked = []
@@ -228,9 +237,15 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
     assert not mask.holds and f"fixed in part: {path}" in mask.state
     result = run(half, replace(PLAN, after_finding=0), base=before, masks=[mask])
     [finding] = result.findings
-    assert (finding.clause, finding.fixed_in_part, finding.old) == ("SES-2", "retract-ends-turn", False)
+    assert (finding.clause, finding.fixed_in_part, finding.old) == (
+        "SES-2",
+        "retract-ends-turn",
+        False,
+    )
     assert result.exit_code == 1 and not result.stopped  # something else may be new
-    [found] = report.check_data(result, PLAN, capabilities=half.capabilities, base="before")["findings"]
+    [found] = report.check_data(result, PLAN, capabilities=half.capabilities, base="before")[
+        "findings"
+    ]
     assert found["fixed_in_part"] == "retract-ends-turn" and not found["also_in"]
     fixed = by_id(called(TorchKV), before)["retract-ends-turn"]
     assert fixed.state == "not there any more on this tree"
@@ -263,7 +278,9 @@ class TakesNoExtend(TorchKV):
 
 def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
     known = passed_over("sglang", "0.5.13")
-    system = called(TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known))
+    system = called(
+        TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known)
+    )
     found = by_id(system)
     pinned, ends = found["lock-pins-a-whole-leaf"], found["retract-ends-turn"]
     assert ends.state == "could not be replayed on this tree (there is no alloc_for_extend)"
@@ -281,8 +298,12 @@ def test_a_tree_that_does_not_load_has_no_masks():
 
 
 def test_two_failures_of_a_system_are_alike_but_for_lines_and_numbers():
-    one, two = (f"ValueError: Cannot get {number} free blocks at a.py:{number}" for number in (4, 17))
-    assert how_it_breaks(one) == how_it_breaks(two) != how_it_breaks("ValueError: no block at a.py:4")
+    one, two = (
+        f"ValueError: Cannot get {number} free blocks at a.py:{number}" for number in (4, 17)
+    )
+    assert (
+        how_it_breaks(one) == how_it_breaks(two) != how_it_breaks("ValueError: no block at a.py:4")
+    )
 
 
 def test_a_system_that_is_no_release_has_no_known_faults():
@@ -307,11 +328,16 @@ def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, re
 @pytest.mark.parametrize(
     ("file", "needed"),
     [
-        ("0.15.0/two_waiting_turns_hold_each_others_blocks", {"a next turn", "pools that run full"}),
-        ("0.19.0/a_turn_longer_than_the_model_waits_for_ever",
-         {"a next turn", "a text longer than the model", "pools that run full"}),
+        (
+            "0.15.0/two_waiting_turns_hold_each_others_blocks",
+            {"a next turn", "pools that run full"},
+        ),
+        (
+            "0.19.0/a_turn_longer_than_the_model_waits_for_ever",
+            {"a next turn", "a text longer than the model", "pools that run full"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_two_stalls_of_an_engine_are_distinguished(file, needed, vllm):
     trace = load(FOLDER / f"vllm-{file}.json")
     assert {*needs(vllm("0.33.0"), trace, "RUN-4")} == needed
@@ -324,16 +350,24 @@ def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
     violation = replay(system, trace).violation
     fault = "turns-wait-for-each-other"
     for base in (None, vllm("0.14.0")):
-        assert [each.fault.id for each in counted_under(system, base, known, trace, violation)] == [fault]
-    assert fault in {each.fault.id for each in counted_under(system, system, known, trace, violation)}
-    short = [replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known]
+        assert [each.fault.id for each in counted_under(system, base, known, trace, violation)] == [
+            fault
+        ]
+    assert fault in {
+        each.fault.id for each in counted_under(system, system, known, trace, violation)
+    }
+    short = [
+        replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known
+    ]
     assert not counted_under(system, vllm("0.14.0"), short, trace, violation)
 
 
 def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):
     trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")
     fault = known_fault(release("0.5.23"), run := replay(release("0.5.23"), trace))
-    refused = replace(trace, commands=(Decode(("r9",)),) * len(trace.commands) + trace.commands, expected=())
+    refused = replace(
+        trace, commands=(Decode(("r9",)),) * len(trace.commands) + trace.commands, expected=()
+    )
     odd = replay(release("0.5.23"), refused)
     assert odd.violation is not None and known_fault(release("0.5.23"), odd) is None
     data = report.replay_data("t.json", run, known=fault)
@@ -387,7 +421,6 @@ def test_a_mend_of_a_known_fault_is_green(mend, release, tmp_path):
         result = run(system, plan("smoke"), base=base, masks=known)
     assert {mask.fault.id for mask in known if mask.gone} >= {*mend["gone"]}
     assert not [finding for finding in result.findings if not finding.old] and not result.incomplete
-
 
 
 def test_what_cannot_be_driven_without_a_need_stays_as_it_was(monkeypatch):

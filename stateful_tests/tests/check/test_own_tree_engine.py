@@ -24,7 +24,9 @@ PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=3)
 
 
 def test_it_conforms_though_its_tree_is_another():
-    result = campaign.run(make(), plan("smoke", presets=["page2", "tight"], machines=["both"], examples=3))
+    result = campaign.run(
+        make(), plan("smoke", presets=["page2", "tight"], machines=["both"], examples=3)
+    )
     assert not result.findings and "tree evicts for room" in str(result.situations)
 
 
@@ -154,7 +156,8 @@ def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> 
     requests = step.after.requests | {"r": seen._replace(cursors=seen.cursors._replace(**system))}
     now = followed(step.was, state, step.command, step.after._replace(requests=requests))
     found = now.request("r").cursors
-    if found.cache_protected_len != rules.get("cache_protected_len"):  # it has moved, and the lock with it
+    # it has moved, and the lock with it
+    if found.cache_protected_len != rules.get("cache_protected_len"):
         assert len(radix.lock_of(now.tree, "r").key) == found.cache_protected_len
     return found
 
@@ -190,7 +193,9 @@ def test_a_later_turn_is_outside_of_the_tree():
 @pytest.mark.parametrize("shown", [{}, {"r": None}])
 def test_whom_a_system_does_not_show_is_not_followed(shown):
     step = step_of(*BEGUN)
-    requests = {name: step.after.requests[name]._replace(cursors=cursors) for name, cursors in shown.items()}
+    requests = {
+        name: step.after.requests[name]._replace(cursors=cursors) for name, cursors in shown.items()
+    }
     now = followed(step.was, step.now, step.command, step.after._replace(requests=requests))
     assert now.requests == step.now.requests
 
@@ -199,7 +204,9 @@ def test_whom_a_system_does_not_show_is_not_followed(shown):
 def test_what_a_window_has_left_behind_may_be_given_back(rounds, given_back):
     step = step_of(*BEGUN, Extend((Chunk("r", 1),)), *[Decode(("r",))] * rounds)
     tree = step.after.tree
-    facts = step.after._replace(tree=tree._replace(nodes=[n._replace(swa_locks=0) for n in tree.nodes]))
+    facts = step.after._replace(
+        tree=tree._replace(nodes=[n._replace(swa_locks=0) for n in tree.nodes])
+    )
     lock = radix.lock_of(followed(step.was, step.now, step.command, facts).tree, "r")
     assert (lock.swa_from == len(lock.key) == 6) is given_back
 
@@ -210,7 +217,11 @@ def test_a_lock_that_stays_where_it_is_keeps_what_was_given_back():
     assert radix.lock_of(tree, "h").swa_from == 4
 
 
-@pytest.mark.parametrize("rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)])
+@pytest.mark.parametrize(
+    "rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)]
+)
 def test_a_window_eviction_is_followed_inside_of_the_prefix_alone(rules, system, want):
-    found = followed_with(step_of(*BEGUN), {"swa_evicted_seqlen": rules}, {"swa_evicted_seqlen": system})
+    found = followed_with(
+        step_of(*BEGUN), {"swa_evicted_seqlen": rules}, {"swa_evicted_seqlen": system}
+    )
     assert (found.cache_protected_len, found.swa_evicted_seqlen) == (4, want)

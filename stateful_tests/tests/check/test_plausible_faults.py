@@ -17,10 +17,17 @@ ENGINES = {"example": example_engine, "windowed": windowed_engine, "own_tree": o
 FAULTS = tomllib.loads(Path(__file__).with_name("plausible_faults.toml").read_text())["fault"]
 # `within`: the commands after which seed 0 finds it, at most. At night every fault, on ten seeds.
 NIGHT = "KVSPEC_EVERY_RELEASE" in os.environ
-CASES = [(each, seed) for each in FAULTS for seed in range(10 if NIGHT else 1) if NIGHT or "within" in each]
+CASES = [
+    (each, seed)
+    for each in FAULTS
+    for seed in range(10 if NIGHT else 1)
+    if NIGHT or "within" in each
+]
 
 
-@pytest.mark.parametrize("fault, seed", CASES, ids=[f"{fault['says']}, seed {seed}" for fault, seed in CASES])
+@pytest.mark.parametrize(
+    "fault, seed", CASES, ids=[f"{fault['says']}, seed {seed}" for fault, seed in CASES]
+)
 def test_smoke_finds_it(fault, seed, monkeypatch):
     file = Path(ENGINES[fault["engine"]].__file__)
     module = types.ModuleType("an_engine_with_a_fault")

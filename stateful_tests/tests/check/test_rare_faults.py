@@ -20,7 +20,11 @@ class ClampsDrafts(TorchKV):
         lanes = []
         for lane in command.lanes:
             request = self.requests.get(lane.request)
-            room = self.width - request.cursors.kv_committed_len if request is not None else lane.allocate
+            room = (
+                self.width - request.cursors.kv_committed_len
+                if request is not None
+                else lane.allocate
+            )
             lanes.append(replace(lane, allocate=max(lane.accept, min(lane.allocate, room))))
         return super().spec_decode(replace(command, lanes=tuple(lanes)))
 
@@ -67,7 +71,12 @@ class EvictsForWhoHasLostItsWindow(TorchKV):
 
     def decode(self, command):
         found = [self.requests[name] for name in command.requests if name in self.requests]
-        if found and self.window_lost(found) and self.tree is not None and not self.store.full.available:
+        if (
+            found
+            and self.window_lost(found)
+            and self.tree is not None
+            and not self.store.full.available
+        ):
             self.tree.evict(self.page_size, 0)
         return super().decode(command)
 

@@ -30,7 +30,11 @@ NOISE = script(
 def test_only_what_is_needed_is_left():
     def fails(commands):
         for at, command in enumerate(commands):
-            if isinstance(command, Finish) and command.finished_len >= 3 and Open("s1") in commands[:at]:
+            if (
+                isinstance(command, Finish)
+                and command.finished_len >= 3
+                and Open("s1") in commands[:at]
+            ):
                 return commands[: at + 1]
         return None
 
@@ -114,7 +118,11 @@ def test_lock_holders_and_texts_are_renamed_in_the_order_of_appearance():
 def test_prompts_lose_pieces_and_flags_and_numbers_shrink():
     def fails(commands):
         inserted = any(isinstance(c, Insert) and prompt_len(c.prompt) >= 3 for c in commands)
-        return commands if inserted and any(isinstance(c, Evict) and c.full >= 5 for c in commands) else None
+        return (
+            commands
+            if inserted and any(isinstance(c, Evict) and c.full >= 5 for c in commands)
+            else None
+        )
 
     start = script("insert h1 b4c9a2 SWA from 7 (goes on); unlock h1; evict full 999 swa 999")
     assert shrink(start, fails) == (Insert("h1", prompt_of("a3")), Evict(5))
@@ -197,7 +205,9 @@ def test_two_lives_of_a_name_are_not_one():
         before = {type(c) for c in commands[:-2]}
         cached = Insert in before or {Submit, Extend, Finish} <= before
         lives = [c.request for c in commands if isinstance(c, (Submit, Abort))][-2:]
-        alive = commands and isinstance(commands[-1], Abort) and len(lives) == 2 and len({*lives}) == 1
+        alive = (
+            commands and isinstance(commands[-1], Abort) and len(lives) == 2 and len({*lives}) == 1
+        )
         return commands if cached and alive and len(commands) > 2 else None
 
     small = shrink((*first, *again), fails)

@@ -12,7 +12,9 @@ TestWindowedEngine.settings = settings(max_examples=20)  # two block tables take
 
 def test_it_conforms_and_evicts_windows():
     result = kvspec.check(make, presets=["page2"], examples=10)
-    assert not result.findings and any("evict_swa" in str(situation) for situation in result.situations)
+    assert not result.findings and any(
+        "evict_swa" in str(situation) for situation in result.situations
+    )
 
 
 class SweepsAPageTooFar(WindowedEngine):
@@ -36,7 +38,9 @@ class FreesSweptBlocksAgain(WindowedEngine):
     def _evict_window(self, command):
         before = list(self.swa_blocks.get(command.request, ()))
         outcome = super()._evict_window(command)
-        self.free_swa += before[:1] if isinstance(outcome, kvspec.Done) and before[:1] != [0] else []
+        self.free_swa += (
+            before[:1] if isinstance(outcome, kvspec.Done) and before[:1] != [0] else []
+        )
         return outcome
 
 
@@ -52,4 +56,6 @@ def test_a_fault_is_found(fault, clauses, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(kvspec.ClauseViolated) as found:
         kvspec.check(fault, presets=["page2"], examples=10)
-    assert clauses & {clause for run in found.value.runs for clause in run.violation.clauses}, found.value
+    assert clauses & {clause for run in found.value.runs for clause in run.violation.clauses}, (
+        found.value
+    )

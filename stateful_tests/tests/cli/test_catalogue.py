@@ -8,20 +8,27 @@ import pytest
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 
 
-@pytest.mark.parametrize("words, has, has_not", [
-    (["preemption"], "preempted-request-publishes", "last-token"),
-    (["vllm==0.30.0", "preempt"], "preempted-request-publishes", "retract-ends-turn"),
-    (["sglang==0.5.20", "retract"], "retract-ends-turn", "pr22862"),
-    (["sglang==0.5.14"], "split-leaf", "last-token"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, has, has_not",
+    [
+        (["preemption"], "preempted-request-publishes", "last-token"),
+        (["vllm==0.30.0", "preempt"], "preempted-request-publishes", "retract-ends-turn"),
+        (["sglang==0.5.20", "retract"], "retract-ends-turn", "pr22862"),
+        (["sglang==0.5.14"], "split-leaf", "last-token"),
+    ],
+)
 def test_bugs_are_found_by_other_forms_of_a_word_and_by_release(words, has, has_not, kvspec):
     code, text, _ = kvspec("bugs", *words)
     assert code == 0 and has in text and has_not not in text
 
 
-@pytest.mark.parametrize("words, says", [
-    (["retract", "nonesuch"], "of each: retract "), (["sglang==0.9.9"], "not one of the releases"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["retract", "nonesuch"], "of each: retract "),
+        (["sglang==0.9.9"], "not one of the releases"),
+    ],
+)
 def test_what_no_bug_mentions_is_counted_word_by_word(words, says, kvspec):
     code, _, err = kvspec("bugs", *words)
     assert code == 2 and says in err and err.count("\n") == 1

@@ -45,7 +45,9 @@ def test_the_action_gives_its_steps_what_they_read():
     assert given == set(re.findall(r"\bKVSPEC_[A-Z_]+", script))
     used = set(re.findall(r"inputs\.([a-z-]+)", yaml.safe_dump(steps)))
     assert used == set(action["inputs"])
-    called = [match[1] for step in steps if (match := re.search(r'run\.sh" (\w+)', step.get("run", "")))]
+    called = [
+        match[1] for step in steps if (match := re.search(r'run\.sh" (\w+)', step.get("run", "")))
+    ]
     assert called == ["key", "install", "check"]
     assert all(f"\n{name}() {{" in script for name in called)
 
@@ -114,7 +116,9 @@ def test_torch_is_installed_first_from_where_it_has_no_cuda(step):
 
 
 def test_the_check_of_a_fork(step):
-    code, calls = step("check", KVSPEC_SGLANG_PATH="fork", KVSPEC_TIER="pr", KVSPEC_ARGS="--mode both")
+    code, calls = step(
+        "check", KVSPEC_SGLANG_PATH="fork", KVSPEC_TIER="pr", KVSPEC_ARGS="--mode both"
+    )
     assert code == 0
     fork = "--impl sglang --sglang-path fork --device cpu"
     assert calls == [f"kvspec check {fork} --tier pr {WRITES} --mode both"]
@@ -136,7 +140,9 @@ def test_earlier_failures_come_first_and_count(step, tmp_path, base):
 
 def test_a_night_has_a_fresh_seed(step, tmp_path):
     summary = tmp_path / "summary"
-    code, calls = step("check", KVSPEC_TIER="nightly", FAILS="check", GITHUB_STEP_SUMMARY=str(summary))
+    code, calls = step(
+        "check", KVSPEC_TIER="nightly", FAILS="check", GITHUB_STEP_SUMMARY=str(summary)
+    )
     assert code == 1
     found = re.search(r"--seed (\d+)$", calls[0])
     assert f"tier nightly, seed {found[1]}" in summary.read_text()

@@ -20,7 +20,15 @@ from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.results import Row, Run, Violation
-from stateful_tests.tests.support.made_up_check import BAD, COMMANDS, ROWS, RUN, TRACE, checked, finding
+from stateful_tests.tests.support.made_up_check import (
+    BAD,
+    COMMANDS,
+    ROWS,
+    RUN,
+    TRACE,
+    checked,
+    finding,
+)
 from stateful_tests.traces import files as traces
 
 
@@ -53,7 +61,11 @@ def test_json_has_every_figure(finds, kvspec):
     assert data["exit_code"] == code == 1 and data["ended"] == "violated"
     assert "violation: LEN-2" in err, "the text goes to stderr"
     assert data["machines"][0]["commands_per_s"] == 800
-    clause = {"id": "FREE-2", "title": "SWA pages freed as owed", "sentence": report.sentence("FREE-2")}
+    clause = {
+        "id": "FREE-2",
+        "title": "SWA pages freed as owed",
+        "sentence": report.sentence("FREE-2"),
+    }
     clause |= {"waived": None}
     assert data["clauses"][1] == {**clause, "evaluated": 400, "runs_reached": 0, "reached": False}
     [found] = data["findings"]
@@ -81,7 +93,9 @@ def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec)
 
 
 def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
-    fake.capabilities = Capabilities(waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"})
+    fake.capabilities = Capabilities(
+        waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"}
+    )
     finds(checked())
     code, out, _ = kvspec("check", "--json", "out.json")
     assert code == 0
@@ -100,15 +114,20 @@ def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
         (("check",), "broken", "--base broken: sglang checkout "),
     ],
 )
-def test_a_base_that_is_none_is_refused_before_anything_starts(kvspec, monkeypatch, command, base, says):
+def test_a_base_that_is_none_is_refused_before_anything_starts(
+    kvspec, monkeypatch, command, base, says
+):
     traces.save(TRACE, "t.json")
-    for name in ("session_aware_cache", "../managers/session_controller"):  # enough to look like 0.5.10
+    # enough to look like 0.5.10
+    for name in ("session_aware_cache", "../managers/session_controller"):
         file = Path("broken/sglang/srt/mem_cache", f"{name}.py").resolve()
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     resolved: list[str] = []
     find = registry.resolve
-    monkeypatch.setattr(registry, "resolve", lambda spec, **more: resolved.append(spec) or find(spec, **more))
+    monkeypatch.setattr(
+        registry, "resolve", lambda spec, **more: resolved.append(spec) or find(spec, **more)
+    )
     code, _, err = kvspec(*command, "--base", base)
     assert (code, len(resolved), err.count("\n")) == (2, 1, 1)
     assert err.startswith(f"kvspec: {says}")
@@ -120,10 +139,12 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(kvspec, monkeypat
         ("vllm==0.33.0", "vllm+async", "vllm==0.33.0+async"),
         ("vllm==0.33.0+async", "vllm+async", "vllm==0.33.0+async"),
         ("sglang==0.5.22", "sglang==0.5.23+rust+overlap", "sglang==0.5.22+rust+overlap"),
-        ("sglang", "sglang+overlap", "sglang+overlap"), ("sglang==0.5.22", "sglang", "sglang==0.5.22"),
-        ("torch", "sglang+overlap", "torch"), ("torch+pr22900", "torch+pr22862-tail", "torch+pr22900"),
+        ("sglang", "sglang+overlap", "sglang+overlap"),
+        ("sglang==0.5.22", "sglang", "sglang==0.5.22"),
+        ("torch", "sglang+overlap", "torch"),
+        ("torch+pr22900", "torch+pr22862-tail", "torch+pr22900"),
     ],
-)  # fmt: skip
+)
 def test_a_base_runs_as_the_tree_does(base, impl, runs):
     assert registry.as_base(base, impl) == runs
 
@@ -145,19 +166,58 @@ MISSED = tuple(f"open, case {number}" for number in range(10, 22))
 @pytest.mark.parametrize(
     ("result", "code", "says"),
     [
-        (checked(timed_out=True), 4, "nothing was found, but the time limit came after 10 of 10 runs"),
-        (checked(finding("LEN-2"), timed_out=True), 1, "violates LEN-2; 10 of 10 runs until the time limit"),
+        (
+            checked(timed_out=True),
+            4,
+            "nothing was found, but the time limit came after 10 of 10 runs",
+        ),
+        (
+            checked(finding("LEN-2"), timed_out=True),
+            1,
+            "violates LEN-2; 10 of 10 runs until the time limit",
+        ),
         (checked(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
-        (checked(timed_out=True, asked=30_000), 4, "the time limit came after 400 of 30,000 commands"),
-        (checked(asked=30_000), 4, "nothing was found, but only 400 of 30,000 commands were carried out"),
-        (checked(finding("LEN-2"), stopped=True, asked=30_000), 1, "LEN-2 (400 commands of 2 kinds in"),
-        (checked(interrupted=True, asked=30_000), 130, "interrupted after 400 of 30,000 commands ("),
-        (checked(untriggered=("FREE-2",)), 4, "incomplete: nothing was found, but never triggered FREE-2 ("),
+        (
+            checked(timed_out=True, asked=30_000),
+            4,
+            "the time limit came after 400 of 30,000 commands",
+        ),
+        (
+            checked(asked=30_000),
+            4,
+            "nothing was found, but only 400 of 30,000 commands were carried out",
+        ),
+        (
+            checked(finding("LEN-2"), stopped=True, asked=30_000),
+            1,
+            "LEN-2 (400 commands of 2 kinds in",
+        ),
+        (
+            checked(interrupted=True, asked=30_000),
+            130,
+            "interrupted after 400 of 30,000 commands (",
+        ),
+        (
+            checked(untriggered=("FREE-2",)),
+            4,
+            "incomplete: nothing was found, but never triggered FREE-2 (",
+        ),
         (checked(excused=("LEN-2",)), 4, "known or waived are 1 of the 1 clauses that came up ("),
-        (checked(declined={"admit": 312, "abort": 0}), 4,
-         "refused from command 312 on: admit; refused every time: abort"),
-        (checked(carried_out={"Open": 3}), 4, "nothing was found, but only 3 commands were carried out"),
-        (checked(never_done=("close",)), 4, "incomplete: nothing was found, but never carried out: close"),
+        (
+            checked(declined={"admit": 312, "abort": 0}),
+            4,
+            "refused from command 312 on: admit; refused every time: abort",
+        ),
+        (
+            checked(carried_out={"Open": 3}),
+            4,
+            "nothing was found, but only 3 commands were carried out",
+        ),
+        (
+            checked(never_done=("close",)),
+            4,
+            "incomplete: nothing was found, but never carried out: close",
+        ),
         (checked(system="torch", required=MISSED), 4, "12 of 12 situations were not met"),
         (checked(system="sglang==0.5.23", required=MISSED), 0, "conforms"),
     ],
@@ -209,7 +269,9 @@ def test_after_a_second_signal_the_report_still_comes(capfd):
 
 
 def test_replay(fake, kvspec, monkeypatch):
-    traces.save(replace(TRACE, bug="pr22900", clause="LEN-2", story="First this.\nThen that."), "t.json")
+    traces.save(
+        replace(TRACE, bug="pr22900", clause="LEN-2", story="First this.\nThen that."), "t.json"
+    )
     broke = Violation("BROKEN", 5, Failure("done", "KeyError: 1"))
     runs = iter([BAD, None, replace(BAD, clause="OWN-1"), broke])
 
@@ -220,7 +282,11 @@ def test_replay(fake, kvspec, monkeypatch):
     code, out, err = kvspec("replay", "t.json", "t.json", "t.json", "t.json", "--json", "r.json")
     assert (code, err, fake.closed) == (3, "", 1)
     seen = lines(out)
-    assert seen[:3] == ["t.json on torch+pr22900", "bug pr22900, clause LEN-2", "First this. Then that."]
+    assert seen[:3] == [
+        "t.json on torch+pr22900",
+        "bug pr22900, clause LEN-2",
+        "First this. Then that.",
+    ]
     assert [line for line in seen if " of 6 steps" in line or "conforms" in line] == [
         "violates LEN-2, FREE-2 after 6 of 6 steps",
         "t.json: conforms (the trace is there to show pr22900, and does not;"
@@ -238,7 +304,9 @@ def test_long_traces_show_their_end(fake, kvspec, monkeypatch):
     trace = replace(TRACE, commands=(Open("s1"),) * 1000)
     traces.save(trace, "t.json")
     rows = (Row(Open("s1"), Refused(Reason.SESSION_EXISTS)),) * 1000
-    monkeypatch.setattr(lockstep, "replay", lambda system, trace: Run(trace, system.name, rows, None))
+    monkeypatch.setattr(
+        lockstep, "replay", lambda system, trace: Run(trace, system.name, rows, None)
+    )
     code, out, _ = kvspec("replay", "t.json")
     assert code == 0
     assert "steps 0 to 939 are left out here" in out
@@ -311,9 +379,13 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
     monkeypatch.setattr(lockstep, "replay", run)
     monkeypatch.setattr(masks, "known_fault", lambda system, run: next(labels))
     code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
-    assert (code, fake.closed) == (1, 4) and lines(err)[-1] == "kvspec: 4 of 4 releases: sglang==0.5.13"
+    assert (code, fake.closed) == (1, 4) and lines(err)[
+        -1
+    ] == "kvspec: 4 of 4 releases: sglang==0.5.13"
     said = " ".join(lines(out)[:3])
-    assert said.startswith("t.json 1 of 6 commands refused, and not stated so. The first: command 2 (")
+    assert said.startswith(
+        "t.json 1 of 6 commands refused, and not stated so. The first: command 2 ("
+    )
     assert lines(out)[lines(out).index("release what the trace does there") + 2 :] == [
         "sglang==0.5.10 conforms",
         f"sglang==0.5.11 violates LEN-2, FREE-2 at command 5 (known: {fault.id})",

@@ -23,9 +23,13 @@ def test_a_check_that_is_ended(number, tmp_path):
     command = [sys.executable, "-m", "ci", "check", "--impl", ADAPTER, "--tier", "nightly"]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
-        [*command, "--json", "report.json", "--junit", "report.xml"], cwd=tmp_path, text=True,
-        env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [*command, "--json", "report.json", "--junit", "report.xml"],
+        cwd=tmp_path,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         reported = _found(process.stderr)
         process.send_signal(number)
         process.send_signal(number)  # as timeout(1) does
@@ -47,15 +51,22 @@ def test_a_tour_that_is_ended(tmp_path):
     options = ["--scope", "session-tiny", "--impl", impl, "--json", "report.json"]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
-        [sys.executable, "-m", "ci", "tour", *options], cwd=tmp_path, text=True,
-        env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [sys.executable, "-m", "ci", "tour", *options],
+        cwd=tmp_path,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         clause, _, saved = _found(process.stderr).removeprefix("found ").rstrip().partition(": ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     assert files.load(tmp_path / saved).clause == clause
     data = json.loads((tmp_path / "report.json").read_text())
-    assert data["tours"][0]["stopped"] == "an interrupt" and process.returncode == data["exit_code"] == 1
+    assert (
+        data["tours"][0]["stopped"] == "an interrupt"
+        and process.returncode == data["exit_code"] == 1
+    )
 
 
 def _found(lines: IO[str]) -> str:
@@ -94,9 +105,9 @@ def test_a_report_that_cannot_be_written_keeps_the_verdict(kvspec):
     impl, full = f"{bad_adapters.__name__}:Raises", "/dev/full"
     code, out, err = kvspec("check", "--impl", impl, *QUICK, "--json", full, "--junit", full)
     assert code == 3 and "IndexError: page 99" in out
-    assert {f"kvspec: {option} /dev/full: No space left on device" for option in ("--json", "--junit")} < {
-        *err.splitlines()
-    }
+    assert {
+        f"kvspec: {option} /dev/full: No space left on device" for option in ("--json", "--junit")
+    } < {*err.splitlines()}
 
 
 def test_a_listing_that_cannot_be_written_is_an_error(kvspec):
@@ -107,11 +118,15 @@ def test_a_listing_that_cannot_be_written_is_an_error(kvspec):
 def test_what_close_raises_is_said(kvspec):
     impl = f"{bad_adapters.__name__}:ClosesBadly"
     code, _, err = kvspec("check", "--impl", impl, *QUICK, "-j", "1")
-    said = [line for line in err.splitlines() if line.startswith(f"kvspec: --impl {impl}: close(): ")]
+    said = [
+        line for line in err.splitlines() if line.startswith(f"kvspec: --impl {impl}: close(): ")
+    ]
     assert code == 4 and len(said) == 1 and "RuntimeError: no  [2J end" in said[0], err
 
 
 def test_a_factory_that_hangs_obeys_the_limit(kvspec, monkeypatch):
     monkeypatch.setattr(remote_system, "_LEAST_START_S", 1.0)
-    code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:never_made", "--timeout", "0.5")
+    code, _, err = kvspec(
+        "check", "--impl", f"{bad_adapters.__name__}:never_made", "--timeout", "0.5"
+    )
     assert code == 2 and "never_made: hang: nothing to start in 1 s" in err

@@ -64,7 +64,9 @@ def test_what_drives_nothing_imports_no_torch():
 
 def test_a_bench_says_what_a_command_costs():
     options = ["--impl", "reference", "--runs", "1", "--json", "-"]
-    done = subprocess.run([sys.executable, "-m", "ci.bench", *options], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ci.bench", *options], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
     assert {row["machine"] for row in rows} == {*MACHINES}

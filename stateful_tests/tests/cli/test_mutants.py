@@ -50,8 +50,12 @@ def test_mutants_are_made_of_what_is_carried_out_alone():
     found = mutants_of("a.py", SOURCE)
     assert [m.change for m in found][: len(CHANGES)] == CHANGES
     rest = {m.change for m in found[len(CHANGES) :]}
-    assert {"always: if x is not None", "-(-x // 2) -> x // 2", "x is not None -> x is None",
-            "True -> False in sorted(a, reverse=True)"} <= rest  # fmt: skip
+    assert {
+        "always: if x is not None",
+        "-(-x // 2) -> x // 2",
+        "x is not None -> x is None",
+        "True -> False in sorted(a, reverse=True)",
+    } <= rest
     assert {m.function for m in found} == {"cut"}
     for mutant in found:
         compile(mutant.applied(SOURCE), "a.py", "exec")
@@ -95,7 +99,9 @@ def test_no_new_one_survives(tmp_path):
     """A small sample of fixed seed; the larger one is for the night."""
     file = tmp_path / "mutants.json"
     only = ("--only=impl/torch_kv", "--only=reference/rules", "--only=reference/clauses")
-    assert run([*only, "--sample", "5", "--seed", "1", "-j", "1", "--json", str(file)], mutants) == 0
+    assert (
+        run([*only, "--sample", "5", "--seed", "1", "-j", "1", "--json", str(file)], mutants) == 0
+    )
     data = json.loads(file.read_text())
     assert (data["survived"], len(data["mutants"])) == (0, 5)
 
@@ -106,7 +112,9 @@ def test_a_survivor_is_shown(monkeypatch, capsys):
     assert run(["--only", name, "-j", "1"], mutants) == 1
     out = capsys.readouterr().out
     assert out.startswith("1 of 1 mutants (seed 0, tier smoke): 0 noticed, 0 accepted, 1 survived")
-    assert "  -        min(c.swa_evicted_seqlen, target),\n  +        c.swa_evicted_seqlen,\n" in out
+    assert (
+        "  -        min(c.swa_evicted_seqlen, target),\n  +        c.swa_evicted_seqlen,\n" in out
+    )
     assert f"again: python -m ci.mutants --only '{name}'" in out
 
 

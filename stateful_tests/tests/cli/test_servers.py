@@ -49,7 +49,9 @@ def test_a_log_without_an_event_is_incomplete(strict, tmp_path, capsys):
     assert "incomplete: the log has a header and no event" in capsys.readouterr().out
     assert run(["validate", str(empty), LOG, *strict]) == 4
     end = capsys.readouterr().out
-    assert "incomplete: 1 of 2 logs have a header and no event (2 logs, 285 events" in " ".join(end.split())
+    assert "incomplete: 1 of 2 logs have a header and no event (2 logs, 285 events" in " ".join(
+        end.split()
+    )
 
 
 def test_known_faults_are_named_in_the_words_of_a_check(tmp_path, capsys):
@@ -72,8 +74,10 @@ def test_follow_ends_with_the_server(wrong, capsys):
 
 def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp_path):
     server = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    texts = [re.sub('"process":[0-9]+', f'"process":{server.pid}', Path(each).read_text(), count=1)
-             for each in (LOG, wrong)]  # fmt: skip
+    texts = [
+        re.sub('"process":[0-9]+', f'"process":{server.pid}', Path(each).read_text(), count=1)
+        for each in (LOG, wrong)
+    ]
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "first.jsonl").write_text(texts[0])
@@ -92,12 +96,17 @@ def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LogReading, "read", read)
         readings.follow(tell)
-    assert [each.log.files[0].name for each in readings.logs.values()] == ["first.jsonl", "later.jsonl"]
+    assert [each.log.files[0].name for each in readings.logs.values()] == [
+        "first.jsonl",
+        "later.jsonl",
+    ]
     assert [bool(each.validator.result.found) for each in readings.logs.values()] == [False, True]
 
 
 def test_a_folder_without_a_log_is_waited_for(tmp_path, monkeypatch):
-    looks = iter([lambda: None, partial((tmp_path / "log.jsonl").write_text, Path(LOG).read_text())])
+    looks = iter(
+        [lambda: None, partial((tmp_path / "log.jsonl").write_text, Path(LOG).read_text())]
+    )
     monkeypatch.setattr(validating.time, "sleep", lambda _: next(looks, lambda: None)())
     assert run(["validate", "--follow", str(tmp_path)]) == 0
 
@@ -130,10 +139,12 @@ def test_events_are_listed(capsys):
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        ([], "give a LOG"), (["nothing.jsonl"], "is no file"),
-        ([LOG, "--release", "0.6.1"], "nobody has looked"), ([__file__], "no watcher's log"),
+        ([], "give a LOG"),
+        (["nothing.jsonl"], "is no file"),
+        ([LOG, "--release", "0.6.1"], "nobody has looked"),
+        ([__file__], "no watcher's log"),
     ],
-)  # fmt: skip
+)
 def test_unusable_input(arguments, says, capsys):
     assert run(["validate", *arguments]) == 2
     complaint = capsys.readouterr().err
@@ -149,23 +160,30 @@ def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
     assert "huge.jsonl: line 4: " in complaint and complaint.count("\n") == 1
 
 
-@pytest.mark.parametrize("impl, given, says", [
-    ("0.5.18", ["states=30"], "recurrent layers run in 0.5.23; this is 0.5.18"),
-    ("0.5.23", ["track=8"], "needs --set states=N"),
-    ("0.5.23", ["states=30", "window=4"], "has neither a window nor drafts"),
-    ("0.5.23", ["states=30", "draft=2"], "has neither a window nor drafts"),
-    ("0.5.23", ["states=4"], "at least 5"),
-    ("0.5.23", ["states=30", "track=0", "overlap=1"], "neither overlap nor pages"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "impl, given, says",
+    [
+        ("0.5.18", ["states=30"], "recurrent layers run in 0.5.23; this is 0.5.18"),
+        ("0.5.23", ["track=8"], "needs --set states=N"),
+        ("0.5.23", ["states=30", "window=4"], "has neither a window nor drafts"),
+        ("0.5.23", ["states=30", "draft=2"], "has neither a window nor drafts"),
+        ("0.5.23", ["states=4"], "at least 5"),
+        ("0.5.23", ["states=30", "track=0", "overlap=1"], "neither overlap nor pages"),
+    ],
+)
 def test_recurrent_layers_go_with_the_rest_of_a_server(impl, given, says, capsys):
     args = [part for each in given for part in ("--set", each)]
     assert run(["serve-check", "--impl", f"sglang=={impl}", *args]) == 2
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("given, says", [
-    (["--runs", "0"], "range"), (["--again", LOG], "kvspec validate reads it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        (["--runs", "0"], "range"),
+        (["--again", LOG], "kvspec validate reads it"),
+    ],
+)
 def test_unusable_options_of_serve_check(given, says, capsys):
     assert run(["serve-check", *given]) == 2
     assert says in capsys.readouterr().err

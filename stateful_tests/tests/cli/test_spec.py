@@ -42,7 +42,9 @@ def test_it_is_up_to_date(text):
 
 
 def test_the_findings_are_those_of_known_toml(kvspec):
-    assert kvspec("spec", "--findings", "--check") == (0, "", ""), "kvspec spec --findings --out FINDINGS.md"
+    assert kvspec("spec", "--findings", "--check") == (0, "", ""), (
+        "kvspec spec --findings --out FINDINGS.md"
+    )
     assert kvspec("spec", "--findings", "--html")[0] == 2
 
 
@@ -88,7 +90,9 @@ def test_the_page_is_one_file_with_everything(kvspec, full, tmp_path):
     assert page.count('class="drawing"') >= full.count("```text\n") and "stateDiagram" not in page
     assert page.count('<svg class="states"') == full.count("```mermaid\n") == 2
     rows = re.findall(r'<tr data-in="([^"]+)"', page)
-    assert len(rows) == len(known_faults()) and sum("sglang==0.5.23 " in row for row in rows) == sum(
+    assert len(rows) == len(known_faults()) and sum(
+        "sglang==0.5.23 " in row for row in rows
+    ) == sum(
         fault.engine == "sglang" and fault.is_in("0.5.23") for fault in known_faults().values()
     )
     drawings = "\n".join(re.findall(r"```text\n(.*?)```", full, re.DOTALL))
@@ -119,13 +123,14 @@ def test_the_page_of_commands_has_each_command_and_options_that_exist():
     text = (ROOT / "ci/COMMANDS.md").read_text(encoding="utf-8")
     table = text.partition("\n## ")[0]
     assert {*re.findall(r"`kvspec ([\w-]+)`", table)} == {*cli.cli.commands}
-    parameters = [parameter for command in cli.cli.commands.values() for parameter in command.params]
+    parameters = [
+        parameter for command in cli.cli.commands.values() for parameter in command.params
+    ]
     options = {name for parameter in parameters for name in parameter.opts}
     options |= {"--help", "--kvspec-impl", "--kvspec-tier", "--kvspec-save", "--kvspec-base"}
     for document in (text, (ROOT / "README.md").read_text(encoding="utf-8")):
         used = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", document)}
         assert used <= options, used - options
-
 
 
 def test_lines_of_the_readme_can_be_pasted():
@@ -135,7 +140,9 @@ def test_lines_of_the_readme_can_be_pasted():
     names = {*re.findall(r"kvspec \w+ (@\w+)", text)}
     assert len(names) >= 2 and all(traces.load(name).commands for name in names)
     [shown] = {*re.findall(r"check --impl torch\+([\w-]+) --mode faithful", text)}
-    assert Mode.FAITHFUL in BUGS[shown].modes and BUGS[shown].source.startswith("sgl-project/sglang#")
+    assert Mode.FAITHFUL in BUGS[shown].modes and BUGS[shown].source.startswith(
+        "sgl-project/sglang#"
+    )
     assert "OWNER" not in text
 
 
@@ -166,4 +173,6 @@ def test_a_clause_has_a_rule_a_property_and_a_fault_that_it_catches(clause, show
     assert callable(clause.check)
     caught = {bug.id for bug in BUGS.values() if bug.clause == clause.id}
     assert caught, "no named bug violates it first"
-    assert all(shown.get(bug) == clause.id for bug in caught), "a bug without a fixture that shows it"
+    assert all(shown.get(bug) == clause.id for bug in caught), (
+        "a bug without a fixture that shows it"
+    )

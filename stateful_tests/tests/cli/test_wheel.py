@@ -30,7 +30,16 @@ ENGINE = "kvspec.impl.example_engine:make"
 
 
 def built(home: Path, kind: str, folder: Path) -> Path:
-    line = [sys.executable, "-m", "hatchling", "build", "--target", kind, "--directory", str(folder)]
+    line = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        kind,
+        "--directory",
+        str(folder),
+    ]
     done = subprocess.run(line, cwd=home, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     [file] = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
@@ -71,8 +80,9 @@ def installed(unpacked, tmp_path):
 def test_it_is_one_package_without_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {re.sub(r"kvspec-.*\.dist-info", "about", name.partition("/")[0]) for name in names} == {
-        "kvspec", "about",
-    }  # fmt: skip
+        "kvspec",
+        "about",
+    }
     tests = [name for name in names if re.search(r"/tests/|/test_|conftest|/bench/", name)]
     assert not [name for name in tests if "/fixtures/" not in name]
     kept = {f"kvspec/{p.relative_to(HOME)}" for p in (HOME / "fixtures").rglob("*") if p.is_file()}
@@ -86,7 +96,9 @@ def test_a_source_distribution_builds_the_same_wheel(wheel, tmp_path):
     [home] = (path for path in tmp_path.iterdir() if path.is_dir())
     again = zipfile.ZipFile(built(home, "wheel", tmp_path / "dist"))
     first = zipfile.ZipFile(wheel)
-    assert {n: first.read(n) for n in first.namelist()} == {n: again.read(n) for n in again.namelist()}
+    assert {n: first.read(n) for n in first.namelist()} == {
+        n: again.read(n) for n in again.namelist()
+    }
 
 
 CHECK = "check --impl torch+pr22897 --preset page2 --machine sessions --seed 3 --examples 6"
@@ -153,7 +165,9 @@ def test_an_engine_needs_neither_torch_nor_a_solver(installed):
 def test_an_import_that_cannot_be_moved_stops_the_build(tmp_path):
     module = tmp_path / "module.py"
     module.write_text("import impl.adapter\n")
-    with pytest.raises(ValueError, match=r"module\.py: cannot be moved into kvspec: import impl\.adapter"):
+    with pytest.raises(
+        ValueError, match=r"module\.py: cannot be moved into kvspec: import impl\.adapter"
+    ):
         packing.moved(module)
     module.write_text('from ci import Data\nHOME = "impl.adapter"\nwords = "ci. A reference."\n')
     assert packing.moved(module) == (

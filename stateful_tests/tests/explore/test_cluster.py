@@ -105,9 +105,11 @@ def redis_url(tmp_path):
 def test_a_failure_of_one_process_is_what_another_tries_first(redis_url, tmp_path):
     (tmp_path / "fails.py").write_text(_FAILS)
     env = {
-        **os.environ, "KVSPEC_REDIS": redis_url, "KVSPEC_HYPOTHESIS_PROFILE": "nightly",
+        **os.environ,
+        "KVSPEC_REDIS": redis_url,
+        "KVSPEC_HYPOTHESIS_PROFILE": "nightly",
         "PYTHONPATH": str(Path(__file__).parents[3]),
-    }  # fmt: skip
+    }
     outputs = []
     for machine in ("one", "another"):
         (folder := tmp_path / machine).mkdir()

@@ -39,17 +39,26 @@ SMALL = Scope(
     "small", "", Geometry(1, 1, 3, 3, 2, 3), sessions=1, ordinary=1, submits=(1,), ahead=2, chunks=1
 )
 TREE = Scope(
-    "small-tree", "", Geometry(1, 2, 2, 2, 1, 2, True), lock_holders=1, texts="ab", prompts=spelt_in("ab", 2),
+    "small-tree",
+    "",
+    Geometry(1, 2, 2, 2, 1, 2, True),
+    lock_holders=1,
+    texts="ab",
+    prompts=spelt_in("ab", 2),
     evicts=False,
-)  # fmt: skip
+)
 BOTH = Scope(
     "small-both", "", Geometry(1, 1, 2, 2, 1, 2, True), Mode.FAITHFUL, sessions=1, ordinary=1, lock_holders=1,
     submits=(1,), prompts=("a1", "b1"), texts="ab", retracts=False,
 )  # fmt: skip
 HOLDERS = replace(
-    TREE, name="small-holders", lock_holders=2, texts="a", prompts=("a1", "a2"),
+    TREE,
+    name="small-holders",
+    lock_holders=2,
+    texts="a",
+    prompts=("a1", "a2"),
     geometry=Geometry(1, 1, 2, 2, 1, 2, True),
-)  # fmt: skip
+)
 
 
 def test_the_table_of_scopes_has_these_counts(request):
@@ -90,11 +99,23 @@ def test_clauses_hold_where_they_are_not_checked(name, monkeypatch):
 
     monkeypatch.setattr(inductive_check, "Step", step_of)
     assert search.run(SCOPES[name], states=120).transitions
-    assert skipped >= {"LEN-2", "LEN-3", "SES-3", "SWA-1", "CHK-3", "TREE-5", "TREE-7", "TREE-10", "TREE-12"}
+    assert skipped >= {
+        "LEN-2",
+        "LEN-3",
+        "SES-3",
+        "SWA-1",
+        "CHK-3",
+        "TREE-5",
+        "TREE-7",
+        "TREE-10",
+        "TREE-12",
+    }
 
 
 @pytest.mark.parametrize(
-    "scope", [SMALL, replace(SMALL, name="faithful", mode=Mode.FAITHFUL), TREE, BOTH], ids=lambda s: s.name
+    "scope",
+    [SMALL, replace(SMALL, name="faithful", mode=Mode.FAITHFUL), TREE, BOTH],
+    ids=lambda s: s.name,
 )
 def test_states_lead_where_their_representatives_lead(scope):
     """Every command, in states as runs leave them (names as they came, serials and moments that only grow),
@@ -106,12 +127,17 @@ def test_states_lead_where_their_representatives_lead(scope):
         for _ in range(20):
             stands = states.of(state)
             assert states.of(stands) == stands
-            real = [relabel(command, states.renaming(state), state) for command in states.commands(stands)]
+            real = [
+                relabel(command, states.renaming(state), state)
+                for command in states.commands(stands)
+            ]
             leads = list(explorer.moves(stands))
             for number in draw.sample(range(len(leads)), min(12, len(leads))):
                 command, same, alone = leads[number]
                 now, outcome = model.step(state, real[number])
-                assert type(outcome) is type(same) and states.of(now) == states.of(alone), real[number]
+                assert type(outcome) is type(same) and states.of(now) == states.of(alone), real[
+                    number
+                ]
                 assert situation(stands, command, same, alone) == situation(
                     state, real[number], outcome, now
                 )
@@ -126,7 +152,11 @@ def test_letters_are_alike():
     states, keys = Representatives(scope), []
     for first, then in ("ab", "ba"):
         state = states.initial
-        for command in (Insert("h1", (Piece(first, 2),)), Insert("h1", (Piece(then, 3),)), Evict(0, 2)):
+        for command in (
+            Insert("h1", (Piece(first, 2),)),
+            Insert("h1", (Piece(then, 3),)),
+            Evict(0, 2),
+        ):
             state, outcome = model.step(state, command)
             assert isinstance(outcome, Done)
         keys.append(states.of(state))
@@ -136,7 +166,9 @@ def test_letters_are_alike():
 def test_letters_are_not_alike_where_prompts_tell_them_apart():
     for prompts, alike in ((("a1", "b1"), True), (("a1", "a2", "b1"), False)):
         states = Representatives(replace(TREE, prompts=prompts))
-        keys = {states.of(model.step(states.initial, Insert("h1", (Piece(t, 1),)))[0]) for t in "ab"}
+        keys = {
+            states.of(model.step(states.initial, Insert("h1", (Piece(t, 1),)))[0]) for t in "ab"
+        }
         assert (len(keys) == 1) == alike
 
 
@@ -166,7 +198,9 @@ def test_a_violation_is_reported_by_a_shortest_trace(monkeypatch):
     """A clause that nothing keeps: finishes with all outputs are violations. It is found wherever it runs."""
 
     def never(step):
-        return failure("no finish", "one") if isinstance(step.command, Finish) and step.done else None
+        return (
+            failure("no finish", "one") if isinstance(step.command, Finish) and step.done else None
+        )
 
     monkeypatch.setitem(CLAUSES, "LEN-2", replace(CLAUSES["LEN-2"], check=never))
     monkeypatch.setattr(search, "SPREAD", 1)

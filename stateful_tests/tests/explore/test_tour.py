@@ -14,11 +14,23 @@ from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import WaitsForEver
 
 TINY = Scope(
-    "tiny", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, submits=(1,), ahead=2, invalid=False, marked=False
+    "tiny",
+    "",
+    Geometry(1, 1, 3, 3, 1, 3),
+    sessions=1,
+    submits=(1,),
+    ahead=2,
+    invalid=False,
+    marked=False,
 )
 SHORT = replace(TINY, name="short", geometry=Geometry(1, 1, 2, 2, 1, 2))
 TREE = Scope(
-    "tiny-tree", "", Geometry(1, 1, 2, 2, 1, 2, True), lock_holders=1, texts="a", prompts=("a1", "a2"),
+    "tiny-tree",
+    "",
+    Geometry(1, 1, 2, 2, 1, 2, True),
+    lock_holders=1,
+    texts="a",
+    prompts=("a1", "a2"),
     invalid=False,
 )
 
@@ -79,7 +91,9 @@ def test_what_a_system_cannot_follow_is_listed():
     reasons = {(kind, why) for kind, why in tour.lost}
     assert ("abort", "it does not offer that") in reasons
     assert ("retract", "refused by policy: wrong_phase") in reasons
-    assert tour.followed + tour.refused + sum(tour.lost.values()) == tour.transitions + tour.refusals
+    assert (
+        tour.followed + tour.refused + sum(tour.lost.values()) == tour.transitions + tour.refusals
+    )
     assert tour.followed > 100
 
 
@@ -88,9 +102,12 @@ def test_what_mostly_violates_is_left_out_and_all_else_is_run():
     tour = live(resolve("torch+pr22862-tail"), scope)
     beyond = "nothing that it follows leads there"  # what only such an admission leads to
     assert {each for each in tour.lost if each[1] != beyond} == {
-        ("admit", "violates the specification"), ("admit", "left out: steps of its situation violate")
-    }  # fmt: skip
-    assert tour.followed + tour.refused + sum(tour.lost.values()) == tour.transitions + tour.refusals
+        ("admit", "violates the specification"),
+        ("admit", "left out: steps of its situation violate"),
+    }
+    assert (
+        tour.followed + tour.refused + sum(tour.lost.values()) == tour.transitions + tour.refusals
+    )
     assert tour.followed > 800
 
 

@@ -60,7 +60,11 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     sizes = [each for each in PRESETS.values() if not each.states]  # states cannot be exported
     geometry = draw_geometry(source, pick(source, sizes))
     geometry = replace(geometry, tree=machine == "both")
-    settings = {name: values for name, values in system.capabilities.settings.items() if name != "namespaces"}
+    settings = {
+        name: values
+        for name, values in system.capabilities.settings.items()
+        if name != "namespaces"
+    }
     can = replace(system.capabilities, settings=settings, bigram=False)  # that cannot be exported
     geometry = with_settings(RandomChoices(f"settings {number}"), geometry, can)
     profile = draw_profile(source, can, machine)
@@ -70,7 +74,9 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
             system.noted = Noted()
             outcome = lockstep.do(command)
-            steps += export.commented(format_command(command), outcome, system.noted.calls, sessions=True)
+            steps += export.commented(
+                format_command(command), outcome, system.noted.calls, sessions=True
+            )
     view, places = system.view(), system.kind.places
     facts = {"server.rows.free_slots": list(view.free_rows)}
     for name, request in view.requests.items():
@@ -78,7 +84,9 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(map(small, request.text))
         if request.row is not None and cursors is not None:
             row, end = f"{var}.{places['req_pool_idx']}", cursors.kv_allocated_len
-            facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(view.rows[request.row][:end])
+            facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(
+                view.rows[request.row][:end]
+            )
             for cursor, value in cursors._asdict().items():
                 facts[f"{var}.{places[cursor]}"] = value
     pool = "available_size" if geometry.window is None else "full_available_size"
@@ -101,7 +109,9 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         text = imports(code, system, {system.release})
     else:
         text = definitions(code, geometry, system, {system.release}, sessions=True)
-    text += "\n\n\nclass TestAlike(unittest.TestCase):\n    def test(self):\n" + indent(code, " " * 8)
+    text += "\n\n\nclass TestAlike(unittest.TestCase):\n    def test(self):\n" + indent(
+        code, " " * 8
+    )
     file = folder / f"alike_{number}.py"
     file.write_text(text)
     return file

@@ -47,7 +47,9 @@ class Planted:
         size = self.page_size
         window = self.window * size or None
         always = (("SGLANG_SWA_EVICTION_INTERVAL", "1"),)  # rounds evict
-        geometry = Geometry(size, window, 8, 0 if window is None else 8, 3, 4 * size, self.tree, always)
+        geometry = Geometry(
+            size, window, 8, 0 if window is None else 8, 3, 4 * size, self.tree, always
+        )
         commands = tuple(map(parse, self.commands.split(";")))
         return Trace(geometry, Mode.FAITHFUL, commands, clause=self.clause)
 
@@ -66,5 +68,7 @@ def plant(release: str, checkout: Path) -> None:
             module.write_text(f"{text}{gate}\n\n{body}\n\n\n{put}\n", encoding="utf-8")
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))["fault"]
+_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))[
+    "fault"
+]
 PLANTED = tuple(Planted(**table) for table in _TABLES)

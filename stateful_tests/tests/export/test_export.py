@@ -50,9 +50,11 @@ MENDED = (
 )  # fmt: skip
 # Faults of 0.5.23 that fixes.toml fixes.
 NEWEST = (
-    LAST, NEW / "a_retract_counts_as_a_finish.json", NEW / "a_turn_retracted_twice_loses_its_session.json",
+    LAST,
+    NEW / "a_retract_counts_as_a_finish.json",
+    NEW / "a_turn_retracted_twice_loses_its_session.json",
     NEW / "aborting_a_retracted_turn_keeps_its_kv_and_its_text.json",
-)  # fmt: skip
+)
 
 # The faults of a release that has no other fixtures here, and what the test of each asserts.
 FAULTS = {
@@ -68,6 +70,7 @@ FAULTS = {
             " tree_slots(server.cache, [*range(90000000, 90000002)]))",
     },
 }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -123,14 +126,17 @@ def exported(tmp_path_factory):
 
 def test_they_fail_where_the_fault_is_and_pass_where_it_is_fixed(exported, tmp_path):
     they_assert_one_fact(exported)
-    they_fail_and_pass(exported, *(run_alike(exported.system, number, tmp_path) for number in range(4)))
+    they_fail_and_pass(
+        exported, *(run_alike(exported.system, number, tmp_path) for number in range(4))
+    )
 
 
 def test_so_do_those_of_the_newest_release(tmp_path):
     traces = {path.stem: load(path) for path in NEWEST}
     twice = "a_turn_retracted_twice_loses_its_session"
     tree = replace(traces[twice].geometry, tree=True)
-    traces[twice] = replace(traces[twice], clause="TREE-6", geometry=tree)  # LEN-3 is violated as well
+    # LEN-3 is violated as well
+    traces[twice] = replace(traces[twice], clause="TREE-6", geometry=tree)
     for made in made_on("0.5.23", traces, tmp_path):
         they_assert_one_fact(made)
         they_fail_and_pass(made, *(run_alike(made.system, number, tmp_path) for number in range(4)))
@@ -138,9 +144,13 @@ def test_so_do_those_of_the_newest_release(tmp_path):
 
 def they_assert_one_fact(made: Exported) -> None:
     """The fact that the clause is about, in the release's own terms; read what is accepted."""
-    found = {f"{made.system.release} {name}": asserted_in(text) for name, text in made.texts.items()}
+    found = {
+        f"{made.system.release} {name}": asserted_in(text) for name, text in made.texts.items()
+    }
     assert found == accepted("exported_assertions", found)
-    assert [line for text in made.texts.values() for line in text.splitlines() if len(line) > 110] == []
+    assert [
+        line for text in made.texts.values() for line in text.splitlines() if len(line) > 110
+    ] == []
 
 
 def test_each_stands_by_itself(exported):
@@ -167,7 +177,9 @@ def changed(path: Path, **changes: object) -> Trace:
 def test_what_no_class_of_the_release_shows_is_refused(exported):
     """A node that ends inside a page shares it with the next, yet each slot has one node."""
     trace = replace(PLANTED[0].trace(), clause="OWN-1")
-    with pytest.raises(NotExportable, match="OWN-1 shows in nothing that the release's classes offer"):
+    with pytest.raises(
+        NotExportable, match="OWN-1 shows in nothing that the release's classes offer"
+    ):
         export.unit_test(trace, "x", exported.system)
 
 
@@ -175,7 +187,9 @@ def test_keys_that_the_exported_server_has_not_are_refused(exported):
     trace = load(OLD / "overshoot_stays_after_a_finish.json")
     for sizes in ({"tree": True, "bigram": True}, {"settings": (("namespaces", "extra_key"),)}):
         with pytest.raises(NotExportable, match="bigram keys and namespaces"):
-            export.unit_test(replace(trace, geometry=replace(trace.geometry, **sizes)), "x", exported.system)
+            export.unit_test(
+                replace(trace, geometry=replace(trace.geometry, **sizes)), "x", exported.system
+            )
 
 
 def test_a_received_prompt_is_refused(exported):
@@ -186,7 +200,9 @@ def test_a_received_prompt_is_refused(exported):
 
 def test_a_trace_that_conforms_is_refused(exported):
     with pytest.raises(NotExportable, match="conforms on sglang@checkout"):
-        export.unit_test(changed(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system)
+        export.unit_test(
+            changed(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system
+        )
 
 
 RELEASE = "def admit():\n    assert False, 'a row that is reused has KV'\n"
@@ -195,14 +211,18 @@ RELEASE = "def admit():\n    assert False, 'a row that is reused has KV'\n"
 @pytest.mark.parametrize(
     ("bodies", "code"),
     [
-        (["pass"], 0), (["self.fail()"], run_test.FAILS), (["self.fail()", "pass"], 1),
-        (["1 / 0"], run_test.STOPS), (["self.fail()", "1 / 0"], run_test.STOPS), ([], 1),
+        (["pass"], 0),
+        (["self.fail()"], run_test.FAILS),
+        (["self.fail()", "pass"], 1),
+        (["1 / 0"], run_test.STOPS),
+        (["self.fail()", "1 / 0"], run_test.STOPS),
+        ([], 1),
         (["release.admit()"], run_test.STOPS),
         (["release.admit()", "self.fail()"], run_test.STOPS),
         (["self.assertRaises(AssertionError, release.admit)"], 0),
         (["self.assertRaises(KeyError, dict)"], run_test.FAILS),
     ],
-)  # fmt: skip
+)
 def test_a_test_fails_at_its_own_assertion_alone(monkeypatch, tmp_path, bodies, code):
     """An assertion inside the release is an error of the test, which made the state by hand."""
     monkeypatch.setattr("impl.sglang.process.testing.hook", lambda *_: None)
@@ -219,7 +239,11 @@ def test_a_test_fails_at_its_own_assertion_alone(monkeypatch, tmp_path, bodies, 
 
 
 def test_names_and_tokens_in_the_lines():
-    assert [variable(name) for name in ("r1", "turn-2", "class")] == ["r1", "req_turn_2", "req_class"]
+    assert [variable(name) for name in ("r1", "turn-2", "class")] == [
+        "r1",
+        "req_turn_2",
+        "req_class",
+    ]
     tokens = [token_id(shared_serial("b"), p) for p in (0, 1)] + [token_id(3, p) for p in (2, 3, 5)]
     assert ids_text(tokens) == "[*range(90100000, 90100002), *range(300002, 300004), 300005]"
     assert ids_text([]) == "[]"
@@ -253,7 +277,10 @@ def test_those_of_releases_between_and_of_other_ways_to_run_one(tmp_path):
             for name, asserted in faults.items():
                 trace = load(FIXTURES / "releases" / f"sglang-{implementation}" / f"{name}.json")
                 text = export.unit_test(trace, f"{name}.json", system, fixed)
-                assert (asserted_in(text), max(map(len, text.splitlines())) <= 110) == ([asserted], True)
+                assert (asserted_in(text), max(map(len, text.splitlines())) <= 110) == (
+                    [asserted],
+                    True,
+                )
                 files.append(folder / f"{name}.py")
                 files[-1].write_text(text)
             runs.append((fixed.root, fixed.version, files))
@@ -270,10 +297,16 @@ def test_a_crash_is_a_call_that_must_not_raise(tmp_path):
     trace = load(FIXTURES / "releases" / "sglang-0.5.22" / f"{name}.json")
     system, fixed = driven("0.5.22"), export.target("0.5.23")
     text = export.unit_test(trace, f"{name}.json", system, fixed)
-    raised = "    hand_in(server, h1)", "except Exception as error:", '    self.fail(f"it raises {error!r}")'
+    raised = (
+        "    hand_in(server, h1)",
+        "except Exception as error:",
+        '    self.fail(f"it raises {error!r}")',
+    )
     assert "\n".join(" " * 8 + line for line in ("try:", *raised)) in text
     (file := tmp_path / "test_crash.py").write_text(text)
-    runs = [(where.root, version, [file]) for where, version in ((system, "0.5.22"), (fixed, "0.5.23"))]
+    runs = [
+        (where.root, version, [file]) for where, version in ((system, "0.5.22"), (fixed, "0.5.23"))
+    ]
     assert [code for code, _ in run_test.outcomes(*runs)] == [run_test.FAILS, 0]
     system.close()
 
@@ -298,7 +331,9 @@ def test_what_stands_in_no_one_file_is_refused():
         assert all(TABLE[version].renamed == TABLE[alike[0]].renamed for version in alike)
     for alike, others in itertools.pairwise(SETS):
         newer = export.ReleaseTarget(others[0], others[0], Path())
-        with pytest.raises(NotExportable, match=f"no one test runs on {alike[-1]} and {others[0]}: too many"):
+        with pytest.raises(
+            NotExportable, match=f"no one test runs on {alike[-1]} and {others[0]}: too many"
+        ):
             export.unit_test(load(OVERSHOOT), "x", driven(alike[-1]), newer)
 
 
@@ -312,37 +347,65 @@ def made(monkeypatch):
     monkeypatch.setattr(export, "unit_test", lambda *_: "# the test\n")
     monkeypatch.setattr(export, "shared_module", lambda *_: "# the server\n")
     monkeypatch.setattr(export, "release_root", Path)
-    monkeypatch.setattr(run_test, "outcomes", lambda *runs, hook: [ends[version] for _, version, _ in runs])
+    monkeypatch.setattr(
+        run_test, "outcomes", lambda *runs, hook: [ends[version] for _, version, _ in runs]
+    )
     root_of_release = "impl.sglang.process.system.release_root"
     monkeypatch.setattr(root_of_release, Path)
     return ends
 
 
 def test_a_test_is_run_before_it_is_written(kvspec, made):
-    options = ("export", str(OVERSHOOT), "--as", "pytest", "--impl", "sglang==0.5.10", "--fixed", "0.5.13")
+    options = (
+        "export",
+        str(OVERSHOOT),
+        "--as",
+        "pytest",
+        "--impl",
+        "sglang==0.5.10",
+        "--fixed",
+        "0.5.13",
+    )
     code, out, err = kvspec(*options)
     assert (code, out) == (0, "# the test\n")
     assert err.splitlines() == [
-        "sglang==0.5.10: the test fails, as it should", "sglang==0.5.13: the test passes, as it should",
-    ]  # fmt: skip
+        "sglang==0.5.10: the test fails, as it should",
+        "sglang==0.5.13: the test passes, as it should",
+    ]
     assert kvspec(*options, "--out", "t.py")[0] == 0
     assert Path("t.py").read_text() == "# the test\n"
     assert kvspec(*options, "--out", "t.py")[0] == 2
 
 
 def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
-    options = ("export", str(OVERSHOOT), "--as", "pytest", "--impl", "sglang==0.5.10", "--out", "tests/")
+    options = (
+        "export",
+        str(OVERSHOOT),
+        "--as",
+        "pytest",
+        "--impl",
+        "sglang==0.5.10",
+        "--out",
+        "tests/",
+    )
     for name in ("test_a", "test_b"):
         monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
         assert kvspec(*options)[0] == 0
-    assert sorted(p.name for p in Path("tests").iterdir()) == [f"{SHARED}.py", "test_a.py", "test_b.py"]
+    assert sorted(p.name for p in Path("tests").iterdir()) == [
+        f"{SHARED}.py",
+        "test_a.py",
+        "test_b.py",
+    ]
     assert Path("tests", f"{SHARED}.py").read_text() == "# the server\n"
     assert "test_b.py: exists already; --force overwrites it" in kvspec(*options)[2]
 
     monkeypatch.setattr(export, "unit_test", lambda *_: "def test_c(self): ...\n")
     monkeypatch.setattr(export, "shared_module", lambda *_: "# another server\n")
     code, _, err = kvspec(*options)
-    assert (code, f"--out tests/{SHARED}.py: is for other releases: another folder, or" in err) == (2, True)
+    assert (code, f"--out tests/{SHARED}.py: is for other releases: another folder, or" in err) == (
+        2,
+        True,
+    )
     assert not Path("tests/test_c.py").exists()
     assert kvspec(*options, "--force")[0] == 0
     code, _, err = kvspec("export", str(BUG), "--as", "story", "--out", "tests")
@@ -381,12 +444,18 @@ def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, t
     code, _, err = kvspec("export", "len-3-torch.json", "--as", "story", "--name", "a-b")
     assert (code, "--name: 'a-b' is no name of a test" in err) == (2, True)
 
-    for command in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m x", "tag v1.2"):
+    for command in (
+        "init -q",
+        "-c user.name=a -c user.email=a@b commit -q --allow-empty -m x",
+        "tag v1.2",
+    ):
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     resolve = "ci.commands.shared.SystemSelector.resolve"
     monkeypatch.setattr(resolve, lambda _: registry.resolve("torch+pr22862-tail"))
     path = str(tmp_path)
-    out = kvspec("export", "len-3-torch.json", "--as", "story", "--impl", "sglang", "--sglang-path", path)[1]
+    out = kvspec(
+        "export", "len-3-torch.json", "--as", "story", "--impl", "sglang", "--sglang-path", path
+    )[1]
     assert "--impl sglang --sglang-path CHECKOUT\n" in out and path not in out
     assert "* torch+pr22862-tail (v1.2)\n" in out
 

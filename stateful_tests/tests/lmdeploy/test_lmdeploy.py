@@ -59,7 +59,9 @@ def test_a_batch_is_dispatched_before_the_output_of_the_one_before(system):
 def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
     first, second = Add("r1", 1, 0, (Piece("a", 5),)), Add("r2", 1, 0, (Piece("a", 5),))
     step = Schedule(), Update()
-    run = carried_out(system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step)
+    run = carried_out(
+        system, first, Schedule(), *step, Schedule(), second, Update(), Schedule(), *step
+    )
     assert {type(row.outcome) for row in run.rows} == {Done}
     assert any("r2 computes [4, 5); samples 1" in row.tree for row in run.rows)
 
@@ -85,7 +87,9 @@ def test_clients_are_heard_while_the_loop_waits(system):
 def test_who_finds_no_block_keeps_its_blocks_until_others_need_them(system):
     config = EngineConfig((LayerGroup(2),), 5, 8, 4, max_seqs=2, caching=False)
     step = Schedule(), Update()
-    run = carried_out(system, Add("r1", 5, 2), Add("r2", 5, 2), Schedule(), *step * 16, config=config)
+    run = carried_out(
+        system, Add("r1", 5, 2), Add("r2", 5, 2), Schedule(), *step * 16, config=config
+    )
     lines = [line for row in run.rows for line in row.tree]
     assert any("PAUSED" in line for line in lines)
     assert sum("ends: length" in line for line in lines) == 2
@@ -93,7 +97,9 @@ def test_who_finds_no_block_keeps_its_blocks_until_others_need_them(system):
 
 def test_what_it_does_not_drive_is_one_line(system):
     for name in ("hybrid", "state-window", "state-export", "state-drafts", "host", "uncached"):
-        with pytest.raises(UnusableImplementation, match="one group, and one with state; no drafts"):
+        with pytest.raises(
+            UnusableImplementation, match="one group, and one with state; no drafts"
+        ):
             system.reset(engine_preset(name))
     with pytest.raises(UnusableImplementation, match="nothing goes after a release of lmdeploy"):
         resolve(f"lmdeploy=={VERSION}+async")
@@ -101,7 +107,9 @@ def test_what_it_does_not_drive_is_one_line(system):
         resolve("lmdeploy", checkout="/nowhere")
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("lmdeploy-*/*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("lmdeploy-*/*.json")), ids=lambda path: path.stem
+)
 def test_a_known_fault_is_still_there(path, system):
     trace = traces.load(path)
     assert trace.clause in replay(system, trace).violation.clauses

@@ -29,17 +29,23 @@ TestBoth = kvspec.machine(machines=["both"]).TestCase
 @pytest.mark.parametrize(
     "name, bug",
     [
-        ("sessions", "pr22897"), ("sessions", "close-forgotten"), ("tree", "split-forgets-locks"),
+        ("sessions", "pr22897"),
+        ("sessions", "close-forgotten"),
+        ("tree", "split-forgets-locks"),
         ("both", "slot-drops-the-lock"),
     ],
-)  # fmt: skip
+)
 def test_they_find_bugs(name, bug):
 
     class Buggy(ServerMachine):
-        target = MachineTarget(lambda: resolve(f"torch+{bug}"), [name], [PRESETS["page4"]], [Mode.FREE])
+        target = MachineTarget(
+            lambda: resolve(f"torch+{bug}"), [name], [PRESETS["page4"]], [Mode.FREE]
+        )
 
     with pytest.raises(Violated):
-        run_state_machine_as_test(Buggy, settings=settings(max_examples=200, phases=[Phase.generate]))
+        run_state_machine_as_test(
+            Buggy, settings=settings(max_examples=200, phases=[Phase.generate])
+        )
     [(clause, (_, trace))] = Buggy.found.items()
     assert len(minimise(Buggy.target.system, trace, clause).commands) <= 8
 
@@ -48,7 +54,9 @@ def test_they_find_bugs(name, bug):
 def test_hypothesis_shrinks_for_a_bounded_time(seconds, most, monkeypatch, capsys):
 
     class Buggy(ServerMachine):
-        target = MachineTarget(lambda: resolve("torch+pr22470"), ["tree"], [PRESETS["page4"]], [Mode.FREE])
+        target = MachineTarget(
+            lambda: resolve("torch+pr22470"), ["tree"], [PRESETS["page4"]], [Mode.FREE]
+        )
 
     monkeypatch.setattr(shrinking, "SECONDS", seconds)
     phases = [Phase.generate, Phase.shrink]
@@ -95,8 +103,12 @@ class LosesAnyTurn(WaitsForEver):
 
 def test_they_ask_for_a_close_past_what_ends_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the traces are saved here
-    buggy = kvspec.machine(LosesAnyTurn, machines=["sessions"], presets=["page2"], modes=[Mode.FAITHFUL])
-    with pytest.raises(kvspec.ClauseViolated, match=r"1 of 2\): (FREE-1|SES-2)(.|\n)*2 of 2\): SES-4"):
+    buggy = kvspec.machine(
+        LosesAnyTurn, machines=["sessions"], presets=["page2"], modes=[Mode.FAITHFUL]
+    )
+    with pytest.raises(
+        kvspec.ClauseViolated, match=r"1 of 2\): (FREE-1|SES-2)(.|\n)*2 of 2\): SES-4"
+    ):
         buggy.TestCase().runTest()
 
 

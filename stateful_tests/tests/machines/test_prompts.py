@@ -46,7 +46,9 @@ def test_a_lock_is_shown_when_it_is_taken_and_no_more():
     insert, match = Insert("h1", prompt_of("a4")), Match("h2", prompt_of("a4"))
     was, now = after(insert), after(insert, match)
     lines = ("h2 locks [0, 4): pins 4 SWA tokens, a window needs 4",)
-    less = now._replace(tree=now.tree._replace(locks=tuple(k._replace(swa_from=3) for k in now.tree.locks)))
+    less = now._replace(
+        tree=now.tree._replace(locks=tuple(k._replace(swa_from=3) for k in now.tree.locks))
+    )
     assert (tree_changes(was, now), tree_changes(now, less)) == (lines, ())
     assert tree_changes(was, less) == ("h2 locks [0, 4): pins 1 SWA token, a window needs 4",)
 

@@ -92,7 +92,9 @@ def test_a_faulty_engine_of_a_stranger(tmp_path):
 
     [again] = set(re.findall(r"^again   (.*)$", out, re.M))
     tests = TESTS.replace("kvspec.machine(MyEngine).TestCase", again.replace("...", "MyEngine"))
-    (tmp_path / "tests" / "test_engine.py").write_text(f"from hypothesis import reproduce_failure\n{tests}")
+    (tmp_path / "tests" / "test_engine.py").write_text(
+        f"from hypothesis import reproduce_failure\n{tests}"
+    )
     code, out = run(tmp_path, "pytest", "-q", CI="true")  # without its database
     assert code == 1 and "my-engine violates: FREE-1" in out, out
 
@@ -100,19 +102,34 @@ def test_a_faulty_engine_of_a_stranger(tmp_path):
 def test_options_aim_at_another_system(tmp_path):
     (tmp_path / "my_engine.py").write_text(AT_ONCE)
     (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
-    options = ("--kvspec-impl", "my_engine:MyEngine", "--kvspec-tier", "pr", "--kvspec-save", "found")
+    options = (
+        "--kvspec-impl",
+        "my_engine:MyEngine",
+        "--kvspec-tier",
+        "pr",
+        "--kvspec-save",
+        "found",
+    )
     code, out = run(tmp_path, "pytest", "-q", *options)
     assert code == 1
-    assert "replay  kvspec replay found/end-1-my-engine.json --impl my_engine:MyEngine\n" in out, out
+    assert "replay  kvspec replay found/end-1-my-engine.json --impl my_engine:MyEngine\n" in out, (
+        out
+    )
 
 
 @pytest.mark.parametrize("base", [FAULTY, "torch"])
 def test_what_the_base_violates_as_well_fails_no_test(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(plugin, "chosen", plugin.Options(impl=FAULTY, base=base, save=str(tmp_path)))
+    monkeypatch.setattr(
+        plugin, "chosen", plugin.Options(impl=FAULTY, base=base, save=str(tmp_path))
+    )
     machine = kvspec.machine(machines=["sessions"], presets=["page2"]).TestCase
-    machine.settings = settings(max_examples=10, database=None, derandomize=True, phases=[Phase.generate])
+    machine.settings = settings(
+        max_examples=10, database=None, derandomize=True, phases=[Phase.generate]
+    )
     for test in machine().runTest, partial(kvspec.check, presets=["page2"], examples=4, seed=1):
-        with nullcontext() if base == FAULTY else pytest.raises(kvspec.ClauseViolated, match="OWN-2"):
+        with (
+            nullcontext() if base == FAULTY else pytest.raises(kvspec.ClauseViolated, match="OWN-2")
+        ):
             test()
     machine.tearDownClass()
 
@@ -154,11 +171,17 @@ def test_every_command_is_public():
 def test_an_adapter_of_an_engine_that_schedules_imports_kvspec_alone():
     names = set(re.findall(r"^from (?:impl|reference)[\w.]* import (.*)$", BLOCK_ENGINE, re.M))
     needed = {name.strip() for line in names for name in line.split(",")}
-    assert {"BlockFacts", "Schedule", "SelfSchedulingDriver", "chained"} <= needed <= set(kvspec.__all__)
+    assert (
+        {"BlockFacts", "Schedule", "SelfSchedulingDriver", "chained"}
+        <= needed
+        <= set(kvspec.__all__)
+    )
 
 
 def test_an_engine_that_schedules_has_no_machine_and_is_told_what_checks_it():
-    with pytest.raises(ValueError, match=r"block-engine schedules by itself: .*kvspec\.check\(make\)"):
+    with pytest.raises(
+        ValueError, match=r"block-engine schedules by itself: .*kvspec\.check\(make\)"
+    ):
         kvspec.machine(BlockEngine).TestCase().runTest()
     assert kvspec.check(BlockEngine, examples=6, presets=["hybrid"]).exit_code == 0
 

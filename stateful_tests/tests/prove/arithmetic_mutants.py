@@ -28,5 +28,7 @@ class Fault:
         return SOURCES["contract"].replace(self.right, self.wrong)
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))["fault"]
+_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))[
+    "fault"
+]
 FAULTS = tuple(Fault(**{"bugs": []} | table) for table in _TABLES)

@@ -56,7 +56,9 @@ def test_a_fault_is_refuted_with_small_numbers(fault):
 
 
 def test_a_wrong_theorem_is_refuted():
-    wrong = SOURCES["window"].replace("(2 * page_size if margin == 1", "(3 * page_size if margin == 1", 1)
+    wrong = SOURCES["window"].replace(
+        "(2 * page_size if margin == 1", "(3 * page_size if margin == 1", 1
+    )
     refuted = ["window/hole-only-if", "window/hole-resume", "window/cap-moves"]
     for proof in prove(chosen([*refuted, "window/hole-if"]), {**SOURCES, "window": wrong}):
         assert proof.verdict == (REFUTED if proof.obligation.name in refuted else PROVED)
@@ -79,14 +81,23 @@ def test_what_cannot_be_decided_is_reported():
 def test_what_is_assumed_of_quotients_is_so():
     """Python's own quotients meet all facts and lemmas: nothing is proved of nothing."""
     texts = (
-        "x // P", "-(-x // P)", "x % P", "(x - y) // P", "(x + 3 * P - y) // P * P", "(y // P - x // P) * P",
-    )  # fmt: skip
+        "x // P",
+        "-(-x // P)",
+        "x % P",
+        "(x - y) // P",
+        "(x + 3 * P - y) // P * P",
+        "(y // P - x // P) * P",
+    )
     for size, x, y in itertools.product((1, 2, 3), (-4, -1, 0, 3, 5), (-2, 0, 4)):
         translation, names = Translation({}), {name: z3.Int(name) for name in ("x", "y", "P")}
         numbers = {"x": x, "y": y, "P": size}
         solver = z3.Solver()
-        solver.add(*(translation.expression(text, names) == eval(text, {}, numbers) for text in texts))
-        solver.add(*translation.facts, *translation.lemmas(), *(names[n] == v for n, v in numbers.items()))
+        solver.add(
+            *(translation.expression(text, names) == eval(text, {}, numbers) for text in texts)
+        )
+        solver.add(
+            *translation.facts, *translation.lemmas(), *(names[n] == v for n, v in numbers.items())
+        )
         assert solver.check() == z3.sat, numbers
     with pytest.raises(NotTranslated):
         Translation({}).expression("[1]", {})
@@ -113,7 +124,9 @@ def test_the_window_theorem_on_every_small_case(margin):
             assert (evicted.swa_evicted_seqlen > target) == _condition(policy.cap, names)
             assert not (hole and _condition(policy.never, names))
             held = [at for at in range(committed + size) if window_theorem.has_swa(slot, at, size)]
-            assert held == [at for at in range(committed + size) if at // size in swa_pages(slot, size)]
+            assert held == [
+                at for at in range(committed + size) if at // size in swa_pages(slot, size)
+            ]
             holes += hole
     assert holes > 50
 
@@ -125,9 +138,10 @@ def _condition(text: str, names: dict[str, Any]) -> bool:
 
 # What CrossHair needs more than half a second for: at night.
 _SLOW = {
-    "a free starts inside a page", "evicted pages are freed again",
+    "a free starts inside a page",
+    "evicted pages are freed again",
     "a window eviction reaches into the window",
-}  # fmt: skip
+}
 
 
 def test_crosshair_agrees(tmp_path):
@@ -135,7 +149,9 @@ def test_crosshair_agrees(tmp_path):
     pytest.importorskip("crosshair", reason="crosshair-tool is not installed")
     targets = {}
     for number, fault in enumerate(FAULTS):
-        if fault.crosshair is None or (fault.name in _SLOW and "KVSPEC_EVERY_RELEASE" not in os.environ):
+        if fault.crosshair is None or (
+            fault.name in _SLOW and "KVSPEC_EVERY_RELEASE" not in os.environ
+        ):
             continue
         (tmp_path / f"fault{number}.py").write_text(fault.source)
         targets[f"fault{number}.{fault.crosshair}"] = fault.name
@@ -154,7 +170,15 @@ def test_crosshair_refutes_no_contract():
 
 def _crosshair(folder: Path, seconds: float, *targets: str) -> str:
     """What it refutes, a line each."""
-    command = [sys.executable, "-m", "crosshair", "check", "--per_condition_timeout", str(seconds), *targets]
+    command = [
+        sys.executable,
+        "-m",
+        "crosshair",
+        "check",
+        "--per_condition_timeout",
+        str(seconds),
+        *targets,
+    ]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(HOME)])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=env)
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -164,7 +188,9 @@ def _crosshair(folder: Path, seconds: float, *targets: str) -> str:
 def test_both_engines_read_the_same_contracts():
     """Every function with a contract is an obligation, and every line of its contract is read."""
     read = contracts(SOURCES["contract"])
-    for function in (f for f in vars(cursors).values() if getattr(f, "__module__", "") == cursors.__name__):
+    for function in (
+        f for f in vars(cursors).values() if getattr(f, "__module__", "") == cursors.__name__
+    ):
         text = function.__doc__ or ""
         assert ("post:" in text) == (function.__name__ in read)
         if found := read.get(function.__name__):

@@ -36,7 +36,9 @@ from stateful_tests.traces.notation import parse
 BARE = replace(PLAIN, window=None, swa_pages=0)
 STATE = replace(ONE, window=None, swa_pages=0, states=6)
 SIZES = {"plain": PLAIN, "one": ONE, "tree": TREE, "bare": BARE, "state": STATE}
-LONG = NodeFacts(path("a10"), range(1, 11), range(1, 11), range(1, 11), path("a10"), path("a10"), 0, 0)
+LONG = NodeFacts(
+    path("a10"), range(1, 11), range(1, 11), range(1, 11), path("a10"), path("a10"), 0, 0
+)
 _NAMED = {"none": None, "zero": ZERO, "yes": True, "no": False, "-": ()}
 
 
@@ -226,8 +228,12 @@ class Rows:
         """Parameters of a test: clause, step, and what the clause says; None where it holds."""
         return [
             pytest.param(
-                clause, spoilt(row.step, row.second), row.third or None,
+                clause,
+                spoilt(row.step, row.second),
+                row.third or None,
                 id=f"{clause}{'' if row.third else ' holds'}: {name}",
             )
-            for clause in self.tables if clause in CLAUSES for name, row in self.tables[clause].items()
-        ]  # fmt: skip
+            for clause in self.tables
+            if clause in CLAUSES
+            for name, row in self.tables[clause].items()
+        ]

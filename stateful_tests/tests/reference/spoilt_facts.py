@@ -26,7 +26,9 @@ def step_of(geometry: Geometry, *commands: Command | str) -> Step:
     """The last of these commands, some of them as text, on the reference as a system."""
     system, state = ReferenceSystem(), model.initial(geometry)
     system.reset(geometry)
-    for command in (c for each in commands for c in (script(each) if isinstance(each, str) else (each,))):
+    for command in (
+        c for each in commands for c in (script(each) if isinstance(each, str) else (each,))
+    ):
         before, was = facts_of(system.view(), geometry), state
         state, expected = model.step(was, command)
         outcome = system.apply(command)
@@ -38,14 +40,20 @@ def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:
     """The step with other facts after it (or before it). A function is given what there is."""
     side = "before" if before else "after"
     old: Facts = getattr(step, side)
-    new = {name: value(getattr(old, name)) if callable(value) else value for name, value in facts.items()}
+    new = {
+        name: value(getattr(old, name)) if callable(value) else value
+        for name, value in facts.items()
+    }
     return replace(step, **{side: old._replace(**new)})
 
 
 def in_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
     """The same for parts of the tree."""
     old = (step.before if before else step.after).tree
-    new = {name: value(getattr(old, name)) if callable(value) else value for name, value in parts.items()}
+    new = {
+        name: value(getattr(old, name)) if callable(value) else value
+        for name, value in parts.items()
+    }
     return changed(step, before=before, tree=old._replace(**new))
 
 
@@ -62,7 +70,11 @@ def pages(step: Step, pattern: str, *, before: bool = False) -> Step:
     """The pages of the only path: L live, T a tombstone, - not there."""
     tree = (step.before if before else step.after).tree
     known = sorted(tree.pages.items())
-    made = {path: (slots, mark == "L") for (path, (slots, _)), mark in zip(known, pattern) if mark != "-"}
+    made = {
+        path: (slots, mark == "L")
+        for (path, (slots, _)), mark in zip(known, pattern)
+        if mark != "-"
+    }
     return in_tree(step, before=before, pages=made)
 
 
@@ -109,13 +121,17 @@ def freed_less(step: Step, pool: str) -> Step:
 
 
 def also_owned(step: Step, pool: str, owned: Owned) -> Step:
-    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(owned=[*ps[pool].owned, owned])})
+    return changed(
+        step, pools=lambda ps: ps | {pool: ps[pool]._replace(owned=[*ps[pool].owned, owned])}
+    )
 
 
 def free_pages(step: Step, *pages: int, pool: str = "full") -> Step:
     """The free list with other pages at its end."""
     free = step.after.pools[pool].free
-    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[: -len(pages)], *pages])})
+    return changed(
+        step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[: -len(pages)], *pages])}
+    )
 
 
 def without(step: Step, pool: str, page: int) -> Step:
@@ -145,7 +161,9 @@ def one_lost(step: Step, pool: str) -> Step:
 def one_twice(step: Step, pool: str) -> Step:
     """A free page is nowhere, another there twice."""
     free = step.after.pools[pool].free
-    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[1:], free[-1]])})
+    return changed(
+        step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[1:], free[-1]])}
+    )
 
 
 def reads(step: Step, name: str, **reads: Any) -> Step:

@@ -15,7 +15,14 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.lockstep import Lockstep, replay
-from stateful_tests.tests.reference.spoilt_facts import PLAIN, TREE, assert_clause, changed, step_of, text
+from stateful_tests.tests.reference.spoilt_facts import (
+    PLAIN,
+    TREE,
+    assert_clause,
+    changed,
+    step_of,
+    text,
+)
 from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import load
 
@@ -63,8 +70,14 @@ def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
         (account("rows", available=2, evictable=1), ("CHK-2",)),
         (account("swa", available=20, protected=4), ("CHK-2",)),
         (lambda report: replace(report, accounts=report.accounts[:2]), ("CHK-2",)),
-        (lambda report: replace(report, accounts=(*report.accounts, report.accounts[0])), ("CHK-2",)),
-        (lambda report: replace(report, entries=(Entry("full", "uncached", "r9", 12),)), ("CHK-2",)),
+        (
+            lambda report: replace(report, accounts=(*report.accounts, report.accounts[0])),
+            ("CHK-2",),
+        ),
+        (
+            lambda report: replace(report, entries=(Entry("full", "uncached", "r9", 12),)),
+            ("CHK-2",),
+        ),
         (lambda _: None, ("CHK-2",)),
         (lambda _: Report(({"pool": "full"},)), ("BROKEN",)),
         (lambda report: replace(report, accounts=report.accounts[::-1]), ()),
@@ -178,14 +191,19 @@ ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
         ((S1, R2, replace(R2, amount=0)), (6, 4), {}),
         ((S1,), (6, 0), {"r2": NOWHERE["r2"]}),
         ((S1, replace(R2, amount=3)), (6, 3), {"r2": "counted with 3 as uncached of r2, it is 4"}),
-        ((S1, R2, replace(R2, term="session_held", amount=1)), (7, 4), {
-            "r2": "counted 2 times, as uncached of r2 (4 tokens) and as session_held of r2 (1 token)"}),
+        (
+            (S1, R2, replace(R2, term="session_held", amount=1)),
+            (7, 4),
+            {
+                "r2": "counted 2 times, as uncached of r2 (4 tokens) and as session_held of r2 (1 token)"
+            },
+        ),
         ((S1, R2, replace(R2, holder="r9")), (6, 8), ONCE),  # of whom nobody knows
         ((), (5, 5), ONCE),
         ((), (6, 0), ONCE),
         ((), (0, 0), NOWHERE),
     ],
-)  # fmt: skip
+)
 def test_who_is_counted_wrongly_is_reported(entries, sums, expected):
     account = replace(SEEN.outcome.report.accounts[0], session_held=sums[0], uncached=sums[1])
     lines = [line.split(": ", 1) for line in miscounted(SEEN, Report((account,), entries), account)]
@@ -194,7 +212,10 @@ def test_who_is_counted_wrongly_is_reported(entries, sums, expected):
 
 
 def test_who_has_nothing_need_not_be_counted():
-    given = Submit("r1", None, 0, 0, text("a4")), *script("admit r1; extend r1 +4; check_busy level 2")
+    given = (
+        Submit("r1", None, 0, 0, text("a4")),
+        *script("admit r1; extend r1 +4; check_busy level 2"),
+    )
     step = step_of(TREE, *given)  # all of it is the tree's
     report = replace(step.outcome.report, entries=())
     assert miscounted(step, report, report.accounts[0]) == []
@@ -202,7 +223,9 @@ def test_who_has_nothing_need_not_be_counted():
 
 def test_the_amount_is_reported():
     for pages, expected in ((0, "14 tokens too few"), (15, "1 token too many")):
-        step = replace(SEEN, outcome=Done(report=account("full", available=pages)(SEEN.outcome.report)))
+        step = replace(
+            SEEN, outcome=Done(report=account("full", available=pages)(SEEN.outcome.report))
+        )
         assert_clause("CHK-1", step, f"of 24: {expected}")
         assert_clause("CHK-2", step, f"available {pages} ")
 

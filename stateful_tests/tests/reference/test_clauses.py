@@ -33,7 +33,9 @@ def test_the_twins_of_a_tree_are_the_nodes_that_begin_alike():
 
 def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():
     queued, prefilled = FILE.step("plain: submit r1 (no session) +5"), STEPS["PREFILLED"].after
-    assert_clause("SWA-2", changed(queued, requests=prefilled.requests, holders=prefilled.holders), None)
+    assert_clause(
+        "SWA-2", changed(queued, requests=prefilled.requests, holders=prefilled.holders), None
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,5 +48,7 @@ def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():
 )  # fmt: skip
 def test_what_can_be_resumed_from(window, pattern, length):
     step = pages(STEPS["MATCHED"], pattern, before=True)
-    config = step.config._replace(geometry=replace(ONE, window=window, swa_pages=12 if window else 0))
+    config = step.config._replace(
+        geometry=replace(ONE, window=window, swa_pages=12 if window else 0)
+    )
     assert usable_length(replace(step, config=config), path("a5")[: len(pattern)]) == length

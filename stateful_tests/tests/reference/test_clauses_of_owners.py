@@ -81,11 +81,18 @@ def test_what_is_waived_is_not_checked():
     failed = {clause.id for clause, _ in broken(step)}
     assert "LEN-2" in failed
     assert "LEN-2" not in {clause.id for clause, _ in broken(step, frozenset({"LEN-2"}))}
-    assert "LEN-2" not in {clause.id for clause, _ in broken_off(step)}, "it asks of what is not done"
-    assert CLAUSES["REF-1"].check(step) is not None and "REF-1" not in failed, "another clause speaks"
+    assert "LEN-2" not in {clause.id for clause, _ in broken_off(step)}, (
+        "it asks of what is not done"
+    )
+    assert CLAUSES["REF-1"].check(step) is not None and "REF-1" not in failed, (
+        "another clause speaks"
+    )
     shared = spoilt(STEPS["RUNS"], "owned full r9 0 12")
     failed, waived = {clause.id for clause, _ in broken_off(shared)}, frozenset({"OWN-1"})
-    assert "OWN-1" in failed and {clause.id for clause, _ in broken_off(shared, waived)} == failed - waived
+    assert (
+        "OWN-1" in failed
+        and {clause.id for clause, _ in broken_off(shared, waived)} == failed - waived
+    )
 
 
 def test_a_session_that_is_gone_is_about_its_turn():
@@ -99,7 +106,9 @@ def test_a_session_that_is_gone_is_about_its_turn():
 def test_who_is_not_shown_is_cut_nowhere_and_hands_nothing_over(shown):
     for step in (STEPS["RETRIED"], FILE.step("tree: CHUNK; extend r1 +4")):
         seen = step.after.requests
-        hidden = changed(step, requests={name: seen[name]._replace(cursors=at) for name, at in shown.items()})
+        hidden = changed(
+            step, requests={name: seen[name]._replace(cursors=at) for name, at in shown.items()}
+        )
         assert hidden.cut_at is None and pages_owed(hidden)["full"] == {}
 
 
@@ -125,14 +134,18 @@ def test_a_lock_more_or_less_is_reported(name):
 
 def test_a_round_in_flight_computes_one_token_that_nobody_has_claimed():
     step = FILE.step("plain: TURN; launch r1 +3 accept 1; finish r1 keep 1")
-    launched = step.was.requests[0]._replace(cursors=Cursors(5, 8, 0, 0), in_flight=(Round(3, 1, 0),))
+    launched = step.was.requests[0]._replace(
+        cursors=Cursors(5, 8, 0, 0), in_flight=(Round(3, 1, 0),)
+    )
     claimed = replace(step, was=step.was.with_request(launched))
     assert_clause("LEN-2", claimed, None)
     nothing_flies = replace(step, was=step.was.with_request(launched._replace(in_flight=())))
     assert_clause("LEN-2", nothing_flies, "target 6")
     more = "command finish r1 keep 2; session s1 kv_committed_len=7 kv_allocated_len=7"
     assert_clause("LEN-2", spoilt(claimed, more), "target 7: kv_committed_len 6")
-    assert_clause("LEN-2", spoilt(claimed, "session s1 kv_committed_len=4"), "target 6: kv_committed_len 5")
+    assert_clause(
+        "LEN-2", spoilt(claimed, "session s1 kv_committed_len=4"), "target 6: kv_committed_len 5"
+    )
 
 
 def test_a_duplicate_that_stays_is_reported_where_nothing_moves():

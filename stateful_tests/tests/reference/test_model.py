@@ -46,20 +46,23 @@ PAIRS: list[tuple[Reason, str, str, Geometry]] = [
     (Reason.EMPTY, FIRST, "spec_decode r1 +0 accept 1", PAGE4),  # and bad_length
     (Reason.UNKNOWN_SESSION, FIRST, "submit r1 in s9 +1", PAGE4),  # and request_exists
     (Reason.REQUEST_EXISTS, FIRST, "submit r1 in s1 +1", PAGE4),  # and turn_in_flight
-    (Reason.SESSION_CLOSING, f"{FIRST}; close s1", "submit r2 in s1 +1", PAGE4),  # and turn_in_flight
+    # and turn_in_flight
+    (Reason.SESSION_CLOSING, f"{FIRST}; close s1", "submit r2 in s1 +1", PAGE4),
     (Reason.TURN_IN_FLIGHT, FIRST, "submit r2 in s1 +1 rewind 1", PAGE4),  # and shrinking_prefix
     (Reason.WRONG_PHASE, "submit r1 (no session) +1", "evict_swa r1 at length 9", preset("no-swa")),
     # A tree has the prompt by its result, so that is processed.
     (Reason.BAD_LENGTH, FIRST, "retract r1 losing 1", replace(PAGE4, tree=True)),
     (Reason.NO_SWA, ORDINARY, "evict_swa r1 at length 9", preset("no-swa")),  # and bad_length
-    (Reason.WRONG_PHASE, f"{FIRST}; {ROUND}; {ROUND}", "launch r1 +1 accept 2", PAGE4),  # and bad_length
+    # and bad_length
+    (Reason.WRONG_PHASE, f"{FIRST}; {ROUND}; {ROUND}", "launch r1 +1 accept 2", PAGE4),
     (Reason.BAD_LENGTH, FIRST, "spec_decode r1 +40 accept 41", PAGE4),  # and row_too_short
     # and row_too_short
     (Reason.WINDOW_LOST, f"{FIRST}; spec_decode r1 +20 accept 1; evict_swa r1 at length 30",
      "spec_decode r1 +30 accept 1", PAGE4),
     # and out_of_full, out_of_swa
     (Reason.NO_ROW, f"{ORDINARY}; submit r2 (no session) +32; admit r2", "extend r2 +32", ONE_ROW),
-    (Reason.OUT_OF_FULL, "submit r2 (no session) +32; admit r2", "extend r2 +32", ONE_ROW),  # and out_of_swa
+    # and out_of_swa
+    (Reason.OUT_OF_FULL, "submit r2 (no session) +32; admit r2", "extend r2 +32", ONE_ROW),
     (Reason.REQUEST_EXISTS, "open a", "submit a (no session) +1", PAGE4),  # one space of names
     (Reason.SESSION_EXISTS, "submit a (no session) +1", "open a", PAGE4),
     # A rejected prefill of a marked request needs a row of its own.
@@ -78,7 +81,9 @@ def test_of_two_reasons_the_first_is_reported(impl):
 
 
 def test_a_batch_is_all_or_nothing():
-    state = after(f"{FIRST}; submit r2 (no session) +32; admit r2; submit r3 (no session) +1; admit r3")
+    state = after(
+        f"{FIRST}; submit r2 (no session) +32; admit r2; submit r3 (no session) +1; admit r3"
+    )
     assert step(state, *script("extend r3 +1, r2 +32")) == (state, Refused(Reason.OUT_OF_SWA))
 
 
@@ -99,7 +104,9 @@ def test_a_faithful_scheduler_would_not(given, command):
     assert step(state, *script(command)) == (state, Refused(Reason.UNFAITHFUL))
 
 
-@pytest.mark.parametrize("given, says", [("", Done()), ("; unlock_swa r1", Refused(Reason.UNFAITHFUL))])
+@pytest.mark.parametrize(
+    "given, says", [("", Done()), ("; unlock_swa r1", Refused(Reason.UNFAITHFUL))]
+)
 def test_who_has_unlocked_its_window_is_not_cut_below(given, says):
     state = after(FIRST + 4 * "; decode r1" + given, Mode.FAITHFUL, replace(PAGE4, tree=True))
     assert step(state, *script("retract r1 losing 1"))[1] == says
@@ -121,17 +128,23 @@ def test_choices_are_followed_within_their_bounds():
     state = after(f"{TWENTY}; extend r1 +20")
     evict, ahead = "evict_swa r1 at length 20", "spec_decode r1 +2 accept 1"
     for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
-        assert does(state, evict, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
+        assert (
+            does(state, evict, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
+        )
     shared = after(SHARED, sizes=replace(PAGE4, tree=True))
-    assert does(shared, "evict_swa r1 at length 9", Choice("r1", swa_evicted_seqlen=0)) == Cursors(9, 9, 0, 8)
+    assert does(shared, "evict_swa r1 at length 9", Choice("r1", swa_evicted_seqlen=0)) == Cursors(
+        9, 9, 0, 8
+    )
     assert does(state, ahead, Choice("r1", kv_allocated_len=28)) == Cursors(21, 28, 0, 0)
     grown = after(f"{SHARED}; spec_decode r1 +16 accept 16", sizes=replace(PAGE4, tree=True))
     at_r = does(grown, "evict_swa r1 at length 25", Choice("r1", swa_evicted_seqlen=8))
     assert at_r == Cursors(25, 25, 8, 8), "it may stop exactly where the tree's pages end"
     for text, choice in (
-        (evict, {"swa_evicted_seqlen": 16}), (evict, {"swa_evicted_seqlen": 6}),
-        (ahead, {"kv_allocated_len": 21}), ("decode r1", {"kv_allocated_len": 28}),
-    ):  # fmt: skip
+        (evict, {"swa_evicted_seqlen": 16}),
+        (evict, {"swa_evicted_seqlen": 6}),
+        (ahead, {"kv_allocated_len": 21}),
+        ("decode r1", {"kv_allocated_len": 28}),
+    ):
         with pytest.raises(ChoiceNotAllowed):
             does(state, text, Choice("r1", **choice))
     with pytest.raises(ChoiceNotAllowed):  # what was evicted does not come back
@@ -165,7 +178,10 @@ def test_a_prefill_may_be_evicted_after_its_forward_pass():
     evicted = does(state, command, Choice("r1", swa_evicted_seqlen=12, after=True))
     assert evicted == Cursors(20, 20, 12, 0)
     assert does(state, f"{command} tail", Choice("r1", swa_evicted_seqlen=12)) == evicted
-    for choice in (Choice("r1", swa_evicted_seqlen=16, after=True), Choice("r1", swa_evicted_seqlen=12)):
+    for choice in (
+        Choice("r1", swa_evicted_seqlen=16, after=True),
+        Choice("r1", swa_evicted_seqlen=12),
+    ):
         with pytest.raises(ChoiceNotAllowed):
             does(state, command, choice)
 
@@ -197,8 +213,14 @@ def test_texts():
 
 @pytest.mark.parametrize(
     "field, value",
-    [("page_size", 0), ("window", 0), ("rows", True), ("width", 10**9), ("swa_pages", 0),
-     ("full_pages", "x")],
+    [
+        ("page_size", 0),
+        ("window", 0),
+        ("rows", True),
+        ("width", 10**9),
+        ("swa_pages", 0),
+        ("full_pages", "x"),
+    ],
 )
 def test_bad_geometries_name_the_field(field, value):
     sizes = {f: getattr(PAGE4, f) for f in PAGE4.__slots__} | {field: value}

@@ -65,13 +65,18 @@ _REFUSING = (
 )  # fmt: skip
 # What the scopes do not say: batches that name a request twice, eviction without a tree.
 _SAID = (
-    Extend((Chunk("r", 1),) * 2), SpecDecode((Draft("r", 1, 1),) * 2), Launch((Draft("r", 1, 1),) * 2),
-    Evict(1), Evict(0, 0, 1),
-)  # fmt: skip
+    Extend((Chunk("r", 1),) * 2),
+    SpecDecode((Draft("r", 1, 1),) * 2),
+    Launch((Draft("r", 1, 1),) * 2),
+    Evict(1),
+    Evict(0, 0, 1),
+)
 
 
 def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
-    listed = {(kind_name(kind), reason.value) for kind, rule in RULES.items() for reason in rule.refused}
+    listed = {
+        (kind_name(kind), reason.value) for kind, rule in RULES.items() for reason in rule.refused
+    }
     seen = set()
     for scope in _REFUSING:
         explorer = Explorer(scope, clauses=False)
@@ -87,7 +92,9 @@ def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
     assert seen == listed
     assert RULES.keys() == set(COMMANDS)
     for rule in RULES.values():
-        assert list(rule.refused) == [reason for reason in Reason if reason in rule.refused], "in their order"
+        assert list(rule.refused) == [reason for reason in Reason if reason in rule.refused], (
+            "in their order"
+        )
 
 
 # Formulas.
@@ -105,9 +112,11 @@ def _compiled(formula: str) -> CodeType:
 def _sizes(state: State) -> dict[str, Any]:
     size = state.config.geometry.page_size
     return {
-        "P": size, "W": state.config.geometry.window or 0,
-        "ceil": lambda n: ceil_page(n, size), "floor": lambda n: floor_page(n, size),
-    }  # fmt: skip
+        "P": size,
+        "W": state.config.geometry.window or 0,
+        "ceil": lambda n: ceil_page(n, size),
+        "floor": lambda n: floor_page(n, size),
+    }
 
 
 # Rows: which cursors move and what is freed.
@@ -133,11 +142,15 @@ def transitions():
 def _lanes(command: Command) -> Iterator[tuple[str, dict[str, int]]]:
     """(request, what the command says of it), of each request that a command is about."""
     if isinstance(command, Extend):
-        yield from ((lane.request, {"tokens": lane.tokens, "tail": lane.tail}) for lane in command.lanes)
+        yield from (
+            (lane.request, {"tokens": lane.tokens, "tail": lane.tail}) for lane in command.lanes
+        )
     elif isinstance(command, Decode):
         yield from ((name, {}) for name in command.requests)
     elif isinstance(command, (SpecDecode, Launch)):
-        yield from ((n.request, {"allocate": n.allocate, "accept": n.accept}) for n in command.lanes)
+        yield from (
+            (n.request, {"allocate": n.allocate, "accept": n.accept}) for n in command.lanes
+        )
     elif hasattr(command, "request"):
         fields = (("finished_len", "finished_len"), ("in_flight", "in_flight"), ("length", "L"))
         present = ((name, into) for name, into in fields if hasattr(command, name))
@@ -152,9 +165,12 @@ def _names(
     late = request is not None and request.in_flight
     c = request.cursors if request is not None and request.cursors is not None else slot or ZERO
     return {
-        **_sizes(state), **dict(zip("CAER", c)), **given,
+        **_sizes(state),
+        **dict(zip("CAER", c)),
+        **given,
         "live": lambda p: window is None or window_live(lost_below(c), p, window),
-        "slot": slot is not None, "session": session is not None,
+        "slot": slot is not None,
+        "session": session is not None,
         "closing": session is not None and session.closing,
         "turn": session is not None and session.turn is not None,
         "started": request is not None and request.started,
@@ -162,7 +178,7 @@ def _names(
         "origin": request.origin if request is not None else 0,
         "output": request.output if request is not None else 0,
         **(dict(zip(("accepted", "claimed"), request.in_flight[0][1:])) if late else {}),
-    }  # fmt: skip
+    }
 
 
 def _case(rule: Rule, names: dict[str, Any]) -> Case:
@@ -177,11 +193,15 @@ def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
     expected: dict[tuple[str, str], set[int]] = {}
     about = [(was.request(name), given) for name, given in _lanes(command)]
     for request, given in about or [(None, {})]:
-        named = command.session if isinstance(command, Close) else request.session if request else None
+        named = (
+            command.session if isinstance(command, Close) else request.session if request else None
+        )
         session = was.session(named) if named is not None else None
         names = _names(was, request, session, given)
         case = _case(rule, names)
-        holder = session.name if session is not None else request.name if request is not None else ""
+        holder = (
+            session.name if session is not None else request.name if request is not None else ""
+        )
         for pool, span in (("full", case.full), ("swa", case.swa)):
             start, end = (_value(formula, names) for formula in span)
             size = was.config.geometry.page_size
@@ -213,7 +233,9 @@ def _wrong_pages(was: State, now: State, expected: dict[tuple[str, str], set[int
         for pool, pages in (("full", full_pages), ("swa", swa_pages)):
             kept = set(pages(after[holder], size)) if holder in after else set()
             gone = set(pages(cursors, size)) - kept
-            if (pool == "full" or window is not None) and gone != expected.get((holder, pool), set()):
+            if (pool == "full" or window is not None) and gone != expected.get(
+                (holder, pool), set()
+            ):
                 return f"{pool} pages"
     return ""
 

@@ -29,7 +29,9 @@ from stateful_tests.traces.notation import format_command as describe
 FOLDER = Path(__file__).parents[3] / "fixtures" / "regressions"
 FIXTURES = {p.stem: p for p in sorted(FOLDER.glob("*.json"))}
 SENTENCES = Path(__file__).with_name("because.txt")
-BUGS = {name: trace for name, path in FIXTURES.items() if (trace := traces.load(path)).bug is not None}
+BUGS = {
+    name: trace for name, path in FIXTURES.items() if (trace := traces.load(path)).bug is not None
+}
 
 
 @cache
@@ -71,11 +73,15 @@ def test_free_lists_say_the_same(name):
     """What can be read off the view by other means than the told's own."""
     run, text = violated(name), re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", explained(name).text)
     page = r"(full|swa) page (\d+) is "
-    for pool, number, since in re.findall(page + r"in the free list since command (\d+)", text.lower()):
+    for pool, number, since in re.findall(
+        page + r"in the free list since command (\d+)", text.lower()
+    ):
         free = [int(number) in getattr(m.view, f"free_{pool}") for m in run.history]
         assert all(free[int(since) + 1 :])
         assert not free[int(since)]
-    for pool, number, since in re.findall(page + r"neither free nor owned since command (\d+)", text.lower()):
+    for pool, number, since in re.findall(
+        page + r"neither free nor owned since command (\d+)", text.lower()
+    ):
         assert int(number) not in getattr(run.history[int(since) + 1].view, f"free_{pool}")
 
 
@@ -84,7 +90,9 @@ def test_the_sentences_and_the_end_of_the_step_tables(request):
     texts = []
     for name, trace in BUGS.items():
         text = re.sub(r" at \w+\.py:\d+ in \w+", "", explained(name).text)
-        lines = textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        lines = textwrap.wrap(
+            text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        )
         table = report.run_data(violated(name))["step_table"]
         rows = [table["columns"], *(row["cells"] for row in table["rows"][-3:])]
         lines += [f"    {' | '.join(row)}".rstrip() for row in rows]
@@ -92,7 +100,9 @@ def test_the_sentences_and_the_end_of_the_step_tables(request):
     if request.config.getoption("accept"):
         SENTENCES.write_text("\n".join(texts), encoding="utf-8")
     expected = SENTENCES.read_text(encoding="utf-8")
-    assert "\n".join(texts) == expected, f"accept what is true: pytest {Path(__file__).parent} --accept"
+    assert "\n".join(texts) == expected, (
+        f"accept what is true: pytest {Path(__file__).parent} --accept"
+    )
 
 
 class OwnShape:
@@ -145,7 +155,10 @@ class Forgetful(OwnShape):
 
     def view(self):
         view = self._system.view()
-        blank = {name: structs.replace(s, history=[0] * len(s.history)) for name, s in view.sessions.items()}
+        blank = {
+            name: structs.replace(s, history=[0] * len(s.history))
+            for name, s in view.sessions.items()
+        }
         return structs.replace(view, sessions=blank)
 
 
@@ -163,7 +176,9 @@ class ObeysAll(ReferenceSystem):
     """Carries out every abort, marked ones too."""
 
     def apply(self, command):
-        return super().apply(replace(command, marked=False) if isinstance(command, Abort) else command)
+        return super().apply(
+            replace(command, marked=False) if isinstance(command, Abort) else command
+        )
 
 
 @pytest.mark.parametrize(
@@ -194,7 +209,9 @@ class ObeysAll(ReferenceSystem):
     ],
 )  # fmt: skip
 def test_a_refused_command_says_its_reason(script_of, says):
-    run = lockstep.replay(ReferenceSystem(), Trace(PRESETS["page1"], Mode.FAITHFUL, script(script_of)))
+    run = lockstep.replay(
+        ReferenceSystem(), Trace(PRESETS["page1"], Mode.FAITHFUL, script(script_of))
+    )
     assert reasons.refusal(run, len(run.rows) - 1) == says
 
 
@@ -226,7 +243,9 @@ SAID_BESIDE = "CHK-1", "CHK-2", "OUT-3", "TREE-1", "TREE-7", "TREE-10", "TREE-15
 def test_each_clause_names_what_it_is_about_and_what_was_expected():
     assert [name for name in BUGS if "; observed: " in explained(name).text] == []
     due = re.compile(r" must | expected: ")
-    without = {violated(name).violation.clause for name in BUGS if not due.search(explained(name).text)}
+    without = {
+        violated(name).violation.clause for name in BUGS if not due.search(explained(name).text)
+    }
     assert without <= {*SAID_BESIDE}
 
 
@@ -236,7 +255,9 @@ class AddsToTheInput(ReferenceSystem):
     def view(self):
         view = super().view()
         requests = view.requests.items()
-        more = {n: structs.replace(r, origin=r.origin + 2, text=[*r.text, 1, 1]) for n, r in requests}
+        more = {
+            n: structs.replace(r, origin=r.origin + 2, text=[*r.text, 1, 1]) for n, r in requests
+        }
         return structs.replace(view, requests=more)
 
 
@@ -270,7 +291,9 @@ def test_the_step_table_fits_and_marks_what_is_wrong(capsys, monkeypatch):
 
 def test_both_parts_of_a_split_count_as_changed():
     run = lockstep.replay(resolve("torch"), traces.load(FIXTURES["a_split_keeps_pages_whole"]))
-    assert step_table.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], "not the new leaf beside them"
+    assert step_table.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], (
+        "not the new leaf beside them"
+    )
 
 
 def test_a_conforming_run_has_nothing_to_argue():
@@ -300,6 +323,5 @@ def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch):
 
     monkeypatch.setitem(reasons._REASONS, "SES-1", odd)
     assert explained("history_ends_where_the_client_stopped").text == (
-        "after command 5 (finish r1 keep 1) expected: history of s1: 2 tokens; observed: 3"
-        " tokens."
+        "after command 5 (finish r1 keep 1) expected: history of s1: 2 tokens; observed: 3 tokens."
     )

@@ -22,4 +22,6 @@ def test_a_report_says_what_is_printed_today(path, request, capsys):
     if request.config.getoption("accept"):
         path.write_text(printed, encoding="utf-8")
     told = path.read_text(encoding="utf-8")
-    assert without_versions(printed) == without_versions(told), "accept what is true: pytest --accept"
+    assert without_versions(printed) == without_versions(told), (
+        "accept what is true: pytest --accept"
+    )

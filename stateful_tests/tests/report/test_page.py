@@ -84,7 +84,9 @@ class Reader(HTMLParser):
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
 def test_differences_are_there_where_a_clause_is_violated_and_nowhere_else(path):
     trace = traces.load(path)
-    assert [s["differences"] for s in snapshots(replayed("torch", trace), 99) if s["differences"]] == []
+    assert [
+        s["differences"] for s in snapshots(replayed("torch", trace), 99) if s["differences"]
+    ] == []
     if trace.bug is not None:
         *before, last = snapshots(replayed(f"torch+{trace.bug}", trace), 99)
         assert last["differences"]
@@ -92,7 +94,9 @@ def test_differences_are_there_where_a_clause_is_violated_and_nowhere_else(path)
 
 
 def test_both_sides_as_data():
-    run = replayed("torch+lanes-share-new-pages", fixture("lanes_of_a_batch_get_pages_of_their_own"))
+    run = replayed(
+        "torch+lanes-share-new-pages", fixture("lanes_of_a_batch_get_pages_of_their_own")
+    )
     last = json.loads(json.dumps(snapshots(run, 1)[-1]))
     ours, theirs = last["reference"], last["system"]
     assert ours["holders"]["r2"]["full"] == {"0": None}
@@ -106,9 +110,11 @@ def test_both_sides_as_data():
     }
     assert ours["free"] == theirs["free"] == {"full": 18, "swa": 12, "rows": 2}
     assert last["differences"][0] == {
-        "key": ["pools", "full", "1"], "about": "full page 1", "reference": "free or owned, once",
+        "key": ["pools", "full", "1"],
+        "about": "full page 1",
+        "reference": "free or owned, once",
         "system": "2 owners",
-    }  # fmt: skip
+    }
 
 
 def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_is(monkeypatch):
@@ -142,7 +148,9 @@ def test_the_page_is_whole_and_asks_nobody(system, name):
     assert text == shown(run), "the same run gives the same bytes"
     read = Reader(text)
     assert len(set(read.ids)) == len(read.ids)
-    assert [i for i in read.ids if i.startswith("step-")] == [f"step-{i}" for i in range(len(run.rows))]
+    assert [i for i in read.ids if i.startswith("step-")] == [
+        f"step-{i}" for i in range(len(run.rows))
+    ]
     for tag, attribute, value in read.attributes:
         assert tag != "link"
         assert attribute not in ("src", "action", "srcset", "style", "xlink:href"), (tag, attribute)
@@ -150,7 +158,9 @@ def test_the_page_is_whole_and_asks_nobody(system, name):
         assert attribute != "href" or (value[:1] == "#" and value[1:] in read.ids)
         assert attribute not in ("aria-labelledby", "for") or value in read.ids
     assert not re.search(r"url\(|@import|https?:|//[a-z]", text)
-    policy = next(v for t, a, v in read.attributes if (t, a) == ("meta", "content") and "default-src" in v)
+    policy = next(
+        v for t, a, v in read.attributes if (t, a) == ("meta", "content") and "default-src" in v
+    )
     trace, script = read.scripts
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -162,7 +172,9 @@ def test_the_page_is_whole_and_asks_nobody(system, name):
 
 
 def test_what_is_wrong_is_marked_on_both_sides():
-    run = replayed("torch+pr22900", fixture("finish_behind_the_window_sweep_caps_all_three_lengths"))
+    run = replayed(
+        "torch+pr22900", fixture("finish_behind_the_window_sweep_caps_all_three_lengths")
+    )
     text = shown(run)
     last = text[text.index('id="step-6"') : text.index('id="steps"')]
     earlier = text[text.index('id="step-0"') : text.index('id="step-6"')]
@@ -244,11 +256,16 @@ def test_a_deep_tree_and_no_commands():
     trace = fixture("an_unlock_remembers_where_its_lock_stopped")
     geometry = replace(trace.geometry, full_pages=200, swa_pages=200, width=200)
     deep = tuple(Insert("h1", prompt_of(f"a{n}")) for n in range(1, 61))
-    run = replayed("reference", replace(trace, geometry=geometry, commands=deep, bug=None, clause=None))
+    run = replayed(
+        "reference", replace(trace, geometry=geometry, commands=deep, bug=None, clause=None)
+    )
     read = Reader(shown(run))
     assert "reference: + [59, 60)" in read.text
     assert read.text.count("[59, 60)") == 2, "in the tree as well"
-    assert "The trace has no commands." in Reader(shown(replayed("torch", replace(trace, commands=())))).text
+    assert (
+        "The trace has no commands."
+        in Reader(shown(replayed("torch", replace(trace, commands=())))).text
+    )
 
 
 def test_of_a_long_trace_the_end_is_shown(monkeypatch):
@@ -275,7 +292,17 @@ def test_replay_writes_the_page(kvspec):
 
 
 def test_check_writes_a_page_beside_each_trace(kvspec):
-    options = ("--examples", "1", "--preset", "page2", "--mode", "free", "--machine", "sessions", "--html")
+    options = (
+        "--examples",
+        "1",
+        "--preset",
+        "page2",
+        "--mode",
+        "free",
+        "--machine",
+        "sessions",
+        "--html",
+    )
     code, out, _ = kvspec("check", "--impl", "torch+padding-page-handed-out", *options)
     assert code == 1
     saved = sorted(Path("traces").iterdir())

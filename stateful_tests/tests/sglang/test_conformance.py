@@ -46,7 +46,9 @@ FIRST_TURN = f"{TWO_CHUNKS}; decode a; decode a; finish a keep 3"
 SHARED_TURN = "open s; submit a in s a8 +2; admit a; extend a +10; finish a keep 1"
 SECOND_TURN = f"{FIRST_TURN}; submit b in s +2; admit b; admit b; extend b +3; decode b"
 AGAIN = "admit b; extend b +1"
-PAIR = "submit p (no session) a8 +1; admit p; submit q (no session) a8 +1; admit q; extend p +9, q +9"
+PAIR = (
+    "submit p (no session) a8 +1; admit p; submit q (no session) a8 +1; admit q; extend p +9, q +9"
+)
 MIXED = (
     "submit p (no session) +3; admit p; extend p +3; submit q (no session) +6; admit q; extend q +4, p +1;"
     " extend q +2, p +1; decode p, q; finish p keep 4"
@@ -180,17 +182,24 @@ REFUSED: tuple[tuple[bool, str, str, str], ...] = (
 def test_a_refused_command_changes_nothing(real):
     for tree, name, begin, commands in REFUSED:
         play(real, name, begin, tree)
-        before, other = real.view(), Submit("r", None, 0, 0, (Piece("A", 1),))  # no text that can be typed
+        # no text that can be typed
+        before, other = real.view(), Submit("r", None, 0, 0, (Piece("A", 1),))
         for command in (*script(commands), other):
             if "0.5.10" in real.name and isinstance(command, Submit) and command.rewind > 0:
                 continue  # a_rejected_request_writes_its_one_token_into_the_slot
             assert isinstance(real.apply(command), Refused), command
             now = after = real.view()
-            if isinstance(command, Submit):  # a rejected request computes a token, and gives it back
+            # a rejected request computes a token, and gives it back
+            if isinstance(command, Submit):
                 after = structs.replace(
-                    after, full_stamps=before.full_stamps, swa_stamps=before.swa_stamps, tree=before.tree,
-                    free_full=before.free_full, free_swa=before.free_swa, free_rows=before.free_rows,
-                )  # fmt: skip
+                    after,
+                    full_stamps=before.full_stamps,
+                    swa_stamps=before.swa_stamps,
+                    tree=before.tree,
+                    free_full=before.free_full,
+                    free_swa=before.free_swa,
+                    free_rows=before.free_rows,
+                )
             assert after == before, command
             before = now
 
@@ -212,13 +221,19 @@ def test_the_terms_of_a_check_are_the_release_s(real):
     lockstep = play(real, "page4", FIRST_TURN, tree=False)
     outcome = real.apply(CheckIdle())
     assert lockstep.violation is None and set(outcome.report.accounts) == {
-        Account("full", 40, 0, 0, 8, 0, 48), Account("swa", 28, 0, 0, 8, 0, 36),
+        Account("full", 40, 0, 0, 8, 0, 48),
+        Account("swa", 28, 0, 0, 8, 0, 36),
         Account("rows", 3, 0, 0, 1, 0, 4),
-    }  # fmt: skip
+    }
     play(real, "page4", f"insert g b4; {SHARED_TURN}")
     outcome = real.apply(CheckIdle())
     [full] = [account for account in outcome.report.accounts if account.pool == "full"]
-    assert (full.evictable, full.protected, full.session_held, outcome.report.alarm) == (4, 8, 4, "")
+    assert (full.evictable, full.protected, full.session_held, outcome.report.alarm) == (
+        4,
+        8,
+        4,
+        "",
+    )
 
 
 @pytest.mark.parametrize(("version", "stays"), [("0.5.13", "a"), ("0.5.14", "b"), ("0.5.16", "b")])

@@ -17,7 +17,10 @@ from stateful_tests.lockstep.systems import resolve
 def play_both(here: System, there: System, machine: str, preset: str) -> int:
     """Random commands, until the release breaks. Returns how many."""
     source, geometry = RandomChoices(f"{machine} {preset}"), sizes_for(machine, preset)
-    profile, state = draw_profile(source, here.capabilities, machine), model.initial(geometry, Mode.FAITHFUL)
+    profile, state = (
+        draw_profile(source, here.capabilities, machine),
+        model.initial(geometry, Mode.FAITHFUL),
+    )
     here.reset(geometry)
     there.reset(geometry)
     for number in range(30):

@@ -105,10 +105,16 @@ def test_a_download_is_unpacked_once_and_leaves_nothing_else(cache, monkeypatch)
     ("output", "line", "pip_calls"),
     [  # wheels of other hosts hold the same files, so those are requested
         ("ERROR: No matching distribution found for sglang==9.9.9", "no such release", 4),
-        ("WARNING: NewConnectionError: Temporary failure in name resolution", "cannot be reached", 1),
+        (
+            "WARNING: NewConnectionError: Temporary failure in name resolution",
+            "cannot be reached",
+            1,
+        ),
     ],
 )
-def test_why_there_is_no_download_is_reported_in_one_line(cache, monkeypatch, output, line, pip_calls):
+def test_why_there_is_no_download_is_reported_in_one_line(
+    cache, monkeypatch, output, line, pip_calls
+):
     calls = answer(monkeypatch, output)
     assert line in unusable(fetch.release_root, "9.9.9")
     assert len(calls) == pip_calls
@@ -129,7 +135,10 @@ def test_two_processes_at_once_end_with_one_complete_folder(cache, monkeypatch):
 
     answer(monkeypatch, put=put)
     roots = []
-    threads = [threading.Thread(target=lambda: roots.append(fetch.release_root("0.5.10"))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: roots.append(fetch.release_root("0.5.10")))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -140,7 +149,11 @@ def test_two_processes_at_once_end_with_one_complete_folder(cache, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["sglang/srt/managers/../../../../evil.py", "/sglang/srt/evil.py", "sglang/srt/managers/..\\evil.py"],
+    [
+        "sglang/srt/managers/../../../../evil.py",
+        "/sglang/srt/evil.py",
+        "sglang/srt/managers/..\\evil.py",
+    ],
 )
 def test_an_archive_cannot_write_outside_its_folder(tmp_path, name):
     with zipfile.ZipFile(tmp_path / "bad.whl", "w") as archive:
@@ -158,6 +171,7 @@ def test_a_broken_archive_is_unusable(tmp_path):
 
 
 # -- checkouts, their kinds, and what they lack
+
 
 def tree(root: Path, files=(), version: str | None = None) -> Path:
     (root / "sglang/srt").mkdir(parents=True)
@@ -213,7 +227,12 @@ def test_what_may_follow_a_release_is_named(ways):
 def test_of_what_is_compiled_the_core_is_unpacked(tmp_path):
     core = "sglang/srt/mem_cache/rust_tree_core/mem_cache.so"
     with zipfile.ZipFile(tmp_path / "s.whl", "w") as archive:
-        for name in (core, "sglang/srt/rust_extensions/_server.so", "sglang/srt/environ.py", "sglang/a.so"):
+        for name in (
+            core,
+            "sglang/srt/rust_extensions/_server.so",
+            "sglang/srt/environ.py",
+            "sglang/a.so",
+        ):
             archive.writestr(name, "")
     fetch.unpack(tmp_path / "s.whl", tmp_path / "x")
     found = {str(p.relative_to(tmp_path / "x")) for p in (tmp_path / "x").rglob("*") if p.is_file()}

@@ -28,7 +28,9 @@ SIZES = Geometry(page_size=1, window=2, full_pages=40, swa_pages=40, rows=4, wid
 
 def to_be_done(sizes: Geometry, commands: tuple[Command, ...]) -> Trace:
     """A trace that states of every command that it is done."""
-    return Trace(sizes, Mode.FAITHFUL, commands, expected=tuple((n, Done()) for n in range(len(commands))))
+    return Trace(
+        sizes, Mode.FAITHFUL, commands, expected=tuple((n, Done()) for n in range(len(commands)))
+    )
 
 
 class Expected(NamedTuple):
@@ -40,7 +42,9 @@ class Expected(NamedTuple):
 
 
 # One more was evicted, and 10 allocated, if the first result had been processed before the second launch.
-RELEASE = dict.fromkeys(("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9))
+RELEASE = dict.fromkeys(
+    ("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9)
+)
 RELEASE["0.5.13"] = Expected(0, 10)  # window evictions keep a page more, a round claims a token
 
 
@@ -105,7 +109,8 @@ def test_the_prompt_is_in_the_tree_once_a_round_was_launched(real):
         return sum(len(node.slots) for node in tree.nodes)
 
     assert kept(*BEGIN) == 0
-    assert real.apply(EvictSwa("a", 3)) == Refused(Reason.UNFAITHFUL)  # its prefill is still running
+    # its prefill is still running
+    assert real.apply(EvictSwa("a", 3)) == Refused(Reason.UNFAITHFUL)
     assert real.apply(Retract("a")) == Refused(Reason.UNFAITHFUL)
     assert kept(*decode(1)) == 3
     assert kept(Finish("a", 2), Submit("b", None, 2), Admit("b"), Extend((Chunk("b", 2),))) == 3
@@ -117,12 +122,23 @@ def test_the_reference_follows_a_prompt_that_comes_late(real):
     for sizes in (Geometry(2, 1, 6, 6, 2, 8, tree=True), Geometry(1, 2, 9, 9, 2, 8, tree=True)):
         for tokens in (1, 3):  # so that the tree takes nothing, or one page more
             prompt = (Insert("h", a2), Submit("a", None, tokens, 0, a2), Admit("a"))
-            commands = (*prompt, Extend((Chunk("a", tokens),)), *decode(2), Finish("a", 1 + tokens // 2))
+            commands = (
+                *prompt,
+                Extend((Chunk("a", tokens),)),
+                *decode(2),
+                Finish("a", 1 + tokens // 2),
+            )
             assert replay(real, Trace(sizes, Mode.FAITHFUL, commands)).violation is None
     # 0.5.23 evicts when it hands a prompt in, here past what the tree takes.
     a6, a3b4 = (Piece("a", 6),), (Piece("a", 3), Piece("b", 4))
     part = (Submit("b", None, 0, 0, a6), Admit("b"), Extend((Chunk("b", 5),)), Abort("b"))
-    commands = (*part, Submit("a", None, 0, 0, a3b4), Admit("a"), Extend((Chunk("a", 7),)), *verify(1))
+    commands = (
+        *part,
+        Submit("a", None, 0, 0, a3b4),
+        Admit("a"),
+        Extend((Chunk("a", 7),)),
+        *verify(1),
+    )
     trace = Trace(Geometry(2, 1, 6, 6, 1, 12, tree=True), Mode.FAITHFUL, commands)
     assert replay(real, trace).violation is None
 
@@ -146,7 +162,9 @@ LATE: dict[str, tuple[Command, ...]] = {
 @pytest.mark.parametrize("ends", [ENDS, LATE], ids=["as shown", "launched"])
 def test_results_in_flight_do_no_harm(ends, real, version):
     if version == "0.5.10":
-        pytest.skip("it trims nothing and saves what is aborted: see fixtures/releases/sglang-0.5.10")
+        pytest.skip(
+            "it trims nothing and saves what is aborted: see fixtures/releases/sglang-0.5.10"
+        )
     for name in ("page1", "page4", "no-swa"):
         sizes = replace(preset(name), width=40)
         for end, rest in ends.items():
@@ -159,7 +177,8 @@ def test_the_faults_of_a_release_are_there_under_overlap(real, version):
         own = path.parent.name.endswith("+overlap")
         if version in (overlapped(path) if own else since(fault)) and path.stem not in NOT_YET:
             trace = load(path)
-            if trace.geometry.states and not own:  # with overlap a request takes more slots, or has none
+            # with overlap a request takes more slots, or has none
+            if trace.geometry.states and not own:
                 continue
             if version == "0.5.10" and trace.clause == "MAP-4" and not own:
                 # Its round in flight has committed nothing yet: the prompt alone must end inside a page.
@@ -198,7 +217,11 @@ def test_a_request_that_runs_receives_no_tail(real):
     if not real.capabilities.swa_tail:
         return
     commands = (
-        Submit("a", None, 1), Admit("a"), Extend((Chunk("a", 1),)), Submit("b", None, 1), Admit("b"),
+        Submit("a", None, 1),
+        Admit("a"),
+        Extend((Chunk("a", 1),)),
+        Submit("b", None, 1),
+        Admit("b"),
         Extend((Chunk("b", 1), Chunk("a", 1, tail=True))),
-    )  # fmt: skip
+    )
     assert found(real, Trace(SIZES, Mode.FAITHFUL, commands)) is None

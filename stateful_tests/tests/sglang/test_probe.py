@@ -74,7 +74,9 @@ def copy(tmp_path):
     except UnusableImplementation as error:
         pytest.skip(str(error))
     target = tmp_path / "checkout"
-    shutil.copytree(root, target, ignore=shutil.ignore_patterns("__pycache__"), copy_function=os.symlink)
+    shutil.copytree(
+        root, target, ignore=shutil.ignore_patterns("__pycache__"), copy_function=os.symlink
+    )
     return target
 
 
@@ -115,7 +117,9 @@ def test_a_syntax_error_is_an_error_of_the_checkout(copy):
     assert re.fullmatch(rf"{copy}: {at}\d+: SyntaxError: expected ':'. Nothing was driven", line)
 
 
-@pytest.mark.parametrize("gone", ["session/session_controller.py", "mem_cache/allocator", "session"])
+@pytest.mark.parametrize(
+    "gone", ["session/session_controller.py", "mem_cache/allocator", "session"]
+)
 def test_a_module_or_a_folder_that_has_moved(gone, copy):
     (copy / "sglang/srt" / gone).rename(copy / "sglang/srt/moved")
     line = refusal(SGLangSystem, path=copy)

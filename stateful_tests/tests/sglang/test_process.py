@@ -16,7 +16,17 @@ from impl.sglang.process import system as sglang
 from impl.sglang.releases.catalogue import TABLE, Kind
 from impl import vocabulary
 from impl.sglang.scheduler import driver
-from reference.commands import Admit, Broken, Done, Open, Piece, Reason, Submit, shared_serial, token_id
+from reference.commands import (
+    Admit,
+    Broken,
+    Done,
+    Open,
+    Piece,
+    Reason,
+    Submit,
+    shared_serial,
+    token_id,
+)
 from reference.geometry import preset
 from stateful_tests.tests.support.commands import commands
 
@@ -49,7 +59,9 @@ while (body := wire.receive(0)) is not None:
     ],
     ids=["dies", "hangs", "raises", "talks nonsense"],
 )
-def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, monkeypatch, act, errors):
+def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(
+    tmp_path, monkeypatch, act, errors
+):
     (tmp_path / "sglang/srt").mkdir(parents=True)
     monkeypatch.setattr(SGLangSystem, "launch", subprocess.Popen)
     monkeypatch.setattr(sglang, "detect", lambda _: Kind(TABLE["0.5.11"]))
@@ -97,7 +109,9 @@ def test_a_release_starts_by_its_command_line(monkeypatch, tmp_path):
 def test_a_process_that_is_started_does_not_import_from_the_current_folder(tmp_path):
     (tmp_path / "stray.py").write_text("")
     command = [sys.executable, "-c", "import stray"]
-    done = subprocess.run(command, cwd=tmp_path, env=child.environment([]), capture_output=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=child.environment([]), capture_output=True, check=False
+    )
     assert done.returncode and b"No module named 'stray'" in done.stderr
 
 

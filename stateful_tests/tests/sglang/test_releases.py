@@ -21,7 +21,9 @@ from stateful_tests.tests.support.release_faults import (
 from stateful_tests.traces.files import load
 
 
-@pytest.mark.parametrize("path", [path for path, _ in (*TRACES, *UNIFIED)], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path, _ in (*TRACES, *UNIFIED)], ids=lambda path: path.stem
+)
 def test_torch_conforms(path):
     assert replay(resolve("torch"), load(path)).violation is None
 
@@ -45,11 +47,15 @@ def test_a_release_has_the_fault_until_it_is_fixed(path, fault, version, release
         assert "; observed: " not in because(run).text, "told from the facts of the run"
 
 
-@pytest.mark.parametrize(("version", "value", "shows"), [("0.5.22", "0", False), ("0.5.17", "1", True)])
+@pytest.mark.parametrize(
+    ("version", "value", "shows"), [("0.5.22", "0", False), ("0.5.17", "1", True)]
+)
 def test_a_setting_of_the_trace_is_that_of_the_release(version, value, shows, release):
     trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
     [name] = (n for n in release(version).capabilities.settings if "FREE_OUT_OF_WINDOW" in n)
-    switched = replace(trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x"))))
+    switched = replace(
+        trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x")))
+    )
     for played, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
         assert (found(release(version), played) is not None) is fault
 

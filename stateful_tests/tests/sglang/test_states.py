@@ -35,7 +35,7 @@ SCENES = {
     "one decodes while another prefills": (
         f"{HIT}; submit r2 (no session) b3; admit r2; extend r2 +2, r1 +1; extend r2 +1, r1 +1"
     ),
-}  # fmt: skip
+}
 # What is changed in a copy of the release -> file, old, new, the clauses of which one must name it.
 FAULTS = {
     "the copy is left out": (
@@ -70,7 +70,7 @@ TRACKED = {
     "a batch of both": f"{GOES_ON}; submit r2 (no session) b4; admit r2; extend r2 +4, r1 +1; decode r1, r2",
     "lock holders": "insert h1 a4; insert h2 a5 (goes on); match h3 a2; insert h3 a2b2;"
     " evict full 0 states 2",
-}  # fmt: skip
+}
 TRACK_FAULTS = {
     "a prefill keeps a state that it does not write": (
         "managers/schedule_batch.py", "mamba_track_mask_cpu.append(track_entry.track_mask)",

@@ -16,7 +16,9 @@ from stateful_tests.tests.support import upstream_tests
 REPORTS = FOLDER / "reports"
 TESTED = [each for each in known_faults().values() if each.test]
 _RECEIVED = "keeps_a_window_of_swa_kv", "publishes_only_sent_swa_kv"
-READS = {f"test_received_prompt_{name}.py": "sglang/srt/disaggregation/decode.py" for name in _RECEIVED}
+READS = {
+    f"test_received_prompt_{name}.py": "sglang/srt/disaggregation/decode.py" for name in _RECEIVED
+}
 
 
 def test_what_the_newest_release_has_and_no_report_tells_has_a_test():
@@ -31,7 +33,9 @@ def test_what_the_newest_release_has_and_no_report_tells_has_a_test():
 def test_it_stands_alone(fault):
     text = (REPORTS / fault.test).read_text()
     assert text.count("\n") <= 90
-    assert not re.search(r"^ *(from|import) (kvspec|impl|reference|stateful_tests|ci)\b", text, re.MULTILINE)
+    assert not re.search(
+        r"^ *(from|import) (kvspec|impl|reference|stateful_tests|ci)\b", text, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("engine", sorted({fault.engine for fault in TESTED}))
@@ -43,7 +47,11 @@ def test_they_fail_at_their_own_assertion(engine):
         except UnusableImplementation as error:
             pytest.skip(str(error))
         if not (root / READS.get(fault.test, "")).exists():
-            pytest.skip(f"{root} lacks {READS[fault.test]}: it was fetched by an older kvspec; remove it")
+            pytest.skip(
+                f"{root} lacks {READS[fault.test]}: it was fetched by an older kvspec; remove it"
+            )
         runs.append((root, newest, [REPORTS / fault.test]))
     ends = outcomes(*runs, hook=f"{upstream_tests.__name__}:{engine}")
-    assert [(run[2][0].name, output) for run, (code, output) in zip(runs, ends) if code != FAILS] == []
+    assert [
+        (run[2][0].name, output) for run, (code, output) in zip(runs, ends) if code != FAILS
+    ] == []

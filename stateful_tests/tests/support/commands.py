@@ -17,10 +17,16 @@ def script(text: str, *kinds: Any) -> tuple[Any, ...]:
 
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True)
 lengths = st.integers(-MAX_LENGTH, MAX_LENGTH)
-prompts = st.lists(st.builds(Piece, st.sampled_from("abz"), st.integers(-9999, 9999)), max_size=8).map(tuple)
+prompts = st.lists(
+    st.builds(Piece, st.sampled_from("abz"), st.integers(-9999, 9999)), max_size=8
+).map(tuple)
 _OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
-    str: names, str | None: st.none() | names, int: lengths, bool: st.booleans(), Prompt: prompts,
-}  # fmt: skip
+    str: names,
+    str | None: st.none() | names,
+    int: lengths,
+    bool: st.booleans(),
+    Prompt: prompts,
+}
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:

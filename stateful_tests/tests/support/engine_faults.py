@@ -38,7 +38,10 @@ class Engine(NamedTuple):
     @property
     def expected(self) -> dict[str, str]:
         """What `seen` must give."""
-        return {"": "", **{name: each["clause"] for name, each in self.faults.items() if "clause" in each}}
+        return {
+            "": "",
+            **{name: each["clause"] for name, each in self.faults.items() if "clause" in each},
+        }
 
     def driver(self, root: Path) -> Any:
         """The release in this process."""
@@ -53,7 +56,11 @@ class Engine(NamedTuple):
 
 ENGINES = {
     "transformers": Engine(
-        "transformers_paging", "5.23.0", "transformers.generation.continuous_batching", ("full", "tight"), 12
+        "transformers_paging",
+        "5.23.0",
+        "transformers.generation.continuous_batching",
+        ("full", "tight"),
+        12,
     ),
     "lmdeploy": Engine(
         "lmdeploy", "0.18.0", "lmdeploy.pytorch", ("full", "window", "state", "state-tight"), 12

@@ -18,9 +18,13 @@ class Forked:
     """What is needed here of `subprocess.Popen`, for `python -m MODULE ARGUMENT...` or `-c CODE`."""
 
     def __init__(
-        self, command: list[str], *,
-        env: dict[str, str] | None = None, stderr: IO[bytes] | None = None, **_: Any,
-    ) -> None:  # fmt: skip
+        self,
+        command: list[str],
+        *,
+        env: dict[str, str] | None = None,
+        stderr: IO[bytes] | None = None,
+        **_: Any,
+    ) -> None:
         (asks, self_stdin), (self_stdout, answers) = os.pipe(), os.pipe()
         self.returncode: int | None = None
         if not (child := os.fork()):
@@ -78,7 +82,9 @@ def _become(command: list[str], ends: tuple[int, int, int], env: dict[str, str])
         os.setsid()
         os.environ.update(env)
         sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
-        sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__.split(".")[0] != "_pytest"]
+        sys.meta_path[:] = [
+            f for f in sys.meta_path if type(f).__module__.split(".")[0] != "_pytest"
+        ]
         sys.argv = command[2:]
         if command[1] == "-m":
             sys.modules.pop(command[2], None)

@@ -23,13 +23,15 @@ TAIL = 8  # lines at the end of a log stay as they are: nothing follows that wou
 CURSORS = ("C", "A", "E", "R")
 # What the elements of a list stand for; [] is an element of a list, or of a dictionary by names.
 PARTS = {
-    "cursors": CURSORS, "before": CURSORS, "after": CURSORS,
+    "cursors": CURSORS,
+    "before": CURSORS,
+    "after": CURSORS,
     "extend lanes[]": ("request", "prefix", "tokens", "cursors"),
     "result lanes[]": ("request", "outputs", "cursors", "ids"),
     "step lanes[]": ("request", *CURSORS),
     "pages owners[]": ("row", "cursors", "slots"),
     "pages nodes[]": ("path", "slots", "SWA slots", "full locks", "SWA locks"),
-}  # fmt: skip
+}
 Make = Callable[[random.Random], list[Line]]  # what stands at a place instead
 
 
@@ -91,7 +93,9 @@ def _changes_of(line: Line) -> Iterator[tuple[str, Make]]:
     for kind, path, value in leaves(values, name):
         yield kind, lambda rng, path=path, value=value: changed((path, _another(value, rng)))
     for one, other in pairwise(values.get("owners") or ()):
-        both = [(("owners", to, 2), values["owners"][of][2]) for to, of in ((one, other), (other, one))]
+        both = [
+            (("owners", to, 2), values["owners"][of][2]) for to, of in ((one, other), (other, one))
+        ]
         yield "two rows swapped", lambda _, both=both: changed(*both)
 
 
@@ -101,13 +105,17 @@ def _another(value: int | bool, rng: random.Random) -> int | bool:
     return value + rng.choice((1, -1)) if value else 1
 
 
-def leaves(value: Any, name: str, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+def leaves(
+    value: Any, name: str, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
     """Every number and flag in the values of an event: what it is called, where it stands, what it is."""
     if isinstance(value, int):
         yield name.replace("[]", ""), path, value
     elif isinstance(value, dict):
         for key, part in value.items():
-            yield from leaves(part, f"{name}[]" if name == "pages owners" else f"{name} {key}", (*path, key))
+            yield from leaves(
+                part, f"{name}[]" if name == "pages owners" else f"{name} {key}", (*path, key)
+            )
     elif isinstance(value, list):
         parts = PARTS.get(name) or PARTS.get(name.rpartition(" ")[2])
         for at, part in enumerate(value):

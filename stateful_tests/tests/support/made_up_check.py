@@ -18,34 +18,47 @@ ROWS = (
     Row(COMMANDS[0], Done()),
     Row(COMMANDS[1], Done()),
     Row(COMMANDS[2], Refused(Reason.OUT_OF_FULL)),
-    Row(COMMANDS[3], Done(), (("s1", "kv_committed_len", 0, 40), ("s1", "kv_allocated_len", 0, 40))),
+    Row(
+        COMMANDS[3], Done(), (("s1", "kv_committed_len", 0, 40), ("s1", "kv_allocated_len", 0, 40))
+    ),
     Row(COMMANDS[4], Done(), (("s1", "kv_allocated_len", 40, 44),)),
     Row(
-        COMMANDS[5], Done(), (("s1", "kv_allocated_len", 44, 38),),
+        COMMANDS[5],
+        Done(),
+        (("s1", "kv_allocated_len", 44, 38),),
         (("s1", "full", 38, 44), ("s1", "swa", 42, 44)),
     ),
-)  # fmt: skip
+)
 TRACE = Trace(PRESETS["page2"], Mode.FAITHFUL, COMMANDS, "minimised")
 BAD = Violation(
-    "LEN-2", 5, Failure("swa_evicted_seqlen 38", "swa_evicted_seqlen 40"),
-    ("FREE-2",), (Failure("swa pages of s1 freed", "freed nothing"),),
-)  # fmt: skip
+    "LEN-2",
+    5,
+    Failure("swa_evicted_seqlen 38", "swa_evicted_seqlen 40"),
+    ("FREE-2",),
+    (Failure("swa pages of s1 freed", "freed nothing"),),
+)
 RUN = Run(TRACE, "torch+pr22900", ROWS, BAD)
 
 
-def finding(clause: str = "LEN-2", run: Run = RUN, modes: tuple[Mode, ...] = (Mode.FREE,)) -> Finding:
+def finding(
+    clause: str = "LEN-2", run: Run = RUN, modes: tuple[Mode, ...] = (Mode.FREE,)
+) -> Finding:
     return Finding(clause, run, modes, 3, 1.25, 1234)
 
 
 def checked(*findings: Finding, **more: Any) -> CheckResult:
     made = CheckResult(
-        "torch+pr22900", "smoke", 7,
+        "torch+pr22900",
+        "smoke",
+        7,
         machines=[MachineResult("sessions", "page2", Mode.FREE, 10, 400, 0.5)],
         tallies={"LEN-2": Tally(400, 21), "FREE-2": Tally(400, 0)},
         refusals={"no_row": 2, "out_of_full": 30},
         commands_by_kind={"Open": 300, "Close": 100},
         findings=list(findings),
-        unreached=("FREE-2",), planned=10,
-        seconds=2.0, carried_out={"Open": 300, "Close": 100},
-    )  # fmt: skip
+        unreached=("FREE-2",),
+        planned=10,
+        seconds=2.0,
+        carried_out={"Open": 300, "Close": 100},
+    )
     return replace(made, **more)

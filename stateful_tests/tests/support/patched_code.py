@@ -32,7 +32,10 @@ def patched(path: Path, module: str, old: str, new: str) -> Iterator[None]:
 
 def _around(source: str, at: int) -> list[str]:
     """The class and the function that a place of a file is in."""
-    line, names = source.count("\n", 0, at + len(source[at:]) - len(source[at:].lstrip("\n "))) + 1, []
+    line, names = (
+        source.count("\n", 0, at + len(source[at:]) - len(source[at:].lstrip("\n "))) + 1,
+        [],
+    )
     nodes: list[Any] = list(ast.parse(source).body)
     while found := next((n for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)
                          and n.lineno <= line <= (n.end_lineno or 0)), None):  # fmt: skip

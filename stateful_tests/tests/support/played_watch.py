@@ -79,8 +79,11 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
         result = hooks["extend"](original, batch)
         watched[-1].ends_step(batch, decodes=False)
         lengths = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
-        chunks = [r for r, had, new in lengths if had + new < len(r.origin_input_ids) + len(r.output_ids)]
-        hooks["result"](_nothing, None, SimpleNamespace(reqs=chunks))  # the driver has no result of these
+        chunks = [
+            r for r, had, new in lengths if had + new < len(r.origin_input_ids) + len(r.output_ids)
+        ]
+        # the driver has no result of these
+        hooks["result"](_nothing, None, SimpleNamespace(reqs=chunks))
         return result
 
     def opened(original: Callable[..., Any], *args: Any) -> Any:
@@ -115,7 +118,9 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
                 if name not in ONLY_IN_A_SERVER:
                     _hooked(target, own.get(name, hooks[name]))
             _after(release, "abort_queued", lambda _, req: self._aborted(req))
-            _after(release, "prepare_spec", lambda _, batch, *__: self.ends_step(batch, decodes=True))
+            _after(
+                release, "prepare_spec", lambda _, batch, *__: self.ends_step(batch, decodes=True)
+            )
             _hooked(_DECODE, self._prepared)
 
         def reset(self, geometry: Geometry) -> None:

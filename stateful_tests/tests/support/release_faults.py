@@ -21,8 +21,12 @@ _EVERY = "KVSPEC_EVERY_RELEASE" in os.environ
 DRIVEN = [v for v in RELEASES if _EVERY or not ("post" in v or v in _AT_NIGHT)]
 # The traces of known faults, with their faults; of a tree that is a choice; as commands under overlap alone.
 TRACES = [(path, fault) for path, fault in traces("sglang") if "+" not in path.parent.name]
-UNIFIED = [(path, fault) for path, fault in traces("sglang") if path.parent.name.endswith("+unified")]
-OVERLAP = [(path, fault) for path, fault in traces("sglang") if path.parent.name.endswith("+overlap")]
+UNIFIED = [
+    (path, fault) for path, fault in traces("sglang") if path.parent.name.endswith("+unified")
+]
+OVERLAP = [
+    (path, fault) for path, fault in traces("sglang") if path.parent.name.endswith("+overlap")
+]
 
 
 def since(fault: KnownFault) -> list[str]:

@@ -25,7 +25,8 @@ def sglang(root: Path, version: str) -> None:
     modules.SGLANG = replace(modules.SGLANG, real=(*modules.SGLANG.real, *MODULES), absent=absent)
     testing.hook(root, version)
     for name in MODULES:
-        with suppress(ModuleNotFoundError):  # the parent is inert: it gives a submodule that is loaded
+        # the parent is inert: it gives a submodule that is loaded
+        with suppress(ModuleNotFoundError):
             importlib.import_module(name)
 
 

@@ -1,6 +1,6 @@
 """The logs of fixtures/watched, made anew by the release's own scheduler.
 
-    python -m stateful_tests.tests.support.watched_logs [NAME...]
+python -m stateful_tests.tests.support.watched_logs [NAME...]
 """
 
 import random
@@ -35,7 +35,8 @@ LOGS: dict[str, tuple[int, int, dict[str, int | bool]]] = {
         "page_size": 4, "window": 8, "tokens": 64, "overlap": True, "draft": 4, "mixed": True,
     }),
 }  # fmt: skip
-IMPATIENT = {"0.5.23-clients_that_do_not_wait", "0.5.23-pages_of_a_tree"}  # and a snapshot every few steps
+# and a snapshot every few steps
+IMPATIENT = {"0.5.23-clients_that_do_not_wait", "0.5.23-pages_of_a_tree"}
 
 
 def header(**changes: Any) -> dict[str, Any]:
@@ -50,14 +51,26 @@ def header(**changes: Any) -> dict[str, Any]:
 def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: str) -> Job:
     """The run that a log is of."""
     rng = random.Random(seed)
-    plain: dict[str, int | bool] = {"draft": 0, "overlap": False, "tree": True, "pressure": True,
-                                        "mixed": False}
-    config = population.configuration(rng, **{**plain, "running": 3, "tokens": 128, "chunk": 16, **fixed})
+    plain: dict[str, int | bool] = {
+        "draft": 0,
+        "overlap": False,
+        "tree": True,
+        "pressure": True,
+        "mixed": False,
+    }
+    config = population.configuration(
+        rng, **{**plain, "running": 3, "tokens": 128, "chunk": 16, **fixed}
+    )
     impatient = name in IMPATIENT
-    watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": "pages" if "pages" in name else "lengths"}
+    watch = {
+        "KVSPEC_WATCH": folder,
+        "KVSPEC_WATCH_LEVEL": "pages" if "pages" in name else "lengths",
+    }
     if impatient:
         watch["KVSPEC_WATCH_SNAPSHOT"] = "6"
-    return Job(config, population.clients(rng, config, count=count, impatient=impatient), seed, watch)
+    return Job(
+        config, population.clients(rng, config, count=count, impatient=impatient), seed, watch
+    )
 
 
 def main(*names: str) -> None:

@@ -1,8 +1,8 @@
 """A small tree with a host tier, its facts by hand, and what is changed in them for a clause to see.
 
-    root - 1 "aa" on device and host, locked by h1 - 2 "a" whose store is in flight
-                                                   - 3 "b" on the host alone
-         - 4 "c" whose load is in flight
+root - 1 "aa" on device and host, locked by h1 - 2 "a" whose store is in flight
+                                               - 3 "b" on the host alone
+     - 4 "c" whose load is in flight
 """
 
 from __future__ import annotations
@@ -42,15 +42,20 @@ NODES = {
     1: TierNode(1, 0, 0, A[:2], kv((1, 2), (1, 2)), kv((0, 1), (0, 1)), count(2, 2), count()),
     2: TierNode(2, 1, 2, A[2:3], kv((3,), (3,)), kv((2,), (2,)), count(1, 1), count(), 2),
     3: TierNode(3, 1, 2, B[2:3], kv(), kv((3,), (3,)), count(), count()),
-    4: TierNode(4, 0, 0, C[:1], kv((4,), (4,)), kv((4,), (4,)), count(1, 1), count(1, 1), loading=4),
+    4: TierNode(
+        4, 0, 0, C[:1], kv((4,), (4,)), kv((4,), (4,)), count(1, 1), count(1, 1), loading=4
+    ),
 }
 USERS = (
-    TierUser("h1", False, 1, 1), TierUser("store of 2", False, 2, 2), TierUser("load of 4", False, 4, 3),
+    TierUser("h1", False, 1, 1),
+    TierUser("store of 2", False, 2, 2),
+    TierUser("load of 4", False, 4, 3),
     TierUser("load of 4", True, 4, 4),
-)  # fmt: skip
+)
 TRANSFERS = (
-    TierTransfer(1, False, part(3, 2), (2,), True), TierTransfer(2, True, part(4, 4), (4,), True),
-)  # fmt: skip
+    TierTransfer(1, False, part(3, 2), (2,), True),
+    TierTransfer(2, True, part(4, 4), (4,), True),
+)
 RECORDS = TierRecord(False, 2, (2,)), TierRecord(True, 4, (4,))
 DEVICE = (0, *A[:3], 0, 0, 0)  # by slot; 0 is the padding page
 HOST = (*A[:2], 0, B[2], C[0], 0)
@@ -60,14 +65,18 @@ FACTS = TierFacts(
 )  # fmt: skip
 # At rest: the store and the load are over.
 SETTLED = {
-    2: NODES[2]._replace(storing=-1, locks=count()), 1: NODES[1]._replace(locks=count(1, 1)),
+    2: NODES[2]._replace(storing=-1, locks=count()),
+    1: NODES[1]._replace(locks=count(1, 1)),
     4: NODES[4]._replace(locks=count(), pins=count(), loading=-1),
-}  # fmt: skip
+}
 REST = FACTS._replace(
-    nodes=tuple(SETTLED.get(at, node) for at, node in NODES.items()), transfers=(), records=(),
-    users=USERS[:1], memory=kv((0, *A[:3], C[0], 0, 0), (0, *A[:3], C[0], 0, 0)),
+    nodes=tuple(SETTLED.get(at, node) for at, node in NODES.items()),
+    transfers=(),
+    records=(),
+    users=USERS[:1],
+    memory=kv((0, *A[:3], C[0], 0, 0), (0, *A[:3], C[0], 0, 0)),
     host_memory=kv((*A[:3], B[2], C[0], 0), (*A[:3], B[2], C[0], 0)),
-)  # fmt: skip
+)
 
 
 # A storage behind the host: node 1 is to be written to it, a prefetch reads into host slot 5.
@@ -75,9 +84,13 @@ BACKUP = TierOperation(3, True, "", "to write", kv((0, 1), (0, 1)), kv((0, 1), (
 PREFETCH = TierOperation(4, False, "h2", "reads", kv((5,), (5,)), kv((5,)))
 PAGE = TierPage(1, "full", (0,), A[:1], A[:1])
 STORING = FACTS._replace(
-    operations=(BACKUP, PREFETCH), host_free=kv((), ()), stored=(PAGE,), asked=("h2",), reserved=1,
+    operations=(BACKUP, PREFETCH),
+    host_free=kv((), ()),
+    stored=(PAGE,),
+    asked=("h2",),
+    reserved=1,
     returned=kv(),
-)  # fmt: skip
+)
 WAITING = ("h2",)
 # A server that only decodes: node 1 "aa" of its tree, h1 receives, h2 was given up and is still written to.
 DECODING = TierConfig(1, 2, 8, 8, 0, 0, 8, decode="radix", rows=3)
@@ -115,13 +128,22 @@ def together(*changes: Callable[[TierFacts], TierFacts]) -> Callable[[TierFacts]
 
 
 def violated(
-    change: Callable[[TierFacts], TierFacts], *, was: TierFacts = FACTS, command: TierCommand | None = None,
-    sizes: TierConfig = SIZES, refused: bool = False, waiting: Collection[str] = WAITING,
-) -> tuple[list[str], str]:  # fmt: skip
+    change: Callable[[TierFacts], TierFacts],
+    *,
+    was: TierFacts = FACTS,
+    command: TierCommand | None = None,
+    sizes: TierConfig = SIZES,
+    refused: bool = False,
+    waiting: Collection[str] = WAITING,
+) -> tuple[list[str], str]:
     """The clauses that a command violates after which the facts are changed, and what of the first."""
     ranges = LockRanges(sizes)
     ranges.follow(was)
     now = change(was)
-    found = broken(TierStep(sizes, command or Poll(), refused, was, now, ranges.follow(now), waiting))
+    found = broken(
+        TierStep(sizes, command or Poll(), refused, was, now, ranges.follow(now), waiting)
+    )
     first = found[0][1] if found else None
-    return [clause.id for clause, _ in found], f"{first.expected}; {first.observed}" if first else ""
+    return [
+        clause.id for clause, _ in found
+    ], f"{first.expected}; {first.observed}" if first else ""

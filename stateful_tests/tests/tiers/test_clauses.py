@@ -10,7 +10,15 @@ from reference.blocks.commands import ResetCache
 from reference.commands import Evict, Insert
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.tiers.commands import Poll
-from reference.tiers.facts import GONE, NOWHERE, TierRead, TierRecord, TierRequest, TierTransfer, TierUser
+from reference.tiers.facts import (
+    GONE,
+    NOWHERE,
+    TierRead,
+    TierRecord,
+    TierRequest,
+    TierTransfer,
+    TierUser,
+)
 from reference.tiers.locks import LockRanges
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.tiers.scenes import (
@@ -183,11 +191,14 @@ def test_a_clause_sees_what_is_wrong_on_a_server_that_only_decodes(row):
 def test_a_retracted_request_keeps_its_kv_on_the_host():
     sizes = replace(DECODING, decode="plain", host_pages=2, host_swa_pages=1)
     kept = TierRequest("h3", "retracted", -1, -1, {}, kv((0,)), {})
-    was = RECEIVED._replace(requests=(RECEIVES, HELD, kept), host_free=kv((1,), (0,)),
-                            host_memory=kv((A[0], 0), (0,)))  # fmt: skip
+    was = RECEIVED._replace(
+        requests=(RECEIVES, HELD, kept), host_free=kv((1,), (0,)), host_memory=kv((A[0], 0), (0,))
+    )
     assert violated(facts(), was=was, sizes=sizes) == ([], "")
     found, text = violated(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
-    assert found == ["HOST-1"] and "h3, which is retracted, has it, 1 times in the free list" in text
+    assert (
+        found == ["HOST-1"] and "h3, which is retracted, has it, 1 times in the free list" in text
+    )
 
 
 def test_a_lock_of_full_kv_alone_counts_in_one_pool():
@@ -201,15 +212,18 @@ def test_what_counts_as_being_fetched_is_nothing_at_rest():
     assert found == ["XFER-3"] and text.endswith("no token counts as being fetched; 3 do")
 
 
-@pytest.mark.parametrize("command", [Insert("h3", ()), Poll()])  # a poll takes pages of a storage in
+# a poll takes pages of a storage in
+@pytest.mark.parametrize("command", [Insert("h3", ()), Poll()])
 def test_a_backup_locks_a_node_before_what_is_inserted_splits_it(command):
     """Node 1 is backed up and split; both parts count the backup."""
     ranges = LockRanges(SIZES)
     ranges.follow(FACTS)
     ranges.note(command)
     last = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
-    now = FACTS._replace(nodes=(NODES[1]._replace(node=7, stamps=A[:1]), last, *FACTS.nodes[1:]),
-                         users=(*USERS, TierUser("backup of 1", True, 1, 9)))  # fmt: skip
+    now = FACTS._replace(
+        nodes=(NODES[1]._replace(node=7, stamps=A[:1]), last, *FACTS.nodes[1:]),
+        users=(*USERS, TierUser("backup of 1", True, 1, 9)),
+    )
     found = [each for each in ranges.follow(now) if each.user.name == "backup of 1"]
     assert found[0].low == {"full": 0, "swa": 0}
 
@@ -251,13 +265,18 @@ def split(host=1, swa=1):
     load = TierTransfer(2, True, (*part(4, 4), *part(5, 5)), (4,), True)
     memory = (*HOST[:5], C[1])
     was = FACTS._replace(
-        nodes=(*FACTS.nodes[:3], whole), transfers=(TRANSFERS[0], load), free=kv((6,), (6,)), host_free=kv(),
+        nodes=(*FACTS.nodes[:3], whole),
+        transfers=(TRANSFERS[0], load),
+        free=kv((6,), (6,)),
+        host_free=kv(),
         host_memory=kv(memory, memory),
-    )  # fmt: skip
+    )
     new = whole._replace(
         node=5, stamps=C[:1], device=kv((4,), (4,)), host=kv((4,), (4,)), pins=count(host, swa)
     )
-    rest = whole._replace(parent=5, start=1, stamps=C[1:2], device=kv((5,), (5,)), host=kv((5,), (5,)))
+    rest = whole._replace(
+        parent=5, start=1, stamps=C[1:2], device=kv((5,), (5,)), host=kv((5,), (5,))
+    )
     return was, facts(nodes=(*FACTS.nodes[:3], new, rest))
 
 
@@ -266,7 +285,10 @@ def test_a_split_changes_no_range():
     assert violated(cut, was=was) == ([], "")
     for less in (split(host=0), split(swa=0)):
         found, text = violated(less[1], was=less[0])
-        assert found == ["HOST-3"] and "node 5 on the host is locked 1 times; it is locked 0 times" in text
+        assert (
+            found == ["HOST-3"]
+            and "node 5 on the host is locked 1 times; it is locked 0 times" in text
+        )
 
 
 def test_an_older_release_leaves_the_lock_on_the_host_with_the_last_part():
@@ -289,27 +311,40 @@ def test_an_older_release_locks_no_tombstones():
 def test_a_pin_of_full_kv_counts_what_is_there_unless_it_is_copied_when_evicted():
     transfers = TRANSFERS[0], TierTransfer(2, True, part(4, 4)[1:], (4,), True)
     bare = together(
-        node(4, host=kv((), (4,)), pins=count(0, 1)), facts(host_free=kv((5, 4), (5,)), transfers=transfers),
+        node(4, host=kv((), (4,)), pins=count(0, 1)),
+        facts(host_free=kv((5, 4), (5,)), transfers=transfers),
         facts(memory=kv((*DEVICE[:4], C[0], 0, 0), DEVICE)),
-    )  # fmt: skip
+    )
     assert violated(facts(), was=bare(FACTS)) == ([], "")
-    assert violated(facts(), was=bare(FACTS), sizes=replace(SIZES, policy="write_back"))[0] == ["HOST-3"]
+    assert violated(facts(), was=bare(FACTS), sizes=replace(SIZES, policy="write_back"))[0] == [
+        "HOST-3"
+    ]
 
 
 def test_a_store_that_has_copied_needs_its_source_no_more():
     memory = (*HOST[:2], A[2], *HOST[3:])
     freed = together(
-        node(2, device=kv((3,), ())), facts(
-            transfers=(COPIED, TRANSFERS[1]), host_memory=kv(memory, memory), free=kv((5, 6), (5, 6, 3))))
+        node(2, device=kv((3,), ())),
+        facts(
+            transfers=(COPIED, TRANSFERS[1]),
+            host_memory=kv(memory, memory),
+            free=kv((5, 6), (5, 6, 3)),
+        ),
+    )
     assert violated(freed) == ([], "")
 
 
 def test_a_transfer_from_before_a_reset_harms_nobody():
     stale = TRANSFERS[0]._replace(stale=True, acks=())
     empty = FACTS._replace(
-        nodes=(), users=(), records=(), reads=(), transfers=(stale,), free=kv(range(1, 7), range(1, 7)),
+        nodes=(),
+        users=(),
+        records=(),
+        reads=(),
+        transfers=(stale,),
+        free=kv(range(1, 7), range(1, 7)),
         host_free=kv(range(6), range(6)),
-    )  # fmt: skip
+    )
     assert violated(lambda _: empty, command=ResetCache()) == ([], "")
 
 

@@ -66,7 +66,11 @@ def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
     for part in parts:
         assert any(part in line for line in told), (part, told)
     html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
-    parts = '<span class="tag o1">node 1</span> under the root', "host full", "(completed), device:host full"
+    parts = (
+        '<span class="tag o1">node 1</span> under the root',
+        "host full",
+        "(completed), device:host full",
+    )
     for part in parts:
         assert part in html, part
 
@@ -84,9 +88,13 @@ def test_pages_go_to_a_storage_and_come_back(newest):
     told = [line for row in run.rows for line in row.tree]
     parts = (
         "backup 3: writes, host full 0-3, the backend still moves host full 2-3",
-        "host full 2 is stored under hash 3: a1", "backup 3 is over", "prefetch 4 of h2: to ask",
+        "host full 2 is stored under hash 3: a1",
+        "backup 3 is over",
+        "prefetch 4 of h2: to ask",
         "prefetch 4 of h2: reads, host full 0-3, the backend still moves host full 0-1",
-        "node 2 under the root: a2 at 0; ", "h2 reads [0, 2)", "prefetch 4 of h2 is over",
+        "node 2 under the root: a2 at 0; ",
+        "h2 reads [0, 2)",
+        "prefetch 4 of h2 is over",
     )
     for part in parts:
         assert any(part in line for line in told), (part, told)
@@ -106,17 +114,22 @@ def test_random_runs_take_pages_back_from_a_storage(newest, name):
     assert fetched >= 3
 
 
-@pytest.mark.parametrize(("lines", "reason"), [
-    ("prefetch h1 a2; prefetch h1 a2", Reason.REQUEST_EXISTS),
-    ("prefetch h1 a2; insert h1 a2", Reason.WRONG_PHASE),
-    ("prefetch h1 a2; load h1 a3", Reason.WRONG_PHASE),
-    ("prefetch h1 a2; reset_cache", Reason.NOT_IDLE),
-    ("prefetch h1 a17", Reason.ROW_TOO_SHORT),
-    ("query", Reason.EMPTY), ("fetch", Reason.EMPTY), ("backup", Reason.EMPTY),
-    ("insert h1 a2; load h2 a2; abort h2", Reason.UNKNOWN_REQUEST),
-    ("insert h1 a2; poll; complete; poll; reset_cache", Reason.NOT_IDLE),
-    (STORED.replace("storage", "wait") + "; abort h2; abort h2", Reason.UNKNOWN_REQUEST),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("prefetch h1 a2; prefetch h1 a2", Reason.REQUEST_EXISTS),
+        ("prefetch h1 a2; insert h1 a2", Reason.WRONG_PHASE),
+        ("prefetch h1 a2; load h1 a3", Reason.WRONG_PHASE),
+        ("prefetch h1 a2; reset_cache", Reason.NOT_IDLE),
+        ("prefetch h1 a17", Reason.ROW_TOO_SHORT),
+        ("query", Reason.EMPTY),
+        ("fetch", Reason.EMPTY),
+        ("backup", Reason.EMPTY),
+        ("insert h1 a2; load h2 a2; abort h2", Reason.UNKNOWN_REQUEST),
+        ("insert h1 a2; poll; complete; poll; reset_cache", Reason.NOT_IDLE),
+        (STORED.replace("storage", "wait") + "; abort h2; abort h2", Reason.UNKNOWN_REQUEST),
+    ],
+)
 def test_what_does_not_apply_with_a_storage_is_refused(newest, lines, reason):
     run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(lines)))
     assert run.violation is None and run.rows[-1].outcome == Refused(reason)
@@ -144,15 +157,21 @@ def test_without_a_storage_nobody_asks_one(newest):
 
 def test_a_slot_says_what_the_storage_has_to_do_with_it(newest):
     run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(STORED)))
-    said = [str(fact) for at in (0, 3) for fact in facts_at(AtSlot("full", at, True), run.history[-1])]
+    said = [
+        str(fact) for at in (0, 3) for fact in facts_at(AtSlot("full", at, True), run.history[-1])
+    ]
     assert "prefetch 4 of h2" in said[0] and "has it" in said[0] and "writes it" in said[1]
-    run = replay(newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(STORED + "; abort h2")))
+    run = replay(
+        newest, Trace(tier_preset("storage"), Mode.FAITHFUL, commands(STORED + "; abort h2"))
+    )
     assert "waits to be freed" in str(facts_at(AtSlot("full", 0, True), run.history[-1]))
 
 
 def test_a_release_whose_thread_frees_what_it_has_not_read_is_driven_without_a_storage():
     system = resolve("sglang==0.5.19+hicache")
-    with pytest.raises(UnusableImplementation, match="is not driven with a storage behind the host"):
+    with pytest.raises(
+        UnusableImplementation, match="is not driven with a storage behind the host"
+    ):
         check_fits(system, tier_preset("storage"))
     plan = tiers.for_system(tiers.plan("smoke"), system)
     assert not any(name.startswith("storage") for name in plan.presets) and "tier" in plan.presets
@@ -168,15 +187,27 @@ def test_a_prompt_is_received_decoded_retracted_and_given_up(newest):
     assert run.violation is None
     told = [line for row in run.rows for line in row.tree]
     parts = (
-        "h1: waits", "h1: receives, row", "the prefill server still writes device full 2-7", "h1: runs, row",
-        "h1 reads [0, 6)", "h1 reads [0, 7)", "h1: retracted", "h1 is gone", "h2: held, row", "h2 is gone",
+        "h1: waits",
+        "h1: receives, row",
+        "the prefill server still writes device full 2-7",
+        "h1: runs, row",
+        "h1 reads [0, 6)",
+        "h1 reads [0, 7)",
+        "h1: retracted",
+        "h1 is gone",
+        "h2: held, row",
+        "h2 is gone",
     )
     for part in parts:
         assert any(part in line for line in told), (part, told)
     html = page.page(report.replay_data("t.json", run) | {"replay": "kvspec replay t.json"}, run)
     assert "h1 (receives), device full 2" in html and "slots are still to be written" in html
     said = str(facts_at(AtSlot("full", 2, False), run.history[3]))
-    assert run.history[3].facts.requests[0].writing and "h1" in said and "the prefill server of h1" in said
+    assert (
+        run.history[3].facts.requests[0].writing
+        and "h1" in said
+        and "the prefill server of h1" in said
+    )
 
 
 @pytest.mark.parametrize(("lines", "reason"), [
@@ -230,7 +261,9 @@ def test_nothing_else_goes_with_a_host_tier(name):
 def test_a_checkout_that_lacks_an_api_is_named(tmp_path, newest):
     file = tmp_path / "sglang/srt/mem_cache/l2_transfer.py"
     file.parent.mkdir(parents=True)
-    file.write_text("class L2TransferEngine:\n    def __init__(self, io_backend): ...\n", encoding="utf-8")
+    file.write_text(
+        "class L2TransferEngine:\n    def __init__(self, io_backend): ...\n", encoding="utf-8"
+    )
     missing = r"there is no TransferCompletion.*there is no such file"
     with pytest.raises(UnusableImplementation, match=missing):
         api.require(tmp_path, "sglang@checkout+hicache", NEWEST)
@@ -265,8 +298,10 @@ def test_sizes_that_cannot_be_are_named(field, value):
 
 def test_a_server_that_only_decodes_has_rows_and_no_storage():
     for changes, field in (
-        ({"rows": 0}, "rows"), ({"storage": "best_effort"}, "storage"), ({"host_pages": 3}, "host_pages"),
-    ):  # fmt: skip
+        ({"rows": 0}, "rows"),
+        ({"storage": "best_effort"}, "storage"),
+        ({"host_pages": 3}, "host_pages"),
+    ):
         with pytest.raises(GeometryError) as error:
             replace(tier_preset("decode"), **changes)
         assert error.value.field == field

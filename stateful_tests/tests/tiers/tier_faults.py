@@ -49,7 +49,9 @@ class TierFault:
         commands = tuple(parse(line, TIER_KINDS) for line in self.commands.split(";"))
         sizes = tier_preset(self.preset)
         if self.host:
-            sizes = replace(sizes, host_pages=self.host, host_swa_pages=min(self.host, sizes.host_swa_pages))
+            sizes = replace(
+                sizes, host_pages=self.host, host_swa_pages=min(self.host, sizes.host_swa_pages)
+            )
         return Trace(sizes, Mode.FAITHFUL, commands)
 
 
@@ -75,20 +77,25 @@ class Loaded(TierDriver):
             yield
 
 
-def look_for(system: Loaded, fault: TierFault, seed: int, runs: int = 40) -> tuple[Trace | None, int]:
+def look_for(
+    system: Loaded, fault: TierFault, seed: int, runs: int = 40
+) -> tuple[Trace | None, int]:
     """The first run of a smoke plan that violates what the release does not; commands until then. Only
     servers of the fault's kind are driven: with a storage, or which only decode."""
     kind = tier_preset(fault.preset)
     presets = [
-        name for name, sizes in TIER_PRESETS.items()
+        name
+        for name, sizes in TIER_PRESETS.items()
         if (bool(sizes.storage), sizes.decode) == (bool(kind.storage), kind.decode)
-    ]  # fmt: skip
+    ]
     plan, commands = tiers.plan("smoke", presets=presets, examples=runs, seed=seed), 0
     for example in range(runs):
         for preset in presets:
             config = driving.unfitted(tiers.TIERED, preset, Mode.FAITHFUL)
             with system.faulty(fault):
-                driven = driving.drive(system, plan, driving.RunBatch(config, range(example, example + 1)))
+                driven = driving.drive(
+                    system, plan, driving.RunBatch(config, range(example, example + 1))
+                )
             [(count, violations)] = driven.runs
             commands += count
             for violation, trace in violations:
@@ -137,7 +144,15 @@ def main(names: list[str]) -> int:
             verdicts.append(f"{first.clause} after {commands}, {len(smallest.commands)} commands")
             if seed == 0:
                 shown = "; ".join(map(format_command, smallest.commands))
-                print(name, first.clause, smallest.geometry, shown, sep=" | ", file=sys.stderr, flush=True)
+                print(
+                    name,
+                    first.clause,
+                    smallest.geometry,
+                    shown,
+                    sep=" | ",
+                    file=sys.stderr,
+                    flush=True,
+                )
         print(f"| {name} | {' | '.join(verdicts)} |", flush=True)
     return min(1, survivors)
 

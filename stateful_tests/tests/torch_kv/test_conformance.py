@@ -65,7 +65,9 @@ def test_it_does_what_the_reference_does(machine, swa):
 def test_without_a_tree_its_commands_are_refused():
     a3, served = (Piece("a", 3),), (Submit("r", None, 4), Admit("r"), Extend((Chunk("r", 4),)))
     tree = Match("h", a3), Insert("h", a3), Evict(1, 1), UnlockSwa("r")
-    refused = tuple((at, Refused(Reason.NO_TREE)) for at in range(len(served), len(served) + len(tree)))
+    refused = tuple(
+        (at, Refused(Reason.NO_TREE)) for at in range(len(served), len(served) + len(tree))
+    )
     trace = Trace(PRESETS["page4"], Mode.FAITHFUL, (*served, *tree), expected=refused)
     assert replay(TorchKV(), trace).violation is None
 

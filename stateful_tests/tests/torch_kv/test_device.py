@@ -72,7 +72,9 @@ class WaitsForChecksAlone(TorchKV):
     """On CUDA, where torch itself raises an error at whatever waits."""
 
     def apply(self, command):
-        torch.cuda.set_sync_debug_mode("default" if isinstance(command, CheckBusy | CheckIdle) else "error")
+        torch.cuda.set_sync_debug_mode(
+            "default" if isinstance(command, CheckBusy | CheckIdle) else "error"
+        )
         try:
             return super().apply(command)
         finally:
@@ -130,7 +132,8 @@ def test_devices_do_not_mix():
     for work in (ON_DEVICE.add, ON_DEVICE.take, ON_DEVICE.__getitem__, ON_CPU.sub):
         with pytest.raises(DeviceMixError, match="on counting and on the CPU"):
             work(ON_DEVICE if work == ON_CPU.sub else ON_CPU)
-    assert (ON_DEVICE + torch.tensor(1)).tolist() == [2, 3, 4]  # but for single numbers, as on a GPU
+    # but for single numbers, as on a GPU
+    assert (ON_DEVICE + torch.tensor(1)).tolist() == [2, 3, 4]
 
 
 class ReadsALength(TorchKV):
@@ -146,7 +149,10 @@ class StaysOnTheHost(TorchKV):
 @pytest.mark.parametrize(
     "system, error",
     [
-        (ReadsALength, "HostWaitError: _local_scalar_dense waits for the device at test_device.py:"),
+        (
+            ReadsALength,
+            "HostWaitError: _local_scalar_dense waits for the device at test_device.py:",
+        ),
         (StaysOnTheHost, "DeviceMixError: put_ of tensors on counting and on the CPU at store.py:"),
     ],
 )

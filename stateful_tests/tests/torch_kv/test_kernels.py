@@ -33,7 +33,8 @@ def kernels(request, monkeypatch):
         monkeypatch.setitem(sys.modules, "triton", triton.Triton)
         monkeypatch.setitem(sys.modules, "triton.language", triton.Language)
     name = "impl.torch_kv.kernels"
-    monkeypatch.setattr(impl.torch_kv, "kernels", None, raising=False)  # what is loaded here goes again
+    # what is loaded here goes again
+    monkeypatch.setattr(impl.torch_kv, "kernels", None, raising=False)
     monkeypatch.setitem(sys.modules, name, impl)
     del sys.modules[name]
     importlib.import_module(name)
@@ -50,7 +51,10 @@ def test_the_kernels_leave_what_torch_leaves(page_size, window):
     rows, device = [2, 0, 1], torch.device("cpu")
 
     def agree(slots=()):
-        a, b = ([s.req_to_token, s.full_to_swa, *(pool.free_pages() for pool in s.pools)] for s in stores)
+        a, b = (
+            [s.req_to_token, s.full_to_swa, *(pool.free_pages() for pool in s.pools)]
+            for s in stores
+        )
         assert all(map(torch.equal, [*a, *slots[:1]], [*b, *slots[1:]]))
 
     for round_ in range(6):
@@ -61,7 +65,12 @@ def test_the_kernels_leave_what_torch_leaves(page_size, window):
             starts = ends
         row, start = lanes(device, rows, starts)
         pages = stores[0].pages(starts, [end + 1 for end in starts])
-        agree([store.alloc_decode(row, start, store.span_of_one(row, start), pages) for store in stores])
+        agree(
+            [
+                store.alloc_decode(row, start, store.span_of_one(row, start), pages)
+                for store in stores
+            ]
+        )
         ends = [-(-(end + 1) // page_size) for end in starts]
         evicted = [choose.randint(0, end) for end in ends]
         kept = [choose.randint(0, end) for end in evicted] if round_ % 2 else [0, 0, 0]
@@ -69,7 +78,9 @@ def test_the_kernels_leave_what_torch_leaves(page_size, window):
         for store in stores:
             with store.frees_wait() if round_ > 3 else nullcontext():
                 store.free_swa(row, nothing, swa_first, sum(evicted))
-                store.free(row, first, swa_first, end, sum(ends) - sum(kept), sum(ends) - sum(evicted))
+                store.free(
+                    row, first, swa_first, end, sum(ends) - sum(kept), sum(ends) - sum(evicted)
+                )
         agree()
 
 

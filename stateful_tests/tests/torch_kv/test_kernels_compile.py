@@ -30,5 +30,7 @@ for kernel, constants in (
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernels_compile_for_a_gpu():
-    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -45,10 +45,13 @@ def cursor_astray(system: TorchKV) -> None:
 @pytest.mark.parametrize(
     ("fault", "pools"),
     [
-        (lost_page, "full"), (lost_swa_page, "swa"), (page_given_twice, "full"), (lost_row, "rows"),
+        (lost_page, "full"),
+        (lost_swa_page, "swa"),
+        (page_given_twice, "full"),
+        (lost_row, "rows"),
         (cursor_astray, "full, swa"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_check_sees_what_unbalances(fault, pools, level):
     system = system_after(*TURN)

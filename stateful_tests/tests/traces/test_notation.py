@@ -70,7 +70,10 @@ def test_what_is_typed_may_be_looser(line, command):
     [
         ("extnd r1 +4", "'extnd' is no command; commands: open, submit, "),
         ("extend r1", "expected: extend REQUEST +TOKENS [tail], ...; got 'extend r1'"),
-        ("submit r1 in s1", "submit REQUEST in SESSION or (no session) [a8b4] +TOKENS [rewind N]; got"),
+        (
+            "submit r1 in s1",
+            "submit REQUEST in SESSION or (no session) [a8b4] +TOKENS [rewind N]; got",
+        ),
         ("check_idle now", "expected: check_idle; got"),
         ("extend r1 +99999", "lanes[0].tokens: expected int <= 16384"),
         ("open " + "x" * 40, "session: expected str of length <= 32"),

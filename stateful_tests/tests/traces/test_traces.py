@@ -44,7 +44,8 @@ def whole_traces(draw: st.DrawFn) -> Trace:
     stated = draw(st.lists(st.none() | outcomes, min_size=len(steps), max_size=len(steps)))
     return Trace(
         geometry=replace(
-            draw(st.sampled_from(list(PRESETS.values()))), tree=draw(st.booleans()),
+            draw(st.sampled_from(list(PRESETS.values()))),
+            tree=draw(st.booleans()),
             settings=draw(st.sampled_from([(), (("A", "1"),), (("A", "0.5"), ("B_c.d", "x:y"))])),
         ),
         mode=draw(st.sampled_from(Mode)),
@@ -64,7 +65,9 @@ def document(**changes: Any) -> dict[str, Any]:
         "format": "kvspec-trace",
         "version": 1,
         "spec": "1",
-        "geometry": {f.name: getattr(small, f.name) for f in fields(Geometry) if f.name != "settings"},
+        "geometry": {
+            f.name: getattr(small, f.name) for f in fields(Geometry) if f.name != "settings"
+        },
         "mode": "free",
         "origin": "hand-written",
         "steps": [
@@ -104,7 +107,9 @@ def test_what_is_written_can_be_read_back(trace):
 
 
 def test_the_header_comes_first_and_every_step_has_a_line():
-    trace = Trace(PRESETS["page2"], Mode.FREE, (Open("s1"), Submit("r1", "s1", 4)), expected=((0, Done()),))
+    trace = Trace(
+        PRESETS["page2"], Mode.FREE, (Open("s1"), Submit("r1", "s1", 4)), expected=((0, Done()),)
+    )
     lines = dump(trace).splitlines()
     assert [re.match(r' *"?(\w*)', line)[1] for line in lines[1:11]] == [
         "format", "version", "spec", "geometry", "mode", "origin", "bug", "clause", "story", "steps",
@@ -119,7 +124,11 @@ def test_the_header_comes_first_and_every_step_has_a_line():
 
 def test_a_prompt_is_a_compact_string():
     prompt = (Piece("a", 8), Piece("b", 4))
-    commands = (Submit("r1", None, 0, prompt=prompt), Insert("h1", prompt, 4, True), Match("h2", ()))
+    commands = (
+        Submit("r1", None, 0, prompt=prompt),
+        Insert("h1", prompt, 4, True),
+        Match("h2", ()),
+    )
     text = dump(Trace(replace(PRESETS["page4"], tree=True), Mode.FREE, commands))
     assert [line.strip().rstrip(",") for line in text.splitlines()[-5:-2]] == [
         '{"do": "submit", "request": "r1", "session": null, "tokens": 0, "prompt": "a8b4"}',
@@ -146,7 +155,10 @@ def test_saving_is_atomic_and_makes_the_folder(tmp_path):
     [
         (Trace(PRESETS["page1"], Mode.FREE, (Open("x" * 33),)), "$.steps[0].session"),
         (Trace(PRESETS["page1"], Mode.FREE, (EvictSwa("r", 1 << 70),)), "$.steps[0].length"),
-        (Trace(PRESETS["page1"], Mode.FREE, (Match("h", (Piece("a", 10**4),)),)), "$.steps[0].prompt"),
+        (
+            Trace(PRESETS["page1"], Mode.FREE, (Match("h", (Piece("a", 10**4),)),)),
+            "$.steps[0].prompt",
+        ),
         (Trace(PRESETS["page1"], Mode.FREE, (Open("s"),), expected=((0, Broken("x")),)), "$.steps"),
         (Trace(PRESETS["page1"], Mode.FREE, (), story="\x1b[2J"), "$.story"),
         (Trace(PRESETS["page1"], Mode.FREE, (), story="\ud800"), "$"),
@@ -180,35 +192,65 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (document(bug="../../etc"), "$.bug: "),
     (document(clause="len-2"), "$.clause: "),
     (document(geometry=geometry(page_size=0)), "$.geometry.page_size: "),
-    (document(geometry=geometry(pages=1)), "$.geometry.pages: unknown field; did you mean swa_pages? "),
+    (
+        document(geometry=geometry(pages=1)),
+        "$.geometry.pages: unknown field; did you mean swa_pages? ",
+    ),
     (document(geometry=geometry(rows=None)), "$.geometry.rows: "),
     (document(geometry=geometry(settings={"A": "x y"})), "$.geometry.settings"),
     (document(geometry=geometry(settings={"A=B": "1"})), "$.geometry.settings"),
     (steps({"session": "s"}), f"{STEP}.do: is missing; the commands: open, "),
-    (steps({"do": "fly", "session": "s"}), f"{STEP}.do: no command is called 'fly'. The commands: open, "),
-    (steps({"do": "admitt", "request": "r"}),
-     f"{STEP}.do: no command is called 'admitt'; did you mean admit?"),
-    (steps({"do": "open", "sesion": "s"}),
-     f"{STEP}.sesion: unknown field; did you mean session? The fields of open: do, session, expect"),
-    (steps({"do": "extend", "lanes": [{"request": "r", "token": 1}]}),
-     f"{STEP}.lanes[0].token: unknown field; did you mean tokens? The fields: request, tokens, tail"),
-    (steps({"do": "admit", "request": "r 1"}),
-     f"{STEP}.request: contains a character that is not allowed here; a name has A-Z a-z 0-9 _ . - alone"),
-    (steps({"do": "close", "session": "s", "expect": {"refused": "wrongphase"}}),
-     f"{STEP}.expect.refused: 'wrongphase' is no value here; did you mean wrong_phase?"),
+    (
+        steps({"do": "fly", "session": "s"}),
+        f"{STEP}.do: no command is called 'fly'. The commands: open, ",
+    ),
+    (
+        steps({"do": "admitt", "request": "r"}),
+        f"{STEP}.do: no command is called 'admitt'; did you mean admit?",
+    ),
+    (
+        steps({"do": "open", "sesion": "s"}),
+        f"{STEP}.sesion: unknown field; did you mean session? The fields of open: do, session, expect",
+    ),
+    (
+        steps({"do": "extend", "lanes": [{"request": "r", "token": 1}]}),
+        f"{STEP}.lanes[0].token: unknown field; did you mean tokens? The fields: request, tokens, tail",
+    ),
+    (
+        steps({"do": "admit", "request": "r 1"}),
+        f"{STEP}.request: contains a character that is not allowed here; a name has A-Z a-z 0-9 _ . - alone",
+    ),
+    (
+        steps({"do": "close", "session": "s", "expect": {"refused": "wrongphase"}}),
+        f"{STEP}.expect.refused: 'wrongphase' is no value here; did you mean wrong_phase?",
+    ),
     (steps({"do": "open"}), f"{STEP}.session: is missing"),
     (steps({"do": "open", "session": "x" * 33}), f"{STEP}.session: "),
     (steps({"do": "open", "session": "s\n"}), f"{STEP}.session: "),
     (steps({"do": "open", "session": "s", "x\x1b[1m": 1}), f"{STEP}.x?[1m: unknown field"),
-    (steps({"do": "submit", "request": "r", "session": "s", "tokens": "4"}), f"{STEP}.tokens: expected int"),
-    (steps({"do": "submit", "request": "r", "session": "s", "tokens": MAX_LENGTH + 1}), f"{STEP}.tokens: "),
+    (
+        steps({"do": "submit", "request": "r", "session": "s", "tokens": "4"}),
+        f"{STEP}.tokens: expected int",
+    ),
+    (
+        steps({"do": "submit", "request": "r", "session": "s", "tokens": MAX_LENGTH + 1}),
+        f"{STEP}.tokens: ",
+    ),
     (steps({"do": "extend", "lanes": [{"request": "r", "tokens": 1}] * 257}), f"{STEP}.lanes: "),
     (steps({"do": "decode", "requests": ["r", 7]}), f"{STEP}.requests[1]: "),
-    *((steps({"do": "match", "holder": "h", "prompt": bad}), f"{STEP}.prompt: must be texts (a to z)")
-      for bad in ("8", "a", "a08", "a+1", "A8", "a8 b4", "a8\n", "a10000")),
+    *(
+        (
+            steps({"do": "match", "holder": "h", "prompt": bad}),
+            f"{STEP}.prompt: must be texts (a to z)",
+        )
+        for bad in ("8", "a", "a08", "a+1", "A8", "a8 b4", "a8\n", "a10000")
+    ),
     (steps({"do": "match", "holder": "h", "prompt": "a1" * 33}), f"{STEP}.prompt: "),
     (steps({"do": "close", "session": "s", "expect": {}}), f"{STEP}.expect: "),
-    (steps({"do": "close", "session": "s", "expect": {"refused": "mood"}}), f"{STEP}.expect.refused: "),
+    (
+        steps({"do": "close", "session": "s", "expect": {"refused": "mood"}}),
+        f"{STEP}.expect.refused: ",
+    ),
     (
         steps({"do": "close", "session": "s", "expect": {"refused": "empty", "done": []}}),
         f"{STEP}.expect: expected one of done and refused",
@@ -233,7 +275,10 @@ def test_a_malformed_field_is_named(made, says):
     ("made", "says"),
     [
         (document(geometry=geometry(window=None)), "$.geometry.swa_pages: must be 0"),
-        (document(geometry=geometry(page_size=1024, full_pages=1 << 14)), "$.geometry.full_pages: "),
+        (
+            document(geometry=geometry(page_size=1024, full_pages=1 << 14)),
+            "$.geometry.full_pages: ",
+        ),
         (document(geometry=geometry(rows=1024, width=1 << 14)), "$.geometry.rows: "),
     ],
 )
@@ -252,18 +297,30 @@ GOOD = json.dumps(document())
         ("[]", "$: expected object, got array"),
         (GOOD[:-1], "is not JSON: it ends too early"),
         (GOOD + "x", "is not JSON: "),
-        (GOOD.replace("1,", "1\n,,", 1), "is not JSON: object keys must be strings at line 2 column 2"),
-        (GOOD.replace("tokens\": 4", "tokens\": NaN"), "is not JSON: "),
-        (GOOD.replace("tokens\": 4", "tokens\": 4.0"), "$.steps[1].lanes[0].tokens: expected int, got float"),
-        (GOOD.replace("tokens\": 4", "tokens\": 1e999"), "$.steps[1].lanes[0].tokens: "),
-        (GOOD.replace("tokens\": 4", "tokens\": " + "9" * 1_000_000), "$.steps[1].lanes[0].tokens: "),
-        (GOOD.replace('"session": "s1"', '"session": "s1", "session": "s2"'), "'session' is given twice"),
+        (
+            GOOD.replace("1,", "1\n,,", 1),
+            "is not JSON: object keys must be strings at line 2 column 2",
+        ),
+        (GOOD.replace('tokens": 4', 'tokens": NaN'), "is not JSON: "),
+        (
+            GOOD.replace('tokens": 4', 'tokens": 4.0'),
+            "$.steps[1].lanes[0].tokens: expected int, got float",
+        ),
+        (GOOD.replace('tokens": 4', 'tokens": 1e999'), "$.steps[1].lanes[0].tokens: "),
+        (GOOD.replace('tokens": 4', 'tokens": ' + "9" * 1_000_000), "$.steps[1].lanes[0].tokens: "),
+        (
+            GOOD.replace('"session": "s1"', '"session": "s1", "session": "s2"'),
+            "'session' is given twice",
+        ),
         (GOOD.replace('"s1"', '"\\ud800"'), "bad.json: "),
         (b"\xef\xbb\xbf" + GOOD.encode(), "starts with a byte order mark"),
         (gzip.compress(GOOD.encode()), "is packed with gzip; a trace is JSON"),
         (GOOD.encode("utf-16"), "is not UTF-8 (byte 0)"),
         ('{"x":' + "[" * 100_000, "is nested too deeply"),
-        (GOOD.replace("1,", '0, "x":' + "[" * 100_000 + "]" * 100_000 + ",", 1), "is nested too deeply"),
+        (
+            GOOD.replace("1,", '0, "x":' + "[" * 100_000 + "]" * 100_000 + ",", 1),
+            "is nested too deeply",
+        ),
         (GOOD[:-1] + ', "x": [' + "[]," * 4_000_000 + "[]]}", "$.x: unknown field"),
         (b" " * (MAX_BYTES + 1), "larger than 16 MiB"),
     ],

@@ -33,12 +33,17 @@ VOLATILE = (
     (r"(?m)^─+$", "───"),  # as wide as the table
     (r"\b\d+ of \d+ clauses reached", "N clauses reached"),  # whatever clauses there are
 )
-PROGRESS = re.compile(r"\d+ s: .*; \d+ commands, \d+ clauses violated$")  # a slow machine prints some
+# a slow machine prints some
+PROGRESS = re.compile(r"\d+ s: .*; \d+ commands, \d+ clauses violated$")
 
 
 def steady(text: str, folder: Path) -> str:
     """The text without what differs between two runs."""
-    text = text.replace(str(folder), ".").replace(str(ROOT), "KVSPEC").replace(f"{INSIDE}impl.", "impl.")
+    text = (
+        text.replace(str(folder), ".")
+        .replace(str(ROOT), "KVSPEC")
+        .replace(f"{INSIDE}impl.", "impl.")
+    )
     for pattern, becomes in VOLATILE:
         text = re.sub(pattern, becomes, text)
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
@@ -49,7 +54,10 @@ def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
     name, _, rest = line.partition(" ")
     if name != "kvspec":
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        command, env = ["bash", "-c", line.replace("KVSPEC/", f"{ROOT}/")], {**os.environ, "PATH": path}
+        command, env = (
+            ["bash", "-c", line.replace("KVSPEC/", f"{ROOT}/")],
+            {**os.environ, "PATH": path},
+        )
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
         return done.returncode, done.stdout, done.stderr
     rest = rest.replace("KVSPEC/", f"{ROOT}/").replace(" impl.", f" {INSIDE}impl.")
@@ -73,7 +81,9 @@ def played(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str
         code, out, err = typed(line.removeprefix("$ "), capsys)
         marked = "".join(f"! {text}\n" for text in err.splitlines() if not PROGRESS.match(text))
         ended = f"(exit {code})\n" if code else ""
-        blocks.append(f"{line}\n{steady(out + marked, folder)}{ended}\n{remarks[1] if remarks else ''}")
+        blocks.append(
+            f"{line}\n{steady(out + marked, folder)}{ended}\n{remarks[1] if remarks else ''}"
+        )
     return "".join(blocks).rstrip() + "\n"
 
 

@@ -48,7 +48,9 @@ def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
 
 def test_clients_are_read_between_steps_and_sessions_are_not_there(system):
     more = More("r1", 1, 1)
-    run = outcomes(system, Add("r1", 2, 3), more, Schedule(stop=("r1",)), Abort("r1"), Schedule(), Update())
+    run = outcomes(
+        system, Add("r1", 2, 3), more, Schedule(stop=("r1",)), Abort("r1"), Schedule(), Update()
+    )
     assert run.rows[1].outcome == Refused(Reason.UNFAITHFUL)
     assert [row.outcome for row in run.rows[3:5]] == [Refused(Reason.WRONG_PHASE)] * 2
     assert "r1 gets 1 token and ends: stop" in run.rows[-1].tree
@@ -59,7 +61,9 @@ def test_what_it_does_not_drive_is_one_line(system):
         system.reset(engine_preset("window"))
     with pytest.raises(UnusableImplementation, match=r"4\.50\.0: there is no .*cache_allocators"):
         resolve("transformers==4.50.0")
-    with pytest.raises(UnusableImplementation, match="nothing goes after a release of transformers"):
+    with pytest.raises(
+        UnusableImplementation, match="nothing goes after a release of transformers"
+    ):
         resolve(f"transformers=={VERSION}+async")
     with pytest.raises(UnusableImplementation, match="cache_allocators in /nowhere"):
         resolve("transformers", checkout="/nowhere")

@@ -148,7 +148,9 @@ class Scene:
 
     def _facts(self) -> BlockFacts:
         facts = {name: self._known(name) for name in self.requests}
-        held = Counter(chain.from_iterable(table for fact in facts.values() for table in fact.tables))
+        held = Counter(
+            chain.from_iterable(table for fact in facts.values() for table in fact.tables)
+        )
         held.update(self.kept)
         held[0] = 0
         refs = tuple(held[block] for block in range(self.config.blocks + 1))
@@ -165,15 +167,19 @@ class Scene:
         """Host memory: pins and the free list follow from transfers and hashes."""
         jobs = [job for job in self.transfers.values() if not job.stale]
         moving = [(job.load, chunk) for job in jobs for chunk in {part[2] for part in job.parts}]
-        pins = {chunk: -1 if (False, chunk) in moving else moving.count((True, chunk)) for chunk in self.keys}
+        pins = {
+            chunk: -1 if (False, chunk) in moving else moving.count((True, chunk))
+            for chunk in self.keys
+        }
         used, count = {*self.keys, *(chunk for _, chunk in moving)}, self.config.host_chunks
         nothing = [(-1, ())] * self.config.chunk_blocks
         return HostFacts(
-            count, tuple(chunk for chunk in range(count) if chunk not in used),
+            count,
+            tuple(chunk for chunk in range(count) if chunk not in used),
             tuple(tuple(self.chunks.get(chunk, nothing)) for chunk in range(count)),
             tuple(HostKey(chunk, 0, stamps, pins[chunk]) for chunk, stamps in self.keys.items()),
             tuple(self.transfers.values()),
-        )  # fmt: skip
+        )
 
     def _known(self, name: str) -> RequestFact:
         return self.requests[name]._replace(tokens=tuple(self.given[name]))
@@ -200,7 +206,9 @@ class Scene:
             slots = (0,) * self.config.groups[group].block_size
         self.memory[block] = group, (*slots[:offset], stamp, *slots[offset + 1 :])
 
-    def use(self, group: int, table: tuple[int, ...], stamps: list[int], start: int, end: int) -> StateUse:
+    def use(
+        self, group: int, table: tuple[int, ...], stamps: list[int], start: int, end: int
+    ) -> StateUse:
         """An entry goes on from the state that is due, in the block of its last token."""
         block = table[(end - 1) // self.config.groups[group].block_size]
         found = (stamps[start - 1],) * 2 if start else (0, 0)
@@ -235,7 +243,9 @@ def _runs(
         sampled = (*drafted[: int(samples) - 1], 100 + len(text) + 10 * scene.serial)
     stamps = chained([*text[:known], *drafted])
     scene.fill(table, stamps, first, last)
-    states = tuple(scene.use(group, table[group], stamps, first, last) for group in scene.config.recurrent)
+    states = tuple(
+        scene.use(group, table[group], stamps, first, last) for group in scene.config.recurrent
+    )
     scene._lanes.append(Lane(name, first, tuple(inputs), count, sampled, table, states))
     text += sampled
     if name in scene.requests:
@@ -243,7 +253,12 @@ def _runs(
 
 
 def _gets(
-    scene: Scene, name: str, count: str | None, other: str | None, twice: str | None, ends: str | None
+    scene: Scene,
+    name: str,
+    count: str | None,
+    other: str | None,
+    twice: str | None,
+    ends: str | None,
 ) -> None:
     tokens = scene._batch.get(name, ())[: int(count or 0)]
     tokens = (OTHER,) if other else tokens * 2 if twice else tokens
@@ -284,7 +299,9 @@ def _knows_less(scene: Scene, name: str, count: str) -> None:
 
 def _lane(change: Callable[[Lane, str], Lane]) -> Callable[..., None]:
     def state(scene: Scene, name: str, value: str) -> None:
-        scene._lanes = [change(lane, value) if lane.request == name else lane for lane in scene._lanes]
+        scene._lanes = [
+            change(lane, value) if lane.request == name else lane for lane in scene._lanes
+        ]
 
     return state
 
@@ -310,7 +327,10 @@ def _after(scene: Scene, lane: Lane, count: str) -> int:
 
 def _keeps_state(scene: Scene, block: str, name: str, count: str, window: str | None) -> None:
     stamps = [0, *chained(scene.texts[name])]
-    scene.memory[int(block)] = scene.config.recurrent[0], (stamps[int(count)], stamps[int(window or count)])
+    scene.memory[int(block)] = (
+        scene.config.recurrent[0],
+        (stamps[int(count)], stamps[int(window or count)]),
+    )
 
 
 def _input(lane: Lane, at: str) -> Lane:
@@ -374,7 +394,10 @@ def _forget(scene: Scene) -> None:
 
 def _key(scene: Scene, chunk: str, name: str, start: str, end: str, how: str | None) -> None:
     """A chunk is kept under a hash, and holds that, unless how says what is wrong with its last slot."""
-    stamps, size = chained(scene.texts[name])[int(start) : int(end)], scene.config.groups[0].block_size
+    stamps, size = (
+        chained(scene.texts[name])[int(start) : int(end)],
+        scene.config.groups[0].block_size,
+    )
     scene.keys[int(chunk)] = tuple(stamps)
     held = [*stamps[:-1], {"unwritten": 0, "overwritten": 7}[how]] if how else stamps
     blocks = [(0, tuple(held[at : at + size])) for at in range(0, len(held), size)]
@@ -388,10 +411,15 @@ def _hole(scene: Scene, chunk: str, index: str) -> None:
 def _moves(scene: Scene, way: str, job: str, first: str, second: str, how: str | None) -> None:
     load, states = way == "load", ("queued", "copied", "completed")
     sources, targets = ([int(number) for number in text.split()] for text in (first, second))
-    blocks, chunks, size = *((targets, sources) if load else (sources, targets)), scene.config.chunk_blocks
+    blocks, chunks, size = (
+        *((targets, sources) if load else (sources, targets)),
+        scene.config.chunk_blocks,
+    )
     parts = tuple((0, block, chunks[at // size], at % size) for at, block in enumerate(blocks))
     state = states.index(how) if how in states else 0
-    scene.transfers[int(job)] = Transfer(int(job), load, parts, True, state > 0, state > 1, how == "stale")
+    scene.transfers[int(job)] = Transfer(
+        int(job), load, parts, True, state > 0, state > 1, how == "stale"
+    )
 
 
 def _ends(scene: Scene, job: str) -> None:
@@ -432,7 +460,9 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} computes another token at (?P<value>\d+)": _lane(_input),
     rf"{_WHO} computes (?P<value>\d) token more": _lane(_more_inputs),
     rf"{_WHO} runs in (?P<value>[\d |]*)": _lane(
-        lambda lane, text: lane._replace(tables=tuple(tuple(map(int, t.split())) for t in text.split("|")))
+        lambda lane, text: lane._replace(
+            tables=tuple(tuple(map(int, t.split())) for t in text.split("|"))
+        )
     ),
     r"hash (?P<block>\d+)( in group (?P<group>\d))?(?P<more> and more)?(?P<other> of others)?": _hash,
     rf"{_WHO} reads the state after (?P<value>\w+)": _state(
@@ -445,8 +475,8 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} leaves its state in (?P<value>\d+)": _state(
         writes=lambda _, lane, block: ((int(block), lane.states[0].writes[0][1]),)
     ),
-    rf"block (?P<block>\d+) has the state after (?P<count>\d+) of {_WHO}(, the window (?P<window>\d+))?":
-        _keeps_state,
+    rf"block (?P<block>\d+) has the state after (?P<count>\d+) of {_WHO}"
+    r"(, the window (?P<window>\d+))?": _keeps_state,
     r"no hashes": _forget,
     rf"block (?P<block>\d+) holds group (?P<group>\d) of {_WHO} (?P<start>\d+)-(?P<end>\d+)": _holds,
     r"somebody (?P<what>erases|overwrites) block (?P<block>\d+) slot (?P<offset>\d+)": _slot,
@@ -454,7 +484,9 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     r"free (?P<sign>[+-]) (?P<block>\d+)": _free,
     r"map (?P<block>\d+) = (?P<count>\d+)": _map,
     r"no map (?P<block>\d+)": _unmap,
-    r"the manager keeps (?P<name>\w+)": lambda scene, name: scene._spoil(leftovers=lambda _: (name,)),
+    r"the manager keeps (?P<name>\w+)": lambda scene, name: scene._spoil(
+        leftovers=lambda _: (name,)
+    ),
     rf"chunk (?P<chunk>\d) keeps (?P<start>\d+)-(?P<end>\d+) of {_WHO}"
     r"( (?P<how>unwritten|overwritten))?": _key,
     r"chunk (?P<chunk>\d) lacks its block (?P<index>\d)": _hole,
@@ -463,10 +495,12 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     r"blocks are kept:? ?(?P<blocks>[\d ]*)": _keeps,
     r"chunk (?P<number>\d) has pins (?P<value>-?\d)": _host(_pins),
     r"chunks free (?P<value>[+-]) (?P<number>\d)": _host(_free_chunk),
-    r"the connector keeps (?P<value>\w+)": _host(lambda host, _, who: host._replace(records=(who,))),
+    r"the connector keeps (?P<value>\w+)": _host(
+        lambda host, _, who: host._replace(records=(who,))
+    ),
     rf"the load of {_WHO} has failed": lambda scene, name: scene._spoil(
         host=lambda facts: facts.host._replace(failed=(name,))
     ),
     r"no hashes in host memory": lambda scene: scene.keys.clear(),
     r"the reset succeeds": lambda scene: scene._spoil(reset=lambda _: True),
-}  # fmt: skip
+}

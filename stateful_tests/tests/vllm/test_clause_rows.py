@@ -34,7 +34,9 @@ def test_the_last_line_violates_its_clause_and_no_line_before_does(row):
     assert f"{violation.expected}; {violation.observed}".endswith(row.words)
     assert in_words(violation.failure.at) == row.places
     if row.clause in ("HOST-1", "HOST-2", "XFER-1", "XFER-2"):
-        assert EVERY_CLAUSE[row.clause].trigger(scene.step), "such a step could not have violated it"
+        assert EVERY_CLAUSE[row.clause].trigger(scene.step), (
+            "such a step could not have violated it"
+        )
 
 
 def test_every_clause_has_a_row():
@@ -74,7 +76,10 @@ class Breaks:
 
 
 def broken_at(*lines, waived=()):
-    commands, system = tuple(parse(line.split(";")[0], ENGINE_KINDS) for line in lines), Breaks(*lines)
+    commands, system = (
+        tuple(parse(line.split(";")[0], ENGINE_KINDS) for line in lines),
+        Breaks(*lines),
+    )
     system.capabilities = replace(system.capabilities, waived=dict.fromkeys(waived, "harmless"))
     return replay(system, Trace(SIZES["full"], Mode.FAITHFUL, commands)).violation
 

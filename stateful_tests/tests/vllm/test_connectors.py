@@ -38,13 +38,19 @@ def test_the_parts_of_a_job(device, sizes, firsts, parts):
 
 def test_a_store_and_a_load(device):
     blocks = lists((5, 7), (1, 1), (0, 1))
-    assert device.submit_store(1, blocks, lists((2, 3))) and device.transfer_async(2, (lists((2, 3)), blocks))
+    assert device.submit_store(1, blocks, lists((2, 3))) and device.transfer_async(
+        2, (lists((2, 3)), blocks)
+    )
     assert device.transfer_async(3, (lists((0,), (1, 0), (0, 0)), lists((4,))))
     device.host[2] = [(9, (9,)), (9, (9,))]
     device._blocks[0] = (0, (9, 9))  # the null block
     assert [job.job for job in device.queues[False]] == [1, 3] and [*device.jobs] == [1, 2, 3]
     assert device.copy(False) and device.copy(False) and not device.copy(False)
-    assert device.host == {2: [(0, (11, 12)), NOTHING], 3: [NOTHING, (1, (1, 2, 3, 4))], 4: [NOTHING] * 2}
+    assert device.host == {
+        2: [(0, (11, 12)), NOTHING],
+        3: [NOTHING, (1, (1, 2, 3, 4))],
+        4: [NOTHING] * 2,
+    }
     assert not device.completed
     device._blocks.clear()
     assert device.complete(True) and not device.complete(True)
@@ -91,11 +97,20 @@ def offloads(device):
 def server(**fields):
     """A scheduler and what its connector keeps."""
     manager = Bag(_policy=Bag(kept={}), _num_allocated_chunks=1, _free_list=[0])
-    kept = {"manager": manager, "_jobs": {}, "_req_status": {}, "_block_id_to_pending_jobs": {}, **fields}
+    kept = {
+        "manager": manager,
+        "_jobs": {},
+        "_req_status": {},
+        "_block_id_to_pending_jobs": {},
+        **fields,
+    }
     return Bag(
-        connector=Bag(connector_scheduler=Bag(**kept)), requests={"r1-0": 1}, finished_req_ids={"r2-0"},
-        finished_recving_kv_req_ids={"r1-0"}, failed_recving_kv_req_ids={"r5-0"},
-    )  # fmt: skip
+        connector=Bag(connector_scheduler=Bag(**kept)),
+        requests={"r1-0": 1},
+        finished_req_ids={"r2-0"},
+        finished_recving_kv_req_ids={"r1-0"},
+        failed_recving_kv_req_ids={"r5-0"},
+    )
 
 
 def test_jobs_are_shown_until_their_end_is_taken(offloads):
@@ -115,9 +130,12 @@ def test_jobs_are_shown_until_their_end_is_taken(offloads):
         return Transfer(number, False, ((0, 5, chunk, 0),), *flags)
 
     assert facts.transfers == (
-        job(7, 6), job(8, 0, False, False, False, True), job(2, 2, True, True, True, True),
-        job(3, 3, True, True, True), job(4, 4, True, False, False, True),
-    )  # fmt: skip
+        job(7, 6),
+        job(8, 0, False, False, False, True),
+        job(2, 2, True, True, True, True),
+        job(3, 3, True, True, True),
+        job(4, 4, True, False, False, True),
+    )
     assert facts.chunks == 7 and facts.free == (0, 1, 2, 3, 4, 5, 6) and [*device.jobs] == [2, 3, 4]
     assert facts.memory[3] == ((0, (11, 12)), NOTHING) and facts.memory[5] == (NOTHING, NOTHING)
 
@@ -127,10 +145,14 @@ def test_hashes_and_what_is_left_behind(offloads):
     hashed = stamps((bytes(16), tuple(range(9)), None))
     chunk, other = Bag(chunk_id=2, ref_cnt=1), Bag(block_id=0, ref_cnt=-1)
     key, ghosts = hashed + b"more" + group, {b"gone": None}
-    policy = Bag(t1={key: Bag(chunk=chunk)}, ghosts=ghosts, sizes=[3], t2={hashed + bytes(4): other})
+    policy = Bag(
+        t1={key: Bag(chunk=chunk)}, ghosts=ghosts, sizes=[3], t2={hashed + bytes(4): other}
+    )
     status = {"r1-0": 1, "r2-0": 1, "r3-0": 1, "r4-0": 1}
     pending = {5: {9}, 6: {1}, 7: {1, 9}}
-    scheduler = server(_jobs={1: Bag(req_id="r3-0")}, _req_status=status, _block_id_to_pending_jobs=pending)
+    scheduler = server(
+        _jobs={1: Bag(req_id="r3-0")}, _req_status=status, _block_id_to_pending_jobs=pending
+    )
     manager = scheduler.connector.connector_scheduler.manager
     manager._policy = policy
     del manager._num_allocated_chunks
@@ -164,19 +186,33 @@ def test_what_a_worker_does_around_a_batch(offloads, monkeypatch, sync):
     offloads.worker.build_connector_worker_meta = lambda: "told"
     offloads.before(batch)
     begins = ("start_load_kv", None)
-    first = [("handle_preemptions", "meta"), ("bind_connector_metadata", "meta"), *[begins] * bool(sync)]
+    first = [
+        ("handle_preemptions", "meta"),
+        ("bind_connector_metadata", "meta"),
+        *[begins] * bool(sync),
+    ]
     assert did == first
     output = offloads.after(batch)
-    assert did[len(first) :] == [*[begins] * (not sync), ("wait_for_save",), ("clear_connector_metadata",)]
-    assert (output.finished_sending, output.finished_recving) == (({"r1"}, None) if sync else (None, {"r1"}))
+    assert did[len(first) :] == [
+        *[begins] * (not sync),
+        ("wait_for_save",),
+        ("clear_connector_metadata",),
+    ]
+    assert (output.finished_sending, output.finished_recving) == (
+        ({"r1"}, None) if sync else (None, {"r1"})
+    )
     assert output.kv_connector_worker_meta == "told"
 
 
 @pytest.fixture
 def loads(device, monkeypatch):
-    monkeypatch.setitem(sys.modules, OUTPUTS, Bag(KVConnectorOutput=lambda: Bag(failed_recving=None)))
+    monkeypatch.setitem(
+        sys.modules, OUTPUTS, Bag(KVConnectorOutput=lambda: Bag(failed_recving=None))
+    )
     peer = Bag(remote={}, started_loads=[])
-    return Loads(Bag(connector=peer), device, CONFIG, lambda tokens: [100 + token for token in tokens])
+    return Loads(
+        Bag(connector=peer), device, CONFIG, lambda tokens: [100 + token for token in tokens]
+    )
 
 
 def shown_of(loads):
@@ -204,7 +240,11 @@ def test_a_load_from_the_peer(loads):
     device.complete(True)
     assert shown_of(loads).transfers == (job._replace(completed=True),)
     output = loads.after(None)
-    assert (output.finished_recving, output.invalid_block_ids, output.failed_recving) == ({"r1"}, set(), None)
+    assert (output.finished_recving, output.invalid_block_ids, output.failed_recving) == (
+        {"r1"},
+        set(),
+        None,
+    )
     assert loads.after(None).finished_recving is None and not shown_of(loads).transfers
 
 

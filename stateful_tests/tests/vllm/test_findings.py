@@ -155,7 +155,8 @@ SAID = {
 }  # fmt: skip
 
 
-DRAWN = {"BLK-3", "HOST-2", "PUB-1", "XFER-1", "XFER-2", "STA-1", "STA-2", "STA-3"}  # a block is marked
+# a block is marked
+DRAWN = {"BLK-3", "HOST-2", "PUB-1", "XFER-1", "XFER-2", "STA-1", "STA-2", "STA-3"}
 
 
 def released(path):
@@ -174,7 +175,9 @@ def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
     data = report.replay_data(str(path), run) | {"replay": "kvspec replay"}
     shown = Reader(page.page(data, run))
     assert f"step-{len(run.rows) - 1}" in shown.ids and explained.text[1:] in shown.text
-    wrong = [value for _, name, value in shown.attributes if name == "class" and "wrong" in value.split()]
+    wrong = [
+        value for _, name, value in shown.attributes if name == "class" and "wrong" in value.split()
+    ]
     drawn = run.violation.clause in DRAWN
     assert bool(wrong) == drawn
 
@@ -205,14 +208,23 @@ def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
     vllm("0.33.0")
     [path] = [path for path, _ in TRACES if path.stem == PUBLISHED]
     code, out, _ = kvspec("replay", str(path), "--impl", "vllm==0.33.0", "--html", "page.html")
-    assert code == 1 and "what it did" in out and "because" in out and (tmp_path / "page.html").exists()
+    assert (
+        code == 1
+        and "what it did" in out
+        and "because" in out
+        and (tmp_path / "page.html").exists()
+    )
     assert "calls" in out and "vllm/v1/core/sched/scheduler.py: " in out
     code, out, _ = kvspec("replay", str(path), "--impl", "vllm==0.33.0", "--json", "-")
     called = json.loads(out)["replays"][0]["called"]
     [functions] = (line for line in called if line.startswith("vllm/v1/core/sched/scheduler.py"))
     assert "Scheduler.schedule" in functions
     code, out, _ = kvspec("export", str(path), "--as", "story", "--impl", "vllm==0.33.0")
-    assert code == 0 and "slot 0 of block 8 is" in " ".join(out.split()) and "kv_committed_len" not in out
+    assert (
+        code == 0
+        and "slot 0 of block 8 is" in " ".join(out.split())
+        and "kv_committed_len" not in out
+    )
     named = ("--name", "a_name_of_four_words", "--story", "A story of what happens.", "--out", ".")
     code, out, _ = kvspec("new-fixture", str(path), "--impl", "vllm==0.33.0", *named)
     made = traces.load(tmp_path / "a_name_of_four_words.json")
@@ -223,7 +235,8 @@ def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
 
 # Faults of vLLM 0.33.0: each is seen, every clause is the first to see one, and each makes a unit test.
 
-UNSEEN = {"HOST-1", "HOST-3", "XFER-1", "XFER-2", "XFER-3"}  # they compare host memory with what is in flight
+# they compare host memory with what is in flight
+UNSEEN = {"HOST-1", "HOST-3", "XFER-1", "XFER-2", "XFER-3"}
 UNSEEN |= {"STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}  # states are the worker's
 NO_OBJECT = "no object of the scheduler shows it"
 SHOWN_BY_NO_OBJECT = {

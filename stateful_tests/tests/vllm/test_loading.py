@@ -45,7 +45,9 @@ def wheel(path, *names):
 def answered(monkeypatch, path):
     """Have the index know one wheel, and the server give it by ranges."""
     report = '{"install": [{"download_info": {"url": "https://index/w.whl"}}]}'
-    monkeypatch.setattr("subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 0, report, ""))
+    monkeypatch.setattr(
+        "subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 0, report, "")
+    )
     monkeypatch.setattr(wheel_parts, "_Ranges", lambda _: path.open("rb", buffering=0))
 
 
@@ -101,14 +103,18 @@ def test_a_wheel_without_a_runner_is_refused(monkeypatch, tmp_path, cache):
 
 def test_an_unknown_release_is_one_line(monkeypatch):
     output = "ERROR: No matching distribution found for vllm==9.9"
-    monkeypatch.setattr("subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 1, "", output))
+    monkeypatch.setattr(
+        "subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 1, "", output)
+    )
     assert "no such release" in unusable(fetch.release_root, "9.9")
     assert "not a version number" in unusable(fetch.release_root, "newest")
 
 
 def test_a_checkout_names_what_it_lacks(tmp_path):
     assert "is no folder" in unusable(resolve, "vllm", checkout=str(tmp_path / "none"))
-    assert "has no vllm/v1/core/sched/scheduler.py" in unusable(resolve, "vllm", checkout=str(tmp_path))
+    assert "has no vllm/v1/core/sched/scheduler.py" in unusable(
+        resolve, "vllm", checkout=str(tmp_path)
+    )
     assert "after a release goes +async" in unusable(resolve, "vllm==0.33.0+overlap")
     assert "--vllm-path" in unusable(resolve, "vllm")
 
@@ -170,7 +176,10 @@ def test_what_shows_only_while_it_is_driven_is_reported_of_the_adapter(changed, 
 
 def test_a_checkout_that_states_no_version_is_driven_as_what_its_files_are(vllm, monkeypatch):
     monkeypatch.delenv("KVSPEC_CACHE")
-    kept = {version: taken_for(vllm(version).root) for version in ("0.11.0", "0.23.0", "0.28.0", "0.33.0")}
+    kept = {
+        version: taken_for(vllm(version).root)
+        for version in ("0.11.0", "0.23.0", "0.28.0", "0.33.0")
+    }
     assert kept == {"0.11.0": "0.11.0", "0.23.0": "0.23.0", "0.28.0": "0.28.0", "0.33.0": "0.33.0"}
 
 
@@ -200,5 +209,6 @@ def test_a_hash_tells_its_tokens():
     assert stamps.of_block(first, 2) == (a, b)
     assert stamps.of_block(second, 4) == (a, b, c, chain(c, 8))
     assert stamps.of_block(stamps((first, (7,), None)), 2) == (c,)  # a part of a block
-    assert stamps((first, (7, 8), (None, 9))) != second  # further keys make another hash of the same tokens
+    # further keys make another hash of the same tokens
+    assert stamps((first, (7, 8), (None, 9))) != second
     assert greedy(a) != greedy(b)

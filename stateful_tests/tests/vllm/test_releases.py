@@ -25,10 +25,18 @@ TRACES = list(known_faults.traces("vllm"))
 
 @pytest.mark.parametrize("way", ["", "+async", "+v2", "+async+v2"])
 def test_turns_drafts_and_a_reset_on_either_model_runner(vllm, way):
-    text = "add r1 a5 +1 for 4 (session); add r2 a4 for 6; schedule; update; schedule accept 2; update"
-    text += "; reset_cache (running); schedule; update; more r1 a3 +1 for 3; schedule accept 1; update"
-    commands = [parse(line, ENGINE_KINDS) for line in text.split("; ") + ["schedule accept 1", "update"] * 9]
-    run = replay(vllm("0.33.0" + way), Trace(engine_preset("drafts"), Mode.FAITHFUL, tuple(commands)))
+    text = (
+        "add r1 a5 +1 for 4 (session); add r2 a4 for 6; schedule; update; schedule accept 2; update"
+    )
+    text += (
+        "; reset_cache (running); schedule; update; more r1 a3 +1 for 3; schedule accept 1; update"
+    )
+    commands = [
+        parse(line, ENGINE_KINDS) for line in text.split("; ") + ["schedule accept 1", "update"] * 9
+    ]
+    run = replay(
+        vllm("0.33.0" + way), Trace(engine_preset("drafts"), Mode.FAITHFUL, tuple(commands))
+    )
     given = [line for row in run.rows for line in row.tree if " gets " in line or "ends" in line]
     assert run.violation is None
     assert sum("r1" in line and "ends: length" in line for line in given) == 2
@@ -36,7 +44,9 @@ def test_turns_drafts_and_a_reset_on_either_model_runner(vllm, way):
 
 
 def test_an_update_with_nothing_in_flight_is_refused(vllm):
-    run = replay(vllm("0.33.0"), Trace(engine_preset("full"), Mode.FAITHFUL, (Update(), Schedule())))
+    run = replay(
+        vllm("0.33.0"), Trace(engine_preset("full"), Mode.FAITHFUL, (Update(), Schedule()))
+    )
     assert [type(row.outcome) for row in run.rows] == [Refused, Refused]
 
 
@@ -90,17 +100,32 @@ def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path,
 @pytest.mark.parametrize(
     ("name", "needed"),
     [
-        ("vllm-0.25.0+offload/a_preempted_request_is_loaded_in_the_next_step", ("a reset of the cache",)),
+        (
+            "vllm-0.25.0+offload/a_preempted_request_is_loaded_in_the_next_step",
+            ("a reset of the cache",),
+        ),
         ("vllm-0.21.0+offload/a_next_turn_is_stored_from_the_first_turns_block", ("a next turn",)),
-        ("vllm-0.21.0+offload/a_session_that_ends_has_one_block_twice_in_a_store", ("a next turn",)),
+        (
+            "vllm-0.21.0+offload/a_session_that_ends_has_one_block_twice_in_a_store",
+            ("a next turn",),
+        ),
         ("vllm-0.26.0+offload/a_last_token_opens_a_block_that_was_never_allocated", ()),
-        ("vllm-0.15.0+async/a_turn_that_ends_with_a_step_in_flight_goes_on_too_far", ("a next turn",)),
-        ("vllm-0.31.0+async/a_turn_that_stops_with_a_step_in_flight_leaves_a_state_that_is_too_far",
-         ("a next turn",)),
-        ("vllm-0.31.0+async/a_hit_within_a_block_bears_the_hash_of_the_whole_block_in_time",
-         ("checkpoints within a chunk",)),
-        ("vllm-0.11.0+async/a_preempted_request_resumes_without_its_token_in_flight",
-         ("pools that run full",)),
+        (
+            "vllm-0.15.0+async/a_turn_that_ends_with_a_step_in_flight_goes_on_too_far",
+            ("a next turn",),
+        ),
+        (
+            "vllm-0.31.0+async/a_turn_that_stops_with_a_step_in_flight_leaves_a_state_that_is_too_far",
+            ("a next turn",),
+        ),
+        (
+            "vllm-0.31.0+async/a_hit_within_a_block_bears_the_hash_of_the_whole_block_in_time",
+            ("checkpoints within a chunk",),
+        ),
+        (
+            "vllm-0.11.0+async/a_preempted_request_resumes_without_its_token_in_flight",
+            ("pools that run full",),
+        ),
     ],
 )
 def test_a_known_trace_needs_nothing_by_accident(vllm, name, needed):

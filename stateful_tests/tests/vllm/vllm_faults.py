@@ -76,9 +76,10 @@ class Loaded(EngineDriver):
 
     name = f"vllm=={VERSION}"
     capabilities = replace(
-        VLLMSystem.capabilities, recurrent=True,
+        VLLMSystem.capabilities,
+        recurrent=True,
         commands=frozenset(kind.__name__ for kind in ENGINE_KINDS.values()),
-    )  # fmt: skip
+    )
 
     @contextmanager
     def faulty(self, fault: ReleaseFault) -> Iterator[None]:
@@ -104,7 +105,9 @@ def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace
         for preset in fault.presets:
             config = driving.unfitted(tiers.CLIENTS, preset, Mode.FAITHFUL)
             with system.faulty(fault):
-                driven = driving.drive(system, plan, driving.RunBatch(config, range(example, example + 1)))
+                driven = driving.drive(
+                    system, plan, driving.RunBatch(config, range(example, example + 1))
+                )
             [(count, violations)] = driven.runs
             ran, commands = ran + 1, commands + count
             for violation, trace in violations:
@@ -124,7 +127,10 @@ def replayed() -> dict[str, Any]:
             text, ends = _exported(system, trace), []
             ends += [_tested(text)]
         healthy = replay(system, trace).violation
-        found[name] = *(v and [*v.clauses, v.observed] for v in (seen, healthy)), [*ends, _tested(text)]
+        found[name] = (
+            *(v and [*v.clauses, v.observed] for v in (seen, healthy)),
+            [*ends, _tested(text)],
+        )
     return found
 
 
@@ -141,8 +147,13 @@ def _tested(text: str) -> str:
         return text
     space: dict[str, Any] = {"__name__": "exported"}
     exec(compile(text, "exported.py", "exec"), space)
-    case = next(kind for kind in space.values() if isinstance(kind, type) and kind.__module__ == "exported"
-                and issubclass(kind, unittest.TestCase))  # fmt: skip
+    case = next(
+        kind
+        for kind in space.values()
+        if isinstance(kind, type)
+        and kind.__module__ == "exported"
+        and issubclass(kind, unittest.TestCase)
+    )
     result = unittest.TestResult()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
     if result.errors:

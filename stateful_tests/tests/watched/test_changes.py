@@ -56,7 +56,11 @@ def test_what_is_counted(request):
 def _counted(name: str, begins: int | None) -> str:
     log = ChangedLog(name, begins)
     found = log.validated(log.lines)
-    values = {field.name: getattr(found, field.name) for field in fields(found) if field.name != "mismatches"}
+    values = {
+        field.name: getattr(found, field.name)
+        for field in fields(found)
+        if field.name != "mismatches"
+    }
     lines = [f"  {what}: {_plain(value)}" for what, value in values.items() if value]
     return "\n".join([name if begins is None else f"{name} from snapshot {begins}", *lines])
 
@@ -73,7 +77,9 @@ def test_each_change_is_found(name, begins):
     as_it_is = log.validated(log.lines)
     assert not as_it_is.found
     skipped = set(as_it_is.skipped)
-    holes = [f"{log.lines[c.at].number}: {c.kind}" for c in log.changes() if not _found(log, c, skipped)]
+    holes = [
+        f"{log.lines[c.at].number}: {c.kind}" for c in log.changes() if not _found(log, c, skipped)
+    ]
     assert not holes, holes
 
 
@@ -88,7 +94,9 @@ def _never(log: ChangedLog, change: Change) -> bool:
     clients say, results and ends come before the server decides on a batch."""
     former = log.lines[change.at].event
     if change.kind in ("admit before release", "evict_swa before release"):
-        return type(former) is Released and former.reason is None and change.kind.startswith("admit")
+        return (
+            type(former) is Released and former.reason is None and change.kind.startswith("admit")
+        )
     one, other = (_names(log.lines[at]) for at in (change.at, change.at + 1))
     apart = " before " in change.kind and one and other and not one & other
     return bool(apart or any(re.fullmatch(kind, change.kind) for kind in NEVER))

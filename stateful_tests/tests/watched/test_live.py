@@ -50,11 +50,16 @@ class Pretends(LiveServer):
             del self.log[40:70]
         if path != "/generate" or tokens is not None:
             return 200, b""
-        session, limit = body.get("session_params", {}).get("id", body["rid"]), body["sampling_params"]
+        session, limit = (
+            body.get("session_params", {}).get("id", body["rid"]),
+            body["sampling_params"],
+        )
         prompt = self.texts.get(session, 0) + len(body["input_ids"])
         self.texts[session] = prompt + limit["max_new_tokens"] - self.forgets
         meta = {"prompt_tokens": prompt, "finish_reason": {"type": "length"}}
-        return 200, json.dumps({"output_ids": [1] * limit["max_new_tokens"], "meta_info": meta}).encode()
+        return 200, json.dumps(
+            {"output_ids": [1] * limit["max_new_tokens"], "meta_info": meta}
+        ).encode()
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +72,9 @@ def lived(tmp_path: Path, **how: Any) -> LiveRun:
     def start(folder: Path) -> Pretends:
         return Pretends(folder, **how)
 
-    return watch_live(start, Config(tree=False), CLIENTS, 1, 20.0, lambda _: None, tmp_path / "kept")
+    return watch_live(
+        start, Config(tree=False), CLIENTS, 1, 20.0, lambda _: None, tmp_path / "kept"
+    )
 
 
 def test_a_server_that_answers_as_it_should(tmp_path):

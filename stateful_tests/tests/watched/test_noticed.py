@@ -92,7 +92,9 @@ def test_validation_says(row, validate):
         + (f" ({m.known})" if m.known else "")
         for m in found.mismatches
     ]
-    parts += [f"skipped: {count} {what}" for what, count in found.skipped.items() if what != SKIPPED]
+    parts += [
+        f"skipped: {count} {what}" for what, count in found.skipped.items() if what != SKIPPED
+    ]
     parts += [f"the server's choice: {count} {what}" for what, count in found.policy.items()]
     parts += [f"never computed: {session} {position}" for session, position in sorted(found.holes)]
     parts = parts or [name for name in ("prepared", "parked") if getattr(found, name)]
@@ -119,7 +121,9 @@ def test_each_count_of_a_step_has_its_clause(field, clause, by, validate):
     assert first(validate(lines)) == (clause, "step")
 
 
-@pytest.mark.parametrize("cursor, by", [(c, by) for c in range(4) for by in (1, -1) if c != 3 or by > 0])
+@pytest.mark.parametrize(
+    "cursor, by", [(c, by) for c in range(4) for by in (1, -1) if c != 3 or by > 0]
+)
 def test_cursors_after_a_finish_without_output(cursor, by, validate):
     lines = copy(WITHOUT_OUTPUT)
     if cursor == 2 and by < 0:
@@ -133,20 +137,28 @@ PAGES = Path(__file__).parents[3] / "fixtures" / "watched" / "sglang-0.5.23-page
 
 def test_outputs_of_an_end_are_those_of_its_results(validate):
     head, *lines = map(json.loads, PAGES.read_text().splitlines())
-    end = next(line for line in lines if line[0] == "release" and line[-1] and line[3] == "FINISH_LENGTH")
+    end = next(
+        line for line in lines if line[0] == "release" and line[-1] and line[3] == "FINISH_LENGTH"
+    )
     end[-1][0] += 1
     mismatch = validate(lines, **head).found[0]
-    assert (mismatch.clause, mismatch.event) == ("SES-1", "release") and "outputs of" in mismatch.expected
+    assert (mismatch.clause, mismatch.event) == (
+        "SES-1",
+        "release",
+    ) and "outputs of" in mismatch.expected
 
 
-@pytest.mark.parametrize("change, clause", [
-    (lambda s: s[3][0].update(cursors=[6, 6, 1, 0]), "LEN-4"),
-    (lambda s: s[3][0].update(tokens=2), "SES-1"),
-    (lambda s: s[3][0].update(outputs=4), "SES-1"),
-    (lambda s: s[3][0].update(session=None), "OUT-1"),
-    (lambda s: s[2].clear(), "SES-2"),
-    (lambda s: s[3].clear(), "SES-2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change, clause",
+    [
+        (lambda s: s[3][0].update(cursors=[6, 6, 1, 0]), "LEN-4"),
+        (lambda s: s[3][0].update(tokens=2), "SES-1"),
+        (lambda s: s[3][0].update(outputs=4), "SES-1"),
+        (lambda s: s[3][0].update(session=None), "OUT-1"),
+        (lambda s: s[2].clear(), "SES-2"),
+        (lambda s: s[3].clear(), "SES-2"),
+    ],
+)
 def test_what_a_snapshot_says_counts(change, clause, validate):
     """At the beginning what follows differs; in the middle the snapshot itself does."""
     lines = copy(PIECES["SNAPSHOT"], FINISH)

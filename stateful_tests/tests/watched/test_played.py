@@ -79,7 +79,9 @@ def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:
     """A random run, up to a fault of the release; what it did, and whether there was none."""
     source, names = RandomChoices(f"played {number}"), dict[str, str]()
     lives: Lives = defaultdict(list)
-    lockstep = Lockstep(system, replace(preset(SIZES[number % len(SIZES)]), tree=tree), Mode.FAITHFUL)
+    lockstep = Lockstep(
+        system, replace(preset(SIZES[number % len(SIZES)]), tree=tree), Mode.FAITHFUL
+    )
     profile = draw_profile(source, system.capabilities, "sessions")
     for _ in range(STEPS):
         command = propose(lockstep.state, source, profile)
@@ -117,6 +119,8 @@ def test_what_is_played_validates(version, how, tmp_path):
             continue  # results come later than they are played; or anything may have happened
         for name, life in lives.items():
             compared += 1
-            same, life = (comparable(each, bool(log.header.claims)) for each in (recorder.lives[name], life))
+            same, life = (
+                comparable(each, bool(log.header.claims)) for each in (recorder.lives[name], life)
+            )
             assert (same if conforms else same[: len(life)]) == life, (folder.name, name)
     assert compared > 10 or how == "overlap"

@@ -52,7 +52,11 @@ def test_a_finding_is_shrunk_to_its_clients_and_numbers():
     (client,) = judged.run.clients
     first, second = client.turns
     assert (first.tokens, first.limit, second.tokens, second.limit) == (1, 1, 3, 1)
-    assert judged.run.config.draft == 0 and not judged.run.config.tree and judged.run.config.page_size == 1
+    assert (
+        judged.run.config.draft == 0
+        and not judged.run.config.tree
+        and judged.run.config.page_size == 1
+    )
     assert judged.run.key == "reads full" and "nothing that was written" in judged.findings[-1].says
 
 
@@ -67,7 +71,9 @@ def test_an_interrupt_loses_nothing_that_was_found(at):
         if kept and (tries == at if at else what.startswith("run")):
             raise KeyboardInterrupt
 
-    result = serving.check(Pretends(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: kept.append(j.run))
+    result = serving.check(
+        Pretends(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: kept.append(j.run)
+    )
     assert result.interrupted and result.found["reads full"].run == kept[-1]
     data = servers.served(result, None, 5)
     assert data["exit_code"] == 1 and data["interrupted"]
@@ -113,16 +119,20 @@ def test_what_the_base_shows_in_the_same_run_is_not_new():
 @pytest.mark.parametrize(
     ("there", "was", "known"),
     [
-        ({}, "last-token", "last-token"), ({}, "", ""), ({"last-token": True}, "", "last-token"),
+        ({}, "last-token", "last-token"),
+        ({}, "", ""),
+        ({"last-token": True}, "", "last-token"),
         ({"last-token": False}, "last-token", ""),
     ],
-)  # fmt: skip
+)
 def test_a_label_of_a_tree_holds_while_its_fault_is_there(monkeypatch, there, was, known):
     """By its traces; without traces by the same run on the release."""
 
     def judged(name):
         found = [serving.ServedFinding("log", "log LEN-2 release", "says", name)]
-        return serving.JudgedRun(serving.ServedRun(RELEASE, Config(), (), 1), None, Validated(), found)
+        return serving.JudgedRun(
+            serving.ServedRun(RELEASE, Config(), (), 1), None, Validated(), found
+        )
 
     monkeypatch.setattr(serving, "serve", lambda *_: judged(was))
     compared = serving.Before(Pretends(), there).compared(judged("last-token"))
@@ -169,7 +179,10 @@ def test_servers_with_recurrent_layers_have_what_goes_with_them():
         assert not any(runs.draw()[0].states for _ in range(20))
     runs = population.Population(1, fixed={"states": 30})
     drawn = [runs.draw()[0] for _ in range(40)]
-    assert {config.states for config in drawn} == {30} and {config.track for config in drawn} == {0, 8}
+    assert {config.states for config in drawn} == {30} and {config.track for config in drawn} == {
+        0,
+        8,
+    }
     assert not any(config.window or config.draft for config in drawn)
     assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
     runs = population.Population(1, fixed={"states": 30, "overlap": True})
@@ -197,14 +210,19 @@ def test_a_wrong_state_is_known_where_the_log_shows_why():
     run = serving.ServedRun(RELEASE, Config(), (), 1)
     seen = Validated(wrong_states={("c1.2", 4): "retried-turn-folds-twice"}, holes={("c1", 4)})
     (known,) = serving._findings(run, outcome, seen)
-    (new,) = serving._findings(run, outcome, Validated(wrong_states={("c1.2", 5): "x"}, holes={("c1", 4)}))
+    (new,) = serving._findings(
+        run, outcome, Validated(wrong_states={("c1.2", 5): "x"}, holes={("c1", 4)})
+    )
     assert (known.known, new.known, new.key) == ("retried-turn-folds-twice", "", "reads state")
     says = "c1.2 must go on at position 4 from the state after the tokens before it"
     assert new.says == f"{says}, and slot 2 is another's"
 
 
 def test_a_triple_of_switches_is_at_work_once_each_has_done_something():
-    runs, config = population.Population(1), Config(window=4, draft=4, tree=False, chunk=64, pressure=False)
+    runs, config = (
+        population.Population(1),
+        Config(window=4, draft=4, tree=False, chunk=64, pressure=False),
+    )
     runs._config, fresh = config, runs._news(config)
     triple = (("window", 3), ("draft", 4), ("tree", False))
     assert triple in population.triples(config)
@@ -255,7 +273,9 @@ class RunsOut(Pretends):
     lines = 0
 
     def run(self, job):
-        lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines(keepends=True)
+        lines = (
+            (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines(keepends=True)
+        )
         Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[: self.lines]))
         error = "RuntimeError: Prefill out of memory. at srt/mem_cache/allocation.py:9"
         return RunOutcome(10, 20, [], {}, error)
@@ -273,26 +293,35 @@ def test_an_end_is_told_with_what_led_there():
         "since step 52 admission looked at c5.2 (from the queue, input 46); a batch of 1 has run, in which"
         " c6.2 decode; 1 wait; tokens of KV: c6 40, c5 37; 12 were free at that step, SWA 12, 36 evictable"
     )
-    assert said["extend"].startswith("since step 52 a batch of c5.2 (runs, 46 tokens) was prepared; 0 wait")
-    assert said["step"].startswith("since step 59 0 wait; tokens of KV: nobody holds any; 92 were free")
+    assert said["extend"].startswith(
+        "since step 52 a batch of c5.2 (runs, 46 tokens) was prepared; 0 wait"
+    )
+    assert said["step"].startswith(
+        "since step 59 0 wait; tokens of KV: nobody holds any; 92 were free"
+    )
 
 
 SMALL, ROOM = Room(4, 4, 1), Room(9, 9, 1)
 
 
-@pytest.mark.parametrize("queue, free, idle, kind", [
-    (("a.1",), ROOM, SMALL, "room"),
-    (("a.1", "b.1"), SMALL, ROOM, "sessions"),
-    (("a.1",), Room(9, 4, 1), Room(0, 9, 0), "sessions"),
-    (("a.1",), SMALL, SMALL, None),  # full
-    (("b.1",), ROOM, SMALL, "lost"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "queue, free, idle, kind",
+    [
+        (("a.1",), ROOM, SMALL, "room"),
+        (("a.1", "b.1"), SMALL, ROOM, "sessions"),
+        (("a.1",), Room(9, 4, 1), Room(0, 9, 0), "sessions"),
+        (("a.1",), SMALL, SMALL, None),  # full
+        (("b.1",), ROOM, SMALL, "lost"),
+    ],
+)
 def test_why_a_client_waits(queue, free, idle, kind, monkeypatch):
     for name, found in {"_free": free, "_idle": idle}.items():
         monkeypatch.setattr(progress, name, lambda *_, found=found: found)
     monkeypatch.setattr(progress, "_needed", lambda *_: ROOM)
     waiting = [Bag(rid=name) for name in queue]
-    server = Bag(waiting_queue=waiting, chunked_req=None, running_batch=Bag(reqs=[]), last_batch=None)
+    server = Bag(
+        waiting_queue=waiting, chunked_req=None, running_batch=Bag(reqs=[]), last_batch=None
+    )
     found = progress.stall(Bag(scheduler=server), ["a.1"])
     assert (found and found.kind) == kind
 
@@ -344,10 +373,14 @@ def scheduler():
 TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 4, 3))
 
 
-@pytest.mark.parametrize("config", [
-    Config(page_size=4, window=8, tree=False), Config(overlap=True, mixed=True),
-    Config(window=4, overlap=True, tokens=64, hicache=True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(page_size=4, window=8, tree=False),
+        Config(overlap=True, mixed=True),
+        Config(window=4, overlap=True, tokens=64, hicache=True),
+    ],
+)
 def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
     clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
     run = serving.ServedRun(RELEASE, config, clients, 1)
@@ -359,7 +392,9 @@ def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
 
 
 def test_a_known_fault_is_reported_by_name(scheduler):
-    second = Client("a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30)
+    second = Client(
+        "a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30
+    )
     judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
     assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
     assert not judged.new
@@ -397,11 +432,17 @@ REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/
 PREFIXED = "AssertionError:  at srt/managers/schedule_policy.py:1368"
 
 
-SLOT, LEAK, OTHER = "c1 already has a slot", "Full Pool Mem Leak Detected!", "KeyError: 1 at srt/a.py:1"
+SLOT, LEAK, OTHER = (
+    "c1 already has a slot",
+    "Full Pool Mem Leak Detected!",
+    "KeyError: 1 at srt/a.py:1",
+)
 MIXED, ALONE = Config(mixed=True, tree=False), Config(tree=False)
 RETRACTED, RESUMED, REJECTED = (
-    "a retract before the first result", "a turn that resumes", "a second turn that is rejected",
-)  # fmt: skip
+    "a retract before the first result",
+    "a turn that resumes",
+    "a second turn that is rejected",
+)
 
 
 @pytest.mark.parametrize("release, error, seen, config, name", [
@@ -469,15 +510,20 @@ class Fault(NamedTuple):
     impatient: bool = False
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))["fault"]
+_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))[
+    "fault"
+]
 # Of those that random commands find in the tree with its host tier, what clients reach.
 OF_A_TIER = (
-    "swa-lock-lost-at-a-split", "swa-host-part-dropped-at-a-split", "pending-write-not-renamed-at-a-split",
-)  # fmt: skip
+    "swa-lock-lost-at-a-split",
+    "swa-host-part-dropped-at-a-split",
+    "pending-write-not-renamed-at-a-split",
+)
 FAULTS = [Fault(**table) for table in _TABLES] + [
     Fault(name, fault.file, fault.old, fault.new, "log", {"hicache": True})
-    for name in OF_A_TIER for fault in (TIER_FAULTS[name],)
-]  # fmt: skip
+    for name in OF_A_TIER
+    for fault in (TIER_FAULTS[name],)
+]
 
 
 def copy_of(package: Path, fault: Fault, folder: Path) -> None:
@@ -490,7 +536,9 @@ def copy_of(package: Path, fault: Fault, folder: Path) -> None:
                 (at / each.name).symlink_to(each)
         at, package = at / part, package / part
     text = package.read_text()
-    assert text.count(fault.old) == 1, f"{fault.name}: {text.count(fault.old)} places in {fault.file}"
+    assert text.count(fault.old) == 1, (
+        f"{fault.name}: {text.count(fault.old)} places in {fault.file}"
+    )
     at.write_text(text.replace(fault.old, fault.new))
 
 
@@ -509,7 +557,8 @@ def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
             judged = serving.serve(runner, serving.ServedRun(RELEASE, *runs.draw()))
             runs.ran(judged.validated.reached)
             if fault.sees in {each.judge for each in judged.new}:
-                break  # a run that a busy machine has cut short is seen by another judge, and says nothing
+                # a run that a busy machine has cut short is seen by another judge, and says nothing
+                break
     finally:
         runner.close()
     assert fault.sees in {each.judge for each in judged.new}, judged.findings

@@ -13,7 +13,18 @@ from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
 from stateful_tests.traces.notation import format_command
 from stateful_tests.tests.support.watched_logs import header
-from stateful_tests.tests.tiers.scenes import A, FACTS, HOST, OTHER, REST, SIZES, count, facts, kv, node
+from stateful_tests.tests.tiers.scenes import (
+    A,
+    FACTS,
+    HOST,
+    OTHER,
+    REST,
+    SIZES,
+    count,
+    facts,
+    kv,
+    node,
+)
 from stateful_tests.watched import reader
 from stateful_tests.watched.beside import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
@@ -33,7 +44,10 @@ def validate(path: Path) -> Validated:
 def lines_of(path: Path) -> Lines:
     """The header, and each event by the names of its fields."""
     head, *lines = map(json.loads, path.read_text().splitlines())
-    return [head, *({"event": name, **dict(zip(head["fields"][name], rest))} for name, *rest in lines)]
+    return [
+        head,
+        *({"event": name, **dict(zip(head["fields"][name], rest))} for name, *rest in lines),
+    ]
 
 
 @pytest.fixture
@@ -61,7 +75,9 @@ def test_every_event_has_a_row():
 
 def test_a_mismatch_names_line_clause_and_both_sides(written):
     lines = lines_of(LOGS[-1])
-    at = next(n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"])
+    at = next(
+        n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"]
+    )
     lines[at]["after"][1] += 4  # a tail that finish forgot
     (first, *_) = validate(written(lines)).found
     assert (first.line, first.clause, first.event) == (at + 1, "LEN-2", "release")
@@ -82,7 +98,9 @@ def test_a_count_that_is_off_is_reported_once(written):
 
 def test_a_mismatch_becomes_a_trace(written, tmp_path):
     lines = lines_of(LOGS[-1])
-    at = next(n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"])
+    at = next(
+        n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"]
+    )
     lines[at]["after"][1] += 4
     (log,) = logs_of([written(lines)])
     validator = Validator(log.header)
@@ -119,7 +137,9 @@ def test_a_mixed_batch_is_logged_whole(written):
     later = validate(written([{**lines[0], "release": "0.5.24"}, *lines[1:]])).found
     assert ("LEN-2", "release") in {(p.clause, p.event) for p in later}
     events = [line.get("event") for line in lines]
-    step = next(line for line, before in zip(lines[1:], events) if before == "extend" and line.get("lanes"))
+    step = next(
+        line for line, before in zip(lines[1:], events) if before == "extend" and line.get("lanes")
+    )
     step["lanes"].pop()
     (first, *_) = validate(written(lines)).found
     assert (first.clause, first.observed) == ("OUT-1", f"runs one of {step['batch']}")
@@ -143,7 +163,9 @@ TWO_FIRST_TURNS = """
 
 @pytest.mark.parametrize("release, known", [("0.5.18", "rejection-takes-slot"), ("0.5.24", None)])
 def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
-    head = header(release=release, window=None, full_tokens=64, swa_tokens=0, rows=6, width=64, overlap=True)
+    head = header(
+        release=release, window=None, full_tokens=64, swa_tokens=0, rows=6, width=64, overlap=True
+    )
     found = validate(written([head, *map(json.loads, TWO_FIRST_TURNS)]))
     assert [(m.clause, m.event, m.known) for m in found.mismatches] == [("SES-2", "release", known)]
     assert found.skipped["events after a mismatch, up to the next snapshot"] == 1
@@ -181,9 +203,12 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
     sizes = {**OF_A_TIER, "window": 1}
     memory = (0, *A[:2], 0, 0, 0, 0)
     held = REST._replace(
-        nodes=parts, users=(TierUser("h1", False, 1, 1),), memory=kv(memory, memory),
-        host_free=kv((*range(6),), (*range(6),)), free=kv((3, 4, 5, 6), (3, 4, 5, 6)),
-    )  # fmt: skip
+        nodes=parts,
+        users=(TierUser("h1", False, 1, 1),),
+        memory=kv(memory, memory),
+        host_free=kv((*range(6),), (*range(6),)),
+        free=kv((3, 4, 5, 6), (3, 4, 5, 6)),
+    )
     for paths, clauses in (([(1, False, [whole])], []), ([], ["HOST-3"])):
         result = validate(written([header(**sizes), ["tier", held, paths]]))
         assert [found.clause for found in result.found] == clauses
@@ -191,11 +216,14 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
 
 def test_with_a_host_tier_a_prefix_grows_by_what_is_loaded(written):
     lines = [
-        ["submit", "c1", None, 6, 6, False], ["admit", "c1", None, 2, [0, 0, 0, 2]],
+        ["submit", "c1", None, 6, 6, False],
+        ["admit", "c1", None, 2, [0, 0, 0, 2]],
         ["extend", [["c1", 4, 2, [6, 6, 0, 4]]]],
-    ]  # fmt: skip
+    ]
     for tier, found in ((OF_A_TIER, []), ({**OF_A_TIER, "tier": None}, ["OUT-1"])):
-        result = validate(written([header(**{**tier, "full_tokens": 32, "swa_tokens": 32}), *lines]))
+        result = validate(
+            written([header(**{**tier, "full_tokens": 32, "swa_tokens": 32}), *lines])
+        )
         assert [each.clause for each in result.found] == found
 
 
@@ -218,7 +246,14 @@ STATES = """
 ["extend",[["c1.2",4,3,[7,7,0,0]],["c2.1",0,5,[5,5,0,0]]]]
 ["step",4,2,0,2,52,0,4,0,0,0,[],6]
 """.splitlines()[1:]
-OF_STATES = {"window": None, "full_tokens": 64, "swa_tokens": 0, "rows": 6, "width": 64, "states": 8}
+OF_STATES = {
+    "window": None,
+    "full_tokens": 64,
+    "swa_tokens": 0,
+    "rows": 6,
+    "width": 64,
+    "states": 8,
+}
 
 
 @pytest.mark.parametrize("old, new, found", [
@@ -239,22 +274,30 @@ def test_a_turn_that_waited_with_a_slot_and_begins_its_text(written):
     """Of 0.5.23, which leaves the slot as it is: the state there is somebody else's."""
     head = header(release="0.5.23", tree=True, **OF_STATES)
     result = validate(written([head, *map(json.loads, STATES)]))
-    assert not result.mismatches and result.wrong_states == {("c2.1", 0): "waiting-turn-keeps-state"}
+    assert not result.mismatches and result.wrong_states == {
+        ("c2.1", 0): "waiting-turn-keeps-state"
+    }
 
 
-@pytest.mark.parametrize("release, known", [("0.5.23", "queued-abort-finishes-turn"), ("9.9.9", None)])
+@pytest.mark.parametrize(
+    "release, known", [("0.5.23", "queued-abort-finishes-turn"), ("9.9.9", None)]
+)
 def test_an_abort_in_the_queue_that_counts_as_a_finish(release, known, written):
     """The turn of c1 waits: it gives back a slot that is its session's, and counts."""
     ends = [
         '["step",4,0,2,2,60,0,5,0,0,0,[],6]',
-        '["release","c1.2","c1",null,false,0,null,[4,4,0,0],[4,4,0,0],2]', '["abort",["c1.2"]]',
-        '["step",5,0,1,2,60,0,5,0,0,0,[],6]', '["submit","c1.3","c1",9,2,false]',
-    ]  # fmt: skip
+        '["release","c1.2","c1",null,false,0,null,[4,4,0,0],[4,4,0,0],2]',
+        '["abort",["c1.2"]]',
+        '["step",5,0,1,2,60,0,5,0,0,0,[],6]',
+        '["submit","c1.3","c1",9,2,false]',
+    ]
     head = header(release=release, tree=True, **OF_STATES)
     result = validate(written([head, *map(json.loads, [*STATES[:13], *ends])]))
     found = [(each.clause, each.event, each.known) for each in result.mismatches]
     assert found == [("SES-2", "release", known)]
-    assert result.skipped.total() == (0 if known else 3), "its input is text of the session from then on"
+    assert result.skipped.total() == (0 if known else 3), (
+        "its input is text of the session from then on"
+    )
 
 
 # Level `pages`.
@@ -292,7 +335,7 @@ def test_a_cut_log_validates_up_to_there(tmp_path):
         (lambda lines: [*lines[:5], {"event": "grow"}], "line 6: "),
         (lambda lines: [], "is empty"),
     ],
-)  # fmt: skip
+)
 def test_unusable_logs_are_one_line(change, says, written):
     with pytest.raises(LogError, match=says):
         validate(written(change(lines_of(LOGS[0]))))
@@ -315,7 +358,9 @@ def test_parts_of_one_process_are_one_log(tmp_path):
     (tmp_path / "kvspec-7-0001.jsonl").write_text("".join(lines[:50]))
     (tmp_path / "kvspec-7-0002.jsonl").write_text("".join([lines[0], *lines[50:]]))
     found: list[WatchLog] = logs_of([tmp_path])
-    assert len(found) == 1 and found[0].bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert len(found) == 1 and found[0].bytes == sum(
+        path.stat().st_size for path in tmp_path.iterdir()
+    )
     assert Validator(found[0].header).run(found[0].lines()).events == len(lines) - 1
     (first,) = logs_of([tmp_path / "kvspec-7-0001.jsonl"])
     assert Validator(first.header).run(first.lines()).events == 49, "the requested part"
@@ -344,9 +389,11 @@ def test_a_growing_log_rotates(tmp_path):
     parts = [tmp_path / f"kvspec-7-{number:04}.jsonl" for number in (1, 2, 3)]
     parts[0].write_bytes(head + lines[0] + lines[1][:20])
     writes = [
-        {0: lines[1][20:] + lines[2], 1: b""}, {1: head[:30]}, {1: head[30:] + lines[3][:9]},
+        {0: lines[1][20:] + lines[2], 1: b""},
+        {1: head[:30]},
+        {1: head[30:] + lines[3][:9]},
         {1: lines[3][9:] + b"".join(lines[4:20]), 2: head + b"".join(lines[20:])},
-    ]  # fmt: skip
+    ]
 
     def growing():
         for part, text in (writes.pop(0) if writes else {}).items():

@@ -28,9 +28,7 @@ from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 
 RELEASE = TABLE["0.5.23"]()  # its names; nothing is loaded
-HEADER = header(
-    release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8
-)
+HEADER = header(release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8)
 
 
 def log_in(folder: Path, **options: int) -> EventLog:
@@ -82,7 +80,9 @@ def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path):
     watcher, log = Watcher(RELEASE), log_in(tmp_path)
     watcher.every, watcher.log, watcher._counts = 512, log, lambda: (8, 0, 2, 0, 0, 0)
     watcher._states = lambda: 0
-    watcher.reader = Bag(snapshot=lambda _, __, dropped: Snapshot(dropped, [], []), entries=lambda: 0)
+    watcher.reader = Bag(
+        snapshot=lambda _, __, dropped: Snapshot(dropped, [], []), entries=lambda: 0
+    )
     batch = Bag(reqs=[Bag()], forward_mode=Bag(is_decode=lambda: False), decoding_reqs=None)
     scheduler = Bag(waiting_queue=[], session_controller=Bag(sessions={}))
     for dropped in (0, 3, 0):
@@ -124,8 +124,12 @@ print("goes on")
 
 
 def test_a_full_disk_is_one_warning_and_what_is_written_is_read(tmp_path):
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True)
-    assert done.stdout == "goes on\n" and done.stderr.count("kvspec watches no longer") == 1, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.stdout == "goes on\n" and done.stderr.count("kvspec watches no longer") == 1, (
+        done.stderr
+    )
     assert done.stderr.count("\n") == 1
     (found,) = logs_of([tmp_path])
     assert len(list(found.lines())) > 20 and found.cut is not None and found.bytes == 4000
@@ -140,7 +144,8 @@ def watching() -> tuple[Watcher, list[Any]]:
 def test_a_hook_that_fails_harms_nobody():
     watcher, noted = watching()
     hooked = around(watcher, "queue")
-    assert hooked(lambda *_: "done", None, Bag(rid="r1")) == "done"  # no origin_input_ids: the hook breaks
+    # no origin_input_ids: the hook breaks
+    assert hooked(lambda *_: "done", None, Bag(rid="r1")) == "done"
     assert [type(n) for n in noted] == [HookFailed] and "origin_input_ids" in noted[0].error
 
 
@@ -163,8 +168,13 @@ def test_idle_steps_are_not_written():
 
 def test_a_request_that_waits_for_room_is_written_once():
     watcher, noted = watching()
-    kv = Bag(req_pool_idx=0, kv_committed_len=4, kv_allocated_len=4, max_evicted_seqlen=0,
-        cache_protected_len=0)  # fmt: skip
+    kv = Bag(
+        req_pool_idx=0,
+        kv_committed_len=4,
+        kv_allocated_len=4,
+        max_evicted_seqlen=0,
+        cache_protected_len=0,
+    )
     request = Bag(rid="r1", session=None, prefix_len=4, kv=kv)
     for _ in range(3):
         around(watcher, "admit")(lambda *_: None, request)
@@ -192,9 +202,13 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
     assert "not watched: managers/scheduler.py: Scheduler has no waiting_queue" in record.message
 
 
-@pytest.mark.parametrize("name, value, says", [
-    ("LEVEL", "all", "neither lengths nor pages"), ("MB", "64M", "KVSPEC_WATCH_MB: '64M' is no number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, value, says",
+    [
+        ("LEVEL", "all", "neither lengths nor pages"),
+        ("MB", "64M", "KVSPEC_WATCH_MB: '64M' is no number"),
+    ],
+)
 def test_settings_that_are_none_end_no_server(name, value, says, monkeypatch, caplog):
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
     monkeypatch.setenv(f"KVSPEC_WATCH_{name}", value)
@@ -206,7 +220,8 @@ def test_settings_that_are_none_end_no_server(name, value, says, monkeypatch, ca
 
 def test_what_a_process_is_slower_by_is_not_the_watchers():
     rounds = [1.0, 1.0, 3.0, 0.5, 2.0, 1.5, 3.0, 0.7]
-    runs = [[1.2 * s if second else s for s in rounds] for second in (False, True)]  # the second is slower
+    # the second is slower
+    runs = [[1.2 * s if second else s for s in rounds] for second in (False, True)]
     for at in range(len(rounds)):
         runs[at % 2][at] *= 1.03  # the first is watched at first
     first, second = (RunOutcome(0, 0, [], {}, blocks_s=blocks) for blocks in runs)
@@ -241,7 +256,10 @@ def served(clients: Clients, rounds: int = 200) -> list[str]:
 
 
 def test_clients_wait_for_answers_and_close():
-    two = (Client("a", 0, (Turn(0, 3, 2), Turn(2, 3, 2))), Client("b", 1, (Turn(0, 2, 2),), session=False))
+    two = (
+        Client("a", 0, (Turn(0, 3, 2), Turn(2, 3, 2))),
+        Client("b", 1, (Turn(0, 2, 2),), session=False),
+    )
     clients = Clients(two, 1)
     assert served(clients) == ["open a", "submit a.1", "submit b.1", "submit a.2", "close a"]
     assert clients.done
@@ -255,7 +273,9 @@ def test_a_client_may_be_taken_out():
 
 
 def test_the_model_says_the_same_again():
-    clients = (Client("a", 0, (Turn(0, 3, 9, stop=4, shared=2, text=1), Turn(0, 3, 9, shared=2, text=1))),)
+    clients = (
+        Client("a", 0, (Turn(0, 3, 9, stop=4, shared=2, text=1), Turn(0, 3, 9, shared=2, text=1))),
+    )
     one, two = Clients(clients, 7), Clients(clients, 7)
     assert [one.says("a.1", n) for n in (1, 2, 3)] == [two.says("a.1", n) for n in (1, 2, 3)]
     assert one.says("a.1", 4) == EOS
@@ -281,7 +301,9 @@ def test_an_environment_serves_each_clone_with_its_own_packages(tmp_path):
         (tmp_path / name / "its_own.py").write_text(f"print({name!r})")
         code = f"import site; site.addsitedir({str(tmp_path)!r}); import its_own"
         env = {environment.SITE: str(tmp_path / name)}
-        assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == f"{name}\n"
+        assert (
+            subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == f"{name}\n"
+        )
 
 
 def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
@@ -313,14 +335,19 @@ def test_an_environment_for_another_torch_is_one_line(tmp_path, monkeypatch):
     folder = tmp_path / "server-0.5.23"
     folder.mkdir()
     (folder / "kvspec-server.json").write_text('{"python": "3.9", "torch": "2.0"}')
-    with pytest.raises(UnusableImplementation, match=r"for Python 3\.9 and torch 2\.0, this is 3\.\d+ and"):
+    with pytest.raises(
+        UnusableImplementation, match=r"for Python 3\.9 and torch 2\.0, this is 3\.\d+ and"
+    ):
         environment.python_of("0.5.23")
 
 
 def test_plain_requirements_keep_the_releases_pins(tmp_path):
     info = tmp_path / "sglang-9.dist-info"
     info.mkdir()
-    plain, others = ("transformers==5.19.0", "pyzmq>=25"), ("torch==2.99", "flashinfer_python[cu13]==0.7")
+    plain, others = (
+        ("transformers==5.19.0", "pyzmq>=25"),
+        ("torch==2.99", "flashinfer_python[cu13]==0.7"),
+    )
     lines = (*plain, *others, 'tqdm; extra == "test"')
     metadata = "".join(f"Requires-Dist: {line}\n" for line in lines)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: 9\n{metadata}")
@@ -342,10 +369,14 @@ def test_transfers_of_the_release_s_own_engine_are_noted():
         submit_device_to_host=lambda transfers: Bag(finish_event=event, count=len(transfers)),
         submit_host_to_device=None,
     )
-    moved = Bag(device_pool=pool, device_indices=torch.tensor([1, 2]), host_indices=torch.tensor([2, 0]))
+    moved = Bag(
+        device_pool=pool, device_indices=torch.tensor([1, 2]), host_indices=torch.tensor([2, 0])
+    )
     noted = tier._Noted(engine, {"full": (pool, 3, 3)})
     assert engine.submit_device_to_host([moved]).count == 1
     (job,) = noted.completed
-    assert job.parts == [("full", 1, 2), ("full", 2, 0)] and not (job.load or job.copied or job.completed)
+    assert job.parts == [("full", 1, 2), ("full", 2, 0)] and not (
+        job.load or job.copied or job.completed
+    )
     event.moving = None
     assert job.copied and job.completed and noted.memory == noted.host == {"full": [0, 0, 0]}
