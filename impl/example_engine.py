@@ -93,9 +93,8 @@ class ExampleEngine:
         pages = sum(
             -(-end // self.page_size) - -(-len(r.slots) // self.page_size) for r, end in ends
         )
-        if pages > len(self.free_pages) or sum(r.row is None for r, _ in ends) > len(
-            self.free_rows
-        ):
+        rows = sum(r.row is None for r, _ in ends)
+        if pages > len(self.free_pages) or rows > len(self.free_rows):
             return Reason.OUT_OF_FULL
         for request, end in ends:
             request.row = self.free_rows.pop() if request.row is None else request.row

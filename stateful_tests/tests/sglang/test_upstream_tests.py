@@ -32,7 +32,7 @@ def test_what_the_newest_release_has_and_no_report_tells_has_a_test():
 @pytest.mark.parametrize("fault", TESTED, ids=lambda fault: fault.id)
 def test_it_stands_alone(fault):
     text = (REPORTS / fault.test).read_text()
-    assert text.count("\n") <= 90
+    assert text.count("\n") <= 100
     assert not re.search(
         r"^ *(from|import) (kvspec|impl|reference|stateful_tests|ci)\b", text, re.MULTILINE
     )
