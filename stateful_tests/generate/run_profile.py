@@ -122,11 +122,13 @@ def draw_profile(
     how = source.upto(3)  # of four runs one is synchronised, and one has results in flight
     if how != 0 or (not capabilities.mixed_decode and "SpecDecode" in disabled):
         disabled |= LATE
+    mixed = capabilities.mixed_batches and "Decode" not in disabled and once_in(source, 3)
     profile = replace(
         profile,
         disabled=frozenset(disabled),
+        requests=REQUESTS[: max(len(profile.requests), 2 if mixed else 1)],
         synchronise=how == 3,
-        mixed=capabilities.mixed_batches and "Decode" not in disabled and once_in(source, 3),
+        mixed=mixed,
         tails=tails,
     )
     if machine == "sessions":

@@ -7,7 +7,7 @@ finds faults soon; they draw nothing.
 from __future__ import annotations
 
 from reference.commands import (
-    COMMANDS, Abort, CheckBusy, Close, Decode, EvictSwa, Extend, Finish, Insert, Launch, Mode, Retract,
+    COMMANDS, Abort, Admit, CheckBusy, Close, Decode, EvictSwa, Extend, Finish, Insert, Launch, Mode, Retract,
     Settle, SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.state import free
@@ -45,6 +45,8 @@ def _weights(c: Enabled) -> Weights:
         _full_pool(c, weights)
     if c.profile.synchronise:
         _synchronise(c, weights)
+    elif c.profile.mixed and c.running and not c.windowless:
+        _mixed(c, weights)
     return weights
 
 
@@ -90,6 +92,13 @@ def _full_pool(c: Enabled, weights: Weights) -> None:
     elif pages_left(c.state) < 2 or not free(c.state).rows:  # nothing gets on: somebody has to go
         weights |= {Finish: 12, Retract: 8, Extend: 3, Close: 3}
         weights[Unlock] *= 3
+
+
+def _mixed(c: Enabled, weights: Weights) -> None:
+    """While somebody decodes, somebody else comes, and is extended in the same batch."""
+    weights[Submit] += 6 * (not c.queued)
+    weights[Admit] += 6
+    weights[Extend] += 40 * bool(c.extending)
 
 
 def _synchronise(c: Enabled, weights: Weights) -> None:

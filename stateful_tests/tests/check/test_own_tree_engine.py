@@ -20,7 +20,7 @@ from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.tests.support.commands import script
 
-PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=3)
+PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=4)
 
 
 def test_it_conforms_though_its_tree_is_another():
