@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -111,6 +112,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
     from stateful_tests.check import campaign, changes, driving, tiers
     from stateful_tests.check import masks as known
 
+    began = time.monotonic()
     with ExitStack() as opened:
         before = (
             None if how.base is None else opened.enter_context(closing(_base(how.base, selector)))
@@ -122,6 +124,12 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                 opened.enter_context(closing(before))
         plan, changed = tiers.for_system(plan, system), None
         early: dict[str, Run] = {}  # clause -> the run that showed it
+        if how.since is None and selector.checkout is not None:
+            if edited := changes.edited_files(Path(selector.checkout)):
+                files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
+                note(
+                    f"{files} changed since HEAD: --since HEAD first drives what calls the changes"
+                )
         if how.since is not None:
             told: set[str] = set()
 
@@ -163,7 +171,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                 result = campaign.run(
                     system, plan, progress, before,
                     executor=executor, named=named, found=saved, masks=masks,
-                    early=[*early.values()],
+                    early=[*early.values()], began=began,
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
             note(f"{clause}, named above as NEW: a known fault explains it")

@@ -417,13 +417,29 @@ def near(name: str, names: Iterable[str]) -> str:
     return f"; is it {' or '.join(close)}?" if close else ""
 
 
+# What reports of users call it, and our words for it.
+_ALSO_CALLED = (
+    (("eagle", "mtp", "spec decode", "speculative"), ("draft", "spec_decode", "verify")),
+    (
+        ("garbage", "gibberish", "corrupt", "nonsense"),
+        ("reads", "read-", "another request", "wrong"),
+    ),
+    (("crash", "assert", "exception"), ("ends the server", "ends the engine", "broken")),
+    (("leak",), ("own-3", "end-1")),
+    (("hang", "stuck", "deadlock"), ("waits", "blocked", "forever")),
+)
+
+
 def _mentions(row: Data, word: str) -> bool:
-    """The word, or another form of it, stands in a text of the row, or in one of a list."""
+    """The word, another form of it, or our words for it, stand in a text of the row, or in one of a list."""
     stem = re.sub("(?<=.{4})(?:ion|ing|ed|es|s)$", "", word.lower())
+    ours = [each for theirs, words in _ALSO_CALLED if stem in theirs for each in words]
     texts = (
         text for value in row.values() for text in (value if isinstance(value, list) else [value])
     )
-    return any(stem in text.lower() for text in texts if isinstance(text, str))
+    return any(
+        each in text.lower() for text in texts if isinstance(text, str) for each in (stem, *ours)
+    )
 
 
 def list_rows(

@@ -50,6 +50,7 @@ def run(
     found: Found | None = None,
     masks: Sequence[Mask] = (),
     early: Sequence[Run] = (),
+    began: float | None = None,
 ) -> CheckResult:
     """Carry the plan out on `system`.
 
@@ -62,6 +63,7 @@ def run(
     itself.
     found: is called with a violation before it is shrunk, and with each smaller trace.
     early: runs that were found before, each with a violation.
+    began: `time.monotonic()` when the check began; its seconds and time limit count from there.
     An interrupt ends the check with what was found until then. Raises UnusableImplementation when no
     configuration fits.
     """
@@ -72,7 +74,8 @@ def run(
     elif executor is not SERIAL:
         work = partial(drive_named, named, plan)
     finder = Finder(system, base, masks, found)
-    return _Campaign(system, plan, finder, progress).run(executor, work, early)
+    started = time.monotonic() if began is None else began
+    return _Campaign(system, plan, finder, progress, started).run(executor, work, early)
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
@@ -94,8 +97,8 @@ class _Campaign:
     system: AnySystem
     plan: Plan
     finder: Finder
-    progress: Progress | None = None
-    started: float = field(default_factory=time.monotonic)
+    progress: Progress | None
+    started: float
     lines: int = 0  # of the corpus, which wait
     counted: Counted = field(default_factory=Counted)
     # how the system failed, "" where it did not

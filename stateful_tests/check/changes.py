@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -131,6 +132,13 @@ def changed_functions(root: Path, revision: str) -> Iterator[Function]:
         yield from _of_lines(root, name[1], changed)
     for file in _git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines():
         yield from _of_lines(root, file, None)
+
+
+def edited_files(root: Path) -> list[str]:
+    """The Python files under `root` with changes that are not committed; none where git cannot tell."""
+    with suppress(ValueError):
+        return _git(root, "diff", "--relative", "--name-only", "HEAD", "--", "*.py").splitlines()
+    return []
 
 
 def _of_lines(root: Path, file: str, changed: set[int] | None) -> Iterator[Function]:

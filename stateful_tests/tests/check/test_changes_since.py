@@ -141,6 +141,13 @@ def test_what_was_told_at_once_is_in_the_report():
     assert not found.findings[0].old
 
 
+def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):
+    assert changes.edited_files(root) == []
+    (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
+    assert changes.edited_files(root) == ["cache.py"]
+    assert changes.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
+
+
 def test_what_git_cannot_tell_is_a_line(root, kvspec):
     with pytest.raises(ValueError, match="bad revision 'nothing'"):
         [*changes.changed_functions(root, "nothing")]

@@ -15,6 +15,7 @@ REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
         (["vllm==0.30.0", "preempt"], "preempted-request-publishes", "retract-ends-turn"),
         (["sglang==0.5.20", "retract"], "retract-ends-turn", "pr22862"),
         (["sglang==0.5.14"], "split-leaf", "last-token"),
+        (["EAGLE"], "last-token", "split-leaf"),
     ],
 )
 def test_bugs_are_found_by_other_forms_of_a_word_and_by_release(words, has, has_not, kvspec):
