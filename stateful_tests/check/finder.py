@@ -16,7 +16,8 @@ from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Mode
 from stateful_tests.check.masks import (
-    Compared, Mask, Standing, beside, counted_under, holding, how_it_breaks, needs_of, unexplained,
+    Compared, Mask, Standing, beside, counted_under, do_the_same, holding, how_it_breaks, needs_of,
+    unexplained,
 )  # fmt: skip
 from stateful_tests.check.causes import Needs, lacks, needs
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
@@ -158,7 +159,8 @@ class Finder:
             ):
                 self._shrinking.pop(clause, None)  # known, and comes beside what is new
                 continue
-            allowed = self._as_new(violation, clause, stands)
+            alike = stands is Standing.NEW and do_the_same(self.system, self.base, trace, violation)
+            allowed = self._as_new(violation, clause, stands, alike=alike)
             smallest = self._smallest(trace, clause, allowed, smallest)
             self._enter(
                 clause, _Caught(smallest, trace, violation, {trace.mode}, 1, *at, compared), allowed
@@ -216,16 +218,19 @@ class Finder:
     ) -> tuple[object, ...] | None:
         return failing_prefix(self.system, clause, trace, None, allowed)
 
-    def _as_new(self, was: Violation, clause: str, stands: Standing) -> Allowed | None:
+    def _as_new(
+        self, was: Violation, clause: str, stands: Standing, *, alike: bool = False
+    ) -> Allowed | None:
         """Smaller traces that stand as the finding does; where no base is asked, those that do not show the
         clause of a known fault in its place, nor break as one does."""
-        base, masks = self.base, self.masks
+        system, base, masks = self.system, self.base, self.masks
         if base is not None:
             return (
                 None
                 if stands is Standing.KNOWN
                 else lambda trace, violation: (
                     beside(base, masks, trace, violation, clause).stands >= stands
+                    and (not alike or do_the_same(system, base, trace, violation))
                 )
             )
         known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(

@@ -242,6 +242,20 @@ def _alike(one: Violation, two: Violation, clause: str) -> bool:
     return clause != "BROKEN" or first == second
 
 
+def do_the_same(
+    system: AnySystem, base: AnySystem | None, trace: Trace, violation: Violation
+) -> bool:
+    """Whether an engine that schedules by itself and its base run, give out and publish the same in each
+    command of a trace, up to a violation: what the engine violates there is then of no other schedule."""
+    if base is None or not system.capabilities.schedules:
+        return False
+    ends = replace(trace, commands=trace.commands[: violation.step + 1])
+    try:
+        return replay(system, ends).rows == replay(base, ends).rows
+    except UnusableImplementation:
+        return False
+
+
 def counted_under(
     system: AnySystem,
     base: AnySystem | None,
@@ -252,7 +266,8 @@ def counted_under(
     """The known faults, one of which a violation shows: several where a base does not tell them apart. None
     where something of it is new, or the headline is no known fault's.
 
-    An engine that schedules by itself may come to a known fault in a trace in which its base does not.
+    An engine that schedules by itself may come to a known fault in a trace in which its base does not, unless
+    the two do the same.
     """
     headline, *others = (
         beside(base, masks, trace, violation, clause) for clause in violation.clauses
@@ -260,6 +275,8 @@ def counted_under(
     if all(each.stands is Standing.KNOWN for each in (headline, *others)):
         return headline.under
     if base is not None and not system.capabilities.schedules:
+        return []
+    if headline.stands is Standing.NEW and do_the_same(system, base, trace, violation):
         return []
     mask = explained(system, holding(masks, violation, violation.clause), trace, violation)
     return [] if mask is None else [mask]

@@ -1,6 +1,8 @@
 """LMDeploy's own scheduler and maker of batches, where its files are available."""
 
 import json
+import shutil
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.check import tiers
 from stateful_tests.check.driving import RunBatch, drive
+from stateful_tests.check.masks import counted_under, masks
 from stateful_tests.check.turns import configurations, planned
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.lockstep import replay
@@ -18,6 +21,7 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.engine_faults import ENGINES
 from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.traces import files as traces
 
 VERSION = ENGINES["lmdeploy"].version
@@ -93,6 +97,23 @@ def test_who_finds_no_block_keeps_its_blocks_until_others_need_them(system):
     lines = [line for row in run.rows for line in row.tree]
     assert any("PAUSED" in line for line in lines)
     assert sum("ends: length" in line for line in lines) == 2
+
+
+def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tmp_path):
+    """The known one names a state by a token too few as well, behind a decode in flight."""
+    planted = ENGINES["lmdeploy"].faults["checkpoint-is-of-a-token-less"]
+    shutil.copytree(system.root, tmp_path / "checkout")
+    file = tmp_path / "checkout" / "lmdeploy" / "pytorch" / f"{planted['file']}.py"
+    file.write_text(replaced(file, planted["old"], planted["new"]))
+    groups = LayerGroup(16), LayerGroup(16, state=True)
+    commands = Add("r1", 1, 0, (Piece("a", 3),)), Schedule(), Schedule()
+    trace = Trace(EngineConfig(groups, 6, 4, 2, max_seqs=1), Mode.FAITHFUL, commands)
+    with closing(resolve("lmdeploy", checkout=str(tmp_path / "checkout"))) as tree:
+        violation = replay(tree, trace).violation
+        assert violation is not None and violation.clause == "STA-3"
+        known = list(masks(tree, system))
+        assert any(mask.holds and "STA-3" in mask.fault.clauses for mask in known)
+        assert counted_under(tree, system, known, trace, violation) == []
 
 
 def test_what_it_does_not_drive_is_one_line(system):

@@ -103,6 +103,9 @@ SAID = {
     "a_turn_that_ends_twice_stands_twice_in_the_queue": "RuntimeError: Invalid request status: RUNNING",
     "a_loaded_request_waits_behind_one_that_has_no_room": "no batch comes, with 5 blocks free and",
     "a_loaded_request_waits_behind_one_of_higher_priority": "no batch comes, with 1 blocks free and",
+    "a_loaded_request_waits_behind_one_of_higher_priority_in_time": "no batch comes, with 1 blocks free",
+    "a_loaded_request_waits_behind_a_cached_one_of_higher_priority":
+        "no batch comes, with 4 blocks free",
     "a_window_block_of_one_chunk_is_written_again_before_its_store": "block 2 stays as it is until",
     "a_turn_that_ends_twice_counts_after_its_session": "no batch comes, with 6 blocks free and r2 WAITING",
     "a_store_counts_a_block_that_the_window_left_out": "assert sum(group_sizes) == len(block_ids)",
@@ -137,6 +140,8 @@ SAID = {
     "a_turn_preempted_with_its_last_token_in_flight_loses_its_text": "another one at position 0, where r2",
     "a_prompt_of_one_token_is_padded_and_runs_as_a_prompt": "r2 keeps the state after its first 1 tokens",
     "a_padded_round_is_cut_at_a_block_of_state": "1 are, where r2 has 3 tokens, and computes up to 2",
+    "a_round_that_is_padded_beside_another_is_cut_at_a_block_of_state":
+        "1 are, where r2 has 3 tokens, and computes up to 2",
     "a_step_behind_a_prompt_names_the_running_state": "after its token 3 in block 2 last",
     "a_last_token_opens_a_block_that_was_never_allocated_in_time": "assert len(offload_keys) == len",
     "a_preempted_request_is_loaded_in_the_next_step_in_time": "assert self._jobs[any_jid].is_store",
