@@ -149,6 +149,8 @@ SAID = {
     "a_loaded_request_is_preempted_and_loaded_again_in_time": "assert self._jobs[any_jid].is_store",
     "a_load_after_a_reset_is_given_a_block_that_a_step_still_writes": "one does, where no step in flight",
     "a_store_counts_a_block_that_the_window_left_out_in_time": "assert sum(group_sizes) == len(block_ids)",
+    "a_reset_gives_away_a_block_that_is_stored_behind_a_second_reset":
+        "it was written, where block 1 stays as it is until transfer 2 has read it",
     "a_reset_gives_away_a_block_that_is_stored_in_time": "where block 6 stays as it is until transfer 1",
     "a_prompt_waits_for_blocks_that_its_window_would_leave_out": "no batch comes, with 3 blocks free and r1",
     "a_null_block_that_is_published_twice_ends_the_server_in_time": "assert blk.block_hash is None",
