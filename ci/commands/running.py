@@ -124,12 +124,6 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                 opened.enter_context(closing(before))
         plan, changed = tiers.for_system(plan, system), None
         early: dict[str, Run] = {}  # clause -> the run that showed it
-        if how.since is None and selector.checkout is not None:
-            if edited := changes.edited_files(Path(selector.checkout)):
-                files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
-                note(
-                    f"{files} changed since HEAD: --since HEAD first drives what calls the changes"
-                )
         if how.since is not None:
             told: set[str] = set()
 
@@ -154,6 +148,9 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                 changed = changes.changes(system, how.since, lines, tell)
             note(changed.text)
             plan = replace(plan, first=changed.first)
+        elif selector.checkout and (edited := changes.edited_files(Path(selector.checkout))):
+            files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
+            note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
         strange = ":" in selector.impl  # it may hold what there is once
         cuda = selector.device == "cuda"
         named = driving.Named(selector.impl, selector.device, selector.checkout, **worker_limits())

@@ -417,9 +417,9 @@ def near(name: str, names: Iterable[str]) -> str:
     return f"; is it {' or '.join(close)}?" if close else ""
 
 
-# What reports of users call it, and our words for it.
+# Words of bug reports, and those of the specification for the same.
 _ALSO_CALLED = (
-    (("eagle", "mtp", "spec decode", "speculative"), ("draft", "spec_decode", "verify")),
+    (("eagle", "mtp", "speculative"), ("draft", "spec_decode", "verify")),
     (
         ("garbage", "gibberish", "corrupt", "nonsense"),
         ("reads", "read-", "another request", "wrong"),
@@ -431,7 +431,8 @@ _ALSO_CALLED = (
 
 
 def _mentions(row: Data, word: str) -> bool:
-    """The word, another form of it, or our words for it, stand in a text of the row, or in one of a list."""
+    """The word, another form of it, or the specification's words for it stand in a text of the row, or of a
+    list in it."""
     stem = re.sub("(?<=.{4})(?:ion|ing|ed|es|s)$", "", word.lower())
     ours = [each for theirs, words in _ALSO_CALLED if stem in theirs for each in words]
     texts = (

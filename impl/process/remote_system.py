@@ -306,7 +306,7 @@ class StrangerSystem(WorkerSystem):
     can do are known afterwards. Raises UnusableImplementation."""
 
     def __init__(self, spec: str, limits: Limits = LIMITS) -> None:
-        # what is asked for one command holds for the factory too
+        # a factory may take as long as one command
         if limits.timeout_s != LIMITS.timeout_s:
             limits = replace(limits, start_s=max(_LEAST_START_S, limits.timeout_s))
         super().__init__(limits)

@@ -125,7 +125,7 @@ class LockHolders(Steps):
         prefix = len(lock_holder.key)
         own = self.compute(key[prefix:])
         evicted = max(evicted, prefix)
-        live_from = min(self.ceil(evicted), len(key)) - prefix
+        live_from = self.ceil(evicted) - prefix
         self.free_own(own[:0], own[:live_from])
         slots = torch.cat((lock_holder.slots, own))
         if not chunked:

@@ -222,7 +222,7 @@ class Finder:
         self, was: Violation, clause: str, stands: Standing, *, alike: bool = False
     ) -> Allowed | None:
         """Smaller traces that stand as the finding does; where no base is asked, those that do not show the
-        clause of a known fault in its place, nor break as one does."""
+        clause of a known fault in its place, nor break as one does. alike: system and base do the same."""
         system, base, masks = self.system, self.base, self.masks
         if base is not None:
             return (
