@@ -20,6 +20,11 @@ LEGEND = (
     " W window; lengths are tokens."
 )
 
+OF_KVSPEC = (
+    "kvspec is an executable specification of KV-cache bookkeeping. In a clone of its repository:"
+    " `pip install '.[torch]'`."
+)
+
 
 class Titles(NamedTuple):
     """Given names, used instead of generated ones. checkout: the folder of the release, if it is one."""
@@ -86,10 +91,11 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
         lines += [*_paragraph(data["because"][:1].upper() + data["because"][1:]), ""]
     lines += [f"{where} breaks this rule:", ""]
     engine = "config" in trace  # which schedules by itself, and has no cursors
-    lines += [
-        f"> {violation['clause']}: {violation['sentence']}",
-        *([] if engine else [">", f"> {LEGEND}"]),
-    ]
+    lines += [f"> {violation['clause']}: {violation['sentence']}"]
+    if why := report.why(violation["clause"]):
+        lines += [">", f"> Why it matters: {why}"]
+    if not engine:
+        lines += [">", f"> {LEGEND}"]
     lines += ["", "| | expected | observed |", "|---|---|---|"]
     lines += [
         f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses
@@ -114,9 +120,11 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
         f" (mode {trace['mode']})." if "mode" in trace else "."
     )
     lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
-    lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
+    saved = f"{Path(file).stem.removeprefix('@')}.json"
+    lines += [OF_KVSPEC, ""]
+    lines += [f"Save this as `{saved}`:", "", "```json", data["text"].strip(), "```", ""]
     lines += ["and run", ""]
-    lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]
+    lines += ["```", f"kvspec replay {saved} {options}", "```", "", "## Versions", ""]
     lines += [f"* {line}" for line in versions(titles.of(data["implementation"]))]
     return "\n".join(lines) + "\n"
 

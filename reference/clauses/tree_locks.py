@@ -70,7 +70,7 @@ def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreeP
     "what is locked stays",
     "Every page of a locked prefix is in the tree, and has SWA KV from where its lock needs it. On a"
     " recurrent model the state at its end stays as well.",
-    why="It is read at this moment.",
+    why="The locking request reads it now.",
     rule="radix_tree.full_locked, radix_tree.swa_locked",
     source="kvspec",
     scope=WITH_TREE,

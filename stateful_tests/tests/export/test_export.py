@@ -22,6 +22,7 @@ from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE as SETS
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.scheduler.call_log import ids_text, variable
+from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Open, shared_serial, token_id
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
@@ -439,6 +440,9 @@ def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, t
     code, out, _ = kvspec("export", "len-3-torch.json", "--as", "story")
     assert (code, out.split("\n")[0]) == (0, "# Admit: restore caps at the prefix (LEN-3)")
     assert r"A \<b>story\</b> \| with \*stars\*, [links\](http://x) and s_evicted. # None is" in out
+    assert f"> Why it matters: {EVERY_CLAUSE['LEN-3'].why}\n" in out and "pip install" in out
+    out = kvspec("export", f"@{BUG.stem}", "--as", "story")[1]
+    assert f"Save this as `{BUG.name}`" in out
     out = kvspec("export", "len-3-torch.json", "--as", "story", "--title", "So it is")[1]
     assert out.startswith("# So it is (LEN-3)\n")
     code, _, err = kvspec("export", "len-3-torch.json", "--as", "story", "--name", "a-b")
