@@ -19,6 +19,8 @@ from stateful_tests.lockstep.results import OWN, CheckResult
 
 # Runs in which a system refuses all commands of a kind: it does not serve it any more, or never has.
 NO_MORE, NEVER = 10, 3
+# What it refuses often it may refuse in all of the last runs by chance: one check in a million.
+_BY_CHANCE = 1e-6
 # commands: a shorter run takes as much effort; effort for each that is carried out
 _SHORT, _MOST = 30, 3
 
@@ -28,7 +30,8 @@ class Counted:
     """The counts of all batches so far.
 
     effort: commands, with those that a run of _SHORT has for shorter ones. declined: kinds that the system
-    alone refuses since it last carried one out, with runs numbered from the start.
+    alone refuses since it last carried one out, with runs numbered from the start. tried: runs with a
+    command of the kind that the system could carry out; served: those of them that carried one out.
     unfit: situation -> why its line could not be driven.
     """
 
@@ -39,6 +42,8 @@ class Counted:
     carried_out: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     declined: dict[str, Declined] = field(default_factory=dict)
+    tried: Counter[str] = field(default_factory=Counter)
+    served: Counter[str] = field(default_factory=Counter)
     situations: Counter[str] = field(default_factory=Counter)
     unfit: dict[str, str] = field(default_factory=dict)
 
@@ -49,6 +54,9 @@ class Counted:
         self.carried_out += driven.carried_out
         self.situations += driven.situations
         self.unfit |= driven.unfit
+        for kind, runs in driven.runs_of.items():
+            self.tried[kind] += len(runs)
+            self.served[kind] += sum(runs.values())
         for kind in driven.carried_out:
             self.declined.pop(kind, None)
         for kind, declined in driven.declined.items():
@@ -80,7 +88,7 @@ class Counted:
         result.never_done = self._never_done(can, plan, configs)
         for kind, declined in self.declined.items():
             once = kind in self.carried_out
-            if len(declined.runs) >= (NO_MORE if once else NEVER):
+            if self._no_more(kind, len(declined.runs)) if once else len(declined.runs) >= NEVER:
                 result.declined[declined.name] = declined.since if once else 0
         came_up = [clause for clause, tally in result.tallies.items() if tally.reached]
         excused = tuple(clause for clause in came_up if clause in can.waived or clause in can.known)
@@ -90,6 +98,11 @@ class Counted:
         own = system.name in OWN or can == Capabilities()
         if own and plan.whole and plan.tier != "smoke" and not result.stopped:
             result.untriggered = result.unreached
+
+    def _no_more(self, kind: str, refusing: int) -> bool:
+        """The last runs refuse all of a kind: too many for a system that goes on as before."""
+        before = max(self.tried[kind] - refusing, self.served[kind])
+        return refusing >= NO_MORE and (1 - self.served[kind] / before) ** refusing < _BY_CHANCE
 
     def _required(
         self, system: AnySystem, plan: Plan, configs: Iterable[Configuration]

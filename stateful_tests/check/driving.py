@@ -105,7 +105,8 @@ class Driven:
     runs: of each its commands and the violation that it ended with, if it did, with its trace; after that
         the one that came up when all was closed.
     kinds: commands by kind; carried_out: without those that were refused. declined: kinds that the system
-        alone refuses since it last carried one out.
+        alone refuses since it last carried one out. runs_of: kind -> the runs that had one, and whether a
+        run carried one out.
     unfit: situation -> why its line could not be driven.
     """
 
@@ -115,6 +116,7 @@ class Driven:
     kinds: Counter[str] = field(default_factory=Counter)
     carried_out: Counter[str] = field(default_factory=Counter)
     declined: dict[str, Declined] = field(default_factory=dict)
+    runs_of: dict[str, dict[int, bool]] = field(default_factory=dict)
     situations: Counter[str] = field(default_factory=Counter)
     unfit: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -125,7 +127,9 @@ class Driven:
         if not isinstance(outcome, Refused):
             self.carried_out[kind] += 1
             self.declined.pop(kind, None)
+            self.runs_of.setdefault(kind, {})[len(self.runs)] = True
         elif declined:
+            self.runs_of.setdefault(kind, {}).setdefault(len(self.runs), False)
             since = self.declined.setdefault(
                 kind, Declined(kind_name(type(command)), self.kinds.total())
             )

@@ -17,20 +17,23 @@ from impl.block_engine import BlockEngine
 from impl.example_engine import ExampleEngine
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.commands import ENGINE_COMMANDS
-from reference.commands import Abort, Decode, Done, Mode, Open, Reason, Refused, Retract, SpecDecode
+from reference.commands import (
+    Abort, Decode, Done, EvictSwa, Mode, Open, Reason, Refused, Retract, SpecDecode,
+)  # fmt: skip
 from reference.geometry import PRESETS, preset
 from reference.tiers.clauses import OF_CONNECTORS
 from stateful_tests.check import driving, finder, turns
 from stateful_tests.check.campaign import run
-from stateful_tests.check.driving import Named
+from stateful_tests.check.driving import Driven, Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.tiers import for_system, plan
 from stateful_tests.check.causes import needs, to_avoid
+from stateful_tests.check.counted import Counted
 from stateful_tests.check import corpus
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.lockstep import new_tallies, replay, rejected_turns
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.results import CheckResult, Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.passes import BUDGET
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
@@ -511,6 +514,28 @@ def test_a_system_that_stops_serving_is_incomplete(kinds, until, says):
     result = run(Serves(kinds, until), replace(chosen, commands=1_000))
     assert not result.findings and result.exit_code == (4 if says else 0)
     assert re.match(says, "; ".join(result.incomplete)), result.incomplete
+
+
+@pytest.mark.parametrize(
+    "carried_out, last, says",
+    [
+        (lambda run: run % 5 == 0, 12, False),  # seven in a hundred checks end so by chance
+        (lambda run: run % 5 == 0, 100, True),
+        (lambda run: True, 12, True),
+        (lambda run: True, 9, False),
+    ],
+)
+def test_what_is_often_refused_may_end_with_refusals(carried_out, last, says):
+    counted = Counted()
+    for number in range(100 + last):
+        driven = Driven({})
+        done = number < 100 and carried_out(number)
+        driven.count(EvictSwa("r1", 4), Done() if done else Refused(Reason.UNFAITHFUL), not done)
+        counted.add(driven)
+        counted.ran(1)
+    result = CheckResult("reference", "smoke", 0)
+    counted.enter(result, ReferenceSystem(), plan("smoke"), [])
+    assert ("evict_swa" in result.declined) == says
 
 
 def test_a_system_that_excuses_most_clauses_is_incomplete():
