@@ -111,7 +111,10 @@ def validate(
     readings, reports = LogReadings(logs, release), []
     if follow:
         at_once = out.file is None
-        readings.follow(partial(servers.show_at_once, out.console) if at_once else None)
+        readings.follow(
+            partial(servers.show_at_once, out.console) if at_once else None,
+            lambda each: servers.begins(out.console, each.log.name, each.log.header),
+        )
     else:
         readings.read()
     for why in (reasons := [*readings.no_logs.values()]):
@@ -132,6 +135,7 @@ def validate(
                 path = Path(save_dir, f"{log.files[0].stem}.json")
                 save_trace(trace, path, "--save ")
                 data["saved"] = str(path)
+                note(f"{log.name}: the commands up to the first mismatch are saved as {path}")
         data["unreadable"] = reading.unreadable
         reports.append(data)
         servers.validated(out.console, data, shown=follow and out.file is None)

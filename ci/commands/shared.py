@@ -52,6 +52,10 @@ class ReportOut:
 
     def __init__(self, file: str | None) -> None:
         writable(None if file == "-" else file, "--json")  # refused before the work, not after it
+        if file is not None and file != "-" and (what := _input(file)):
+            raise Unusable(
+                f"--json {file}: is {what}, which it would overwrite; name --json last, or --json=FILE"
+            )
         self.file = file
 
     @property
@@ -72,6 +76,15 @@ class ReportOut:
             else:
                 write_beside(self.file, text, "--json", data)
         return int(data.get("exit_code", 0)) if isinstance(data, dict) else 0
+
+
+def _input(file: str) -> str:
+    """What of ours a file holds that cannot be made again; "" if it holds none."""
+    kinds = {b'"kvspec-watch"': "a watcher's log", b'"kvspec-trace"': "a trace"}
+    with suppress(OSError), open(file, "rb") as there:
+        head = there.read(200)
+        return next((kind for mark, kind in kinds.items() if mark in head), "")
+    return ""
 
 
 def json_option(command: _Command) -> _Command:

@@ -19,6 +19,7 @@ from stateful_tests.watched.validator import Validator
 PERIOD_S = 0.2  # between two looks for logs that begin
 
 Tell = Callable[[Mismatch], None]
+Begins = Callable[["LogReading"], None]
 
 
 class LogReading:
@@ -89,9 +90,9 @@ class LogReadings:
         for reading in self.begun():
             reading.read()
 
-    def follow(self, tell: Tell | None) -> None:
+    def follow(self, tell: Tell | None, begins: Begins) -> None:
         """All at once, and those that begin meanwhile, until the processes that write them have ended or an
-        interrupt. A folder may have no log yet."""
+        interrupt. A folder may have no log yet. begins: what to do with each log as it begins."""
         stopped, telling = threading.Event(), threading.Lock()
         threads: list[threading.Thread] = []
 
@@ -101,6 +102,8 @@ class LogReadings:
                     tell(found)
 
         def start(reading: LogReading) -> None:
+            with telling:
+                begins(reading)
             process = reading.log.header.process
             if not reading.written:
                 note(
@@ -110,12 +113,16 @@ class LogReadings:
             threads.append(threading.Thread(target=reading.read, args=(growing, one_at_a_time)))
             threads[-1].start()
 
+        waits = False
         try:
             while not threads or any(thread.is_alive() for thread in threads):
                 for reading in self.begun():
                     start(reading)
                 if not threads and self.no_logs:
                     return
+                if not threads and not waits:
+                    waits = True
+                    note(f"{self._given[0]}: no log yet; a server writes one with its first batch")
                 time.sleep(PERIOD_S)
         except KeyboardInterrupt:
             pass

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,37 @@ from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
 from reference.state import Cursors
-from stateful_tests.lockstep.known_faults import known_faults, looked_for, releases
+from stateful_tests.lockstep.known_faults import known_faults, looked_for, nearest
+from stateful_tests.watched.beside import AFTER_A_GAP, AFTER_A_MISMATCH
 from stateful_tests.watched.live import LiveRun
 from stateful_tests.watched.results import Mismatch, Validated
 from stateful_tests.watched.serving import JudgedRun, Served
-from stateful_tests.watched.validator import SKIPPED
 
 _NEXT = (
-    "kvspec clauses {clause} says why the rule holds. The first mismatch is the one to look at: from there on"
-    " a token of that request may be wrong, and pages may be lost until the server restarts"
+    "kvspec clauses {clause} has the rule, kvspec bugs WORD the bugs like it. Look at the first mismatch: the"
+    " others may follow from it"
 )
+# What a mismatch means for who runs the server, by the clause, else by its family.
+_LOST = "leak: what is lost stays lost until the server restarts; answers stay right"
+_SHARED = (
+    "answers may be wrong: KV that is read is free, or another's; close the sessions that are named, or"
+    " restart the server"
+)
+_EFFECTS = {
+    "LEN": "answers of this session may be wrong from here on, or KV is lost: close it",
+    "SES-1": "the session's text is not what its clients sent and got: close it",
+    "SES": "a session or request is kept too long, or ended too early: its client may wait for ever",
+    "TREE-6": "locks: tree nodes can never be evicted, or can be evicted while they are read",
+    "STA-6": _LOST,
+    "OUT": "the server did what the rules refuse: what it holds from here on is not known",
+    "REF-1": "the cursors are not the expected ones: answers of this session may be wrong",
+    **dict.fromkeys(("OWN", "MAP", "READ", "SWA", "OUT-3", "STA"), _SHARED),
+    **dict.fromkeys(
+        ("TREE", "HOST", "XFER", "LOAD", "STORE"),
+        "requests that share this prefix may read wrong KV: flush the cache, or restart the server",
+    ),
+}
+_COUNT = re.compile(r"\d+ \(([+-])\d+[,)]")  # of what is free
 SHOWN = 5  # mismatches that the text shows of one log; `--json` has all
 
 
@@ -40,51 +62,74 @@ def validation(
     name: str, header: WatchHeader, found: Validated, seconds: float, cut: str | None
 ) -> Data:
     """Everything about the validation of one log."""
-    skipped = [f"{count} {what}" for what, count in found.skipped.items()] + ([cut] if cut else [])
+    skipped = [
+        f"{count} {what}"
+        if what.startswith("events")
+        else f"{what}{f' ({count} times)' * (count > 1)}"
+        for what, count in found.skipped.items()
+    ] + ([cut] if cut else [])
     return {
         "log": name, "server": server_text(header), "level": header.level, "events": found.events,
-        "events_judged": found.events - found.skipped[SKIPPED],
+        "events_judged": found.events - found.skipped[AFTER_A_GAP] - found.skipped[AFTER_A_MISMATCH],
         "steps": found.steps, "commands": sum(found.commands.values()),
         "commands_by_kind": dict(found.commands),
         "values_compared": found.compared, "given": found.given, "seconds": round(seconds, 3),
         "events_per_s": round(found.events / seconds) if seconds else 0, "skipped": skipped,
         "refused_by_policy": dict(found.policy),
-        "known": [
-            {"name": name, "times": times, "says": known_faults()[name].summary}
-            for name, times in found.known.most_common()
-        ],
-        "faults_are_known": looked_for("sglang", header.release), "newest": releases("sglang")[-1],
+        "known": [_known(name, times, found) for name, times in found.known.most_common()],
+        "faults_are_known": looked_for("sglang", header.release),
+        "release": header.release, "nearest": nearest("sglang", header.release),
         "unreadable": "",
         "mismatches": [mismatch(each) for each in found.found], "more_mismatches": found.more,
     }  # fmt: skip
 
 
-def validation_verdict(logs: list[Data]) -> str:
-    """Of a log, or of all together, in the words of a check."""
+def _known(name: str, times: int, found: Validated) -> Data:
+    """A known fault that a log shows. found: the first places."""
+    return {
+        "name": name,
+        "times": times,
+        "says": known_faults()[name].summary,
+        "found": [mismatch(each) for each in found.mismatches if each.known == name],
+    }
+
+
+def effect(clause: str, observed: str) -> str:
+    """What a mismatch means for who runs the server."""
+    if counted := _COUNT.match(observed):
+        return _LOST if counted[1] == "-" else _SHARED
+    return next((_EFFECTS[of] for of in (clause, clause.split("-")[0]) if of in _EFFECTS), "")
+
+
+def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
+    """Of a log, or of all together, in the words of a check. unusable: other files, which are no logs."""
     number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
     known: Counter[str] = Counter()
     for log in logs:
         known.update({each["name"]: each["times"] for each in log["known"]})
     empty = sum(not log["events"] for log in logs)
     parts = []
+    judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
+    of = ""
+    if judged < events:
+        of = f" in {judged:,} of {events:,} events: the others were not judged"
     if number:
-        judged, events = (sum(log[name] for log in logs) for name in ("events_judged", "events"))
-        of = (
-            f" in {judged:,} of {events:,} events: the others were not judged"
-            if judged < events
-            else ""
-        )
         parts.append(f"{number} mismatch{'es' * (number > 1)}{of}")
     elif any(log["skipped"] or log["unreadable"] for log in logs):
-        parts.append("no mismatch in what could be read")
+        parts.append("no mismatch" + (of or " in what could be read"))
     elif known:
         parts.append("nothing new")
     if known:
         counts = (f"{name} ({times})" for name, times in known.most_common())
         parts.append(f"known faults: {', '.join(counts)}")
+    if 2 * judged < events and not number:
+        parts.append("incomplete")
     if empty and not number:
         which = f"{empty} of {len(logs)} logs have" if len(logs) > 1 else "the log has"
         parts.append(f"incomplete: {which} a header and no event")
+    unread = unusable + sum(bool(log["unreadable"]) for log in logs)
+    if unread and len(logs) + unusable > 1:
+        parts.append(f"{unread} of {len(logs) + unusable} logs could not be read")
     return "; ".join(parts) or "conforms"
 
 
@@ -97,15 +142,20 @@ _TOTALS = {
 
 
 def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) -> Data:
-    """All logs together. strict: a gap or a cut line fails as well. unusable: why other files are no logs."""
-    code = 4 if any(not log["events"] or (strict and log["skipped"]) for log in logs) else 0
-    code = 1 if any(log["mismatches"] for log in logs) else code
+    """All logs together. strict: a gap or a cut line fails as well. unusable: why other files are no logs.
+
+    A log of which less than half was judged is incomplete, as one without an event.
+    """
+    few = any(2 * log["events_judged"] < log["events"] or not log["events"] for log in logs)
+    code = 4 if few or (strict and any(log["skipped"] for log in logs)) else 0
+    if unusable or any(log["unreadable"] for log in logs):
+        code = 2
     return {
         "format": "kvspec-validation",
         "version": 1,
-        "verdict": validation_verdict(logs),
+        "verdict": validation_verdict(logs, len(unusable)),
         **{total: sum(log[total] for log in logs) for total in _TOTALS},
-        "exit_code": 2 if unusable or any(log["unreadable"] for log in logs) else code,
+        "exit_code": 1 if any(log["mismatches"] for log in logs) else code,
         "logs": logs,
         "unusable": [*unusable],
     }
@@ -114,8 +164,7 @@ def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) ->
 def validated_all(out: Console, data: Data) -> None:
     """The total of several logs as text."""
     if len(data["logs"]) > 1 or data["unusable"]:
-        of = f" of {len(data['logs']) + len(data['unusable'])}" if data["unusable"] else ""
-        read = f"{len(data['logs'])}{of} logs, {_read(data)}"
+        read = f"{len(data['logs'])} log{'s' * (len(data['logs']) > 1)}, {_read(data)}"
         say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
 
 
@@ -127,11 +176,20 @@ def mismatch(m: Mismatch) -> Data:
     """One mismatch."""
     title = CLAUSES[m.clause].title if m.clause in CLAUSES else ""
     return {
-        "file": m.file, "line": m.line, "event": m.event, "command": m.command, "clause": m.clause,
-        "title": title,
+        "file": m.file, "line": m.line, "at": _clock(m.at), "event": m.event, "command": m.command,
+        "clause": m.clause, "title": title,
         "expected": m.expected, "observed": m.observed, "because": m.sentence, "request": m.about,
         "known": m.known, "differs": _differing(m.expected, m.observed),
+        "effect": effect(m.clause, m.observed),
     }  # fmt: skip
+
+
+def _clock(at: float) -> str:
+    """A Unix time such as "2026-11-26 15:55:22.125 UTC"; none of 0."""
+    if not at:
+        return ""
+    when = datetime.fromtimestamp(at, UTC)
+    return f"{when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 1000:03} UTC"
 
 
 _CURSOR = re.compile(rf"\b({'|'.join(Cursors._fields)}) (\d+)")
@@ -154,9 +212,11 @@ def validated(out: Console, data: Data, ended: str = "", *, shown: bool = False)
     }
     if not data["faults_are_known"]:
         words["release"] = (
-            "nobody has looked for its faults: those of earlier releases count as mismatches"
-            f" (--release {data['newest']} counts its faults as known)"
+            "nobody has looked for its faults: known ones count as mismatches"
+            f" (--release {data['nearest']} counts the faults of that as known)"
         )
+    elif data["release"] != data["nearest"]:
+        words["release"] = f"the known faults are those of {data['nearest']}"
     if data["given"]:
         words["begins"] = (
             f"{data['given']} sessions and requests were taken as given, from a snapshot"
@@ -165,6 +225,8 @@ def validated(out: Console, data: Data, ended: str = "", *, shown: bool = False)
         words["skipped"] = "; ".join(data["skipped"])
     for each in data["known"]:
         words[f"known {each['name']}"] = f"{each['times']} times: {each['says']}"
+        if each["found"]:
+            words[f"known {each['name']}"] += f" {_places(each['times'], each['found'])}"
     if data["known"]:
         about = "; ".join(f"kvspec bugs {each['name']}" for each in data["known"])
         words["next"] = f"{about}: what upstream knows, and a trace"
@@ -174,15 +236,28 @@ def validated(out: Console, data: Data, ended: str = "", *, shown: bool = False)
         shown_mismatch(out, found)
     if number > SHOWN and not shown:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
-    if number:
+    if number and not shown:
         labelled(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
     bad = number or ended or not data["events"]
     say(out, ended or validation_verdict([data]), "bold red" if bad else "bold green")
 
 
+def begins(out: Console, name: str, header: WatchHeader) -> None:
+    """A log that is followed, as it begins."""
+    say(out, f"{name}: {server_text(header)}", whole=True)
+
+
 def show_at_once(out: Console, found: Mismatch) -> None:
     """A mismatch, as soon as it is found."""
     shown_mismatch(out, mismatch(found))
+    labelled(out, {"next": _NEXT.format(clause=found.clause)})
+
+
+def _places(times: int, found: list[Data]) -> str:
+    """Where a known fault shows, when, in which command, and what that means."""
+    shown = [", ".join(filter(None, (str(m["line"]), m["at"], m["command"]))) for m in found[:3]]
+    more = f"; and {times - len(shown)} more" if times > len(shown) else ""
+    return f"Line {'; '.join(shown)}{more}: {found[0]['effect']}"
 
 
 def shown_mismatch(out: Console, found: Data) -> None:
@@ -196,6 +271,7 @@ def shown_mismatch(out: Console, found: Data) -> None:
     words = {"command": found["command"], "expected": found["expected"], "server": seen}
     if found["request"]:
         words["state"] = found["request"]
+    words |= {"time": found["at"], "effect": found["effect"]}
     labelled(out, {k: v for k, v in words.items() if v})
 
 
@@ -287,7 +363,8 @@ def served_text(out: Console, data: Data) -> None:
     if data["interrupted"]:
         what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
     elif data["runs"] < data["runs_asked"] and not new:
-        what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: nothing was found"
+        what = what if masked else "nothing was found"
+        what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {what}"
     say(out, f"sglang {data['release']}: {what} in {done}", "bold red" if new else "bold green")
     for each in data["findings"]:
         out.print()

@@ -164,8 +164,20 @@ def label(release: str, fault: str) -> str | None:
 
 
 def looked_for(engine: Engine, release: str) -> bool:
-    """Somebody has looked for the faults of this release: it is none after the newest that is driven."""
-    return bool(_VERSION.match(release)) and _order(release)[:3] <= _order(releases(engine)[-1])[:3]
+    """Somebody has looked for the faults of this release: it is neither before the oldest that is driven nor
+    after the newest."""
+    oldest, newest = releases(engine)[0], releases(engine)[-1]
+    if not _VERSION.match(release):
+        return False
+    return _order(oldest)[:3] <= _order(release)[:3] <= _order(newest)[:3]
+
+
+def nearest(engine: Engine, release: str) -> str:
+    """The newest driven release that is not after this one; else the oldest."""
+    driven = releases(engine)
+    if not _VERSION.match(release):
+        return driven[-1]
+    return next((r for r in reversed(driven) if _order(r) <= _order(release)), driven[0])
 
 
 def ways_of(trace: str) -> list[str]:

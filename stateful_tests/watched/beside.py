@@ -29,6 +29,9 @@ from stateful_tests.watched.seen import RequestSeen, SessionSeen, StepSeen, Tier
 
 MAX_FOUND, MAX_OF_KNOWN = 1000, 20  # mismatches that are kept, unexplained and of each known fault
 NOTHING = Shown({}, {})
+# Events that are not judged, and why.
+AFTER_A_MISMATCH = "events after a mismatch, up to the next snapshot"
+AFTER_A_GAP = "events after a gap, up to the next snapshot"
 
 
 class Diverged(Exception):
@@ -46,8 +49,8 @@ class Diverged(Exception):
 
 
 class Beside:
-    """The reference beside one server. follows: `state` is that of the server; False after a mismatch, until
-    a snapshot gives the state anew."""
+    """The reference beside one server. follows: `state` is that of the server; False after a mismatch or a
+    gap, until a snapshot gives the state anew. skipping: which of the two it was."""
 
     def __init__(self, header: log.WatchHeader) -> None:
         size = header.page_size
@@ -63,6 +66,7 @@ class Beside:
         )
         self.state: State = model.initial(self.geometry, Mode.FAITHFUL)
         self.follows = True
+        self.skipping = AFTER_A_MISMATCH
         self.result = Validated()
         self.requests: dict[str, RequestSeen] = {}
         self.sessions: dict[str, SessionSeen] = {}
@@ -144,8 +148,17 @@ class Beside:
         text = format_command(found.command) if found.command is not None else ""
         result.mismatches.append(Mismatch(
             self._line.file, self._line.number, str(event), text, *found.verdict, known,
-            self._about(found.command),
+            self._about(found.command), self.step.at,
         ))  # fmt: skip
+
+    def loses(self, missing: str) -> None:
+        """Lines are missing since the last step: what was found since says nothing, and up to the next
+        snapshot no state is known."""
+        result = self.result
+        result.skipped[missing] += 1
+        since = result.mismatches[self.step.judged :]
+        result.mismatches[self.step.judged :] = [each for each in since if each.known is not None]
+        self.follows, self.skipping = False, AFTER_A_GAP
 
     def request(self, name: str) -> Request:
         """A request that goes on. Raises Diverged if nobody submitted it."""

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from impl.sglang.server.events import FORMAT, VERSION, Event, WatchHeader
+from impl.sglang.server.events import FORMAT, READABLE, Event, WatchHeader
 
 MAX_LINE = 16 << 20  # bytes; a line of level `pages` of a pool of 2^18 tokens stays below
 _PERIOD_S = 0.1
@@ -101,7 +101,7 @@ def log_files(paths: Iterable[str | os.PathLike[str]]) -> list[list[Path]]:
     found: dict[str, set[Path]] = {}
     for given in map(Path, paths):
         if not given.is_dir() and not given.is_file():
-            raise LogError(f"{given}: is no file")
+            raise LogError(f"{given}: there is no such file or folder")
         for file in sorted(given.glob("*.jsonl")) if given.is_dir() else (given,):
             match = _PART.fullmatch(str(file))
             found.setdefault(match[1] if match else str(file), set()).add(file)
@@ -122,9 +122,9 @@ def _header_of(path: Path) -> WatchHeader:
         fields = None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise LogError(f'{path}: line 1: no watcher\'s log: it must say "format": "{FORMAT}"')
-    if fields.get("version") != VERSION:
-        version = f"{fields.get('version')!r:.20}"
-        raise LogError(f"{path}: line 1: version {version} is not supported, {VERSION} is")
+    if fields.get("version") not in READABLE:
+        version, can = f"{fields.get('version')!r:.20}", " and ".join(map(str, READABLE))
+        raise LogError(f"{path}: line 1: version {version} is not supported, {can} are")
     try:
         header = _HEADERS.decode(raw)
     except msgspec.ValidationError as error:

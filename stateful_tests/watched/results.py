@@ -12,6 +12,7 @@ class Mismatch:
 
     known: id of the known fault of its release that explains it.
     about: the reference's request and session at stake, as they were before the line.
+    at: Unix time in seconds of the step before; 0 where no step says it.
     """
 
     file: str
@@ -23,6 +24,7 @@ class Mismatch:
     observed: str
     known: str | None = None
     about: str = ""
+    at: float = 0.0
 
     @property
     def sentence(self) -> str:

@@ -209,8 +209,16 @@ def notes_gaps(beside: Beside, e: log.Event) -> None:
     if not isinstance(e, log.Stepped):
         return
     if step.number is not None and e.number != step.number + 1:
-        missing = f"steps {step.number + 1} to {e.number - 1} are missing"
-        skipped[missing if e.number > step.number else f"step {e.number} comes again"] += 1
+        first, last = step.number + 1, e.number - 1
+        if e.number > step.number:
+            beside.loses(
+                f"steps {first} to {last} are missing"
+                if last > first
+                else f"step {first} is missing"
+            )
+        else:
+            skipped[f"step {e.number} comes again"] += 1
+    step.at, step.judged = e.at, len(beside.result.mismatches)
     step.number, step.unpaged = e.number, beside.header.level == "pages"
 
 

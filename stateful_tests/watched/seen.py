@@ -76,6 +76,8 @@ class StepSeen:
     unpaged: the pages of the last step are to come.
     joined_late: validation began with the last snapshot, and nothing was counted yet.
     last: the last step that was read.
+    at: when that was; Unix time in seconds, 0 where no step says it.
+    judged: mismatches that were found up to it.
     """
 
     number: int | None = 0
@@ -88,6 +90,8 @@ class StepSeen:
     unpaged: bool = False
     joined_late: bool = False
     last: Stepped | None = None
+    at: float = 0.0
+    judged: int = 0
 
 
 class TierSeen:

@@ -126,7 +126,8 @@ def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
         )
         beside.sessions[s.session] = SessionSeen(s.times_out, s.closing, stays_busy, of_another)
     beside.texts.begins(e)
-    beside.step = StepSeen(number=None, joined_late=True)
+    found = len(beside.result.mismatches)
+    beside.step = StepSeen(number=None, joined_late=True, at=beside.step.at, judged=found)
     beside.state, beside.follows = given, True
     beside.result.given += len(e.requests) + len(e.sessions)
 

@@ -13,11 +13,9 @@ from collections.abc import Iterable
 
 from impl.sglang.server import events as log
 from stateful_tests.watched import ends, prefill, rounds, snapshots, tier, turns
-from stateful_tests.watched.beside import TABLE, Beside, Diverged
+from stateful_tests.watched.beside import AFTER_A_MISMATCH, TABLE, Beside, Diverged
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated
-
-SKIPPED = "events after a mismatch, up to the next snapshot"
 
 ACTIONS = (ends, prefill, rounds, snapshots, tier, turns)  # they fill TABLE
 
@@ -36,14 +34,20 @@ class Validator(Beside):
         self._line, event = line, line.event
         self.result.events += 1
         try:
+            if (
+                self.result.events == 1
+                and self.header.part > 1
+                and not isinstance(event, log.Snapshot)
+            ):
+                self.loses("the beginning of the log is missing")
             rounds.notes_gaps(self, event)
             if self.follows and not isinstance(event, log.Tiered):
                 rounds.in_its_place(self, event)
             if self.follows or isinstance(event, log.Snapshot | log.HookFailed | log.Tiered):
                 TABLE[type(event)].act(self, event)
             else:
-                self.result.skipped[SKIPPED] += 1
+                self.result.skipped[self.skipping] += 1
         except Diverged as found:
             self.report(found)
-            self.follows = False
+            self.follows, self.skipping = False, AFTER_A_MISMATCH
             self.result.ended = self.result.ended or found.known or ""

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from reference.tiers.facts import TierFacts, TierNode
 
-FORMAT, VERSION = "kvspec-watch", 3
+FORMAT, VERSION = "kvspec-watch", 4
+READABLE = (3, 4)  # 3: no step says when it was
 
 Cells = tuple[int, int, int, int]  # C, A, E, R
 Lane = tuple[str, int, int, int, int]  # a request and its cursors
@@ -202,7 +203,7 @@ class Stepped(_Event, tag="step"):
     that the tree holds and that locks pin (full). lanes: of a round of one token each (in a mixed batch
     beside the prefill that an `extend` has), request and cursors after; with speculation slots were
     taken for a verify round, and what is accepted comes with its result. states: slots of recurrent state
-    that are free or the tree's."""
+    that are free or the tree's. at: Unix time in seconds."""
 
     number: int
     batch: int
@@ -216,6 +217,7 @@ class Stepped(_Event, tag="step"):
     tree_locked: int
     lanes: list[Lane]
     states: int = 0
+    at: float = 0.0
 
 
 class Paged(_Event, tag="pages"):

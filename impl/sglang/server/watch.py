@@ -22,6 +22,7 @@ import functools
 import inspect
 import logging
 import os
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -278,7 +279,7 @@ class Watcher:
         log.put([  # a Stepped, which would take longer to make
             "step", self._steps, size, len(scheduler.waiting_queue),
             len(scheduler.session_controller.sessions) - len(self._branching), *self._counts(), lanes,
-            self._states(),
+            self._states(), round(time.time(), 3),
         ])  # fmt: skip
         if self.pages and self.reader is not None:
             log.put(self.reader.pages(plan))

@@ -12,9 +12,12 @@ import pytest
 from ci.cli import run
 from ci.commands import validating
 from ci.commands.validating import LogReading, LogReadings
+from ci.report.servers import effect
+from reference.clauses import CLAUSES
 
 WATCHED = Path(__file__).parents[3] / "fixtures" / "watched"
 LOG = str(WATCHED / "sglang-0.5.23-window_and_chunk_cache.jsonl")
+NOT_IN_A_LOG = ("CHK", "END", "FREE")  # they judge what a log does not show
 SPECULATION = str(WATCHED / "sglang-0.5.23-speculation_under_overlap.jsonl")
 
 
@@ -81,7 +84,7 @@ def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp
     folder = tmp_path / "logs"
     folder.mkdir()
     (folder / "first.jsonl").write_text(texts[0])
-    readings = LogReadings([str(folder)], None)
+    readings, begun = LogReadings([str(folder)], None), list[str]()
 
     def tell(found):
         assert found.file.endswith("later.jsonl") and server.poll() is None
@@ -95,7 +98,8 @@ def test_all_logs_are_followed_at_once_and_those_that_begin_meanwhile(wrong, tmp
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LogReading, "read", read)
-        readings.follow(tell)
+        readings.follow(tell, lambda each: begun.append(each.log.files[0].name))
+    assert begun == ["first.jsonl", "later.jsonl"]
     assert [each.log.files[0].name for each in readings.logs.values()] == [
         "first.jsonl",
         "later.jsonl",
@@ -117,7 +121,51 @@ def test_a_file_that_is_no_log_hides_no_other(tmp_path, capsys):
     assert run(["validate", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert "a.jsonl: line 1: no watcher's log" in said.err
-    assert "conforms (1 of 2 logs, 285 events" in " ".join(said.out.split())
+    assert "conforms 1 of 2 logs could not be read (1 log, 285" in " ".join(said.out.split())
+
+
+def test_a_log_that_cannot_be_read_hides_no_mismatch(wrong, tmp_path, capsys):
+    garbage = tmp_path / "garbage.jsonl"
+    garbage.write_text("{}\n")
+    assert run(["validate", wrong, str(garbage)]) == 1
+    assert "1 of 2 logs could not be read" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_report_overwrites_no_log(wrong, tmp_path, capsys):
+    was = Path(wrong).read_text()
+    assert run(["validate", "--json", wrong, LOG]) == 2
+    assert f"--json {wrong}: is a watcher's log" in capsys.readouterr().err
+    assert Path(wrong).read_text() == was
+
+
+def test_a_mismatch_has_a_time_and_an_effect(wrong, tmp_path, capsys):
+    timed, lines = tmp_path / "timed.jsonl", Path(wrong).read_text().splitlines()
+    steps = [json.loads(line) for line in lines if line.startswith('["step"')]
+    text = "\n".join(
+        json.dumps([*json.loads(line)[:12], 0, 1.7e9]) if line.startswith('["step"') else line
+        for line in lines
+    )
+    timed.write_text(text + "\n")
+    assert len(steps[0]) <= 13 and run(["validate", str(timed)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "time 2023-11-14 22:13:20.000 UTC" in said and "effect answers of this session" in said
+
+
+def test_what_a_count_that_is_off_means():
+    assert effect("OWN-3", "24 (-4)").startswith("leak")
+    assert effect("OWN-3", "32 (+4, -4 at the step before)").startswith("answers may be wrong")
+    assert effect("OUT-3", "5").startswith("answers may be wrong")
+    assert all(effect(clause, "") for clause in CLAUSES if clause.split("-")[0] not in NOT_IN_A_LOG)
+
+
+def test_a_gap_is_no_mismatch(tmp_path, capsys):
+    """What follows it up to a snapshot says nothing: in a log without one, most is not judged."""
+    cut = tmp_path / "cut.jsonl"
+    lines = Path(SPECULATION).read_text().splitlines(keepends=True)
+    cut.write_text("".join(lines[:40] + lines[60:]))
+    assert run(["validate", str(cut)]) == 4
+    said = " ".join(capsys.readouterr().out.split())
+    assert " are missing; " in said and "the others were not judged; incomplete" in said
 
 
 def test_a_server_is_taken_for_another_release(tmp_path, capsys):
@@ -125,10 +173,16 @@ def test_a_server_is_taken_for_another_release(tmp_path, capsys):
     fork.write_text(Path(SPECULATION).read_text().replace('"0.5.23"', '"0.6.1"', 1))
     assert run(["validate", str(fork)]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "--release 0.5.23 counts its faults as known" in said
+    assert "--release 0.5.23 counts the faults of that as known" in said
     assert "events: the others were not judged" in said
     assert run(["validate", str(fork), "--release", "0.5.23"]) == 0
     assert "known faults: last-token" in capsys.readouterr().out
+    fork.write_text(Path(SPECULATION).read_text().replace('"0.5.23"', '"0.5.23.post1+corp"', 1))
+    assert run(["validate", str(fork)]) == 0
+    assert "the known faults are those of 0.5.23" in capsys.readouterr().out
+    fork.write_text(Path(SPECULATION).read_text().replace('"0.5.23"', '"0.5.9"', 1))
+    assert run(["validate", str(fork)]) == 1
+    assert "nobody has looked for its faults" in capsys.readouterr().out
 
 
 def test_events_are_listed(capsys):
@@ -140,7 +194,7 @@ def test_events_are_listed(capsys):
     "arguments, says",
     [
         ([], "give a LOG"),
-        (["nothing.jsonl"], "is no file"),
+        (["nothing.jsonl"], "there is no such file or folder"),
         ([LOG, "--release", "0.6.1"], "nobody has looked"),
         ([__file__], "no watcher's log"),
     ],
