@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from ci.commands.shared import (
-    ReportOut, SystemSelector, Unusable, force_option, load_trace, save_trace, system_options, target_file,
-    unusable,
+    ReportOut, SystemSelector, Unusable, force_option, load_trace, note, save_trace, system_options,
+    target_file, unusable,
 )  # fmt: skip
 
 
@@ -53,11 +53,15 @@ def shrink(
             why = "there is nothing to shrink; try another --impl"
             raise Unusable(f"{file}: conforms on {system.name}: {why}")
         wanted = authoring.violated(before, clause)
+        if clause is None and trace.clause not in (None, wanted):
+            note(
+                f"{file} names {trace.clause}; {system.name} violates {wanted} first: shrunk to that"
+            )
         after = authoring.shrunk(system, before, wanted)
         known = known_fault(system, after)
     was, now = (len(run.trace.commands) for run in (before, after))
     if after.trace.story and now < was:
-        story = f"(Of the {was} commands before {was - now} were left out:) {after.trace.story}"
+        story = f"(Shortened from {was} commands to {now}; of the original:) {after.trace.story}"
         after = replace(after, trace=replace(after.trace, story=story))
     save_trace(after.trace, target)
     data = {

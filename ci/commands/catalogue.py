@@ -35,7 +35,7 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
                 row for row in known_bugs() if all(is_of(row["id"], release) for release in of)
             ]
         words = tuple(name for name in names if name not in of)
-        return list_rows(known, out, _BUG_COLUMNS, words)
+        return list_rows(known, out, _BUG_COLUMNS, words, f" of {' '.join(of)}")
 
     fields = ("id", "title", "clause", "modes", "source", "story")
     rows: list[Data] = [{field: getattr(bug, field) for field in fields} for bug in BUGS.values()]

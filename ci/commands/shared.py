@@ -434,11 +434,12 @@ def near(name: str, names: Iterable[str]) -> str:
 _ALSO_CALLED = (
     (("eagle", "mtp", "speculative"), ("draft", "spec_decode", "verify")),
     (
-        ("garbage", "gibberish", "corrupt", "nonsense"),
+        ("garbage", "garble", "garbl", "gibberish", "corrupt", "nonsense", "hallucinate", "repeat"),
         ("reads", "read-", "another request", "wrong"),
     ),
     (("crash", "assert", "exception"), ("ends the server", "ends the engine", "broken")),
     (("leak",), ("own-3", "end-1")),
+    (("multi-turn", "multiturn", "conversation"), ("turn", "session")),
     (("hang", "stuck", "deadlock"), ("waits", "blocked", "forever")),
 )
 
@@ -457,9 +458,14 @@ def _mentions(row: Data, word: str) -> bool:
 
 
 def list_rows(
-    rows: list[Data], out: ReportOut, columns: dict[str, str], names: tuple[str, ...] = ()
+    rows: list[Data],
+    out: ReportOut,
+    columns: dict[str, str],
+    names: tuple[str, ...] = (),
+    of: str = "",
 ) -> int:
-    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each."""
+    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each.
+    of: which rows these are, for an error."""
     from ci.report import render
 
     known = {row["id"]: row for row in rows}
@@ -471,11 +477,13 @@ def list_rows(
         if len(names) > 1:
             counts = {word: sum(_mentions(row, word) for row in rows) for word in names}
             each = ", ".join(f"{word:.40} {count}" for word, count in counts.items())
-            raise Unusable(f"no {columns['id']} mentions all of these words; of each: {each}")
+            raise Unusable(f"no {columns['id']}{of} mentions all of these words; of each: {each}")
     for name in names:
         if name not in known:
             listed = f"without a name all are listed{near(name, known)}"
-            raise Unusable(f"unknown {columns['id']} {name!r:.40}; {listed}")
+            raise Unusable(
+                f"no {columns['id']}{of} has the name or mentions {name!r:.40}; {listed}"
+            )
     if out.file in known:
         raise Unusable(
             f"--json {out.file}: is a {columns['id']}, not a file; names come before --json"

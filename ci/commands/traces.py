@@ -121,6 +121,7 @@ _Names = tuple[str | None, str | None, str | None]
 
 
 def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> str:
+    from ci.documents.findings import known_bugs
     from ci.export import bug_report as exporting
     from ci.report import data as report
     from stateful_tests.check.masks import known_fault
@@ -135,6 +136,8 @@ def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> 
             f"{file}: conforms on {system.name}: there is nothing to report; try another --impl"
         )
     data = report.replay_data(file, run, known=known) | {"text": traces.dump(trace)}
+    if known is not None:
+        data["known"] |= next(row for row in known_bugs() if row["id"] == known.id)
     checkout = "CHECKOUT" if selector.checkout is not None else None  # nobody else has this folder
     return exporting.story(
         data, file, replace(selector, checkout=checkout).options, exporting.Titles(*names)

@@ -70,6 +70,8 @@ def versions(implementation: str) -> list[str]:
         own = metadata.version("kvspec")
     except metadata.PackageNotFoundError:
         own = "(from a checkout)"
+    if implementation.startswith("sglang") and "+overlap" not in implementation:
+        implementation += ", run without overlap (`+overlap` has it)"
     python = f"Python {platform.python_version()}"
     with suppress(metadata.PackageNotFoundError):
         python += f", torch {metadata.version('torch')}"
@@ -101,7 +103,12 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
         f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses
     ]
     if known := data["known"]:
-        lines += ["", f"Known fault `{known['id']}`: {_markdown(known['summary'])}"]
+        lines += [
+            "",
+            f"Known fault `{known['id']}` ({known['source']}): {_markdown(known['summary'])}",
+        ]
+        if trace["story"] not in known["story"]:
+            lines += ["", *_paragraph(f"The numbers here are of its own trace: {known['story'][0]}")]
     done, changes = ("outcome", "changes") if engine else ("expected", "changes in the reference")
     lines += [
         "",

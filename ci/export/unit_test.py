@@ -215,9 +215,16 @@ def started(geometry: Geometry, code: str) -> list[str]:
 def _versions(system: SGLangSystem, fixed: ReleaseTarget | None) -> set[str]:
     versions = {system.release, *([fixed.version] if fixed else ())}
     if not any(versions <= {*alike} for alike in releases.ALIKE):
+        other = [r for alike in releases.ALIKE if system.release in alike for r in alike]
+        other.remove(system.release)
+        runs = (
+            f"a test of {system.release} runs on {', '.join(other)} as well"
+            if other
+            else "none of them does"
+        )
         raise NotExportable(
-            f"no one test runs on {' and '.join(sorted(versions))}: too many names differ;"
-            " name a release closer to the other, or none with --fixed"
+            f"no one test runs on {' and '.join(sorted(versions))}: too many names differ; {runs}."
+            " --fixed also takes the folder of a checkout with the mend, and may be left out"
         )
     return versions
 

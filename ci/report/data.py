@@ -394,7 +394,7 @@ def replay_data(
     else:
         verdict, code = f"violates {', '.join(violation.clauses)}", 1
         if trace.clause is not None and trace.clause not in violation.clauses:
-            note = f"the trace names {trace.clause}"
+            note = f"the trace names {trace.clause}; a replay ends at the first violation"
     if violation is not None and base is not None:
         before = violated(base, trace, trace.clause or violation.clause)
         if before and set(violation.clauses) <= set(before):

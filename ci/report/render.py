@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,7 @@ from reference.accounts import account_text
 from reference.commands import Account
 
 PIPE_WIDTH = 100
+SENTENCE, WIDEST = 40, 60  # cells of a listing that are longer on average; those of a column
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -71,20 +73,29 @@ def record(out: Console, row: Data) -> None:
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
-    """A plain listing; columns: key -> heading. In a pipe a row is a line, for grep."""
-    cells = [[plain(_cell(row[key])) for key in columns] for row in rows]
+    """A plain listing; columns: key -> heading, those with sentences last. In a pipe a row is a line, for
+    grep; on a terminal sentences stand below the name."""
+    cells = {key: [plain(_cell(row[key])) for row in rows] for key in columns}
+    long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
+    keys = sorted(columns, key=lambda key: key in long)
+    short = [key for key in keys if key not in long]
     if out.is_terminal:
-        made = table(*columns.values())
-        made.columns[0].no_wrap = True  # names are there to be copied
-        for row in cells:
-            made.add_row(*map(Text, row))
-        out.print(made)
+        if not long:
+            made = table(*columns.values())
+            made.columns[0].no_wrap = True  # names are there to be copied
+            for row in zip(*cells.values()):
+                made.add_row(*map(Text, row))
+            out.print(made)
+            return
+        for at in range(len(rows)):
+            say(out, "   ".join(filter(None, (cells[key][at] for key in short))), "bold")
+            for key in keys[len(short) :]:
+                out.print(Padding(Text(cells[key][at]), (0, 0, 0, 4)))
         return
-    cells.insert(0, list(columns.values()))
-    widths = [min(60, max(map(len, column))) for column in zip(*(row[:-1] for row in cells))]
-    for row in cells:
-        padded = [*map(str.ljust, row, widths), row[-1]]
-        say(out, "   ".join(padded).rstrip(), whole=True)
+    lines = [[columns[key] for key in keys], *zip(*(cells[key] for key in keys))]
+    widths = [min(WIDEST, max(map(len, column))) for column in zip(*lines)][:-1]
+    for line in lines:
+        say(out, "   ".join([*map(str.ljust, line, widths), line[-1]]).rstrip(), whole=True)
 
 
 def _cell(value: Any, between: str = ", ") -> str:

@@ -28,10 +28,13 @@ def capped(c: Cursors, target: int) -> Cursors:
     "LEN-2",
     "finish and retract cap at target",
     "After finish and retract, kv_committed_len, kv_allocated_len and swa_evicted_seqlen of the "
-    "slot are each capped at target = origin + outputs that count. If the window behind the cut "
-    "was evicted, the slot may keep less: a page boundary from cache_protected_len on. With "
+    "slot are each capped at target = origin + outputs that count, and none goes up. If the window "
+    "behind the cut was evicted, the slot may keep less: a page boundary from cache_protected_len on. With "
     "results in flight the slot may count the first token of the oldest round.",
-    why="Slots past target are freed; a cursor left above it skips slots of later tokens.",
+    why=(
+        "A cursor above target skips freed slots; one that goes up counts tokens that nobody computed,"
+        " which the next turn reads."
+    ),
     decision=(
         "#22900 caps E too. Without that cap, in unrestricted mode: open, submit 1, admit, "
         "extend 1, spec_decode 12, evict_swa 13, finish 1 (P 1, W 3). A retract cuts as a finish "

@@ -90,7 +90,7 @@ def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         close = " or @".join(_nearest(name, found))
         hint = f"did you mean @{close}?" if close else "`kvspec bugs WORD` names those of a bug"
         raise FileNotFoundError(
-            errno.ENOENT, f"no fixture has that name; {hint} They lie in {FIXTURES}"
+            errno.ENOENT, f"no fixture has that name; {hint} (they lie in {FIXTURES})"
         )
     return found[name]
 

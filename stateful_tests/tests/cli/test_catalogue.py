@@ -49,4 +49,4 @@ def test_a_shrunk_trace_says_of_what_its_story_is(kvspec, tmp_path):
     into = tmp_path / "small.json"
     kvspec("shrink", str(long), "--impl", f"torch+{trace['bug']}", "--out", str(into))
     story = json.loads(into.read_text())["story"]
-    assert story.startswith("(Of the 3 commands before 1 were left out:) The tree")
+    assert story.startswith("(Shortened from 3 commands to 2; of the original:) The tree")
