@@ -26,6 +26,7 @@ Test{title} = kvspec.machine(make).TestCase
 
 
 def test_it_conforms() -> None:
+    """Raises where a clause is violated, and where commands that `Capabilities` has are always refused."""
     kvspec.check(make, examples=20)
 '''
 

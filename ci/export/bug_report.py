@@ -108,7 +108,10 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
             f"Known fault `{known['id']}` ({known['source']}): {_markdown(known['summary'])}",
         ]
         if trace["story"] not in known["story"]:
-            lines += ["", *_paragraph(f"The numbers here are of its own trace: {known['story'][0]}")]
+            lines += [
+                "",
+                *_paragraph(f"The numbers here are of its own trace: {known['story'][0]}"),
+            ]
     done, changes = ("outcome", "changes") if engine else ("expected", "changes in the reference")
     lines += [
         "",

@@ -70,6 +70,11 @@ def fields_of(source: object, names: str) -> Data:
     }
 
 
+def _longest(sizes: object) -> int:
+    """The most tokens that a text may have."""
+    return int(getattr(sizes, "width", 0) or getattr(sizes, "max_model_len", 0))
+
+
 def check_data(
     result: CheckResult,
     plan: Plan,
@@ -105,6 +110,7 @@ def check_data(
             }
             for m in result.machines
         ],
+        "longest": max((_longest(m.sizes) for m in result.machines), default=0),
         "clauses_by_machine": [
             _by_machine(name, result) for name in dict.fromkeys(m.name for m in result.machines)
         ],
@@ -394,7 +400,7 @@ def replay_data(
     else:
         verdict, code = f"violates {', '.join(violation.clauses)}", 1
         if trace.clause is not None and trace.clause not in violation.clauses:
-            note = f"the trace names {trace.clause}; a replay ends at the first violation"
+            note = f"first; the trace names {trace.clause}"
     if violation is not None and base is not None:
         before = violated(base, trace, trace.clause or violation.clause)
         if before and set(violation.clauses) <= set(before):

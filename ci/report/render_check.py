@@ -45,10 +45,10 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if data["unreached"] or not required:
         parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
     hint = "" if detailed else " (-v)"
-    say(
-        out,
-        f"{data['tier']}, seed {data['seed']}: {_of_the_plan(data)}; {', '.join(parts)} reached{hint}",
-    )
+    done = f"{_of_the_plan(data)}; {', '.join(parts)} reached{hint}"
+    if data["longest"]:
+        done += f"; texts of up to {data['longest']} tokens"
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}")
 
 
 def _of_the_plan(data: Data) -> str:

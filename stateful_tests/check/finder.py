@@ -140,6 +140,8 @@ class Finder:
             if under and not caught.fixed_in_part:
                 self.masked[tuple(mask.fault.id for mask in under), name.split()[0]] += caught.times
                 del self._caught[name]
+        for name, caught in self._caught.items():
+            self._as_a_scheduler(caught, name.split()[0])
         return [self._finding(name) for name in sorted(self._caught, key=_report_order)]
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
@@ -191,15 +193,19 @@ class Finder:
         smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
         return trace if self._fails(smallest, clause) is None else smallest  # it may come and go
 
-    def _enter(self, clause: str, caught: _Caught, allowed: Allowed | None) -> None:
-        """Keep a trace of a clause, if it is the best."""
+    def _as_a_scheduler(self, caught: _Caught, clause: str, allowed: Allowed | None = None) -> None:
+        """Say so where a real scheduler could do what the trace does."""
         faithful = replace(caught.trace, mode=Mode.FAITHFUL)
         if (
             caught.trace.mode is Mode.FREE
             and self._fails(faithful, clause, allowed) == faithful.commands
         ):
-            caught.modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
+            caught.modes.add(Mode.FAITHFUL)
             caught.trace = faithful
+
+    def _enter(self, clause: str, caught: _Caught, allowed: Allowed | None) -> None:
+        """Keep a trace of a clause, if it is the best."""
+        self._as_a_scheduler(caught, clause, allowed)
         known = self._caught.get(clause)
         if known is None or known.stands < caught.stands:
             self._caught[clause] = caught

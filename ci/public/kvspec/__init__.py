@@ -28,7 +28,7 @@ _NAMES = {
     ),
     "impl.self_scheduling": ("SelfSchedulingDriver",),  # and all that such an engine needs
     "impl.vocabulary": ("CommandRefused", "require"),
-    "kvspec.testing": ("ClauseViolated", "check", "machine", "replay"),  # loads Hypothesis
+    "kvspec.testing": ("ClauseViolated", "Incomplete", "check", "machine", "replay"),  # loads Hypothesis
     # and every command
     "reference.blocks.commands": ("EngineCommand", "STOP_TOKEN", "client_tokens"),
     "reference.blocks.config": ("ENGINE_PRESETS", "EngineConfig", "LayerGroup", "engine_preset"),

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 import unittest
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Union
@@ -44,6 +45,10 @@ class ClauseViolated(AssertionError):
     def __init__(self, message: str, runs: Sequence[Run]) -> None:
         super().__init__(message)
         self.runs = tuple(runs)
+
+
+class Incomplete(AssertionError):
+    """Nothing was violated, and the plan was not done: the message says why."""
 
 
 def machine(
@@ -123,7 +128,7 @@ class _MachineTest(unittest.TestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        cls.machine.target.close()
+        _close(cls.machine.target)
 
 
 def _for_one_failure(given: settings) -> settings:
@@ -148,8 +153,11 @@ def check(
     examples: int | None = None,
     steps: int | None = None,
     seed: int | None = None,
+    allow_incomplete: bool = False,
 ) -> CheckResult:
-    """What `kvspec check` does. Raises ClauseViolated with the smallest trace of every violated clause."""
+    """What `kvspec check` does. Raises ClauseViolated with the smallest trace of every violated clause, and
+    Incomplete where nothing was found, but the plan was not done: a system that refuses all violates nothing.
+    """
     __tracebackhide__ = True
     plan = tiers.plan(
         plugin.chosen.tier or tier or "smoke",
@@ -165,11 +173,15 @@ def check(
         result = campaign.run(system, plan, base=base)
         if new := [found for found in result.findings if not found.old]:
             raise _failure(new, make)
+        if result.incomplete and not allow_incomplete:
+            raise Incomplete(
+                f"{system.name}: {'; '.join(result.incomplete)} (allow_incomplete=True passes)"
+            )
         return result
     finally:
         for opened in (system, base):
             if opened is not None and opened is not make:
-                opened.close()
+                _close(opened)
 
 
 def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
@@ -181,13 +193,21 @@ def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
         run = lockstep.replay(system, loaded)
     finally:
         if system is not make:
-            system.close()
+            _close(system)
     if run.violation is not None:
         text = io.StringIO()
         name = "a trace" if loaded is trace else str(trace)
         render_run.replay(render.console(text), report.replay_data(name, run))
         raise ClauseViolated(text.getvalue(), [run])
     return run
+
+
+def _close(opened: System | MachineTarget) -> None:
+    """Close it. What that raises is a warning, as in `kvspec check`: it hides no finding."""
+    try:
+        opened.close()
+    except Exception as error:
+        warnings.warn(f"close() raises {type(error).__name__}: {error}", stacklevel=2)
 
 
 def _system(make: Make) -> System:

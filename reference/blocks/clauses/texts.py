@@ -77,7 +77,9 @@ def _texts(step: BlockStep) -> Failure | None:
     known, there = set(step.after.requests), set(step.bearers)
     if known != there:
         wrong = (AtNamed("request", name) for name in sorted(known ^ there))
-        return failure(f"the scheduler knows {sorted(there)}", f"it knows {sorted(known)}", *wrong)
+        return failure(
+            f"it knows {sorted(there)}, as clients do", f"it knows {sorted(known)}", *wrong
+        )
     for name, fact in step.after.requests.items():
         text = step.bearers[name].text
         if fact.tokens != tuple(text):

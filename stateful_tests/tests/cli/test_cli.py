@@ -291,7 +291,7 @@ def test_replay(fake, kvspec, monkeypatch):
         "violates LEN-2, FREE-2 after 6 of 6 steps",
         "t.json: conforms (the trace is there to show pr22900, and does not;"
         " 1 of 6 commands refused, and not stated so)",
-        "violates OWN-1, FREE-2 after 6 of 6 steps (the trace names LEN-2)",
+        "violates OWN-1, FREE-2 after 6 of 6 steps (first; the trace names LEN-2)",
         "broke after 6 of 6 steps",
     ]
     assert "".join(seen).endswith("4 traces: 1 conform, 3 do not: t.json, t.json, t.json")

@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from msgspec import structs
 from hypothesis import Phase, settings
 from hypothesis.errors import Unsatisfiable
 from hypothesis.internal.conjecture import engine
@@ -20,8 +22,10 @@ from impl import block_engine
 from impl.block_engine import BlockEngine
 from impl.example_engine import ExampleEngine
 from reference.blocks.commands import ENGINE_COMMANDS
-from reference.commands import COMMANDS
+from reference.commands import COMMANDS, Abort, Done, Finish, Mode, Reason, Retract
 from reference.geometry import PRESETS
+from stateful_tests.check import campaign, tiers
+from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.machines import server_machine
 
 FAULTY = "torch+free-list-duplicate"
@@ -191,3 +195,54 @@ def test_loading_it_loads_nothing_else(module, tmp_path):
     heavy = "[m for m in ('torch', 'hypothesis', 'impl', 'reference') if m in sys.modules]"
     (tmp_path / "loads.py").write_text(f"import sys, {module}\nprint({heavy})\n")
     assert run(tmp_path, "loads") == (0, "[]\n")
+
+
+class RefusesExtends(ExampleEngine):
+    """May refuse a prompt that others share, and refuses all."""
+
+    def _extend(self, c):
+        return Reason.NO_TREE
+
+
+def test_an_engine_that_refuses_all_passes_no_test():
+    with pytest.raises(kvspec.Incomplete, match="refused every time: extend"):
+        kvspec.check(RefusesExtends, examples=20)
+    result = kvspec.check(RefusesExtends, examples=20, allow_incomplete=True)
+    assert result.exit_code == 4
+
+
+class ClosesBadly(ExampleEngine):
+    def close(self):
+        raise OSError("the worker is gone")
+
+
+def test_a_close_that_raises_is_a_warning_and_hides_nothing():
+    with pytest.warns(UserWarning, match="close.. raises OSError: the worker is gone"):
+        kvspec.check(ClosesBadly, examples=20)
+
+
+class LosesRows(ReferenceSystem):
+    """Whoever gives a row back, it is lost."""
+
+    lost = 0
+
+    def reset(self, geometry):
+        super().reset(geometry)
+        self.lost = 0
+
+    def apply(self, command):
+        outcome = super().apply(command)
+        self.lost += isinstance(command, Finish | Retract | Abort) and isinstance(outcome, Done)
+        return outcome
+
+    def view(self):
+        view = super().view()
+        return structs.replace(view, free_rows=[*view.free_rows][self.lost :])
+
+
+def test_what_a_scheduler_can_do_as_well_is_not_for_free_mode_alone():
+    """Also a second trace of a clause."""
+    chosen = tiers.plan("smoke", presets=["no-swa"], modes=[Mode.FREE], machines=["sessions"])
+    findings = campaign.run(LosesRows(), chosen).findings
+    assert any(found.number > 1 for found in findings)
+    assert all(Mode.FAITHFUL in found.modes for found in findings)
