@@ -29,7 +29,7 @@ def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
         )
     if check and not path.is_file():
         raise Unusable(f"--check: there is no {path}; --out FILE names another")
-    with unusable("spec: ", document.Incomplete):
+    with unusable("spec: ", document.NotShown):
         text = found.text() if findings else document.text(full=html)
     if html:
         from ci.documents.html_page import page

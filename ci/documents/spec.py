@@ -59,7 +59,7 @@ _USUAL_SCOPE = re.compile(r"^(?:Every step|Servers with a radix tree|Models with
 PULL = "https://github.com/sgl-project/sglang/pull"
 
 
-class Incomplete(Exception):
+class NotShown(Exception):
     """The document lacks something that it must have: one line says what."""
 
 
@@ -67,7 +67,7 @@ DECODE = Await, Greet, Arrive, FailPeer, Expire, LastToken
 
 
 def text(full: bool = False) -> str:
-    """SPEC.md as Markdown. Raises Incomplete.
+    """SPEC.md as Markdown. Raises NotShown.
 
     full: as the page has it, with the drawing of every clause, the title of every bug and every rejection.
     """
@@ -82,7 +82,7 @@ def collect() -> Data:
     fixtures = {p.stem: traces.load(p) for p in sorted(FIXTURES.glob("*.json"))}
     shown_by = {trace.bug: name for name, trace in fixtures.items() if trace.bug is not None}
     if missing := BUGS.keys() - shown_by.keys():
-        raise Incomplete(f"no fixture shows the bug {min(missing)}")
+        raise NotShown(f"no fixture shows the bug {min(missing)}")
     requests, sessions = lives.edges(lives.transitions(LIVES))
     example = fixtures[EXAMPLE]
     cached = _cached_row()

@@ -11,6 +11,7 @@ from ci.explain import blocks, places, tiers
 from ci.explain.history import History, Past, cursors_of, lent_to
 from ci.explain.places import Fact, letter, token_text
 from reference.clauses.contents import stamp_text
+from reference.commands import Finish, Retract
 from reference.failures import (
     AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place, counted,
 )  # fmt: skip
@@ -114,6 +115,9 @@ def _until_then(past: Past, place: Place, fact: Fact, facts_at: FactsAt) -> str:
     return f"; until then {texts}" if texts else ""
 
 
+_COMMITTED = "kv_committed_len"
+
+
 # -- cursors ---------------------------------------------------------------------------------------------
 
 
@@ -154,7 +158,16 @@ def _fate(
     stays = all(
         _is(before, place._replace(owner=_had_by(before, place.owner)), must) for place in off
     )
-    return f"{who} {verb} and must {'stay' if stays else 'be'} {must}"
+    ends = stays and isinstance(past.run.rows[-1].command, Finish | Retract)
+    written = _written(got, must) if ends and {each.field for each in off} == {_COMMITTED} else ""
+    return f"{who} {verb} and must {'stay' if stays else 'be'} {must}{written}"
+
+
+def _written(got: int, must: int) -> str:
+    """What a slot that counts more or less tokens than are committed does to their KV."""
+    if got > must:
+        return f": KV of [{must}, {got}) was never written"
+    return f": KV of [{got}, {must}), written or in flight, is computed again"
 
 
 def _is(m: Moment, place: AtCursor, value: int) -> bool:

@@ -152,7 +152,7 @@ def check_data(
         },
     }  # fmt: skip
     return data | {
-        "verdict": check_verdict(result, masks, capabilities, base),
+        "verdict": check_verdict(result, masks, capabilities, base, changed),
         "exit_code": result.exit_code,
     }
 

@@ -8,6 +8,7 @@ from impl.adapter import Capabilities
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import COMMANDS, kind_name
 from reference.tiers.commands import TIER_COMMANDS
+from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
 from stateful_tests.lockstep.results import CheckResult
@@ -17,7 +18,11 @@ _Part = tuple[bool, str]  # whether the verdict says it, and what
 
 
 def check_verdict(
-    result: CheckResult, masks: Sequence[Mask], capabilities: Capabilities, base: str | None
+    result: CheckResult,
+    masks: Sequence[Mask],
+    capabilities: Capabilities,
+    base: str | None,
+    changed: Changes | None = None,
 ) -> str:
     """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
     old = sorted(
@@ -29,6 +34,7 @@ def check_verdict(
     known = [mask.fault.id for mask in masks if mask.holds]
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
+    unseen = changed.unseen if changed is not None else ""
     cut, missing = result.interrupted, "; ".join(result.incomplete)
     parts: list[_Part] = [
         (result.exit_code == 3, "the system broke"),
@@ -40,6 +46,10 @@ def check_verdict(
         (bool(known), _known(known)),
         (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
         (cut, f"interrupted after {result.so_far}"),
+        (
+            bool(unseen) and not result.new,
+            f"no directed run calls {unseen}",
+        ),
         (
             not cut and not result.new and bool(missing),
             f"incomplete: nothing was found, but {missing}",

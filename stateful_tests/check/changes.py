@@ -44,6 +44,12 @@ class Changes(NamedTuple):
         more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
         return text + (f"; none calls {', '.join(missed[:5])}{more}" if missed else "")
 
+    @property
+    def unseen(self) -> str:
+        """How many of the changes no directed run calls, such as "1 of 3 changes"; "" for none."""
+        missed = len(self.missed)
+        return f"{missed} of {missed + len(self.called)} changes" if missed else ""
+
     def among(self, called: Sequence[Sequence[str]]) -> dict[Function, list[int]]:
         """The changed functions among those that commands call, and the numbers of the commands."""
         wanted, found = {*self.called, *self.missed}, dict[Function, list[int]]()

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from ci.report import data as report
+from ci.report.verdict import check_verdict
 from reference.commands import Finish, Mode
 from stateful_tests.check import campaign, changes, corpus, driving, tiers
 from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.results import CheckResult
 from stateful_tests.lockstep.systems import resolve
 
 BEFORE = """
@@ -90,6 +92,10 @@ def test_lines_that_call_it_come_first(root):
         f"{changes.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
         in found.text
     )
+    result = CheckResult("checkout", "smoke", 0)
+    said = check_verdict(result, (), system.capabilities, None, found)
+    assert "no directed run calls 1 of 2 changes" in said
+    assert found._replace(missed=()).unseen == ""
     called = [
         (),
         ("cache.py: Cache.free, gone", "other.py: gone"),
