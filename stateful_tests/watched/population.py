@@ -20,7 +20,7 @@ USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
 
 
 # Every second run is a scene, one after the other; what the clients of the others are, in turns.
-KINDS = ("storm", "flood", "storm", "random")
+KINDS = ("storm", "flood", "texts", "storm", "random")
 KINDS_OF_A_TIER = ("texts", "scene", "texts", "storm")  # with a host tier, run by run
 TRIES = 40  # servers of which one is chosen
 # Memory is short, and what runs is retracted. A flood has prompts of many chunks.

@@ -160,11 +160,17 @@ def test_every_second_run_is_a_scene():
         assert all(getattr(config, name) == value for name, value in fields.items())
 
 
-def test_runs_between_scenes_are_storms_floods_and_random_clients():
+def test_runs_between_scenes_are_storms_floods_texts_and_random_clients():
     runs = population.Population(1)
-    servers = [runs.draw()[0] for _ in range(8)][::2]
-    assert [each.tokens for each in servers[:3]] == [64, 192, 64]
-    assert all(each.pressure for each in servers[:3]) and servers[1].chunk == 8
+    drawn = [runs.draw() for _ in range(10)][::2]
+    servers = [config for config, _, _ in drawn]
+    of_storms = [servers[at] for at in (0, 1, 3)]
+    assert [each.tokens for each in of_storms] == [64, 192, 64]
+    assert all(each.pressure for each in of_storms) and servers[1].chunk == 8
+    shared = [
+        sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in drawn
+    ]
+    assert max(shared) == shared[2], "texts come back"
     again, other = population.Population(1), population.Population(2)
     assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
 
