@@ -164,6 +164,8 @@ class Calls:
                 text = self._text(value)
                 if attribute == "output_ids":  # only ever shortened
                     text = f"{name}.output_ids[:{len(value) - len(this.output_ids)}]"
+                if attribute == "stop_token_ids":
+                    text = ids_text(value)
                 self._lines.append(f"{name}.{attribute} = {text}")
             self._depth += 1  # an alias assigns what it stands for
             assign(this, attribute, value)
@@ -200,8 +202,9 @@ class Calls:
     def _in_chunks(self, req: Any, more: int) -> str:
         return f"middle_chunks({self._name(req)}, {more:+})"
 
-    def _check_finished(self, req: Any, *_: int) -> str:
-        return f"check_finished({self._name(req)})"
+    def _check_finished(self, req: Any, outputs: int = 1) -> str:
+        how = f", outputs={outputs}" if outputs > 1 else ""
+        return f"check_finished({self._name(req)}{how})"
 
     def _checkpoint(self, req: Any, _: Any, chunked: bool) -> str:
         how = ", chunked=True" if chunked else ""

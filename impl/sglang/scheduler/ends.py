@@ -42,11 +42,17 @@ class Ends(OnServer):
         require(all_count or self.overlap or self.server.spec, Reason.UNFAITHFUL)
         first = self._first_in_flight(turn)
         self.results.before_finish(turn, command.finished_len)
-        # The turn was to have that many outputs, so that is what the client saw of it.
-        turn.req.sampling_params.max_new_tokens = command.finished_len
+        stops = self._ends_by_stop(turn, command.finished_len)
+        if not stops:
+            # The turn was to have that many outputs, so that is what the client saw of it.
+            turn.req.sampling_params.max_new_tokens = command.finished_len
         allocated = self.release.cursors(turn.req).kv_allocated_len
-        self._end(turn)
+        self._end(turn, command.finished_len if stops else None)
         return self._kept(turn, allocated, turn.origin + command.finished_len, first)
+
+    def _ends_by_stop(self, turn: LiveRequest, outputs: int) -> bool:
+        """A round of drafts went past the end: by turns a stop token ended it, or the limit."""
+        return outputs < turn.visible_output and outputs % 2 == 0
 
     def _retract(self, turn: LiveRequest) -> None:
         """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the
@@ -143,11 +149,12 @@ class Ends(OnServer):
             turn.req.to_finish = self.release.batch.FINISH_ABORT()
             self._end(turn)
 
-    def _end(self, turn: LiveRequest) -> None:
-        """Process the last result of a running request: it is found finished and is released."""
+    def _end(self, turn: LiveRequest, stop: int | None = None) -> None:
+        """Process the last result of a running request: it is found finished and is released. stop: of its
+        outputs the one that is a stop token."""
         req, allocator = turn.req, self.server.allocator
         allocator.free_group_begin()
-        self.results.ending(turn)
+        self.results.ending(turn, stop)
         self.release.end(req, self.server.cache)
         allocator.free_group_end()
         self.results.skip(turn)

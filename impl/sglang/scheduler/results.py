@@ -71,9 +71,19 @@ class Results:
         if lost:
             turn.req.output_ids = turn.req.output_ids[:-1]
 
-    def ending(self, turn: LiveRequest) -> None:
-        """The result that finds the request finished: its own mark (to_finish) or its length says so."""
-        self.server.release.check_finished(turn.req)
+    def ending(self, turn: LiveRequest, stop: int | None = None) -> None:
+        """The result that finds the request finished: its own mark (to_finish), its length or a stop token,
+        its output number `stop`, says so."""
+        if stop is None:
+            self.server.release.check_finished(turn.req)
+            return
+        self.stops(turn, turn.req.output_ids[stop - 1])
+        self.server.release.check_finished(turn.req, len(turn.req.output_ids) - stop + 1)
+
+    def stops(self, turn: LiveRequest, token: int) -> None:
+        """The token ends the turn."""
+        sampling = turn.req.sampling_params
+        sampling.ignore_eos, sampling.stop_token_ids = False, [token]
 
     def skip(self, turn: LiveRequest) -> None:
         """The request is finished or retracted: what results of it still come are skipped."""
@@ -137,10 +147,13 @@ class LateResults(Results):
         spec = self.server.spec and not last.prefill
         return turn.session is None or not spec or self.server.release.counts_in_flight
 
-    def ending(self, turn: LiveRequest) -> None:
+    def ending(self, turn: LiveRequest, stop: int | None = None) -> None:
         if turn.pending:
-            self.process(turn, turn.pending.pop(0))
-        super().ending(turn)
+            last = turn.pending.pop(0)
+            if stop is not None:
+                self.stops(turn, [*turn.req.output_ids, *last.tokens][stop - 1])
+            self.process(turn, last)
+        super().ending(turn, stop)
 
     def skip(self, turn: LiveRequest) -> None:
         for result in turn.pending:
