@@ -51,8 +51,11 @@ class Ends(OnServer):
         return self._kept(turn, allocated, turn.origin + command.finished_len, first)
 
     def _ends_by_stop(self, turn: LiveRequest, outputs: int) -> bool:
-        """A round of drafts went past the end: by turns a stop token ended it, or the limit."""
-        return outputs < turn.visible_output and outputs % 2 == 0
+        """The result that ends the turn went past its end: by turns a stop token ended it, or the limit."""
+        done = len(turn.req.output_ids)
+        last = len(turn.pending[0].tokens) if turn.pending else turn.newest
+        first = done if turn.pending else done - last
+        return first < outputs < min(first + last, turn.visible_output) and outputs % 2 == 0
 
     def _retract(self, turn: LiveRequest) -> None:
         """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the

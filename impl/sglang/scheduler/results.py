@@ -48,6 +48,7 @@ class Results:
     def sampled(self, turn: LiveRequest, tokens: list[int]) -> None:
         """The tokens are outputs now, and may have ended the turn."""
         turn.req.output_ids.extend(tokens)
+        turn.newest = len(tokens)
         self.server.release.check_finished(turn.req, len(tokens))
 
     def before_round(self, turn: LiveRequest) -> None:

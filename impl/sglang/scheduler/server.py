@@ -65,7 +65,7 @@ class LiveRequest:
     radix tree locked; once it has a row, the lock is the release's business. first: its session kept nothing
     when it got its row, so from 0.5.22 on a slot of the session stands for this turn alone. pending: results
     of launched batches that are not processed yet, the oldest first. other: it is in the namespace
-    (namespaces.py).
+    (namespaces.py). newest: outputs of the result that was processed last.
     """
 
     release: Release0510
@@ -79,6 +79,7 @@ class LiveRequest:
     locked: bool = False
     first: bool = False
     other: bool = False
+    newest: int = 1
     pending: list[Result] = field(default_factory=list)
 
     @property

@@ -77,9 +77,8 @@ ENDS: dict[str, tuple[Command, ...]] = {
 }  # fmt: skip
 
 # In these no round is launched, so that the prompt is not in the tree yet (see below), or window
-# eviction is driven with a length that waits; or the output behind a stop token is none yet.
+# eviction is driven with a length that waits.
 NOT_YET = {
-    "a_stop_token_leaves_the_text_behind_it",
     "a_session_inserts_into_another_namespace",
     "a_finish_caches_overshoot",
     "a_leaf_is_shorter_than_a_window",
