@@ -434,7 +434,17 @@ def near(name: str, names: Iterable[str]) -> str:
 _ALSO_CALLED = (
     (("eagle", "mtp", "speculative"), ("draft", "spec_decode", "verify")),
     (
-        ("garbage", "garble", "garbl", "gibberish", "corrupt", "nonsense", "hallucinate", "repeat"),
+        (
+            "garbage",
+            "garble",
+            "garbl",
+            "gibberish",
+            "corrupt",
+            "nonsense",
+            "hallucinate",
+            "hallucinat",
+            "repeat",
+        ),
         ("reads", "read-", "another request", "wrong"),
     ),
     (("crash", "assert", "exception"), ("ends the server", "ends the engine", "broken")),

@@ -31,7 +31,7 @@ class Counted:
 
     effort: commands, with those that a run of _SHORT has for shorter ones. declined: kinds that the system
     alone refuses since it last carried one out, with runs numbered from the start. tried: runs with a
-    command of the kind that the system could carry out; served: those of them that carried one out.
+    command of the kind that the system could carry out; served: runs that carried one out.
     unfit: situation -> why its line could not be driven.
     """
 

@@ -44,14 +44,15 @@ class Ends(OnServer):
         self.results.before_finish(turn, command.finished_len)
         stops = self._ends_by_stop(turn, command.finished_len)
         if not stops:
-            # The turn was to have that many outputs, so that is what the client saw of it.
+            # the turn was to have that many outputs, so that is what the client saw of it
             turn.req.sampling_params.max_new_tokens = command.finished_len
         allocated = self.release.cursors(turn.req).kv_allocated_len
         self._end(turn, command.finished_len if stops else None)
         return self._kept(turn, allocated, turn.origin + command.finished_len, first)
 
     def _ends_by_stop(self, turn: LiveRequest, outputs: int) -> bool:
-        """The result that ends the turn went past its end: by turns a stop token ended it, or the limit."""
+        """The result that ends the turn has outputs behind the end: after an even number a stop token ends
+        it, after an odd one the limit."""
         done = len(turn.req.output_ids)
         last = len(turn.pending[0].tokens) if turn.pending else turn.newest
         first = done if turn.pending else done - last

@@ -4,6 +4,8 @@ tree and without. `kvspec check` reports what random runs find besides.
 Skips, with the reason, where a release can be neither found nor fetched.
 """
 
+import shutil
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,10 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import preset
 from stateful_tests.generate.next_command import finale
-from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.export.exports import root_of
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.release_faults import DRIVEN
 
@@ -245,3 +250,20 @@ def test_who_inserts_at_an_abort_between_two_chunks(release, version, stays):
     tree = system.view().tree
     [node] = tree.nodes
     assert list(node.path) == [token_id(shared_serial(stays), position) for position in range(8)]
+
+
+@pytest.mark.parametrize("keep, clause", [(2, "SES-1"), (3, None)])
+def test_a_stop_token_ends_a_turn_within_its_last_result(keep, clause, tmp_path):
+    """A release that keeps the text behind it is found out; behind its limit the session cuts in any case."""
+    package = tmp_path / "python" / "sglang"
+    shutil.copytree(root_of("0.5.23") / "sglang", package)
+    file = package / "srt" / "session" / "streaming_session.py"
+    cut = "        req.output_ids = req.output_ids[:finished_len]\n"
+    before = file.read_text()
+    assert cut in before
+    file.write_text(before.replace(cut, ""))
+    text = "open s1; submit r1 in s1 +1; admit r1; extend r1 +1; spec_decode r1 +4 accept 3"
+    trace = Trace(preset("page1"), Mode.FAITHFUL, script(f"{text}; finish r1 keep {keep}"))
+    with closing(resolve("sglang", checkout=str(tmp_path))) as system:
+        violation = replay(system, trace).violation
+    assert (violation and violation.clause) == clause
