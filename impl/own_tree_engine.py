@@ -48,7 +48,10 @@ class OwnTreeEngine(TorchKV):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, tree_policy_is_free=True)
+        # Recurrent state is behind all that was computed: a prefill hands over less than that.
+        return replace(
+            super().capabilities, tree_policy_is_free=True, recurrent=False, tracks=False
+        )
 
     def unfinished_length(self, cursors: RowCursors[int]) -> int:
         return max(cursors.cache_protected_len, super().unfinished_length(cursors) - self.page_size)

@@ -24,9 +24,7 @@ PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=4)
 
 
 def test_it_conforms_though_its_tree_is_another():
-    result = campaign.run(
-        make(), plan("smoke", presets=["page2", "tight"], machines=["both"], examples=3)
-    )
+    result = campaign.run(make(), plan("smoke", examples=1))
     assert not result.findings and "tree evicts for room" in str(result.situations)
 
 
