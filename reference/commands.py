@@ -53,7 +53,7 @@ class Mode(StrEnum):
     FREE: a window eviction may be driven with any length up to kv_allocated_len.
     FAITHFUL: as a scheduler does it: window eviction never past kv_committed_len, and never past what a later
     finish or retract of the same turn keeps; a finish is seen at most one round late (overlap), so
-    it takes back no more than two rounds. What is reachable here can happen in a server.
+    it takes back less than two rounds. What is reachable here can happen in a server.
     """
 
     FREE = "free"

@@ -86,7 +86,7 @@ def seen(stamp: int, stamps: Sequence[int]) -> str:
         return "was not written"
     if stamp in stamps:
         return f"is that after token {stamps.index(stamp) + 1}"
-    return "is that of another text"
+    return "is that after other tokens, or more"
 
 
 def misread(found: Sequence[int], want: int, stamps: Sequence[int]) -> str | None:

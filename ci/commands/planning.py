@@ -41,7 +41,7 @@ _OPTIONS = (
     ),
     click.option(
         "--mode", type=click.Choice(["free", "faithful", "both"]),
-        help="How far window eviction may go: faithful as in a real scheduler, free up to kv_allocated_len."
+        help="faithful: window evictions and ends of turns as a real scheduler has them. free: others too."
         " [default: both; of a release faithful]",
     ),
 )  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -105,6 +105,21 @@ class _How(NamedTuple):
     html: bool
 
 
+@dataclass
+class _CutShort:
+    """An interrupt of what is done before the plan. It ends that alone where something was told as found."""
+
+    told: Collection[str]
+    interrupted: bool = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self.interrupted |= kind is KeyboardInterrupt
+        return kind is KeyboardInterrupt and bool(self.told)
+
+
 def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Callable[[], None]]:
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
@@ -124,6 +139,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                 opened.enter_context(closing(before))
         plan, changed = tiers.for_system(plan, system), None
         early: dict[str, Run] = {}  # clause -> the run that showed it
+        cut_short = _CutShort(early)
         if how.since is not None:
             told: set[str] = set()
 
@@ -139,15 +155,16 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                     note(report.first_word(run, "" if before is None else before.name))
 
             note(f"since {how.since}: looks for directed runs that call what changed")
-            with unusable(f"--since {how.since:.80}: ", ValueError):
+            with unusable(f"--since {how.since:.80}: ", ValueError), cut_short:
                 lines = [
                     line
                     for mode in plan.modes or system.capabilities.modes
                     for line in driving.lines_of(system, plan, mode)
                 ]
                 changed = changes.changes(system, how.since, lines, tell)
-            note(changed.text)
-            plan = replace(plan, first=changed.first)
+            if changed is not None:
+                note(changed.text)
+                plan = replace(plan, first=changed.first)
         elif selector.checkout and (edited := changes.edited_files(Path(selector.checkout))):
             files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
             note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
@@ -161,14 +178,15 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
             saved = Saved(system.name, how.save_dir, progress.say)
             with unusable(f"--impl {selector.impl}: "):
                 masks = []
-                for mask in known.masks(system, before):
-                    masks.append(mask)
-                    progress.line(mask.line)
+                with cut_short:
+                    for mask in known.masks(system, before):
+                        masks.append(mask)
+                        progress.line(mask.line)
                 named = named._replace(also_checked=known.also_checked(system, masks))
                 result = campaign.run(
                     system, plan, progress, before,
                     executor=executor, named=named, found=saved, masks=masks,
-                    early=[*early.values()], began=began,
+                    early=[*early.values()], interrupted=cut_short.interrupted, began=began,
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
             note(f"{clause}, named above as NEW: a known fault explains it")

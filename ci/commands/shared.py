@@ -354,12 +354,14 @@ def save_traces(
 class Saved:
     """Traces on disk from the moment they are found: `campaign.run` calls it with all that there are.
 
-    A clause is reported on stderr when its trace is there; a smaller trace takes its place in silence.
+    A clause is reported on stderr when its trace is there; a smaller trace takes its place in silence, and so
+    does one of its own that the report may leave out.
     """
 
     def __init__(self, system: str, folder: str, say: Callable[[str], None]) -> None:
         self._system, self._folder, self._say = system, folder, say
         self._there: dict[Path, Trace] = {}
+        self._said: set[str] = set()
 
     def __call__(self, traces: dict[str, Trace]) -> None:
         from ci.report import data as report
@@ -377,8 +379,9 @@ class Saved:
                 files.save(trace, path)
             except (OSError, files.TraceError):
                 continue  # the report says so
-            if path not in self._there:
+            if path not in self._there and not {first, *also} <= self._said:
                 self._say(f"found {', '.join([first, *also])}: {path}")
+                self._said |= {first, *also}
             self._there[path] = trace
 
     def tidy(self, reports: list[Data]) -> None:

@@ -188,12 +188,13 @@ class _Drawer:
 
 
 def _node(node: Data | None) -> Cell:
-    """A node's positions and SWA KV, and how many locks count on it: full/SWA."""
+    """A node's positions and SWA KV, and how many locks count on it, of its full and of its SWA KV."""
     if node is None:
         return {"": NOTHING}
     where, locks = span(node["start"], node["end"]), str(node["full_locks"])
     if node["live"] is not None:
-        where, locks = f"{where} {swa_of(node['live'])}", f"{locks}/{node['swa_locks']}"
+        where = f"{where} {swa_of(node['live'])}"
+        return {"": where, "locks": locks, "/": str(node["swa_locks"])}
     return {"": where, "locks": locks}
 
 
@@ -234,5 +235,5 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
                 value, changed = "gone", True
             marked = f"{'!' if wrong else ''}{value}{'*' if changed else ''}"
             text.append(f"{label} {marked}".lstrip())
-        texts.append(" ".join(text))
+        texts.append(" ".join(text).replace(" / ", "/"))
     return {"step": state["step"], "what": what, "cells": texts}

@@ -100,7 +100,11 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
         if min(left.full, left.swa) < 0:
             return "", ""  # row and tree, each with pages of its own, had more than there are
         pages = counted(getattr(left, pool), f"{POOL[pool]} page")
-        return "", f"the pool has {pages} free and {evictable // past.page_size} more evictable"
+        has = f"the pool has {pages} free and {evictable // past.page_size} more evictable"
+        if was.tree is not None:
+            return "", has  # what the command takes is not what is free behind it
+        takes = getattr(left, pool) - getattr(free(step.now), pool)
+        return "", f"{has}, and the command takes {takes or 'none'}"
     # "": the system's own
     condition = RULES_OF[type(step.command)].refused.get(reason, "") if ours else ""
     if ours and reason is Reason.UNKNOWN_REQUEST:
@@ -184,7 +188,8 @@ def _taken_back(before: Moment, command: Finish) -> str:
         evicted = counted(request.evicted, "token")
         return f"window eviction has counted {evicted}, and the finish keeps {target}"
     kept = command.finished_len
-    return f"{counted(processed, 'output')} are older than two rounds, and the finish keeps {kept}"
+    older = counted(processed, "output")
+    return f"a stop within the last two rounds keeps more than {older}, and the finish keeps {kept}"
 
 
 def _window_lost(past: History, ours: bool) -> str:

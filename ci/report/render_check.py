@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ci import Data
+from reference.failures import counted
 from ci.report.render import labelled, say, sizes, table, verdict
 from ci.report.render_run import finding
 
@@ -69,7 +70,10 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
             alike[fault["state"]] = alike.get(fault["state"], 0) + 1
             continue
         among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
-        times = f", met {fault['times']} times{among}" if fault["times"] else ""
+        times = f", met {counted(fault['times'], 'time')}{among}" if fault["times"] else ""
+        if times and not fault["masked"]:
+            runs = counted(fault["times"], "run")
+            times = f"; in {runs} the base shows it or another, and this tree violates a clause of theirs"
         if fault["instead"]:
             times += f"; where the base shows it, this tree violates {', '.join(fault['instead'])}"
         head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"

@@ -224,7 +224,7 @@ def _step_table(out: Console, data: Data) -> None:
 
 # A sign of the step table, and what it stands for.
 _SIGNS = {
-    r"\b[CAER] \d": "tokens: C committed, A allocated, E SWA-evicted, R owned by the tree",
+    r"\b[CAER] !?\d": "tokens: C committed, A allocated, E SWA-evicted, R owned by the tree",
     r"\*": "* changed by the command",
     r"!": "! differs from the reference",
     r"^!?-$": "- is not there",

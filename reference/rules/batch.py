@@ -17,7 +17,7 @@ LANES = {
 }
 POOLS = {
     Reason.OUT_OF_FULL: "the pages that the batch opens are not free or evictable",
-    Reason.OUT_OF_SWA: "the same of the SWA pool",
+    Reason.OUT_OF_SWA: "no room for its SWA pages",
 }
 
 # requests of a batch, each with the kv_allocated_len that it grows to

@@ -26,7 +26,7 @@ MOST_LATE = 2  # a round is launched before the result of the one before is proc
         Reason.EMPTY: "no requests",
         Reason.WRONG_PHASE: _NO_RESULTS,
         Reason.WINDOW_LOST: "not live(C): window eviction has freed SWA KV that the next token reads",
-        Reason.ROW_TOO_SHORT: "A' > width",
+        Reason.ROW_TOO_SHORT: "the new A > width",
         **POOLS,
     },
     cases=(Case("each request", after={"C": "C + 1", "A": "max(A, C + 1)"}),),
@@ -44,7 +44,7 @@ _OF_A_VERIFY_ROUND = {
     Reason.WRONG_PHASE: _NO_RESULTS,
     Reason.BAD_LENGTH: "accept > allocate",
     Reason.WINDOW_LOST: "not live(C)",
-    Reason.ROW_TOO_SHORT: "A' > width",
+    Reason.ROW_TOO_SHORT: "the new A > width",
     **POOLS,
 }
 

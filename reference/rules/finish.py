@@ -30,7 +30,7 @@ KEEPS_LESS = (
         Reason.WRONG_PHASE: NOT_RUNNING,
         Reason.BAD_LENGTH: "not 1 <= finished_len <= output",
         Reason.UNFAITHFUL: "target is below a length that window eviction of the turn used, or that"
-        " released the SWA part of its lock, or takes back more than two rounds",
+        " released the SWA part of its lock, or takes back two rounds or more",
     },
     where=(("target", "origin + finished_len"),),
     cases=(

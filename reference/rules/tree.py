@@ -130,7 +130,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
         " prompt may reach",
         Reason.ROW_TOO_SHORT: _TOO_LONG,
         Reason.OUT_OF_FULL: "the lock owner's own pages are not free or evictable",
-        Reason.OUT_OF_SWA: "the same of the SWA pool",
+        Reason.OUT_OF_SWA: "no room for its SWA pages",
         Reason.OUT_OF_STATES: "no slot of recurrent state is free or evictable for the one at its end",
     },
     page="each page that the inserter brings. Its SWA KV is evicted where it ends at or below ceil(evicted).",

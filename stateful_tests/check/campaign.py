@@ -50,6 +50,7 @@ def run(
     found: Found | None = None,
     masks: Sequence[Mask] = (),
     early: Sequence[Run] = (),
+    interrupted: bool = False,
     began: float | None = None,
 ) -> CheckResult:
     """Carry the plan out on `system`.
@@ -62,7 +63,7 @@ def run(
     executor: where runs execute, on systems that are made from `named`; without that all is done on `system`
     itself.
     found: is called with a violation before it is shrunk, and with each smaller trace.
-    early: runs that were found before, each with a violation.
+    early: runs that were found before, each with a violation. interrupted: report these, and drive no more.
     began: `time.monotonic()` when the check began; its seconds and time limit count from there.
     An interrupt ends the check with what was found until then. Raises UnusableImplementation when no
     configuration fits.
@@ -75,7 +76,8 @@ def run(
         work = partial(drive_named, named, plan)
     finder = Finder(system, base, masks, found)
     started = time.monotonic() if began is None else began
-    return _Campaign(system, plan, finder, progress, started).run(executor, work, early)
+    campaign = _Campaign(system, plan, finder, progress, started)
+    return campaign.run(executor, work, early, interrupted=interrupted)
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
@@ -105,7 +107,12 @@ class _Campaign:
     broke: Counter[str] = field(default_factory=Counter)
 
     def run(
-        self, executor: Executor, work: Callable[[RunBatch], Driven], early: Sequence[Run]
+        self,
+        executor: Executor,
+        work: Callable[[RunBatch], Driven],
+        early: Sequence[Run],
+        *,
+        interrupted: bool,
     ) -> CheckResult:
         result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         can = self.system.capabilities
@@ -125,6 +132,8 @@ class _Campaign:
             for each in early:
                 assert each.violation is not None
                 self.finder.take(each.violation, each.trace)
+            if interrupted:
+                raise KeyboardInterrupt
             with closing(executor.map(work, ahead)) as driven:
                 for batch in now:
                     if self._over(result):

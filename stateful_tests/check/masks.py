@@ -34,7 +34,7 @@ class Mask:
     """A known fault on a tree.
 
     there: its traces that fail on the tree, each with what it needs; fixed: files of those that conform, and
-    fail on the base. breaks: how the tree breaks in them; instead: what it violates in place of the clause.
+    fail on the base. breaks: how the tree breaks in them; instead: what they do in place of that, in words.
     unplayed: why a trace of it could not be replayed; "" where all could. otherwise: no trace of it is of the
     way to run that the tree is driven in, such as `+overlap`.
     """
@@ -57,7 +57,7 @@ class Mask:
         if self.unplayed:
             return f"could not be replayed on this tree ({self.unplayed})"
         if self.instead:
-            return f"its trace violates {', '.join(self.instead)} on this tree"
+            return f"its trace {' and '.join(self.instead)} on this tree"
         if self.elsewhere:
             return "not shown by its traces, which are of another way to run"
         return "not there any more on this tree"
@@ -104,7 +104,8 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
     for fault in of_system(cast("Engine", engine), release, ways):
         if clause not in (None, *fault.clauses):
             continue
-        there, fixed, breaks, instead, unplayed = [], [], set(), [], ""
+        there, fixed, breaks, unplayed = [], [], set(), ""
+        instead: dict[str, None] = {}
         loaded = [(file, load(FOLDER / file)) for file in fault.traces]
         sizes = [t.geometry for _, t in loaded if isinstance(t.geometry, Geometry)]
         if sizes and not any(map(system.capabilities.keeps_states, sizes)):
@@ -128,7 +129,8 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             elif base is not None and _fixed(_violation(base, trace), seen, shown):
                 fixed.append(file)
             elif seen is not None:
-                instead.append("nothing: it breaks" if seen.clause == "BROKEN" else seen.clause)
+                broke = seen.clause == "BROKEN"
+                instead[f"violates {seen.clause}" if not broke else "breaks the system"] = None
         otherwise = all({*ways_of(file)} != {*ways} for file in fault.traces)
         yield Mask(
             fault,

@@ -17,7 +17,9 @@ from reference.tiers.config import POLICIES, TierConfig
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_on, replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
-from stateful_tests.shrink.rewriting import Commands, scaled
+from stateful_tests.shrink.rewriting import Commands, all_less, numbers, scaled
+
+_ROUNDS = 4  # of fewer commands, then smaller sizes
 
 Allowed = Callable[[Trace, Violation], bool]  # a trace up to the violation that it ends with
 
@@ -57,34 +59,14 @@ def _minimised(
     def failing(candidate: Trace) -> Commands | None:
         return failing_prefix(system, clause, candidate, kind, allowed)
 
-    for search in (drop, smaller):
-        smallest = _shrink_commands(failing, smallest, search)
-        if isinstance(smallest.geometry, EngineConfig):
-            smallest = _shrink_config(failing, smallest)
-            continue
-        if isinstance(smallest.geometry, TierConfig):
-            smallest = _shrink_tiers(failing, smallest)
-            continue
-        smallest = _shrink_size(failing, smallest, "bigram")
-        if system.capabilities.no_tree and not smallest.geometry.bigram:
-            smallest = _shrink_size(failing, smallest, "tree")
-        for name in (
-            "states",
-            "page_size",
-            "tracks",
-            "window",
-            "full_pages",
-            "swa_pages",
-            "rows",
-            "width",
-        ):
-            smallest = _shrink_size(failing, smallest, name)
-        for setting in smallest.geometry.settings:
-            others = tuple(other for other in smallest.geometry.settings if other != setting)
-            candidate = replace(smallest, geometry=replace(smallest.geometry, settings=others))
-            if (commands := failing(candidate)) is not None:
-                smallest = replace(candidate, commands=commands)
-    return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
+    smallest = _shrink_sizes(system, failing, _shrink_commands(failing, smallest, drop))
+    for _ in range(_ROUNDS):
+        smallest = _shrink_commands(failing, smallest, smaller)
+        sizes = smallest.geometry
+        smallest = _shrink_sizes(system, failing, smallest)
+        if smallest.geometry == sizes:
+            break  # no command was needed for a size that is smaller now
+    return replace(smallest, origin="minimised")
 
 
 def _kind(system: AnySystem, trace: Trace) -> str | None:
@@ -106,6 +88,46 @@ def _shrink_commands(
         return failing(replace(trace, commands=commands))
 
     return replace(trace, commands=search(trace.commands, still_fails))
+
+
+def _shrink_sizes(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
+    """The smallest sizes, of an engine the plainest configuration, with which the clause still fails."""
+    if isinstance(trace.geometry, EngineConfig):
+        return _shrink_config(failing, trace)
+    if isinstance(trace.geometry, TierConfig):
+        return _shrink_tiers(failing, trace)
+    trace = _shrink_size(failing, trace, "bigram")
+    if system.capabilities.no_tree and not trace.geometry.bigram:
+        trace = _shrink_size(failing, trace, "tree")
+    for name in ("states", "page_size", "tracks", "window"):
+        trace = _shrink_size(failing, trace, name)
+    for name in ("full_pages", "swa_pages", "rows", "width"):
+        trace = _less_of_both(failing, _shrink_size(failing, trace, name), name)
+    for setting in trace.geometry.settings:
+        others = tuple(other for other in trace.geometry.settings if other != setting)
+        candidate = replace(trace, geometry=replace(trace.geometry, settings=others))
+        if (commands := failing(candidate)) is not None:
+            trace = replace(candidate, commands=commands)
+    return trace
+
+
+def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
+    """The trace with a size and the lengths that fill it smaller by as much."""
+    now, page = getattr(trace.geometry, name), trace.geometry.page_size
+    least, unit = (page, 1) if name == "width" else (1, page)
+    lengths = sorted({value for c in trace.commands for _, value in numbers(c)}, reverse=True)
+    for size in dict.fromkeys((least, now // 2, now - 1)):
+        less = (now - size) * unit
+        for length in lengths if least <= size < now else ():
+            if length > less:
+                candidate = replace(
+                    trace,
+                    geometry=replace(trace.geometry, **{name: size}),
+                    commands=tuple(all_less(c, less, length, length) for c in trace.commands),
+                )
+                if (commands := failing(candidate)) is not None:
+                    return replace(candidate, commands=commands)
+    return trace
 
 
 def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:

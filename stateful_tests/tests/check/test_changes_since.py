@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ci.commands.running import _CutShort
 from ci.report import data as report
 from ci.report.verdict import check_verdict
 from reference.commands import Finish, Mode
@@ -145,6 +146,21 @@ def test_what_was_told_at_once_is_in_the_report():
     found = campaign.run(system, plan, base=before, early=[run])
     assert tuple(finding.clause for finding in found.findings) == run.violation.clauses
     assert not found.findings[0].old
+
+
+def test_an_interrupt_reports_what_was_told_at_once():
+    """And nothing is driven."""
+    line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
+    run, told = changes.new_fault(resolve(FAULTY), resolve("reference"), line), _CutShort({})
+    with pytest.raises(KeyboardInterrupt), told:
+        raise KeyboardInterrupt
+    told.told = [run]
+    with told:
+        raise KeyboardInterrupt
+    found = campaign.run(
+        resolve(FAULTY), tiers.plan("smoke"), early=told.told, interrupted=told.interrupted
+    )
+    assert found.findings[0].clause == "FREE-1" and found.interrupted and not found.commands
 
 
 def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):

@@ -4,16 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from impl.adapter import Capabilities
+from impl.torch_kv.system import TorchKV
+from impl.vocabulary import CommandRefused
 from reference import model
 from reference.commands import (
-    Abort, Chunk, Close, Decode, Done, Evict, Extend, Finish, Insert, Match, Open, Submit,
+    Abort, Chunk, Close, Decode, Done, Evict, Extend, Finish, Insert, Match, Mode, Open, Reason, Submit,
     Unlock, prompt_len,
 )  # fmt: skip
-from reference.geometry import preset
+from reference.geometry import Geometry, preset
 from stateful_tests.check.campaign import run
 from stateful_tests.check.fixtures import shrunk
 from stateful_tests.check.tiers import plan
 from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import minimise, violated
 from stateful_tests.shrink.passes import shrink
@@ -170,6 +173,29 @@ def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one():
         assert "FREE-1" in (violated(system, shrunk, "FREE-1") or ()), size
         page_size, width = shrunk.geometry.page_size, shrunk.geometry.width
         assert page_size in (2, 4) and width >= page_size, size
+
+
+class Rounds(TorchKV):
+    """A chunk takes as many pages as it would from the start of one."""
+
+    name = "rounds"
+
+    def decode(self, command):
+        if not len(self.store.full.free_pages()):
+            raise CommandRefused(Reason.OUT_OF_FULL)
+        return super().decode(command)
+
+
+def test_commands_and_sizes_shrink_in_turns():
+    """Without the pool that is full there is no need of r2; a length goes with the size that it fills."""
+    commands = script(
+        "submit r1 (no session) +5; submit r2 (no session) +9; admit r1; extend r1 +5; admit r2;"
+        " extend r2 +9; decode r1"
+    )
+    start = Trace(Geometry(2, None, 8, 0, 2, 24), Mode.FAITHFUL, commands, clause="OUT-1")
+    shrunk = minimise(Rounds(), start, "OUT-1")
+    assert shrunk.commands == script("submit r1 (no session) +1; admit r1; extend r1 +1; decode r1")
+    assert shrunk.geometry == Geometry(2, None, 1, 0, 1, 2)
 
 
 class Switched:

@@ -6,15 +6,18 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 import pytest
 
+from ci.commands.shared import Saved
 from impl.process import remote_system
 from stateful_tests.tests.check import bad_adapters
 from stateful_tests.traces import files
 
+REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 ADAPTER = f"{bad_adapters.__name__}:LeavesAtOnce"
 
 
@@ -44,6 +47,17 @@ def test_a_check_that_is_ended(number, tmp_path):
     assert data["interrupted"] and [c["id"] for c in data["findings"][0]["clauses"]] == ["BROKEN"]
     assert "interrupted after" in out and "exit status 0" in out
     assert (tmp_path / "report.xml").read_bytes().startswith(b"<?xml")
+
+
+def test_a_clause_is_said_once(tmp_path):
+    """A smaller trace of one of its clauses is no other finding, and its file may go in the end."""
+    one = files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
+    said: list[str] = []
+    saved = Saved("torch", str(tmp_path), said.append)
+    saved({"FREE-1": one, "OWN-3": one})
+    saved({"FREE-1": one, "OWN-3": replace(one, commands=one.commands[1:])})
+    assert said == [f"found FREE-1, OWN-3: {tmp_path}/free-1-torch.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {"free-1-torch.json", "own-3-torch.json"}
 
 
 def test_a_tour_that_is_ended(tmp_path):

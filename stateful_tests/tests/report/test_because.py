@@ -200,7 +200,7 @@ class ObeysAll(ReferenceSystem):
          "r1 is in flight in s1 since command 1 (submit r1 in s1 +3)"),
         ("submit r1 (no session) +3; admit r1; extend r1 +3; decode r1; decode r1; decode r1;"
          " finish r1 keep 1",
-         "2 outputs are older than two rounds, and the finish keeps 1"),
+         "a stop within the last two rounds keeps more than 2 outputs, and the finish keeps 1"),
         ("submit r1 (no session) +12; admit r1; extend r1 +12; decode r1; decode r1;"
          " evict_swa r1 at length 14; finish r1 keep 1",
          "window eviction has counted 14 tokens, and the finish keeps 13"),

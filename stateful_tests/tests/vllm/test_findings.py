@@ -128,9 +128,9 @@ SAID = {
     "a_hit_within_a_block_bears_the_hash_of_the_whole_block_on_the_device": "copied into block 7 last",
     "a_hit_within_a_block_bears_the_hash_of_the_whole_block_on_the_device_in_time": "into block 9 last",
     "a_preempted_session_copies_from_past_its_table": "IndexError: list index out of range at",
-    "a_turn_that_ends_within_a_round_leaves_a_state_that_is_too_far": "is that of another text, where",
+    "a_turn_that_ends_within_a_round_leaves_a_state_that_is_too_far": "is that after other tokens, or more",
     "a_request_that_a_batch_leaves_out_goes_on_in_the_first_column": "state is that after token 3",
-    "a_preempted_session_finds_its_old_column": "its recurrent state is that of another text, where r2",
+    "a_preempted_session_finds_its_old_column": "after other tokens, or more, where r2",
     "a_prompt_ends_with_drafts_of_the_turn_before": "where r1 keeps the state after its first 6 tokens",
     "a_session_publishes_a_state_under_the_hash_of_a_dropped_token":
         "named by the prefix cache since command 4",
