@@ -21,7 +21,7 @@ from reference.blocks.config import EngineConfig
 from reference.commands import (
     Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, prompt_len,
 )  # fmt: skip
-from reference.geometry import GeometryError
+from reference.geometry import Geometry, GeometryError
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query
 from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
@@ -81,7 +81,10 @@ def _room(system: AnySystem, trace: Trace) -> Trace:
         return trace
     if isinstance(sizes, EngineConfig):
         texts = sum(isinstance(command, Add) for command in trace.commands)
-        most = (texts + 1) * sum(map(sizes.most_blocks, sizes.groups))
+        whole = (
+            replace(group, window=None) for group in sizes.groups
+        )  # as an admission may ask for
+        most = (texts + 1) * sum(map(sizes.most_blocks, whole))
         return _with_sizes(trace, blocks=max(sizes.blocks, most))
     pages = 1 + sizes.rows * (_AHEAD - 2 * (-sizes.width // sizes.page_size))
     swa = 0 if sizes.window is None else max(sizes.swa_pages, pages)
@@ -169,6 +172,12 @@ def _no_state(system: AnySystem, trace: Trace) -> Trace:
     return _with_sizes(replace(trace, commands=tuple(kept)), states=0, tracks=False)
 
 
+def _no_setting(system: AnySystem, trace: Trace) -> Trace:
+    """Each switch of a release is where it is by default."""
+    del system
+    return _with_sizes(trace, settings=()) if isinstance(trace.geometry, Geometry) else trace
+
+
 # What a trace may need, and the trace without it. Which turns are rejected depends on the ends before.
 _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a retract": partial(_none_of, Retract),
@@ -188,6 +197,7 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a small host": _host_room,
     "a storage": _no_storage,
     "recurrent state": _no_state,
+    "a setting": _no_setting,
     "a reset of host memory": partial(_none_of, ResetConnector),
     "a failed load": partial(_none_of, Fail),
     "priorities": partial(_engine_without, priority=False),

@@ -38,7 +38,7 @@ from stateful_tests.lockstep.results import CheckResult, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.patched_code import replaced
-from stateful_tests.traces.files import load
+from stateful_tests.traces.files import load, prompt_of
 
 PLAN = plan(
     "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4, examples=13
@@ -342,6 +342,21 @@ def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, re
 def test_two_stalls_of_an_engine_are_distinguished(file, needed, vllm):
     trace = load(FOLDER / f"vllm-{file}.json")
     assert {*needs(vllm("0.33.0"), trace, "RUN-4")} == needed
+
+
+def test_a_prompt_may_wait_for_the_blocks_that_its_window_leaves_out(vllm):
+    """The pool runs full where it has room for the window alone."""
+    name = "a_prompt_waits_for_blocks_that_its_window_would_leave_out"
+    trace = load(FOLDER / f"vllm-0.19.0/{name}.json")
+    [add, schedule], pool = trace.commands, replace(trace.geometry, blocks=6, max_model_len=8)
+    longer = replace(add, prompt=prompt_of("a7"))
+    trace = replace(trace, commands=(longer, schedule), geometry=pool, expected=())
+    assert needs(vllm("0.19.0"), trace, "RUN-4") == ("a window", "pools that run full")
+
+
+def test_a_fault_behind_a_switch_needs_it(release):
+    trace = load(FOLDER / "sglang-0.5.12/joined_nodes_lose_where_a_lock_ends.json")
+    assert needs(release("0.5.12"), trace, "TREE-6") == ("a setting",)
 
 
 def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):

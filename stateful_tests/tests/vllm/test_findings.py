@@ -101,6 +101,7 @@ SAID = {
     "a_request_preempted_in_its_own_step_runs_all_the_same_in_time": "r1 at [0, 2) of group 0",
     "a_chunk_preempted_in_its_own_step_runs_all_the_same": "nobody has written block 7",
     "a_turn_that_ends_twice_stands_twice_in_the_queue": "RuntimeError: Invalid request status: RUNNING",
+    "a_loaded_request_waits_behind_a_loaded_one": "no batch comes, with 0 blocks free and r1 WAITING",
     "a_loaded_request_waits_behind_one_that_has_no_room": "no batch comes, with 5 blocks free and",
     "a_loaded_request_waits_behind_one_of_higher_priority": "no batch comes, with 1 blocks free and",
     "a_loaded_request_waits_behind_one_of_higher_priority_in_time": "no batch comes, with 1 blocks free",
