@@ -103,10 +103,12 @@ def _counted(out: Console, data: Data) -> None:
             f"{name} with {sizes(of)}" for name, of in data["presets_fitted"].items()
         )
     if left_out := data["machines_left_out"] + data["presets_left_out"]:
-        words["left out"] = f"{', '.join(left_out)} (not offered, or what another is when fitted)"
+        words["left out"] = (
+            f"{', '.join(left_out)} (not offered, or the same as another when fitted)"
+        )
     labelled(out, words)
     out.print()
-    numbers = ("runs", "commands", "commands/s")
+    numbers = ("runs", "commands, refused too", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)
     started = [m for m in data["machines"] if m["commands"]]
     for m in started:
@@ -137,7 +139,7 @@ def _counted(out: Console, data: Data) -> None:
     if data["not_declared"]:
         say(out, f"not declared, so not checked: {', '.join(data['not_declared'])}")
     say(out, f"refusals met: {_counts(data['refusals'])}")
-    say(out, f"commands: {_counts(data['commands_by_kind'])}")
+    say(out, f"commands, refused ones too: {_counts(data['commands_by_kind'])}")
     situations = data["situations"]
     for group in situations["left_out"]:
         say(out, f"lines of the corpus left out: {len(group['situations'])}, {group['why']}")
