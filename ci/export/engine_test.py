@@ -166,7 +166,8 @@ class _Steps:
     def __init__(self, run: Run, system: VLLMSystem) -> None:
         self.run, self.system, self.sent = run, system, 0
         self.small: dict[int, int] = {1: 1}  # the stop token is one
-        self.flights: deque[Sequence[tuple[Lane, list[int]]]] = deque()
+        # of each entry: what it computes, and the token of its request's text behind that
+        self.flights: deque[list[tuple[Lane, list[int], Sequence[int]]]] = deque()
 
     def __iter__(self) -> Iterator[tuple[str, list[str]]]:
         for row, moment in zip(self.run.rows, self.run.history[-len(self.run.rows) :]):
@@ -194,7 +195,12 @@ class _Steps:
                 notes = moment.step.lanes if moment.step is not None else []
                 texts = [_computed(note) for note in notes]
                 if notes:
-                    self.flights.append([(note.lane, text) for note, text in zip(notes, texts)])
+                    self.flights.append(
+                        [
+                            (note.lane, text, note.text[len(text) : len(text) + 1])
+                            for note, text in zip(notes, texts)
+                        ]
+                    )
                 for note, text in zip(notes, texts):
                     who, start = note.lane.request, note.lane.start
                     yield f'engine.computes("{who}", {start}, {self.tokens(text)})'
@@ -233,17 +239,20 @@ class _Steps:
     def _update(self, most: int) -> Iterator[str]:
         config: EngineConfig = self.run.trace.geometry
         flight = self.flights.popleft()
-        sampled = ", ".join(f'"{lane.request}": {self.tokens(lane.sampled)}' for lane, _ in flight)
+        sampled = ", ".join(
+            f'"{lane.request}": {self.tokens(lane.sampled)}' for lane, _, _ in flight
+        )
         drafts = ""
         if config.drafts and not self.system.overlap:
             most = config.drafts if config.eagle else min(config.drafts, max(0, most))
             made = [
-                f'"{lane.request}": {[-1] * config.drafts}' for lane, _ in flight
+                f'"{lane.request}": {[-1] * config.drafts}' for lane, _, _ in flight
             ] * self.system.v2
-            for lane, text in flight:
-                own = [*text[: len(text) - lane.drafts], *lane.sampled]
+            for lane, text, further in flight * (not self.system.v2):
+                own = [*text[: len(text) - lane.drafts], *(lane.sampled or further)]
                 proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)
-                if lane.sampled and not self.system.v2:
-                    made.append(f'"{lane.request}": {self.tokens(proposed)}')
+                if not (lane.sampled or config.eagle):
+                    proposed = []
+                made.append(f'"{lane.request}": {self.tokens(proposed)}')
             drafts = f", drafts={{{', '.join(made)}}}"
         yield f"engine.update({{{sampled}}}{drafts})"

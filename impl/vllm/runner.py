@@ -261,9 +261,16 @@ class ModelRunnerV1(ModelRunner):
         return Ran(tuple(lanes), results)
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
-        """Drafts that follow what the device has of each request that has sampled."""
-        names = [lane.request for lane in ran.lanes if lane.sampled]
-        return {name: self.drafts(self.text[name][1], most) for name in names}
+        """Of each request of the batch, as `take_draft_token_ids` has it. EAGLE also runs behind a chunk that
+        ends within a text, and is given the token after it; a lookup drafts for who has sampled alone."""
+        made = {}
+        for lane in ran.lanes:
+            known = self.text[lane.request][1]
+            if not lane.sampled:
+                known = known[: lane.start + len(lane.tokens) + 1]
+            drafted = bool(lane.sampled) or self.config.eagle
+            made[lane.request] = self.drafts(known, most if drafted else 0)
+        return made
 
     def _forward(
         self, name: str, start: int, count: int, given: Sequence[int], real: bool, agreed: int

@@ -45,8 +45,9 @@ class EngineConfig:
 
     blocks: that can be handed out; the null block comes on top. max_batched_tokens: of one step, over all
     requests. drafts: tokens that a drafter proposes for each round; eagle: it writes KV of its own, so slots
-    are taken ahead, and a cache hit leaves out its last block. long_prefill: the longest chunk of a prompt
-    while others wait, 0 for no limit. priority: the waiting are ordered by it, not by arrival.
+    are taken ahead, a cache hit leaves out its last block, and it also drafts behind a chunk of a prompt.
+    long_prefill: the longest chunk of a prompt while others wait, 0 for no limit. priority: the waiting are
+    ordered by it, not by arrival.
     host_chunks: chunks of host memory that blocks are offloaded to, 0 for none; chunk_blocks: blocks of a
     chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it;
     prompt_only: outputs are not offloaded. peer: a peer has computed prompts, whose KV is loaded from it;
