@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from dataclasses import dataclass, field, replace
 
 from impl.adapter import AnySystem, UnusableImplementation
@@ -16,8 +17,8 @@ from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Mode
 from stateful_tests.check.masks import (
-    Compared, Mask, Standing, beside, counted_under, do_the_same, holding, how_it_breaks, needs_of,
-    unexplained,
+    Compared, Mask, Standing, beside, clauses_of, counted_under, do_the_same, holding, how_it_breaks,
+    needs_of, unexplained,
 )  # fmt: skip
 from stateful_tests.check.causes import Needs, lacks, needs
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
@@ -239,9 +240,7 @@ class Finder:
                     and (not alike or do_the_same(system, base, trace, violation))
                 )
             )
-        known = {each for mask in masks if mask.holds for each in mask.fault.clauses}.difference(
-            was.clauses
-        )
+        known = clauses_of(masks, was)
         breaks = {how for mask in masks for how in mask.breaks} if clause == "BROKEN" else set()
         if not known and not breaks:
             return None
@@ -269,11 +268,12 @@ class Finder:
         for each in known:
             each.needs = needs(system, each.trace, clause) if each.needs is None else each.needs
         needed = [each.needs or () for each in known] + needs_of(masks, clause)
-        found = None if clause == "BROKEN" else unexplained(system, trace, clause, needed)
+        still_new = self._as_new(violation, clause, Standing.NEW)
+        as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
+        found = None if clause == "BROKEN" else unexplained(system, trace, clause, needed, as_new)
         if found is None:
             return False
         without, candidate = found
-        still_new = self._as_new(violation, clause, Standing.NEW)
 
         def allowed(smaller: Trace, seen: Violation) -> bool:
             return (still_new is None or still_new(smaller, seen)) and lacks(

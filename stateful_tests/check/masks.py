@@ -10,10 +10,9 @@ own trace needs (see causes.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -280,8 +279,16 @@ def counted_under(
         return []
     if headline.stands is Standing.NEW and do_the_same(system, base, trace, violation):
         return []
-    mask = explained(system, holding(masks, violation, violation.clause), trace, violation)
+    under = holding(masks, violation, violation.clause)
+    mask = explained(system, under, trace, violation, clauses_of(masks, violation))
     return [] if mask is None else [mask]
+
+
+def clauses_of(masks: Sequence[Mask], violation: Violation) -> set[str]:
+    """Clauses of known faults, but for those that are violated here: where one is the headline of a smaller
+    trace, that shows another fault."""
+    known = {clause for mask in masks if mask.holds for clause in mask.fault.clauses}
+    return known.difference(violation.clauses)
 
 
 def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
@@ -290,12 +297,20 @@ def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
 
 
 def explained(
-    system: AnySystem, masks: Sequence[Mask], trace: Trace, violation: Violation
+    system: AnySystem,
+    masks: Sequence[Mask],
+    trace: Trace,
+    violation: Violation,
+    others: Collection[str] = (),
 ) -> Mask | None:
     """The known fault that explains a violation where no base is asked: the run violates the clause no more
-    without one of the things that the fault's own trace needs, or breaks in another way."""
+    without one of the things that the fault's own trace needs, or breaks in another way, or shows another
+    fault. others: clauses that are the headlines of these."""
     clause = violation.clause
-    as_it_does = partial(_alike, violation, clause=clause)
+
+    def as_it_does(seen: Violation) -> bool:
+        return seen.clause not in others and _alike(violation, seen, clause)
+
     if not masks or unexplained(system, trace, clause, needs_of(masks, clause), as_it_does):
         return None
     return explaining(system, masks, trace, clause)
