@@ -6,7 +6,6 @@ import shutil
 import tomllib
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +20,6 @@ from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
 from impl.torch_kv import TorchKV
-from reference.blocks.config import EngineConfig, LayerGroup
 from reference.commands import Broken, CheckIdle, Close, Decode, Extend, Mode, Open, Retract
 from reference.failures import Failure
 from reference.geometry import preset
@@ -31,7 +29,7 @@ from stateful_tests.check.driving import Named, check_also
 from stateful_tests.check import finder
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.masks import (
-    Standing, also_checked, beside, counted_under, explained, how_it_breaks, known_fault, masks,
+    Standing, also_checked, beside, counted_under, how_it_breaks, known_fault, masks,
 )  # fmt: skip
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.causes import avoided, needs
@@ -40,10 +38,8 @@ from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.results import CheckResult, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
-from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.traces.files import load, prompt_of
-from stateful_tests.traces.notation import ENGINE_KINDS
 
 PLAN = plan(
     "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4, examples=13
@@ -119,14 +115,17 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
     assert looked._as_new(known, "READ-1", Standing.NEW)(trace, known)
 
 
-def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(monkeypatch):
+@pytest.mark.parametrize("where", [masking, finder])
+def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monkeypatch):
     """Without drafts, a text that is not the client's may be that of a turn which ends too early."""
-    asked = []
-    monkeypatch.setattr(finder, "unexplained", lambda *arguments: asked.append(arguments[-1]))
-    looked = Finder(THREE, masks=list(masks(THREE)))
-    read = Violation("FREE-1", 1, Failure("x", "y"))
-    assert not looked._another_cause(read, KNOWN[0].there[0][0])
-    assert asked[0](read) and not asked[0](replace(read, clause="SES-2", also=("FREE-1",)))
+    asked, trace = [], KNOWN[0].there[0][0]
+    monkeypatch.setattr(where, "unexplained", lambda *arguments: asked.append(arguments[-1]))
+    begins = Violation("LEN-4", 1, Failure("x", "y"))
+    if where is masking:
+        counted_under(THREE, None, KNOWN, trace, begins)
+    else:
+        assert not Finder(THREE, masks=KNOWN)._another_cause(begins, trace)
+    assert asked[0](begins) and not asked[0](replace(begins, clause="SES-2", also=("LEN-4",)))
 
 
 def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
@@ -367,19 +366,6 @@ def test_a_prompt_may_wait_for_the_blocks_that_its_window_leaves_out(vllm):
     longer = replace(add, prompt=prompt_of("a7"))
     trace = replace(trace, commands=(longer, schedule), geometry=pool, expected=())
     assert needs(vllm("0.19.0"), trace, "RUN-4") == ("a window", "pools that run full")
-
-
-def test_a_trace_that_shows_another_fault_without_its_drafts_is_known(vllm):
-    """Without them the turn ends at the max_tokens of the first (TXT-2), and its text is not the client's."""
-    config = EngineConfig((LayerGroup(1),), 4, 4, 2, 1, drafts=1)
-    run = replay(vllm("0.28.0"), Trace(config, Mode.FAITHFUL, script(
-        "add r1 a1 for 2 (session); schedule; update drafts 1; more r1 a1 for 1; schedule accept 1;"
-        " update drafts 0", ENGINE_KINDS
-    )))  # fmt: skip
-    assert run.violation.clauses == ("TXT-3",)
-    of_clause = list(masks(vllm("0.28.0"), clause="TXT-3"))
-    found = partial(explained, vllm("0.28.0"), of_clause, run.trace, run.violation)
-    assert found() is None and found({"TXT-2"}).fault.id == "turn-keeps-a-token-of-a-round"
 
 
 def test_a_fault_behind_a_switch_needs_it(release):
