@@ -46,7 +46,6 @@ DRIVEN = """
 0.5.10 ...    {controller} | Session.create_req(_, _, _); Session.req_nodes
 0.5.11 ...    {controller} | Session.close_on_finish
 0.5.14 ...    {controller} | Session.committed_origin_len
-0.5.21 ...    {controller} | Session.abort_req()
 0.5.10 ...    {sessions} | {SessionCache}(_); {SessionCache}.slots
 0.5.10 0.5.19 {sessions} | SessionSlot.is_holding_kv
 0.5.19 ...    {sessions} | SessionSlot.kv
@@ -115,6 +114,9 @@ DRIVEN = """
 0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.lock(_); UnifiedRadixCache.unlock(_); UnifiedRadixCache.prefix_device_indices(_)
 0.5.10 0.5.15 speculative/eagle_info_v2.py | EagleDraftInputV2Mixin.prepare_for_decode(_)
 0.5.15 ...    speculative/eagle_utils.py | eagle_prepare_for_decode(_)
+0.5.10 ...    managers/scheduler.py | Scheduler.abort_request(_)
+0.5.20 ...    managers/scheduler.py | Scheduler._release_aborted_request(_)
+0.5.19 ...    disaggregation/decode.py | DecodePreallocQueue._swa_tail_len(_)
 0.5.10 ...    {checker} | {Checker}.self_check_during_busy()
 0.5.13 ...    {checker} | {Checker}._check_req_pool()
 0.5.13 ...    {checker} | {Checker}._check_all_pools(_); {Checker}._report_leak(_, _)
@@ -145,8 +147,6 @@ WATCHED = """
 """
 # What exported tests call besides (ci/templates).
 EXPORTED = """
-0.5.10 ...    managers/scheduler.py | Scheduler.abort_request(_)
-0.5.20 ...    managers/scheduler.py | Scheduler._release_aborted_request(_)
 0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.path_device_indices(_); UnifiedRadixCache.tree_core
 0.5.22 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeCore.match_full_device_prefix(_); UnifiedTreeCore.all_values_flatten()
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.root_node

@@ -17,6 +17,7 @@ from impl.adapter import Cursors, UnusableImplementation
 from impl.isolation import cut
 from impl.lazy import torch
 from impl.sglang.parts import stand_ins, memory_checks, trees
+from impl.sglang.parts.aborts import Aborts
 from impl.sglang.parts.stand_ins import SERVER_ARGS
 from impl.sglang.parts.modules import install
 from impl.sglang.releases.objects import Objects
@@ -124,6 +125,7 @@ class Release0510(Objects):
         env = {**self._spec_environment(), "torch": torch, **lengths}
         prepare = cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
         self._prepare_spec = prepare[self.spec_prepare.rpartition(".")[2]]
+        self.aborts = Aborts(root, self)
 
     def _modules(self, load: Any) -> None:
         """The caches that this release has."""
@@ -269,8 +271,17 @@ class Release0510(Objects):
         retracted, _, aborted = batch.retract_decode(SERVER_ARGS)
         return retracted, aborted
 
-    def abort_queued(self, req: Any) -> None:
-        """Scheduler.abort_request on a request that waits: none of these informs the session."""
+    def abort_queued(self, req: Any, cache: Any) -> None:
+        """Scheduler.abort_request on a request that waits."""
+        self.aborts.waiting(req, cache)
+
+    def received_tail(self, length: int, geometry: Geometry, allocator: Any) -> int:
+        """Of a received prompt, the tokens that get SWA slots. A copy of DecodePreallocQueue._swa_tail_len:
+        a server with a tree reserves none there yet (--disaggregation-decode-enable-radix-cache)."""
+        del allocator
+        size, window = geometry.page_size, geometry.window or 0
+        first = length - 1 - max(window, size) if geometry.tree else length - window
+        return length - max(0, first) // size * size
 
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
         """Free positions [start, end) of a lock holder that the tree did not take."""

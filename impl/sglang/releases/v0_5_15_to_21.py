@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from impl import renamed
 from impl.adapter import Cursors
+from impl.isolation import cut
 from impl.sglang.parts import stand_ins, trees
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0514
 from reference.geometry import Geometry
@@ -163,6 +165,25 @@ class Release0519(Release0518):
     def _import(self, root: Path) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core
         super()._import(root)
+        name = renamed.in_uses("DecodePreallocQueue._swa_tail_len", self.renamed)
+        self._role: Any = stand_ins.Bag()
+        utilities = vars(importlib.import_module("sglang.srt.utils"))
+        env = {**utilities, "get_disagg": lambda: self._role}
+        found = cut(root / "sglang/srt/disaggregation/decode.py", frozenset({name}), env)
+        self._tail = found[name.rpartition(".")[2]]
+
+    def received_tail(self, length: int, geometry: Geometry, allocator: Any) -> int:
+        self._role.disaggregation_decode_enable_radix_cache = geometry.tree
+        scheduler = stand_ins.Bag(
+            sliding_window_size=geometry.window,
+            server_args=self._role,  # 0.5.19
+        )
+        queue = stand_ins.Bag(
+            scheduler=scheduler,
+            token_to_kv_pool_allocator=allocator,
+            _uses_swa_tail_prealloc=lambda: True,
+        )
+        return int(self._tail(queue, length))
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -207,7 +228,7 @@ class Release0520(Release0519):
 
 
 class Release0521(Release0520):
-    """0.5.21. The older trees are gone; every component has its own E; an abort is reported."""
+    """0.5.21. The older trees are gone; every component has its own E."""
 
     version = "0.5.21"
     places: ClassVar[dict[str, str]] = Release0519.places | {
@@ -217,10 +238,6 @@ class Release0521(Release0520):
     def _modules(self, load: Any) -> None:
         self.chunk_cache = load("sglang.srt.mem_cache.chunk_cache")
         self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
-
-    def abort_queued(self, req: Any) -> None:
-        if req.session is not None and req.session.streaming:
-            req.session.abort_req()
 
     def hand_in(self, req: Any, cache: Any, rows: Any, tree: trees.ReleaseTree) -> None:
         # it fills no page: a request of no length there is none

@@ -238,7 +238,8 @@ class Calls:
         flat = places["kv_allocated_len"] == "kv_allocated_len"
         return ["server.args" if flat else "get_context().server_args"]
 
-    def _abort_queued(self, req: Any) -> str:
+    def _abort_queued(self, req: Any, cache: Any) -> str:
+        del cache
         return f"abort_queued(server, {self._name(req)})"
 
     def _prepare_spec(self, _: Any, draft_len: int) -> str:

@@ -143,10 +143,7 @@ class Ends(OnServer):
             # Scheduler.abort_request takes it out of the waiting queue, also when it waits after a
             # retract. There it has no lock.
             self._let_go(turn)
-            self.release.abort_queued(turn.req)
-            # Scheduler.abort_request
-            if self.server.states is not None and turn.req.kv.holds_mamba:
-                self.release.common.release_kv_cache(turn.req, self.server.cache, checkpoint=False)
+            self.release.abort_queued(turn.req, self.server.cache)
             del self.server.turns[turn.name]
             self._reap()
         elif not (turn.phase is RequestPhase.RUNNING and self._last_resort(turn)):

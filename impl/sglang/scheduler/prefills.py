@@ -175,10 +175,7 @@ class Prefills(OnServer):
     def _receive(self, batch: Any, turn: LiveRequest, start: int, end: int) -> None:
         """disaggregation/decode.py, alloc_for_decode_prealloc: SWA slots for the last window alone."""
         geometry, allocator = self.server.geometry, self.server.allocator
-        size, window = geometry.page_size, geometry.window or 0
-        # _swa_tail_len
-        first = end - window if self.server.tree is None else end - 1 - max(window, size)
-        live = max(start, first // size * size)
+        live = max(start, end - self.release.received_tail(end, geometry, allocator))
 
         def alloc_extend(*lengths: Any, num_new_pages: Any = None) -> Any:  # noqa: ARG001
             return allocator.alloc_extend_swa_tail(*lengths, swa_tail_len=end - live)

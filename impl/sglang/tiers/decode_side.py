@@ -7,7 +7,6 @@ prefill server, whose answers, writes and failures are commands, and the buffer 
 from __future__ import annotations
 
 import importlib
-import logging
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 
-from impl.isolation import cut
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode
 from impl.sglang.scheduler.on_server import OnServer
 from impl.sglang.scheduler.server import LiveRequest
@@ -198,10 +196,7 @@ def take_role(config: TierConfig) -> None:
 
 
 class DecodeSide(OnServer):
-    """What the driver does for requests of a server that only decodes. arrivals: by name. abort_request: of
-    the release's scheduler."""
-
-    abort_request: Any
+    """What the driver does for requests of a server that only decodes. arrivals: by name."""
 
     def start_decode_side(self, config: TierConfig, memory: dict[str, list[int]]) -> None:
         server, cache = self.server, self.server.cache
@@ -371,7 +366,7 @@ class DecodeSide(OnServer):
         require(name in self.arrivals, Reason.UNKNOWN_REQUEST)
         turn = self.arrivals[name]
         require(turn.req.finished_reason is None, Reason.WRONG_PHASE)
-        self.abort_request(self.loop, Bag(rid=turn.req.rid))
+        self.release.aborts.abort(self.loop, Bag(rid=turn.req.rid))
         if turn.req.to_finish is not None:  # a running request ends with its next result
             turn.req.finished_reason = turn.req.to_finish
             self._release(turn)
@@ -427,21 +422,6 @@ class DecodeSide(OnServer):
             for name, turn in self.arrivals.items()
             if id(turn.req) in there or turn.req.finished_reason is None
         }
-
-
-def abort_request(file: Any, batch: Any, common: Any) -> Any:
-    """Scheduler.abort_request, cut out of the release."""
-    env = {
-        "DisaggregationMode": importlib.import_module(_UTILS).DisaggregationMode,
-        "logger": logging.getLogger("sglang"),
-        "get_disagg": lambda: SERVER_ARGS,
-        "get_parallel": lambda: SERVER_ARGS,
-        "FINISH_ABORT": batch.FINISH_ABORT,
-        "_make_abort_req": lambda *_, **__: None,
-        "discard_kv_cache_backup": common.discard_kv_cache_backup,
-        "release_kv_cache": common.release_kv_cache,
-    }
-    return cut(file, frozenset({"Scheduler.abort_request"}), env)["abort_request"]
 
 
 class HostCopies(Bag):

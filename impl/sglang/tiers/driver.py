@@ -29,7 +29,6 @@ from impl.sglang.tiers.decode_side import (
     FIRST_THAT_RECEIVES,
     DecodeSide,
     HostCopies,
-    abort_request,
     take_role,
 )
 from impl.sglang.tiers.gathering import Gatherer
@@ -141,9 +140,6 @@ class TierDriver(DecodeSide, TreeCommands):
                 kv.full_kv_pool = HostCopies(memory=memory["full"])
                 kv.swa_kv_pool = HostCopies(memory=memory["swa"])
         self.start_decode_side(config, memory)
-        self.abort_request = abort_request(
-            self.release.scheduler_file, self.release.batch, self.release.common
-        )
 
     def apply(self, command: TierCommand) -> Outcome:
         """Carry a command out, or refuse it."""

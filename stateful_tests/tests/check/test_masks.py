@@ -454,6 +454,19 @@ def test_a_mend_of_a_known_fault_is_green(mend, release, tmp_path):
     assert not [finding for finding in result.findings if not finding.old] and not result.incomplete
 
 
+@pytest.mark.parametrize(
+    "mend", [mend for mend in MENDS["mend"] if "cut" in mend], ids=lambda mend: mend["says"]
+)
+def test_what_is_mended_in_a_file_that_is_not_loaded_is_gone(mend, release, tmp_path):
+    base = release("0.5.23")
+    checkout = copied(base.root, tmp_path / "checkout", mend["edits"])
+    [name] = mend["gone"]
+    clause = next(f.clauses[0] for f in of_system("sglang", "0.5.23", []) if f.id == name)
+    with closing(resolve("sglang", checkout=checkout)) as system:
+        [mask] = (mask for mask in masks(system, base, clause) if mask.fault.id == name)
+    assert mask.gone, mask.line
+
+
 def test_what_cannot_be_driven_without_a_need_stays_as_it_was(monkeypatch):
     """A release decodes plainly or in verify rounds; a run without some of its turns may have both."""
     system = TorchKV()

@@ -142,8 +142,8 @@ WITHOUT = {
         Mutant(BATCH, "decoding_reqs", "decoders", f"{BATCH}: ScheduleBatch has no decoding_reqs"),
     ),
     "exported tests may not run on it": (
-        Mutant("managers/scheduler.py", "_release_aborted_request", "_drop",
-               "managers/scheduler.py: Scheduler has no _release_aborted_request"),
+        Mutant("mem_cache/unified_radix_cache.py", "self.tree_core", "self.core",
+               "mem_cache/unified_radix_cache.py: UnifiedRadixCache has no tree_core"),
     ),
     "serve-check cannot run it": (
         Mutant("managers/utils.py", "class GenerationBatchResult", "class Result",

@@ -117,7 +117,7 @@ def watched_driver(version: str, folder: Path, spec: bool) -> type:
             for target, name in targets(names):
                 if name not in ONLY_IN_A_SERVER:
                     _hooked(target, own.get(name, hooks[name]))
-            _after(release, "abort_queued", lambda _, req: self._aborted(req))
+            _after(release, "abort_queued", lambda _, req, __: self._aborted(req))
             _after(
                 release, "prepare_spec", lambda _, batch, *__: self.ends_step(batch, decodes=True)
             )

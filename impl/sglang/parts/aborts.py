@@ -1,0 +1,47 @@
+"""The release's own Scheduler.abort_request, on a stand-in of a scheduler."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from impl.isolation import Inert, cut
+from impl.renamed import in_uses
+from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, DisaggregationMode
+
+_FILE = "sglang/srt/managers/scheduler.py"
+_ABORT, _RELEASE = "Scheduler.abort_request", "Scheduler._release_aborted_request"
+
+
+class Aborts:
+    """abort: the method, of a scheduler and what a client asks for."""
+
+    def __init__(self, root: Path, release: Any) -> None:
+        env = {
+            **vars(importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")),
+            **vars(release.common),
+            **vars(release.batch),
+            "AbortReq": Bag,
+            "DisaggregationMode": DisaggregationMode,
+            "_make_abort_req": lambda *_, **__: None,
+            "get_disagg": lambda: SERVER_ARGS,
+            "get_parallel": lambda: SERVER_ARGS,
+            "logger": logging.getLogger("sglang"),
+        }
+        abort, gives_back = (in_uses(name, release.renamed) for name in (_ABORT, _RELEASE))
+        own = cut(root / _FILE, frozenset({abort, gives_back}), env)
+        self.abort = own.pop(abort.rpartition(".")[2])
+        self._others = own  # from 0.5.20 on
+
+    def waiting(self, req: Any, cache: Any) -> None:
+        """A client aborts the one request in the queue. Nothing else of the scheduler matters."""
+        scheduler: Any = Inert()
+        scheduler.waiting_queue, scheduler.tree_cache = [req], cache
+        scheduler.disaggregation_mode, scheduler.chunked_req = DisaggregationMode.NULL, None
+        scheduler.cur_batch, scheduler.running_batch = None, Bag(reqs=[])
+        for name, method in self._others.items():
+            setattr(scheduler, name, partial(method, scheduler))
+        self.abort(scheduler, Bag(rid=req.rid))
