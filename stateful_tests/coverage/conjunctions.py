@@ -1,4 +1,5 @@
-"""Situations of several at once: locks on one node, entries of one batch, a second retract.
+"""Situations of several at once: locks on one node, entries of one batch, a second retract, a session whose
+turns have tracked states.
 
 Faults that need two of a kind hide from the cases of one rule. A step meets none of these, or several; a
 check counts them as it counts `situation`, and the corpus has a line for each.
@@ -10,19 +11,22 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from reference import radix_tree as radix
-from reference.commands import Admit, Command, Extend, Outcome, Refused, Retract, tree_key
+from reference.commands import (
+    Abort, Admit, Close, Command, Extend, Finish, Outcome, Reason, Refused, Retract, Submit, tree_key,
+)  # fmt: skip
 from reference.cursors import floor_page
 from reference.radix_tree import Insertion, Key, Lock, Placed, Tree, nodes, path_of, shared
 from reference.rules.base import cursors_of
-from reference.state import Phase, State, text_tokens
+from reference.state import IN_BATCH, Phase, Session, State, text_tokens
 from stateful_tests.generate.commands.cases import evicts, request_of, tail
 
 
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
     """What meets in one step of the reference, such as "two locks, windowed goes over a cut: windowed"."""
+    found = set(_of_tracked(was, command, outcome))
     if isinstance(outcome, Refused):
-        return set()
-    found = set(_of_request(was, command, now))
+        return found
+    found |= set(_of_request(was, command, now))
     if was.tree is not None and now.tree is not None and was.tree is not now.tree:
         if len(was.tree.locks) > 1:
             found |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
@@ -55,6 +59,40 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
             back = 0 < r == at.kv_committed_len < session.slot.kv_committed_len
             if back and session.slot.swa_evicted_seqlen > r:
                 yield "a turn resumes from R above 0, its window lost"
+
+
+# Tracked states. A session has slots for those of its turns, from the first row on until it is closed.
+
+_ENDS: dict[type, str] = {Finish: "finishes", Retract: "is retracted", Abort: "is aborted"}
+
+
+def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]:
+    if was.tree is None or not was.config.geometry.tracks:
+        return
+    refused = outcome.reason if isinstance(outcome, Refused) else None
+    if isinstance(command, Submit) and refused is Reason.TURN_IN_FLIGHT:
+        if _has_row(was, was.session(command.session)):
+            yield "tracked states, a turn is rejected"
+    if refused is not None:
+        return
+    if isinstance(command, Close) and _has_row(was, session := was.session(command.session)):
+        beside = "" if session is None or session.turn is None else " beside its turn"
+        yield f"tracked states, a session is closed{beside}"
+    if isinstance(command, Finish | Retract | Abort):
+        request = request_of(was, command.request)
+        session = was.session(request.session)
+        if request.phase in IN_BATCH and session is not None:
+            closing = ", its session closing" if session.closing else ""
+            turn = "a turn" if session.slot is None else "a later turn"
+            yield f"tracked states, {turn} {_ENDS[type(command)]}{closing}"
+
+
+def _has_row(state: State, session: Session | None) -> bool:
+    """A session has a slot, or a turn that has a row."""
+    if session is None:
+        return False
+    turn = state.request(session.turn) if session.turn is not None else None
+    return session.slot is not None or (turn is not None and turn.phase in IN_BATCH)
 
 
 # Locks. One is windowed at a node whose SWA KV it pins, else it reads full KV alone there.
