@@ -85,6 +85,15 @@ def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]
             closing = ", its session closing" if session.closing else ""
             turn = "a turn" if session.slot is None else "a later turn"
             yield f"tracked states, {turn} {_ENDS[type(command)]}{closing}"
+    if isinstance(command, Finish) and _falls_back(was, command):
+        yield "tracked states, a finish falls back to the boundary before the last"
+
+
+def _falls_back(was: State, command: Finish) -> bool:
+    """Of an ordinary request: its rounds have passed a boundary behind its end, and one in front of that."""
+    request, size = request_of(was, command.request), was.config.geometry.page_size
+    end, computed = request.origin + command.finished_len, request.origin + request.output - 1
+    return request.session is None and request.origin // size < end // size < computed // size
 
 
 def _has_row(state: State, session: Session | None) -> bool:
