@@ -40,15 +40,17 @@ def _none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) ->
 
 
 def _no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
-    """But for the last command, with which the trace violates its clause. As it was where it cannot be
-    driven: without the others, decodes may have come into a run of verify rounds."""
-    try:
-        away = rejected_turns(replay(system, trace)) - {len(trace.commands) - 1}
-    except UnusableImplementation:
-        return trace
-    return replace(
-        trace, commands=tuple(c for at, c in enumerate(trace.commands) if at not in away)
-    )
+    """But for the last command, with which the trace violates its clause. Without one, it may get further,
+    to others. As it is where it cannot be driven: decodes may have come into a run of verify rounds."""
+    while True:
+        try:
+            away = rejected_turns(replay(system, trace)) - {len(trace.commands) - 1}
+        except UnusableImplementation:
+            return trace
+        if not away:
+            return trace
+        kept = tuple(c for at, c in enumerate(trace.commands) if at not in away)
+        trace = replace(trace, commands=kept)
 
 
 def _nothing_received(system: AnySystem, trace: Trace) -> Trace:

@@ -23,10 +23,10 @@ from impl.torch_kv import TorchKV
 from reference.commands import Broken, CheckIdle, Close, Decode, Extend, Mode, Open, Retract
 from reference.failures import Failure
 from reference.geometry import preset
+from stateful_tests.check import causes, finder
 from stateful_tests.check import masks as masking
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named, check_also
-from stateful_tests.check import finder
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.masks import (
     Standing, also_checked, beside, counted_under, how_it_breaks, known_fault, masks,
@@ -366,6 +366,13 @@ def test_a_prompt_may_wait_for_the_blocks_that_its_window_leaves_out(vllm):
     longer = replace(add, prompt=prompt_of("a7"))
     trace = replace(trace, commands=(longer, schedule), geometry=pool, expected=())
     assert needs(vllm("0.19.0"), trace, "RUN-4") == ("a window", "pools that run full")
+
+
+def test_no_rejected_turn_is_left_where_a_run_gets_further_without_the_first(monkeypatch):
+    trace, rejected = KNOWN[1].there[0][0], iter([{0}, {0}, set()])
+    monkeypatch.setattr(causes, "rejected_turns", lambda _: next(rejected))
+    less = avoided(THREE, trace, ("a rejected turn",))
+    assert less.commands == trace.commands[2:]
 
 
 def test_a_fault_behind_a_switch_needs_it(release):
