@@ -135,6 +135,7 @@ WATCHED = """
 0.5.14 ...    managers/schedule_batch.py | Req.rid; Req.session; Req.sampling_params; Req.finished_reason; Req.finished_len; Req.is_retracted
 0.5.14 ...    {controller} | SessionController._close(_); Session.streaming; Session.timeout; Session.session_id
 0.5.14 ...    managers/io_struct.py | OpenSessionReqInput.session_id; OpenSessionReqInput.streaming; OpenSessionReqInput.timeout; CloseSessionReqInput.session_id; AbortReq.abort_all
+0.5.14 ...    managers/io_struct.py | OpenSessionReqOutput.session_id; OpenSessionReqOutput.success; TokenizedGenerateReqInput.input_ids
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_available_size(); SWATokenToKVPoolAllocator.swa_available_size()
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.size_full; SWATokenToKVPoolAllocator.size_swa
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.disable; UnifiedRadixCache.evictable_size(); UnifiedRadixCache.protected_size()
