@@ -306,6 +306,8 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
             closing(resolve("sglang", checkout=checkout)) as tree,
             closing(resolve(f"sglang=={of}")) as was,
         ):
+            if remark := getattr(tree, "remark", ""):
+                note(remark)  # also what serve-check needs and the tree lacks
             for mask in masks(tree, was):
                 click.echo(mask.line, err=True)
                 if mask.there or mask.fixed:
