@@ -80,7 +80,9 @@ def _named(step: BlockStep) -> Failure | None:
         found = parts[:2] if owner == group else (EMPTY, EMPTY)
         if (got := misread(found, stamps[-1], stamps)) is not None:
             want = f"block {block} holds the state that its hash in group {group} is of"
-            return failure(want, f"{got} of its block" if "token" in got else got, AtBlock(block))
+            return failure(
+                want, f"{got} of its block" if "after token" in got else got, AtBlock(block)
+            )
     return None
 
 
