@@ -107,7 +107,7 @@ class _How(NamedTuple):
 
 @dataclass
 class _CutShort:
-    """An interrupt of what is done before the plan. It ends that alone where something was told as found."""
+    """An interrupt before the plan begins. Where `told` has a finding, the report still comes."""
 
     told: Collection[str]
     interrupted: bool = False
