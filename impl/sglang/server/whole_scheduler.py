@@ -19,10 +19,13 @@ import tempfile
 import time
 import traceback
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from impl.sglang.releases.names import called
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server import boot
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Message
 from impl.sglang.server.outcome import RunOutcome
@@ -99,8 +102,9 @@ def prepare() -> None:
     del _models  # every model that there is, some seconds
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    _stand_ins()
-    _WATCHERS.append(Watcher(installed()))
+    watcher = Watcher(installed())
+    _stand_ins(watcher.kind)
+    _WATCHERS.append(watcher)
     hook(_WATCHERS[0])
     HookRegistry.apply_hooks()
     gc.collect()
@@ -113,25 +117,33 @@ _WATCHERS: list[Watcher] = []  # the one of this process
 _FEED: list[Any] = []
 
 
-def _stand_ins() -> None:
+def _channels(cls: type[Any], /, **_: Any) -> Any:
+    senders = ("send_to_tokenizer", "send_to_detokenizer")
+    return cls(**{f: _SINK if f in senders else None for f in cls.__dataclass_fields__})
+
+
+def replaced(release: Release0510) -> Iterator[tuple[str, Any]]:
+    """Methods that every release has, by the names of this one, and what takes their place."""
+    for method, double in (
+        ("managers.scheduler_components.ipc_channels.SchedulerIpcChannels.create", classmethod(_channels)),
+        ("managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
+         lambda _: _FEED[0]()),
+        ("speculative.spec_info.SpeculativeAlgorithm.create_worker", lambda *_: _spec_worker()),
+    ):  # fmt: skip
+        yield f"sglang.srt.{called(method, type(release))}", double
+
+
+def _stand_ins(release: Release0510) -> None:
     """Sockets, and what has only a CUDA kernel or is forbidden on a CPU."""
     import torch
-    from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
-    from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from impl.sglang.parts.stand_ins import assign_rows, without_kernels
     from impl.sglang.server import fake_tier
     from impl.sglang.tiers.copy_engine import CopyEngine
 
-    senders = ("send_to_tokenizer", "send_to_detokenizer")
-    SchedulerIpcChannels.create = classmethod(
-        lambda cls, **_: cls(
-            **{f: _SINK if f in senders else None for f in cls.__dataclass_fields__}
-        )
-    )
-    SchedulerRequestReceiver._pull_raw_reqs = lambda _: _FEED[0]()
-    SpeculativeAlgorithm.create_worker = lambda *_: _spec_worker()
+    for method, double in replaced(release):
+        owner, _, name = method.rpartition(".")
+        setattr(pkgutil.resolve_name(owner), name, double)
     without_kernels(importlib.import_module("sglang.srt.mem_cache.allocator.paged"))
     setattr(torch.Tensor, "record_stream", lambda *_: None)  # noqa: B010  (a CPU has no streams)
     setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)  # noqa: B010  (nor an accelerator)

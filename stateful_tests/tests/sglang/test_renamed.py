@@ -18,6 +18,7 @@ from impl.sglang.process import worker
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import TABLE, detect
 from impl.sglang.server.watch import targets
+from impl.sglang.server.whole_scheduler import replaced
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.traces.files import load
 
@@ -30,6 +31,7 @@ RENAMED = {
     "release_kv_cache": "give_back_kv_cache",
     "SessionController": "SessionRegistry",
     "Scheduler._add_request_to_queue": "_enqueue",
+    "SchedulerRequestReceiver._pull_raw_reqs": "_pull",
     "UnifiedRadixCache.path_device_indices": "slots_up_to",
 }
 
@@ -85,11 +87,13 @@ def test_a_class_that_says_the_new_names_is_enough(root, monkeypatch, tmp_path):
     assert code == run_test.FAILS, output
 
 
-def test_the_hooks_go_where_the_functions_are():
+def test_hooks_and_stand_ins_go_where_the_functions_are():
     places = dict(map(reversed, targets(Invented())))
     assert places["release"] == "sglang.srt.mem_cache.common.give_back_kv_cache"
     assert places["queue"] == "sglang.srt.managers.scheduler.Scheduler._enqueue"
     assert places["open_session"] == "sglang.srt.session.session_controller.SessionRegistry.open"
+    receiver = "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver"
+    assert f"{receiver}._pull" in dict(replaced(Invented()))
 
 
 if __name__ == "__main__":
