@@ -8,6 +8,8 @@ ARGS ?=
 # Processes that tests start compile nothing twice, whatever the environment says.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 export PYTHONDONTWRITEBYTECODE :=
+# Nor do they iterate sets in another order each time.
+export PYTHONHASHSEED ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check test lint types imports pytest spec bench format clean

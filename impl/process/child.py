@@ -16,10 +16,11 @@ def environment(search: Iterable[str | Path], **more: str) -> dict[str, str]:
 
     PYTHONOPTIMIZE is left out: it would remove the assertions of the system under test, which are findings.
     PYTHONSAFEPATH is set: no file of the current folder is imported in the place of a module.
+    PYTHONHASHSEED is set, where nobody set it: sets have the same order in each run, so a trace replays.
     """
     path = os.pathsep.join(dict.fromkeys(str(folder) for folder in search if str(folder)))
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
-    return {**kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **more}
+    return {"PYTHONHASHSEED": "0", **kept, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", **more}
 
 
 def end_all(mark: str) -> None:

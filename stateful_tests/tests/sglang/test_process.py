@@ -115,6 +115,16 @@ def test_a_process_that_is_started_does_not_import_from_the_current_folder(tmp_p
     assert done.returncode and b"No module named 'stray'" in done.stderr
 
 
+def test_sets_have_the_same_order_in_each_process_that_is_started(monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    command = [sys.executable, "-c", "print({*map(str, range(99))})"]
+    first, second = (
+        subprocess.run(command, env=child.environment([]), capture_output=True, check=True).stdout
+        for _ in range(2)
+    )
+    assert first == second
+
+
 @given(commands)
 def test_commands_survive_the_wire(command):
     ask = wire.ASKS.decode(wire.msgspec.msgpack.encode(wire.pack_command(command)))
