@@ -121,12 +121,14 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             except UnusableImplementation as error:
                 unplayed = str(error)
                 continue
-            if seen is not None and shown in seen.clauses:
-                there.append((trace, () if judged else needs(system, trace, shown)))
-                if shown == "BROKEN":
-                    breaks.add(how_it_breaks(seen.observed))
-            elif base is not None and _fixed(_violation(base, trace), seen, shown):
+            by = _shown_by(fault, shown, seen)
+            if by != shown and base is not None and _fixed(_violation(base, trace), seen, shown):
                 fixed.append(file)
+            elif seen is not None and by is not None:
+                trace = replace(trace, clause=by)
+                there.append((trace, () if judged else needs(system, trace, by)))
+                if by == "BROKEN":
+                    breaks.add(how_it_breaks(seen.observed))
             elif seen is not None:
                 broke = seen.clause == "BROKEN"
                 instead[f"violates {seen.clause}" if not broke else "breaks the system"] = None
@@ -148,6 +150,16 @@ def also_checked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
     clauses = frozenset(clause for fault in gone for clause in fault.clauses)
     check_also(system, clauses)
     return clauses
+
+
+def _shown_by(fault: KnownFault, clause: str, seen: Violation | None) -> str | None:
+    """The clause by which a trace shows its fault: its own, or in another way to run another one of the
+    fault's."""
+    if seen is None:
+        return None
+    if clause in seen.clauses:
+        return clause
+    return seen.clause if seen.clause in fault.clauses else None
 
 
 def _fixed(was: Violation | None, now: Violation | None, clause: str) -> bool:

@@ -267,6 +267,17 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
     assert by_id(before, before)["retract-ends-turn"].holds
 
 
+def test_a_trace_shows_its_fault_by_another_of_its_clauses():
+    """In the unified tree the counters of a lock show first what SWA-2 shows in the other."""
+    try:
+        system = resolve("sglang==0.5.15+unified+overlap")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    with closing(system):
+        [(trace, _)] = by_id(system)["lock-let-go-a-round-early"].there
+    assert trace.clause == "TREE-6"
+
+
 def test_traces_of_another_way_to_run_do_not_say_that_a_fault_is_gone():
     state = by_id(called(TorchKV, "0.5.23+overlap"))["last-token"].state
     assert state == "not shown by its traces, which are of another way to run"

@@ -96,5 +96,6 @@ NOT_YET = {
     "a_received_prompt_stands_behind_a_locked_tombstone",
     "a_received_prompt_is_inserted_as_if_all_of_it_had_swa_kv",
     "a_recovered_tombstone_frees_slots_that_are_read",
+    "a_rejected_request_puts_the_slot_below_what_the_tree_owns",
     "one_token_less_than_the_key_overwrites_the_trees_slots",
 }
