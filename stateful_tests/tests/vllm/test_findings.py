@@ -20,6 +20,9 @@ from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_load_begins_beside_the_store_of_a_next_turn": "AssertionError: assert not req_status.transfer_jobs",
+    "a_preempted_request_waits_for_a_store_that_a_reset_forgot": "no batch comes, with 3 blocks free",
+    "a_turn_that_ends_twice_empties_the_queue_of_batches": "it computes from 4",
     "a_name_that_is_used_again_gets_an_old_result": "(update drafts 0): it gets [877628], where r1 gets []",
     "an_old_result_for_a_prompt_in_chunks_ends_the_engine":
         "AssertionError: assert request.num_output_placeholders >= 0",
