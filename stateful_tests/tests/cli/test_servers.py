@@ -1,7 +1,9 @@
 """kvspec validate and setup-server on the command line."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -10,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from ci.cli import run
-from ci.commands import validating
+from ci.commands import servers, validating
 from ci.commands.validating import LogReading, LogReadings
 from ci.report.servers import effect
+from impl.adapter import UnusableImplementation
+from impl.sglang.parts.fetch import release_root
+from impl.sglang.server import environment, runs
 from reference.clauses import CLAUSES
+from stateful_tests.check import masks as masking
 
 WATCHED = Path(__file__).parents[3] / "fixtures" / "watched"
 LOG = str(WATCHED / "sglang-0.5.23-window_and_chunk_cache.jsonl")
@@ -263,3 +269,20 @@ def test_serve_check_wants_an_environment(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     assert run(["serve-check", "--impl", "sglang==0.5.23"]) == 2
     assert "kvspec setup-server 0.5.23" in capsys.readouterr().err
+
+
+def test_serve_check_says_first_what_a_checkout_lacks(monkeypatch, tmp_path, capsys):
+    try:
+        root = release_root("0.5.23")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    shutil.copytree(root, tmp_path / "it", copy_function=os.symlink)
+    file = tmp_path / "it/sglang/srt/managers/utils.py"
+    text = file.read_text().replace("class GenerationBatchResult", "class Result")
+    file.unlink()
+    file.write_text(text)
+    monkeypatch.setattr(environment, "python_of", lambda _: Path(sys.executable))
+    monkeypatch.setattr(runs, "WholeScheduler", lambda *_: None)
+    monkeypatch.setattr(masking, "masks", lambda *_: ())
+    servers._before("0.5.23", str(tmp_path / "it"), None)
+    assert "serve-check cannot run it (sglang/srt/managers/utils.py" in capsys.readouterr().err
