@@ -32,10 +32,11 @@ from stateful_tests.traces.files import load
 class Mask:
     """A known fault on a tree.
 
-    there: its traces that fail on the tree, each with what it needs; fixed: files of those that conform, and
-    fail on the base. breaks: how the tree breaks in them; instead: what they do in place of that, in words.
-    unplayed: why a trace of it could not be replayed; "" where all could. otherwise: no trace of it is of the
-    way to run that the tree is driven in, such as `+overlap`.
+    there: its traces that fail on the tree, by their own or another clause of the fault, each with what it
+    needs; fixed: files of those that conform, and fail on the base. breaks: how the tree breaks in them;
+    instead: what they do in place of that, in words. unplayed: why a trace of it could not be replayed; ""
+    where all could. otherwise: no trace of it is of the way to run that the tree is driven in, such as
+    `+overlap`.
     """
 
     fault: KnownFault
