@@ -105,7 +105,7 @@ def prepare() -> None:
     watcher = Watcher(installed())
     _stand_ins(watcher.kind)
     _WATCHERS.append(watcher)
-    hook(_WATCHERS[0])
+    hook(watcher)
     HookRegistry.apply_hooks()
     gc.collect()
     gc.freeze()  # what is loaded stays; a scheduler collects several times when it starts
