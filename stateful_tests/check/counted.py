@@ -18,7 +18,7 @@ from stateful_tests.lockstep.lockstep import check_fits, check_offered
 from stateful_tests.lockstep.results import OWN, CheckResult
 
 # Runs in which a system refuses all commands of a kind: it does not serve it any more, or never has.
-NO_MORE, NEVER = 10, 3
+NO_MORE = 10
 # What it refuses often it may refuse in all of the last runs by chance: one check in a million.
 _BY_CHANCE = 1e-6
 # commands: a shorter run takes as much effort; effort for each that is carried out
@@ -87,8 +87,8 @@ class Counted:
         result.required, result.unfit = self._required(system, plan, configs), self.unfit
         result.never_done = self._never_done(can, plan, configs)
         for kind, declined in self.declined.items():
-            once = kind in self.carried_out
-            if self._no_more(kind, len(declined.runs)) if once else len(declined.runs) >= NEVER:
+            refusing, once = len(declined.runs), kind in self.carried_out
+            if refusing >= NO_MORE and (not once or self._no_more(kind, refusing)):
                 result.declined[declined.name] = declined.since if once else 0
         came_up = [clause for clause, tally in result.tallies.items() if tally.reached]
         excused = tuple(clause for clause in came_up if clause in can.waived or clause in can.known)
@@ -102,7 +102,7 @@ class Counted:
     def _no_more(self, kind: str, refusing: int) -> bool:
         """The last runs refuse all of a kind: too many for a system that goes on as before."""
         before = max(self.tried[kind] - refusing, self.served[kind])
-        return refusing >= NO_MORE and (1 - self.served[kind] / before) ** refusing < _BY_CHANCE
+        return (1 - self.served[kind] / before) ** refusing < _BY_CHANCE
 
     def _required(
         self, system: AnySystem, plan: Plan, configs: Iterable[Configuration]

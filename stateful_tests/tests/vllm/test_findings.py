@@ -20,6 +20,7 @@ from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_loaded_request_waits_behind_a_preempted_one": "no batch comes, with 3 blocks free",
     "a_load_begins_beside_the_store_of_a_next_turn": "AssertionError: assert not req_status.transfer_jobs",
     "a_preempted_request_waits_for_a_store_that_a_reset_forgot": "no batch comes, with 3 blocks free",
     "a_turn_that_ends_twice_empties_the_queue_of_batches": "it computes from 4",
