@@ -1,7 +1,6 @@
 """Known faults as masks: a violation is known only where the fault is still there and explains it."""
 
 import io
-import os
 import shutil
 import tomllib
 from contextlib import closing
@@ -38,6 +37,7 @@ from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.results import CheckResult, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
+from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.traces.files import load, prompt_of
 
@@ -58,9 +58,6 @@ def called(kind, release="0.5.23", **more):
     return type(kind.__name__, (kind,), {"name": f"sglang=={release}", **more})()
 
 
-at_night = pytest.mark.skipif(
-    "KVSPEC_EVERY_RELEASE" not in os.environ, reason="KVSPEC_EVERY_RELEASE=1 does whole plans"
-)
 THREE = called(KeepsOnThreeWays)
 
 

@@ -1,6 +1,5 @@
 """Faults that an author of a small engine makes, in copies of the example engines: smoke finds them."""
 
-import os
 import sys
 import tomllib
 import types
@@ -11,12 +10,12 @@ import pytest
 from impl import example_engine, own_tree_engine, windowed_engine
 from stateful_tests.check.campaign import first_violation
 from stateful_tests.check.tiers import plan
+from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.tests.support.patched_code import replaced
 
 ENGINES = {"example": example_engine, "windowed": windowed_engine, "own_tree": own_tree_engine}
 FAULTS = tomllib.loads(Path(__file__).with_name("plausible_faults.toml").read_text())["fault"]
 # `within`: the commands after which seed 0 finds it, at most. At night every fault, on ten seeds.
-NIGHT = "KVSPEC_EVERY_RELEASE" in os.environ
 CASES = [
     (each, seed)
     for each in FAULTS

@@ -1,6 +1,5 @@
 """Faults that show in rare places alone, and how soon a check finds them: ci/README.md has five seeds."""
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ from impl.torch_kv.radix_tree import RadixTree
 from reference.commands import CheckBusy
 from stateful_tests.check.campaign import first_violation
 from stateful_tests.check.tiers import plan
+from stateful_tests.tests.support.night import NIGHT
 
 
 class ClampsDrafts(TorchKV):
@@ -188,7 +188,7 @@ RARE: dict[type[TorchKV], tuple[str, int]] = {
 @pytest.mark.parametrize("fault", RARE)
 def test_a_check_of_tier_pr_finds_it(fault):
     clause, most = RARE[fault]
-    if most > 2_000 and not os.environ.get("KVSPEC_EVERY_RELEASE"):
+    if most > 2_000 and not NIGHT:
         pytest.skip("at night: it takes many commands")
     found = first_violation(fault(), plan("pr", seed=0))
     assert found is not None and found[0].clause == clause and found[1] <= most, found

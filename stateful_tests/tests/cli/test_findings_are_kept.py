@@ -15,13 +15,17 @@ import pytest
 from ci.commands.shared import Saved
 from impl.process import remote_system
 from stateful_tests.tests.check import bad_adapters
+from stateful_tests.tests.support.night import some_at_night
 from stateful_tests.traces import files
 
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 ADAPTER = f"{bad_adapters.__name__}:LeavesAtOnce"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+ENDS = signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+
+
+@pytest.mark.parametrize("number", some_at_night(ENDS, {signal.SIGINT, signal.SIGHUP}.__contains__))
 def test_a_check_that_is_ended(number, tmp_path):
     command = [sys.executable, "-m", "ci", "check", "--impl", ADAPTER, "--tier", "nightly"]
     path = os.pathsep.join(filter(None, sys.path))

@@ -13,6 +13,7 @@ from ci.bench import __main__ as bench
 from impl.example_engine import ExampleEngine
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.check import bad_adapters
+from stateful_tests.tests.support.night import at_night
 from stateful_tests.generate.run_profile import MACHINES
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +63,7 @@ def test_what_drives_nothing_imports_no_torch():
     assert done.returncode == 0, done.stderr
 
 
+@at_night
 def test_a_bench_says_what_a_command_costs():
     options = ["--impl", "reference", "--runs", "1", "--json", "-"]
     done = subprocess.run(

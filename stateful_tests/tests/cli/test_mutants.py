@@ -10,6 +10,7 @@ from ci.mutants import judging
 from ci.mutants.judging import Noticed, accepted, judge, sample
 from ci.mutants.__main__ import mutants
 from ci.mutants.operators import Mutant, mutants_of
+from stateful_tests.tests.support.night import at_night
 
 SOURCE = b'''
 def cut(a, b=2):
@@ -95,8 +96,9 @@ def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch):
     assert judge(PLAN, 0.2, named(name)).by == "no answer"
 
 
+@at_night
 def test_no_new_one_survives(tmp_path):
-    """A small sample of fixed seed; the larger one is for the night."""
+    """A small sample of fixed seed; the job `mutants` judges a larger one."""
     file = tmp_path / "mutants.json"
     only = ("--only=impl/torch_kv", "--only=reference/rules", "--only=reference/clauses")
     assert (

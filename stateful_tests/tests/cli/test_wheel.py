@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci import packing
+from stateful_tests.tests.support.night import at_night
 
 pytest.importorskip("hatchling", reason="hatchling is not installed")
 HOME = Path(__file__).parents[3]
@@ -90,6 +91,7 @@ def test_it_is_one_package_without_tests(wheel):
     assert {"kvspec/py.typed", "kvspec/ci/templates/replay.js", "kvspec/plugin.py"} <= {*names}
 
 
+@at_night
 def test_a_source_distribution_builds_the_same_wheel(wheel, tmp_path):
     with tarfile.open(built(HOME, "sdist", tmp_path)) as packed:
         packed.extractall(tmp_path, filter="data")

@@ -26,6 +26,7 @@ from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Open, shared_serial, token_id
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
+from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.accepted import accepted
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.export.exports import ALIKE, asserted_in, root_of, run_alike, with_fixes
@@ -263,6 +264,7 @@ def driven(implementation: str) -> SGLangSystem:
     return system
 
 
+@at_night
 def test_those_of_releases_between_and_of_other_ways_to_run_one(tmp_path):
     """And where the driver has come to, the test comes to; also under overlap."""
     runs: list[run_test.Run] = []

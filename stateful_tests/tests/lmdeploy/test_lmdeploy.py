@@ -21,6 +21,7 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.engine_faults import ENGINES
 from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.traces import files as traces
 
@@ -136,6 +137,7 @@ def test_a_known_fault_is_still_there(path, system):
     assert trace.clause in replay(system, trace).violation.clauses
 
 
+@at_night
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
     seen = json.loads(printed_by("stateful_tests.tests.support.engine_faults", "lmdeploy"))
     assert seen == ENGINES["lmdeploy"].expected

@@ -142,7 +142,7 @@ def test_a_run_that_hypothesis_gives_up_is_no_run(monkeypatch):
     """It gives up in the middle of a draw; nothing may be drawn, found or rejected after that."""
     monkeypatch.setattr(engine, "BUFFER_SIZE", 100)  # of the decisions of a run
     monkeypatch.setattr(server_machine, "finale", Mock())
-    machine = kvspec.machine()
+    machine = kvspec.machine(presets=["page1"], machines=["sessions"])
     with pytest.raises(Unsatisfiable):
         machine.TestCase().runTest()
     assert machine.driven > 0 and not server_machine.finale.called
@@ -197,6 +197,9 @@ def test_loading_it_loads_nothing_else(module, tmp_path):
     assert run(tmp_path, "loads") == (0, "[]\n")
 
 
+FEW = {"examples": 20, "presets": ["page1"]}
+
+
 class RefusesExtends(ExampleEngine):
     """May refuse a prompt that others share, and refuses all."""
 
@@ -206,8 +209,8 @@ class RefusesExtends(ExampleEngine):
 
 def test_an_engine_that_refuses_all_passes_no_test():
     with pytest.raises(kvspec.Incomplete, match="refused every time: extend"):
-        kvspec.check(RefusesExtends, examples=20)
-    result = kvspec.check(RefusesExtends, examples=20, allow_incomplete=True)
+        kvspec.check(RefusesExtends, **FEW)
+    result = kvspec.check(RefusesExtends, **FEW, allow_incomplete=True)
     assert result.exit_code == 4
 
 
@@ -218,7 +221,7 @@ class ClosesBadly(ExampleEngine):
 
 def test_a_close_that_raises_is_a_warning_and_hides_nothing():
     with pytest.warns(UserWarning, match="close.. raises OSError: the worker is gone"):
-        kvspec.check(ClosesBadly, examples=20)
+        kvspec.check(ClosesBadly, **FEW)
 
 
 class LosesRows(ReferenceSystem):

@@ -12,6 +12,7 @@ from impl.process.run_test import FAILS, outcomes
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults, releases
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support import upstream_tests
+from stateful_tests.tests.support.night import at_night
 
 REPORTS = FOLDER / "reports"
 TESTED = [each for each in known_faults().values() if each.test]
@@ -38,6 +39,7 @@ def test_it_stands_alone(fault):
     )
 
 
+@at_night
 @pytest.mark.parametrize("engine", sorted({fault.engine for fault in TESTED}))
 def test_they_fail_at_their_own_assertion(engine):
     newest, runs = releases(engine)[-1], []

@@ -1,7 +1,5 @@
 """What was found in real releases, which of them have it, and turns that end with a round in flight."""
 
-import os
-
 from impl.adapter import System
 from impl.sglang.releases.catalogue import TABLE
 from pathlib import Path
@@ -13,12 +11,12 @@ from reference.commands import (
 from stateful_tests.lockstep.known_faults import KnownFault, traces
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
+from stateful_tests.tests.support.night import NIGHT
 
 RELEASES = list(TABLE)
-# Releases between two that are driven: at night only (KVSPEC_EVERY_RELEASE). Posts are as those before them.
+# Releases between two that are driven: at night only. Posts are as those before them.
 _AT_NIGHT = "0.5.12", "0.5.15", "0.5.17", "0.5.19", "0.5.21"
-_EVERY = "KVSPEC_EVERY_RELEASE" in os.environ
-DRIVEN = [v for v in RELEASES if _EVERY or not ("post" in v or v in _AT_NIGHT)]
+DRIVEN = [v for v in RELEASES if NIGHT or not ("post" in v or v in _AT_NIGHT)]
 # The traces of known faults, with their faults; of a tree that is a choice; as commands under overlap alone.
 TRACES = [(path, fault) for path, fault in traces("sglang") if "+" not in path.parent.name]
 UNIFIED = [

@@ -15,6 +15,7 @@ from reference.blocks.clauses import BLOCK_CLAUSES
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.tests.report.test_page import Reader
 from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.night import some_at_night
 from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
@@ -175,7 +176,14 @@ def released(path):
     return path.parent.name.removeprefix("vllm-")
 
 
-@pytest.mark.parametrize("path", [path for path, _ in TRACES], ids=lambda path: path.stem)
+def once_more(path):
+    """The trace shows a fault in another way to run a release as well."""
+    return path.stem.endswith(("_in_time", "_on_the_device"))
+
+
+@pytest.mark.parametrize(
+    "path", some_at_night((path for path, _ in TRACES), once_more), ids=lambda path: path.stem
+)
 def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
     run = replay(vllm(released(path)), traces.load(path))
     explained = because(run)

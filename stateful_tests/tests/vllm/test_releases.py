@@ -1,7 +1,5 @@
 """vLLM's releases themselves, where their files are available."""
 
-import os
-
 from dataclasses import replace
 
 import pytest
@@ -17,6 +15,7 @@ from stateful_tests.lockstep import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
@@ -91,7 +90,7 @@ def test_what_a_release_has_no_connector_or_no_reset_for_is_refused(vllm):
 def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path, fault):
     trace = traces.load(path)
     first, _, way = path.parent.name.removeprefix("vllm-").partition("+")
-    later = fault.fixed if fault.fixed and "KVSPEC_EVERY_RELEASE" in os.environ else RELEASES[-1]
+    later = fault.fixed if fault.fixed and NIGHT else RELEASES[-1]
     for version in (first, later):
         violation = replay(vllm(f"{version}+{way}" if way else version), trace).violation
         assert (violation and violation.clause) == fault.shown(trace.clause, version)

@@ -1,6 +1,5 @@
 """What the driver plays on a release, watched as a server is, validates; the log says the same commands."""
 
-import os
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -18,13 +17,14 @@ from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.tests.support.played_watch import WatchedRelease
 from stateful_tests.watched.beside import NOTHING
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.validator import Validator
 
 FROM_0_5_14 = list(TABLE)[list(TABLE).index("0.5.14") :]
-RELEASES = FROM_0_5_14 if os.environ.get("KVSPEC_EVERY_RELEASE") else ["0.5.23"]
+RELEASES = FROM_0_5_14 if NIGHT else ["0.5.23"]
 SIZES, STEPS = ("page1", "page2", "page4", "no-swa"), 60
 Lives = dict[str, list[tuple[object, ...]]]  # of each request, what was done to it
 

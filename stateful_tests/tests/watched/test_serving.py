@@ -1,7 +1,6 @@
 """Checks of whole schedulers, with a runner that pretends and, where it is installed, with the real one."""
 
 import itertools
-import os
 import random
 import sys
 import tomllib
@@ -20,6 +19,7 @@ from impl.sglang.server.outcome import Complaint, Misread, RunOutcome
 from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
+from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 from stateful_tests.watched import population, serving
 from stateful_tests.watched.deviations import explains_end
@@ -499,7 +499,7 @@ def test_a_window_that_a_tree_evicts_too_far(window, far):
 
 
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
-# takes minutes and the server environment, so it is for the night (KVSPEC_EVERY_RELEASE).
+# takes minutes and the server environment, so it is for the night.
 
 RUNS = 60
 
@@ -548,7 +548,7 @@ def copy_of(package: Path, fault: Fault, folder: Path) -> None:
     at.write_text(text.replace(fault.old, fault.new))
 
 
-@pytest.mark.skipif(not os.environ.get("KVSPEC_EVERY_RELEASE"), reason="takes minutes: at night")
+@at_night
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
 def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
     try:
