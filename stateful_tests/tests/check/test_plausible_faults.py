@@ -28,9 +28,17 @@ CASES = [
     "fault, seed", CASES, ids=[f"{fault['says']}, seed {seed}" for fault, seed in CASES]
 )
 def test_smoke_finds_it(fault, seed, monkeypatch):
-    file = Path(ENGINES[fault["engine"]].__file__)
+    file = _file(fault)
     module = types.ModuleType("an_engine_with_a_fault")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(replaced(file, fault["old"], fault["new"]), str(file), "exec"), vars(module))
     found = first_violation(module.make(), plan("smoke", seed=seed))
     assert found is not None and (seed or found[1] <= fault.get("within", 90_000)), found
+
+
+def test_each_fault_is_of_one_place():
+    assert all(replaced(_file(each), each["old"], each["new"]) for each in FAULTS)
+
+
+def _file(fault):
+    return Path(ENGINES[fault["engine"]].__file__)
