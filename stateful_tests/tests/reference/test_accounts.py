@@ -98,6 +98,7 @@ def test_a_wrong_report_is_seen(tell, clauses, check):
          " finish r1 keep 1", ("available", "session_held")),
         (TREE, "insert h1 a8 (goes on); insert h2 b4; insert h3 c2", ("evictable", "protected")),
         (TREE, "insert h1 a8 (goes on); insert h2 b4; evict full 0 swa 2", ("available", "protected")),
+        (TREE, "submit r1 (no session) a8 +1; admit r1; extend r1 +9", ()),
     ],
 )  # fmt: skip
 def test_the_rule_counts_what_the_clause_counts_from_facts(sizes, text, differ):
