@@ -433,3 +433,13 @@ def test_a_growing_log_that_is_no_part_ends_with_its_server(tmp_path):
     alive = iter((True, False))
     found = Validator(log.header).run(log.lines(lambda: next(alive)))
     assert found.events == whole.count(b"\n") - 2 and log.cut is not None and log.files == [path]
+
+
+def test_a_line_that_is_too_long_is_not_waited_for(tmp_path, monkeypatch):
+    waited, path = [], tmp_path / "long.jsonl"
+    path.write_bytes(LOGS[0].read_bytes().splitlines(keepends=True)[0] + b"[" * 3_000)
+    monkeypatch.setattr(reader, "MAX_LINE", 2_000)
+    (log,) = logs_of([path])
+    with pytest.raises(LogError, match="line 2: longer than 2000 bytes"):
+        Validator(log.header).run(log.lines(lambda: waited.append(1)))
+    assert not waited
