@@ -156,9 +156,9 @@ def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:
 
 
 def with_slots(state: State, shown: Shown) -> State:
-    """The sessions' slots as the server has them."""
+    """The sessions' slots as the server has them, of which it explains each."""
     for name, kept in shown.slots.items():
         session = state.session(name)
-        if session is not None:
-            state = state.with_session(session._replace(slot=kept))
+        assert session is not None
+        state = state.with_session(session._replace(slot=kept))
     return state

@@ -189,7 +189,15 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
     headline = [(found.clause, found.event) for found in result.found][:1]
     assert headline == ([(clause, "tier")] if clause else []) and not result.skipped
     assert len({found.clause for found in result.found}) == len(result.found)
-    assert result.reached["a load in flight"] + result.reached["a store in flight"] > 1
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_what_a_host_tier_has_reached(load, written):
+    (one,) = (job for job in FACTS.transfers if job.load is load)
+    lines = [["tier", FACTS, []], ["tier", FACTS._replace(transfers=(one,)), []]]
+    reached = validate(written([header(**OF_A_TIER), *lines])).reached
+    both = "KV that is only on the host", f"a {'load' if load else 'store'} in flight"
+    assert {name for name, times in reached.items() if times == 2} == {*both}
 
 
 def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
