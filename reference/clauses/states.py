@@ -147,8 +147,9 @@ def _stamps(text: Text) -> list[int]:
 def _named(step: Step) -> Failure | None:
     states = step.after.states
     for path, slot in sorted(states.nodes.items()) if states is not None else ():
+        assert states is not None
         stamps = chained(path)
-        if states is not None and states.stamp(slot) != stamps[-1]:
+        if states.stamp(slot) != stamps[-1]:
             name = path_text(path)
             got = f"slot {slot} {seen(states.stamp(slot), stamps)}"
             head = f"must leave the state after {name} in its node"
@@ -219,9 +220,8 @@ def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
 )
 def _tracked(step: Step) -> Failure | None:
     states = step.after.states
-    if states is None:
-        return None
     for request, slot, length in _tracked_states(step):
+        assert states is not None
         stamps = _stamps(request.computed_text)
         if states.stamp(slot) != stamp_after(stamps, length):
             expected = (
