@@ -16,6 +16,7 @@ from stateful_tests.check.finder import FLAKY
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise
 from stateful_tests.tests.check import bad_adapters
+from stateful_tests.tests.support.night import at_night
 from stateful_tests.traces import files
 
 QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "200")
@@ -94,6 +95,7 @@ def test_what_no_command_does_is_laid_at_no_commands_door(
     assert data["commands"] < (40 if "no command" in says or "in it" in says else 400)
 
 
+@at_night
 def test_a_check_ends_with_the_second_hang_at_one_place(kvspec, monkeypatch):
     monkeypatch.setattr(finder, "minimise", lambda system, trace, clause, **_: trace)
     options = ("--timeout", "0.4", "-j", "1", "--json", "report.json")

@@ -15,7 +15,7 @@ from reference.blocks.clauses import BLOCK_CLAUSES
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.tests.report.test_page import Reader
 from stateful_tests.tests.support.forked_workers import printed_by
-from stateful_tests.tests.support.night import some_at_night
+from stateful_tests.tests.support.night import at_night, some_at_night
 from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
@@ -202,7 +202,10 @@ def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
     assert bool(wrong) == drawn
 
 
-@pytest.mark.parametrize("release", ["0.12.0", "0.15.0+async", "0.22.0+offload", "0.26.0+offload"])
+EXPORTED = "0.15.0+async", "0.12.0", "0.22.0+offload", "0.26.0+offload"
+
+
+@pytest.mark.parametrize("release", some_at_night(EXPORTED, EXPORTED[1:].__contains__))
 def test_unit_tests_fail_where_the_fault_is_and_pass_where_it_is_fixed(vllm, release, tmp_path):
     """On the release's own scheduler; nothing of kvspec is imported."""
     system, runs, wanted = vllm(release), [], []
@@ -266,6 +269,8 @@ SHOWN_BY_NO_OBJECT = {
 }
 
 
+# By day each branch of each clause has its rows (test_clause_rows.py).
+@at_night
 def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_release_conforms(vllm):
     vllm("0.33.0")  # or it is unavailable
     seen = json.loads(printed_by("stateful_tests.tests.vllm.vllm_faults", "--replay"))
