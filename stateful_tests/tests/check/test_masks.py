@@ -446,8 +446,14 @@ def copied(root, folder, edits):
     return str(folder)
 
 
+def rows(of):
+    """Each of them; `red` says why one fails as yet."""
+    marks = [[pytest.mark.xfail(reason=each["red"])] if "red" in each else [] for each in of]
+    return [pytest.param(each, marks=mark) for each, mark in zip(of, marks, strict=True)]
+
+
 @at_night
-@pytest.mark.parametrize("fault", FAULTS["fault"], ids=lambda fault: fault["says"])
+@pytest.mark.parametrize("fault", rows(FAULTS["fault"]), ids=lambda fault: fault["says"])
 def test_a_fault_that_is_put_into_a_release_is_new(fault, release, tmp_path):
     base = release("0.5.23")
     checkout = copied(base.root, tmp_path / "checkout", [fault])
@@ -457,7 +463,7 @@ def test_a_fault_that_is_put_into_a_release_is_new(fault, release, tmp_path):
 
 
 @at_night
-@pytest.mark.parametrize("mend", MENDS["mend"], ids=lambda mend: mend["says"])
+@pytest.mark.parametrize("mend", rows(MENDS["mend"]), ids=lambda mend: mend["says"])
 def test_a_mend_of_a_known_fault_is_green(mend, release, tmp_path):
     way = mend.get("way", "")
     base = release(f"0.5.23{way}")
