@@ -190,16 +190,17 @@ def _parsed(text: str) -> Names:
 @lru_cache(maxsize=1024)
 def _stored(node: ast.ClassDef) -> Names:
     """What methods of a class give a value to, as `self.NAME`: where they first do."""
-    stores, waiting = [], [*node.body]
+    found, waiting = [], [*node.body]
     for statement in waiting:  # statements alone: a file has ten times as many expressions
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):
             waiting += getattr(statement, name, ())
         targets = [*getattr(statement, "targets", ()), getattr(statement, "target", None)]
         targets += [item.optional_vars for item in getattr(statement, "items", ())]
         for target in filter(None, targets):
-            stores += [n for n in ast.walk(target) if isinstance(n, ast.Attribute)]
+            found += [n for n in ast.walk(target) if isinstance(n, ast.Attribute)]
+    stores = [n for n in found if isinstance(n.ctx, ast.Store)]
     mine = [n for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"]
-    return {store.attr: store for store in reversed(mine) if isinstance(store.ctx, ast.Store)}
+    return {store.attr: store for store in reversed(mine)}
 
 
 def _targets(node: ast.stmt) -> list[str]:

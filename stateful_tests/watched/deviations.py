@@ -156,7 +156,7 @@ def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:
 
 
 def with_slots(state: State, shown: Shown) -> State:
-    """The sessions' slots as the server has them, of which it explains each."""
+    """The sessions' slots as the server has them; a known fault explains each."""
     for name, kept in shown.slots.items():
         session = state.session(name)
         assert session is not None

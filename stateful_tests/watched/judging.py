@@ -182,7 +182,8 @@ class PageJudge:
             if row != had_row:
                 yield Verdict("OWN-4", f"{name} keeps row {had_row}", f"has row {row}")
             start = max(before.cache_protected_len, cursors.cache_protected_len)
-            end = min(before.kv_committed_len, len(had), len(slots))  # an end has cut `before`
+            # a turn's end has cut `before`
+            end = min(before.kv_committed_len, len(had), len(slots))
             moved = next((at for at in range(start, end) if had[at] != slots[at]), None)
             if moved is not None:
                 want = f"{name} keeps slot {had[moved]} at position {moved}, which is committed"

@@ -1,5 +1,5 @@
-"""What is for the night alone, where KVSPEC_NIGHT is set: what takes seconds, and says the same as a
-quicker test of the day, of one more release, scope or way."""
+"""Tests that run at night alone (KVSPEC_NIGHT=1): each takes seconds, and a quicker one of every day says the
+same of another release, scope or way."""
 
 import os
 from collections.abc import Callable, Iterable
