@@ -123,8 +123,9 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
                 unplayed = str(error)
                 continue
             by = _shown_by(fault, shown, seen)
-            if by != shown and base is not None and _fixed(_violation(base, trace), seen, shown):
-                fixed.append(file)
+            past = by != shown and base is not None
+            if past and _fixed(_violation(base, trace), seen, shown):
+                fixed += [file] if file not in fault.with_another else []
             elif seen is not None and by is not None:
                 trace = replace(trace, clause=by)
                 there.append((trace, () if judged else needs(system, trace, by)))
@@ -197,9 +198,9 @@ class Standing(IntEnum):
     """What a base says of a violation that a tree shows.
 
     NEW: it has a witness, a trace in which the tree violates the clause and the base, run to that step,
-        violates nothing. UNTOLD: it has none yet, and is no known fault's clause: the base violates others at
-        that step, or cannot be driven. KNOWN: the base violates the clause, or what has no witness comes
-        where a known fault shows.
+        violates nothing, or at that step alone what the tree does as well. UNTOLD: it has none yet, and is
+        no known fault's clause: the base violates others at that step, or cannot be driven. KNOWN: the base
+        violates the clause, or what has no witness comes where a known fault shows.
     """
 
     KNOWN = 0
@@ -245,7 +246,8 @@ def beside(
     shown = [mask for mask in masks if {*mask.fault.clauses} & {*seen.clauses}]
     why = f"{base.name} violates {', '.join(seen.clauses)} in the trace as well"
     if seen.step == first.step and {*seen.clauses} <= {*first.clauses}:
-        return Compared(Standing.UNTOLD, shown, why)
+        more = first is violation and clause not in seen.clauses
+        return Compared(Standing.NEW if more else Standing.UNTOLD, shown, why)
     # The tree gets past what the base violates: from there on they cannot be compared.
     return Compared(Standing.KNOWN if shown else Standing.UNTOLD, shown, why)
 

@@ -37,7 +37,9 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     verdict: whether upstream knows it ("threads end before it": what was searched is older than the first
         release; "not searched": nobody has looked); note: further remarks.
     reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
-    traces: files of fixtures/releases; test: one of its reports folder that upstream could merge.
+    traces: files of fixtures/releases; with_another: those that need another known fault too, and conform
+        with either's mend.
+    test: one of its reports folder that upstream could merge.
     elsewhere: from which release on its traces show another clause.
     passed_over: a check does not look for its clause, or it would find nothing else.
     """
@@ -57,6 +59,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     cause: tuple[int, ...] = ()
     note: str = ""
     traces: tuple[str, ...] = ()
+    with_another: tuple[str, ...] = ()
     test: str | None = None
     elsewhere: dict[str, str] = {}
     passed_over: bool = False
@@ -72,6 +75,8 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ValueError(
                 f"{self.id}: `cause` goes with the verdict cause known, and only with it"
             )
+        if not {*self.with_another} <= {*self.traces}:
+            raise ValueError(f"{self.id}: `with_another` names a file that is not in `traces`")
         if self.verdict == "fixed" and self.fixed is None:
             raise ValueError(f"{self.id}: the verdict is fixed, and `fixed` names no release")
 

@@ -87,6 +87,7 @@ verdict = "none found"
         (ENTRY.replace("none found", "known"), "`reports` goes with"),
         (ENTRY.replace("none found", "cause known"), "`cause` goes with"),
         (ENTRY.replace("none found", "fixed"), "`fixed` names no release"),
+        (ENTRY + "with_another = ['x']", "`with_another` names a file that is not in `traces`"),
         (ENTRY + "colour = 1", "unknown field `colour` - at `$.fault[0]`"),
         (ENTRY * 2, "two faults"),
         (ENTRY + "note = 'as b-and-c'", "a names 'b-and-c', and there is none: words"),
