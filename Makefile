@@ -28,7 +28,7 @@ $(READY): pyproject.toml ci/constraints.txt
 	  || $(PYTHON) -m venv --clear $(VENV) \
 	  || { echo "setup: $(PYTHON) has no working venv module (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "setup: installing into $(VENV)"
-	@$(PIP) install --quiet -c ci/constraints.txt -e '.[test]'
+	@$(PIP) install --quiet --no-compile -c ci/constraints.txt -e '.[test]'
 	@touch $@
 	@echo "setup: ok"
 
@@ -36,8 +36,8 @@ check: setup ## check an implementation: make check ARGS='--impl torch --tier pr
 	@$(BIN)/kvspec check $(ARGS)
 
 test: setup ## lint, types, imports and all tests: what has to pass before a change goes in
-	@$(MAKE) --no-print-directory -j3 lint types imports
-	@$(MAKE) --no-print-directory pytest
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j3 types imports pytest
 	@echo "test: ok"
 
 lint: setup ## ruff
