@@ -22,6 +22,7 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 from stateful_tests.traces.schema import MAX_STEPS
 from stateful_tests.watched import deviations
+from stateful_tests.watched.kept_states import KeptStates
 from stateful_tests.watched.judging import PageJudge, Shown, TextJudge, Verdict, verdict
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Mismatch, Validated
@@ -75,6 +76,7 @@ class Beside:
         # counts that differ already, and by how much
         self.reported_offsets: Counter[str] = Counter()
         self.pages, self.texts = PageJudge(self.geometry), TextJudge()
+        self.kept_states = KeptStates(header)
         self._line = Line("", 0, log.CloseAsked(""))
         # up to the first mismatch that counts
         self._done: list[tuple[Command, tuple[Choice, ...]]] = []

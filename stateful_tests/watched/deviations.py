@@ -106,6 +106,11 @@ def state_of_another(header: WatchHeader, turn: RequestSeen, prefix: int) -> str
     )
 
 
+def within_a_page(header: WatchHeader, length: int) -> str | None:
+    """A node that ends with whole pages has the state after so many tokens."""
+    return label(header.release, "tracked-within-a-page") if length % header.page_size else None
+
+
 def queued_abort_finishes(header: WatchHeader) -> str | None:
     """A queued turn that its client gives up counts as finished."""
     return label(header.release, "queued-abort-finishes-turn") if header.states else None

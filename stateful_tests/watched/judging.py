@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from impl.adapter import NodeView, RequestView, TreeView, View
-from impl.sglang.server.events import Paged, Snapshot
+from impl.adapter import NodeView, RequestView, StatesView, TreeView, View
+from impl.sglang.server.events import Paged, Snapshot, ShownStates
 from reference.clauses import CLAUSES
 from reference.clauses.facts import Facts, RequestFacts, SessionFacts
 from reference.clauses.step import Step, cursors_text
@@ -32,7 +32,7 @@ _OF_LENGTHS = tuple(
 )
 _OF_PAGES = tuple(
     CLAUSES[name]
-    for name in ("OWN-5", "OWN-4", "MAP-1", "MAP-2", "MAP-3", "OWN-2", "OWN-1", "OWN-3")
+    for name in ("OWN-5", "OWN-4", "MAP-1", "MAP-2", "MAP-3", "OWN-2", "OWN-1", "OWN-3", "STA-6")
 )
 
 
@@ -150,6 +150,7 @@ class PageJudge:
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         self._rows: dict[str, tuple[Cursors, list[int], int]] = {}
+        self._numbers: set[int] = set()  # of all rows, once all were shown
 
     def forget(self, holder: str) -> None:
         """Its row was given back: a new one has nothing to do with it."""
@@ -170,6 +171,11 @@ class PageJudge:
             failure = clause.check(step)
             if failure is not None:
                 yield Verdict(clause.id, failure.expected, failure.observed)
+        numbers = {*e.free_rows, *(row for row, _, _ in e.owners.values())}
+        if self._numbers and not numbers <= self._numbers:
+            yield Verdict("OWN-4", f"rows {sorted(self._numbers)}", f"rows {sorted(numbers)}")
+        elif len(numbers) == self.geometry.rows:
+            self._numbers = numbers
         owners = {owner.name: owner.cursors for owner in holders(state)}
         rows, self._rows = self._rows, {}
         for name, (row, cells, slots) in e.owners.items():
@@ -181,10 +187,12 @@ class PageJudge:
             before, had, had_row = rows.get(name, (cursors, slots, row))
             if row != had_row:
                 yield Verdict("OWN-4", f"{name} keeps row {had_row}", f"has row {row}")
-            start = max(before.cache_protected_len, cursors.cache_protected_len)
+            # between the two the tree has taken over pages
+            ahead, start = sorted((before.cache_protected_len, cursors.cache_protected_len))
             # a turn's end has cut `before`
             end = min(before.kv_committed_len, len(had), len(slots))
-            moved = next((at for at in range(start, end) if had[at] != slots[at]), None)
+            stays = (*range(min(ahead, end)), *range(start, end))
+            moved = next((at for at in stays if had[at] != slots[at]), None)
             if moved is not None:
                 want = f"{name} keeps slot {had[moved]} at position {moved}, which is committed"
                 yield Verdict("READ-1", want, f"its row names {slots[moved]} there")
@@ -194,13 +202,23 @@ class PageJudge:
         geometry, owners = self.geometry, e.owners
         size = (geometry.full_pages + 1) * geometry.page_size
         swa = (geometry.swa_pages + 1) * geometry.page_size if geometry.window is not None else 0
-        tree = None
+        tree = states = None
         if e.nodes is not None:
             tree = TreeView(tuple(NodeView(*node) for node in e.nodes), {})
+        if e.states is not None:
+            states = self._states(e.states)
+            for node, slot in zip(tree.nodes if tree is not None else (), e.states.nodes):
+                node.state = slot
         return View(
             sessions={},
             requests={n: RequestView(None, 0, (), row, Cursors(*c)) for n, (row, c, _) in owners.items()},
             free_full=e.free_full, free_rows=e.free_rows,
             rows={row: slots for row, _, slots in owners.values()}, full_stamps=[0] * size,
             free_swa=e.free_swa or (), full_to_swa=e.mapping or (), swa_stamps=[0] * swa, tree=tree,
+            states=states,
         )  # fmt: skip
+
+    def _states(self, shown: ShownStates) -> StatesView:
+        own = {name: slots[0] for name, slots in shown.held.items()}
+        more = {name: slots[1:] for name, slots in shown.held.items()}
+        return StatesView(shown.free, [0] * (self.geometry.states + 1), {}, own, {}, more)

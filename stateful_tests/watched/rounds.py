@@ -265,7 +265,7 @@ def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> Non
     )
 
 
-@action(log.Paged, compared="rows, free lists, mapping, tree")
+@action(log.Paged, compared="rows, free lists, mapping, tree, slots of recurrent state")
 def paged(beside: Beside, e: log.Paged) -> None:
     owners = {owner.name for owner in holders(beside.state)}
     # A rejected turn may be shown as its session's. "": its log does not say whose.
@@ -277,6 +277,10 @@ def paged(beside: Beside, e: log.Paged) -> None:
         beside.report(Diverged("OWN-4", f"{name} has a row", "has none"))
     for found in beside.pages.judge(beside.state, e):
         beside.report(Diverged(*found))
+    for found, known in beside.kept_states.judge(beside.step.number, e):
+        beside.report(Diverged(*found, known=known))
+    for name, position, why in beside.kept_states.wrong_hits(e):
+        beside.result.wrong_states[name, position] = why
 
 
 @action(log.HookFailed)

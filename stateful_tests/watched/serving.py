@@ -103,8 +103,9 @@ class Served:
     interrupted: bool = False
 
 
-def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
-    """Serve one run, and judge it."""
+def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
+    """Serve one run, and judge it. level: of its log; pages alone tell which states are kept for the tree."""
+    level = level or ("pages" if run.config.track else "lengths")
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
         watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level, "KVSPEC_WATCH_SNAPSHOT": "64"}
         watch["KVSPEC_WATCH_TIER"] = str(int(run.config.hicache))

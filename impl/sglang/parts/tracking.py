@@ -54,3 +54,19 @@ def without_pinning() -> None:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Takes anything and does nothing."""
+
+
+def buffers_of(kv: Any) -> list[int]:
+    """The slots that hold states for the tree, or will."""
+    if kv.mamba_ping_pong_track_buffer is None:
+        return []
+    return [slot for slot in kv.mamba_ping_pong_track_buffer.tolist() if slot >= 0]
+
+
+def tracked_by(kv: Any) -> list[tuple[int, int]]:
+    """The slot of the last state that is kept for the tree, and after how many tokens that is."""
+    if kv.mamba_ping_pong_track_buffer is None or kv.mamba_last_track_seqlen is None:
+        return []
+    return [
+        (int(kv.mamba_ping_pong_track_buffer[kv.mamba_last_track_idx]), kv.mamba_last_track_seqlen)
+    ]

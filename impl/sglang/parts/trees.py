@@ -215,7 +215,7 @@ class _Rust(NumberedTree):
     """A tree with its core in Rust, which hands out no nodes: what it prints and tells of them, together.
 
     How many locks pin a node's SWA KV it does not tell, only whether one does; as many as pin its full KV
-    are shown then.
+    are shown then. Those of its state are not shown.
     """
 
     def nodes(self) -> Iterator[NodeView]:
@@ -239,7 +239,11 @@ class _Rust(NumberedTree):
             full = core.get_component_device_value(node, self._full).tolist()
             swa = None if self.mapping is None else core.get_component_device_value(node, self._swa)
             swa_locks = 0 if swa is None or full[0] in free else max(1, full_locks)
-            yield NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
+            shown = NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
+            if self.has_states:
+                state = core.get_component_device_value(node, self._kinds.MAMBA)
+                shown.state = None if state is None else int(state)
+            yield shown
 
 
 class RustNumberedTree(_Rust, NumberedTree): ...

@@ -20,6 +20,7 @@ import torch
 
 from impl.adapter import StatesView
 from impl.sglang.parts.stand_ins import state_chunk
+from impl.sglang.parts.tracking import buffers_of, tracked_by
 from impl.vocabulary import require
 from reference.commands import Reason
 from reference.states import chained, stamp_after
@@ -167,22 +168,6 @@ class States:
                 name: int(kv.mamba_pool_idx) for name, kv in sessions.items() if kv.holds_mamba
             },
             read=self.read,
-            buffers={name: _buffers(kv) for name, kv in [*requests.items(), *sessions.items()]},
-            tracked={name: _tracked(kv) for name, kv in [*requests.items(), *sessions.items()]},
+            buffers={name: buffers_of(kv) for name, kv in [*requests.items(), *sessions.items()]},
+            tracked={name: tracked_by(kv) for name, kv in [*requests.items(), *sessions.items()]},
         )
-
-
-def _buffers(kv: Any) -> list[int]:
-    """The slots that hold states for the tree, or will."""
-    if kv.mamba_ping_pong_track_buffer is None:
-        return []
-    return [slot for slot in kv.mamba_ping_pong_track_buffer.tolist() if slot >= 0]
-
-
-def _tracked(kv: Any) -> list[tuple[int, int]]:
-    """The slot of the last state that is kept for the tree, and after how many tokens that is."""
-    if kv.mamba_ping_pong_track_buffer is None or kv.mamba_last_track_seqlen is None:
-        return []
-    return [
-        (int(kv.mamba_ping_pong_track_buffer[kv.mamba_last_track_idx]), kv.mamba_last_track_seqlen)
-    ]

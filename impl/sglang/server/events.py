@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from reference.tiers.facts import TierFacts, TierNode
 
-FORMAT, VERSION = "kvspec-watch", 4
-READABLE = (3, 4)  # 3: no step says when it was
+FORMAT, VERSION = "kvspec-watch", 5
+READABLE = (3, 4, 5)  # 3: no step says when it was; 4: no pages have slots of recurrent state
 
 Cells = tuple[int, int, int, int]  # C, A, E, R
 Lane = tuple[str, int, int, int, int]  # a request and its cursors
@@ -220,9 +220,20 @@ class Stepped(_Event, tag="step"):
     at: float = 0.0
 
 
+class ShownStates(Struct, forbid_unknown_fields=True):
+    """Slots of recurrent state at a step. held: of a request, or of a session that may lend it, the slot of
+    its own state, and those of states for the tree behind it; tracked: which of these has one now, and after
+    how many tokens; nodes: of each node of the tree, None of one without."""
+
+    free: list[int]
+    held: dict[str, list[int]]
+    tracked: dict[str, tuple[int, int]]
+    nodes: list[int | None]
+
+
 class Paged(_Event, tag="pages"):
     """The pages at a step, at level `pages`. owners: row, cursors and slots of everybody who has a row;
-    nodes: path, slots, SWA slots, locks per pool."""
+    nodes: path, slots, SWA slots, locks per pool; states: of a model with recurrent layers."""
 
     owners: dict[str, tuple[int, Cells, list[int]]]
     free_full: list[int]
@@ -230,6 +241,7 @@ class Paged(_Event, tag="pages"):
     free_swa: list[int] | None = None
     mapping: list[int] | None = None
     nodes: list[tuple[list[int], list[int], list[int], int, int]] | None = None
+    states: ShownStates | None = None
 
 
 class Tiered(_Event, tag="tier"):

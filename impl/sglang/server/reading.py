@@ -9,7 +9,10 @@ from typing import Any
 
 from impl.sglang.releases.catalogue import TABLE, detect
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.server.events import Cells, Paged, RequestState, SessionState, Snapshot
+from impl.sglang.parts.tracking import buffers_of, tracked_by
+from impl.sglang.server.events import (
+    Cells, Paged, RequestState, SessionState, Snapshot, ShownStates,
+)  # fmt: skip
 
 
 def installed() -> Release0510:
@@ -177,13 +180,33 @@ class Reader:
             mapping = self.allocator.full_to_swa_index_mapping
             found.free_swa = self._free(self.allocator.swa_attn_allocator)
             found.mapping = mapping[: self.allocator.size_full + self.scheduler.page_size].tolist()
+        nodes = []
         if self.shares:
+            mapping = self.allocator.full_to_swa_index_mapping if self.swa else None
+            nodes = list(self.release.nodes(self.tree, mapping))
             found.nodes = [
                 (list(n.path), list(n.slots), list(n.swa_slots), n.full_locks, n.swa_locks)
-                for n in self.release.nodes(
-                    self.tree, self.allocator.full_to_swa_index_mapping if self.swa else None
-                )
+                for n in nodes
             ]
+        if self.recurrent:
+            found.states = self._shown_states(plan, [n.state for n in nodes])
+        return found
+
+    def _shown_states(self, plan: Any, of_nodes: list[int | None]) -> ShownStates:
+        """Slots of recurrent state. A turn that runs on what its session lends it is not shown beside it."""
+        free = [int(slot) for slot in self.rows.mamba_allocator.free_slots]
+        found = ShownStates(free, {}, {}, of_nodes)
+        slots = self.release.slots(self.tree).items()
+        owners: list[tuple[str, str | None, Any]] = [(name, None, slot) for name, slot in slots]
+        owners += [(r.rid, session_of(r), r) for r, _ in self._unfinished(plan)]
+        for name, lender, owner in owners:
+            if owner.kv.holds_mamba:
+                own = [int(owner.kv.mamba_pool_idx), *buffers_of(owner.kv)]
+                if lender is not None and found.held.get(lender) == own:
+                    name = lender
+                found.held[name] = own
+                for last in tracked_by(owner.kv):
+                    found.tracked[name] = last
         return found
 
     def _row(self, owner: Any) -> tuple[int, Cells, list[int]]:

@@ -5,7 +5,7 @@ folder.
 
     KVSPEC_WATCH=DIR            where the logs go, a file for each scheduler process
     KVSPEC_WATCH_LEVEL=lengths  cursors and free counts (for production), or `pages`: token ids, rows, free
-                                lists, mapping and tree as well (for tests)
+                                lists, mapping, tree and slots of recurrent state as well (for tests)
     KVSPEC_WATCH_MB=64          a new file when one is larger; the newest KVSPEC_WATCH_FILES=16 are kept
     KVSPEC_WATCH_TIER=1         the tree and its host tier in every round (for tests)
     KVSPEC_WATCH_SNAPSHOT=512   events from one snapshot of the whole state to the next, at least

@@ -21,7 +21,7 @@ from stateful_tests.watched.validator import Validator
 FOLDER = Path(__file__).parents[3] / "fixtures" / "watched"
 TAIL = 8  # lines at the end of a log stay as they are: nothing follows that would tell
 CURSORS = ("C", "A", "E", "R")
-# What the elements of a list stand for; [] is an element of a list, or of a dictionary by names.
+# What the elements of a list stand for; [] is an element of a list, or of one of BY_NAMES.
 PARTS = {
     "cursors": CURSORS,
     "before": CURSORS,
@@ -31,7 +31,9 @@ PARTS = {
     "step lanes[]": ("request", *CURSORS),
     "pages owners[]": ("row", "cursors", "slots"),
     "pages nodes[]": ("path", "slots", "SWA slots", "full locks", "SWA locks"),
+    "pages states tracked[]": ("slot", "tokens"),
 }
+BY_NAMES = ("pages owners", "pages states held", "pages states tracked")  # dictionaries
 Make = Callable[[random.Random], list[Line]]  # what stands at a place instead
 
 
@@ -113,9 +115,8 @@ def leaves(
         yield name.replace("[]", ""), path, value
     elif isinstance(value, dict):
         for key, part in value.items():
-            yield from leaves(
-                part, f"{name}[]" if name == "pages owners" else f"{name} {key}", (*path, key)
-            )
+            nested = f"{name}[]" if name in BY_NAMES else f"{name} {key}"
+            yield from leaves(part, nested, (*path, key))
     elif isinstance(value, list):
         parts = PARTS.get(name) or PARTS.get(name.rpartition(" ")[2])
         for at, part in enumerate(value):

@@ -34,6 +34,9 @@ LOGS: dict[str, tuple[int, int, dict[str, int | bool]]] = {
     "0.5.23-pages_of_a_tree": (10, 3, {
         "page_size": 4, "window": 8, "tokens": 64, "overlap": True, "draft": 4, "mixed": True,
     }),
+    "0.5.23-pages_and_states": (10, 3, {
+        "page_size": 4, "window": 0, "tokens": 64, "overlap": True, "states": 14, "track": 8,
+    }),
 }  # fmt: skip
 # and a snapshot every few steps
 IMPATIENT = {"0.5.23-clients_that_do_not_wait", "0.5.23-pages_of_a_tree"}

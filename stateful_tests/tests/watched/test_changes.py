@@ -29,6 +29,8 @@ NEVER = {
     r"open times_out|snapshot sessions times_out": "a timeout allows a close, and does not ask for one",
     r"pages mapping": "of an unused page; SGLang overwrites it before it is read",
     r"pages nodes (full|SWA) locks": "locks are counted in tokens, at each step",
+    r"pages states tracked slot": "the other of its slots may have the later state",
+    r"pages states tracked tokens": "a state is kept after any tokens of the text",
     r"pages nodes path": "the tree may know other texts; whoever matches this one reads its slots",
     r"release counted": "the stop may be any token that the last verify round accepted",
     r"release ids": "of the last round: no result tells them, no later turn repeats them",

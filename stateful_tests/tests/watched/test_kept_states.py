@@ -1,0 +1,53 @@
+"""States that requests keep for the tree, as a log of level `pages` shows them."""
+
+import pytest
+from msgspec import convert
+
+from impl.sglang.server.events import Paged, ShownStates, WatchHeader
+from stateful_tests.tests.support.watched_logs import header
+from stateful_tests.watched.kept_states import KeptStates
+
+# A turn of c1 began at 2 of pages of 4, so its state is after 6 tokens: of no node that ends with a page.
+KEPT = {"free": [1], "held": {"c1": [2, 3], "c2": [4, 5]}, "tracked": {"c1": (3, 6)}, "nodes": []}
+NODE = ([7, 7, 7, 7], [4, 5, 6, 7], [], 0, 0)
+
+
+def head(release="9.9.9"):
+    sizes = {"page_size": 4, "window": None, "swa_tokens": 0, "states": 8, "tracks": 1}
+    return convert(header(release=release, **sizes), WatchHeader)
+
+
+def steps_of(*shown, nodes=(), cells=(8, 8, 0, 0)):
+    """The pages of steps, of states as they are shown."""
+    owners = {"c1": (1, cells, list(range(8)))}
+    for states in shown:
+        states = convert(KEPT | states, ShownStates)
+        yield Paged(owners, [], [], nodes=list(nodes[: len(states.nodes)]), states=states)
+
+
+@pytest.mark.parametrize("release, known", [("0.5.23", "tracked-within-a-page"), ("9.9.9", None)])
+def test_a_node_has_the_state_of_a_longer_text(release, known):
+    """And whoever goes on from it does too, up to the step that shows another state there."""
+    ends, other = {"tracked": {}, "nodes": [3]}, {"tracked": {}, "nodes": [5]}
+    kept = KeptStates(head(release))
+    for number, (step, found, hits) in enumerate(zip(
+        steps_of({}, ends, ends, other, other, nodes=[NODE]), (0, 1, 0, 0, 0), (0, 1, 1, 1, 0), strict=True,
+    )):  # fmt: skip
+        kept.begins("c3", NODE[0])
+        said = list(kept.judge(number, step))
+        assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * found
+        assert list(kept.wrong_hits(step)) == [("c3", 4, known or "")] * hits
+        assert not list(kept.wrong_hits(step))
+
+
+@pytest.mark.parametrize("path, at", [([7] * 8, 1), ([7] * 4, 2)])
+def test_a_node_may_have_a_later_state_or_one_of_a_step_that_is_missing(path, at):
+    kept = KeptStates(head())
+    before, after = steps_of({}, {"nodes": [3]}, nodes=[(path, *NODE[1:])])
+    assert not [*kept.judge(0, before), *kept.judge(at, after)]
+
+
+@pytest.mark.parametrize("tracked, committed", [((4, 6), 8), ((3, 6), 5)])
+def test_a_state_is_kept_in_an_own_slot_and_of_no_more_than_the_text(tracked, committed):
+    [step] = steps_of({"tracked": {"c1": tracked}}, cells=(committed, 8, 0, 0))
+    assert [found.clause for found, _ in KeptStates(head()).judge(0, step)] == ["STA-8"]

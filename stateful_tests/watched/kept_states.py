@@ -1,0 +1,75 @@
+"""States that requests keep for the tree, step by step, as a log of level `pages` shows them.
+
+What a slot holds is not in a log. But a request says which of its slots has the state that it keeps, and
+after how many tokens that is. A node that has the slot at the next step ends after so many tokens, or after
+more if a round in between has kept a later state there. One that ends before them has the state of a longer
+text (STA-3), and whoever matches it goes on from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from impl.sglang.server.events import Paged, WatchHeader
+from stateful_tests.watched import deviations
+from stateful_tests.watched.judging import Verdict
+
+Path = tuple[int, ...]
+
+
+class _Wrong(NamedTuple):
+    """What is known of a node that has the state of a longer text; "": nothing."""
+
+    slot: int
+    known: str
+
+
+class KeptStates:
+    """Remembers, from one step to the next, what requests keep for the tree and which nodes are wrong."""
+
+    def __init__(self, header: WatchHeader) -> None:
+        self.header = header
+        self._step: int | None = None
+        self._kept: dict[int, tuple[str, int]] = {}  # slot -> whose, after how many tokens
+        self._wrong: dict[Path, _Wrong] = {}
+        self._hits: list[tuple[str, Path]] = []  # since the last step
+
+    def begins(self, request: str, prefix: Sequence[int]) -> None:
+        """A request goes on where this text ends, which may be that of a node."""
+        self._hits.append((request, tuple(prefix)))
+
+    def judge(self, step: int | None, e: Paged) -> Iterator[tuple[Verdict, str | None]]:
+        """What is wrong at a step, each with the known fault that explains it."""
+        before = self._kept if step is not None and self._step == step - 1 else {}
+        self._step, self._kept = step, {}
+        if e.states is None:
+            return
+        for name, (slot, length) in e.states.tracked.items():
+            own = e.states.held[name][1:]
+            if slot not in own:
+                want = f"{name} keeps its last state for the tree in one of its slots {own}"
+                yield Verdict("STA-8", want, f"in slot {slot}"), None
+            if name in e.owners and length > (most := e.owners[name][1][0]):
+                want = f"a state that {name} keeps for the tree is after {most} tokens at most"
+                yield Verdict("STA-8", want, f"slot {slot} after {length}"), None
+            self._kept[slot] = name, length
+        nodes = e.nodes or ()
+        for (path, *_), has in zip(nodes, e.states.nodes):
+            name, length = before.get(has or 0, ("", 0))
+            if has is not None and length > len(path):
+                known = deviations.within_a_page(self.header, length)
+                self._wrong[tuple(path)] = _Wrong(has, known or "")
+                want = f"the node of {len(path)} tokens has the state after them"
+                got = f"slot {has}, in which {name} kept the state after {length}"
+                yield Verdict("STA-3", want, got), known
+
+    def wrong_hits(self, e: Paged) -> Iterator[tuple[str, int, str]]:
+        """Who went on from a wrong node since the last step, at which position, and the known fault."""
+        for request, prefix in self._hits:
+            if prefix in self._wrong:
+                yield request, len(prefix), self._wrong[prefix].known
+        self._hits.clear()
+        slots = e.states.nodes if e.states is not None else ()
+        there = {tuple(path): slot for (path, *_), slot in zip(e.nodes or (), slots)}
+        self._wrong = {p: was for p, was in self._wrong.items() if there.get(p) == was.slot}
