@@ -217,6 +217,10 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "host-priority": EngineConfig(
         (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, arc=True
     ),
+    "host-state": EngineConfig((_TWO, _STATE), 24, 20, 8, max_seqs=3, host_chunks=16),
+    "host-state-tight": EngineConfig(
+        (_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, host_chunks=6
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Lane, Part, Transfer
 from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, failure
 from reference.remembered import remembered
+from reference.states import EMPTY, PARTS
 from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
 
@@ -72,17 +73,31 @@ class HostView:
         """A block of a chunk; None for one that was left out behind a window."""
         layers = self.config.groups[key.group]
         start, (group, slots) = index * layers.block_size, host.memory[key.chunk][index]
-        if group < 0 and layers.window is not None:
+        if group < 0 and (layers.window is not None or layers.state):
             return None
         wanted = key.stamps[start : start + layers.block_size]
+        if layers.state:
+            return self._state(key, wanted[-1], slots if group == key.group else ())
         holds = f"it must hold KV of the tokens that its hash in group {key.group} names"
         return KeptCopy(
             holds,
             wanted,
-            slots if group == key.group else (0,) * len(wanted),
+            slots[: len(wanted)] if group == key.group else (0,) * len(wanted),
             lambda at: f"slot {start + at} of chunk {key.chunk}",
             lambda at: AtChunk(key.chunk, start + at),
             "nothing of this group",
+        )
+
+    def _state(self, key: HostKey, wanted: int, parts: tuple[int, ...]) -> KeptCopy:
+        """A block with the state after its last token."""
+        return KeptCopy(
+            f"it must hold the state that its hash in group {key.group} is of",
+            (wanted,) * len(PARTS),
+            (*parts, *[EMPTY] * len(PARTS))[: len(PARTS)],
+            lambda _: f"chunk {key.chunk}",
+            lambda _: AtChunk(key.chunk),
+            "no state of this group",
+            "the state after other tokens",
         )
 
     def pins(self) -> Iterator[Count]:
@@ -105,8 +120,20 @@ class HostView:
             for part in () if job.copied or job.job not in before else job.parts:
                 called = f"chunk {part[2]}" if job.load else f"block {part[1]}"
                 at = AtChunk(part[2]) if job.load else AtBlock(part[1])
-                was, now = (_source(facts, job, part) for facts in (self.before, self.after))
+                was, now = (self._source(facts, job, part) for facts in (self.before, self.after))
                 yield Source(f"transfer {job.job}", called, at, was, now)
+
+    def _source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
+        """What a job reads: of a block the slots of those tokens that its hash is of, or the state."""
+        group, block, chunk, index = part
+        assert facts.host is not None and self.after.host is not None
+        if job.load:
+            return facts.host.memory[chunk][index]
+        layers, (owner, slots) = self.config.groups[group], facts.memory[block]
+        named = next((len(k.stamps) for k in self.after.host.keys if k.chunk == chunk), None)
+        if layers.state:
+            return owner, slots[: len(PARTS)]
+        return owner, slots if named is None else slots[: named - index * layers.block_size]
 
     def taken(self) -> Iterator[Failure]:
         for job in self.after.transfers:
@@ -143,18 +170,16 @@ def window_start(layers: LayerGroup, query: int) -> int:
     return 0 if layers.window is None else max(0, query - layers.window + 1)
 
 
-def _source(facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
-    _, block, chunk, index = part
-    if job.load:
-        assert facts.host is not None
-        return facts.host.memory[chunk][index]
-    return facts.memory[block]
-
-
 def _read_or_written(lane: Lane, layers: LayerGroup, group: int, block: int) -> AtTable | None:
-    """Where a batch entry computes with a block, if it does."""
+    """Where a batch entry computes with a block, if it does: of a recurrent group with few of its table."""
     start, size, row = window_start(layers, lane.start), layers.block_size, lane.tables[group]
     end = -(-(lane.start + len(lane.tokens)) // size)
-    if block not in row[start // size : end]:
-        return None
-    return AtTable(lane.request, group, row.index(block))
+    used = {*row[start // size : end]}
+    if layers.state:
+        used = {
+            at
+            for use in lane.states
+            if use.group == group
+            for at in (use.block, *(to for to, _ in use.writes))
+        }
+    return AtTable(lane.request, group, row.index(block)) if block in used else None

@@ -26,7 +26,7 @@ class HostUnit(NamedTuple):
 class KeptCopy(NamedTuple):
     """KV that was copied to either tier. holds: what it has to be, in words; wanted, found: stamps, slot by
     slot. slot: how the one at an index is called; at: its place; missing: what is wrong with one that holds
-    none."""
+    none; another: with one that holds another."""
 
     holds: str
     wanted: Sequence[int]
@@ -34,6 +34,7 @@ class KeptCopy(NamedTuple):
     slot: Callable[[int], str]
     at: Callable[[int], Place]
     missing: str
+    another: str = "KV of another token"
 
 
 class Count(NamedTuple):

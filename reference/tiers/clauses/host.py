@@ -32,13 +32,14 @@ def _owned(step: HasTier) -> Failure | None:
     "HOST-2",
     "a copy holds what it is named by",
     "A copy whose store has completed holds KV of exactly the tokens that its hash or its node is of, the"
-    " last one included. So do the device slots of a node, once no load has still to write them.",
+    " last one included; of a recurrent group the state after the last one. So do the device slots of a node,"
+    " once no load has still to write them.",
     why="Whoever matches the hash or the node reads that KV as its own.",
     needs=("tier",),
     rule="tiers.facts",
     source="vllm#54193, vllm#54288, sglang#38480",
-    scope="In a group with a window, blocks of a chunk that no hit needs may be left out. On a server that"
-    " only decodes: full KV.",
+    scope="In a group with a window or a state, blocks of a chunk that no hit needs may be left out. On a"
+    " server that only decodes: full KV.",
     trigger=lambda s: "HOST-2" in s.reached,
 )
 def _holds(step: HasTier) -> Failure | None:
@@ -50,7 +51,7 @@ def _holds(step: HasTier) -> Failure | None:
             return failure(
                 copy.holds, f"{len(copy.found)} slots for {len(copy.wanted)} tokens", copy.at(0)
             )
-        got = "KV of another token" if copy.found[at] else copy.missing
+        got = copy.another if copy.found[at] else copy.missing
         return failure(copy.holds, f"{copy.slot(at)} holds {got}", copy.at(at))
     return None
 

@@ -38,6 +38,7 @@ SIZES = {
     "host": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4),
     "state": EngineConfig((_FULL, LayerGroup(2, state=True)), 12, 12, 8),
     "peer": EngineConfig((_FULL,), 12, 12, 8, peer=True, fail_requests=True),
+    "host state": EngineConfig((LayerGroup(2, state=True),), 12, 12, 8, host_chunks=4),
     "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
 }
 
@@ -401,6 +402,8 @@ def _key(scene: Scene, chunk: str, name: str, start: str, end: str, how: str | N
     scene.keys[int(chunk)] = tuple(stamps)
     held = [*stamps[:-1], {"unwritten": 0, "overwritten": 7}[how]] if how else stamps
     blocks = [(0, tuple(held[at : at + size])) for at in range(0, len(held), size)]
+    if scene.config.recurrent:
+        blocks = [(0, (slots[-1],) * 2) for _, slots in blocks]
     scene.chunks[int(chunk)] = blocks
 
 
