@@ -21,6 +21,8 @@ from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_state_is_stored_from_the_block_of_the_next_request":
+        "it was written, where block 3 stays as it is until transfer 4 has read it",
     "a_loaded_request_waits_behind_a_preempted_one": "no batch comes, with 3 blocks free",
     "a_load_begins_beside_the_store_of_a_next_turn": "AssertionError: assert not req_status.transfer_jobs",
     "a_preempted_request_waits_for_a_store_that_a_reset_forgot": "no batch comes, with 3 blocks free",
