@@ -221,4 +221,4 @@ class PageJudge:
     def _states(self, shown: ShownStates) -> StatesView:
         own = {name: slots[0] for name, slots in shown.held.items()}
         more = {name: slots[1:] for name, slots in shown.held.items()}
-        return StatesView(shown.free, [0] * (self.geometry.states + 1), {}, own, {}, more)
+        return StatesView(shown.free, (), {}, own, {}, more)
