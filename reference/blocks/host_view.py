@@ -70,7 +70,7 @@ class HostView:
                     yield copy
 
     def _block(self, key: HostKey, index: int, host: HostFacts) -> KeptCopy | None:
-        """A block of a chunk; None for one that was left out behind a window."""
+        """A block of a chunk; None for one that was left out, as no hit needs its window or state."""
         layers = self.config.groups[key.group]
         start, (group, slots) = index * layers.block_size, host.memory[key.chunk][index]
         if group < 0 and (layers.window is not None or layers.state):
@@ -171,7 +171,8 @@ def window_start(layers: LayerGroup, query: int) -> int:
 
 
 def _read_or_written(lane: Lane, layers: LayerGroup, group: int, block: int) -> AtTable | None:
-    """Where a batch entry computes with a block, if it does: of a recurrent group with few of its table."""
+    """Where a batch entry computes with a block, if it does. Of a recurrent group it uses the blocks of its
+    states alone."""
     start, size, row = window_start(layers, lane.start), layers.block_size, lane.tables[group]
     end = -(-(lane.start + len(lane.tokens)) // size)
     used = {*row[start // size : end]}

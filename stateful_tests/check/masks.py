@@ -1,10 +1,10 @@
 """Known faults as masks: which of them a tree still has, and which violations of it they explain.
 
 A mask holds while each trace of its fault that fails on the tree's base fails on the tree itself: a change
-that fixes one path of a fault and not the other is reported. Where there is a base, a violation of a fault's
-clause is the fault's unless the trace is a witness (see Standing). Without one, and of an engine that
-schedules by itself, it is if the run violates the clause no more without one of the things that the fault's
-own trace needs (see causes.py).
+that fixes one path of a fault and not the other is reported. A trace that needs two faults is not asked.
+Where there is a base, a violation of a fault's clause is the fault's unless the trace is a witness (see
+Standing). Without one, and of an engine that schedules by itself, it is if the run violates the clause no
+more without one of the things that the fault's own trace needs (see causes.py).
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class _Rust(NumberedTree):
     """A tree with its core in Rust, which hands out no nodes: what it prints and tells of them, together.
 
     How many locks pin a node's SWA KV it does not tell, only whether one does; as many as pin its full KV
-    are shown then. Those of its state are not shown.
+    are shown then. How many pin its state it does not tell either: none are shown.
     """
 
     def nodes(self) -> Iterator[NodeView]:

@@ -180,12 +180,8 @@ def alone(clause, step, first):
         (failed("END-1", 4), None, Standing.NEW, []),
         (failed("END-1", 4), failed("END-1", 3), Standing.KNOWN, []),
         (failed("END-1", 4), UnusableImplementation(), Standing.UNTOLD, []),
-        (
-            failed("SES-2", 4, "END-1"),
-            failed("SES-2", 4),
-            Standing.NEW,
-            KEEPS,
-        ),  # the base violates less
+        # The base violates less.
+        (failed("SES-2", 4, "END-1"), failed("SES-2", 4), Standing.NEW, KEEPS),
         (failed("SES-2", 4, "END-1"), failed("SES-2", 4, "MAP-1"), Standing.KNOWN, KEEPS),
         (alone("END-1", 4, "SES-2"), failed("SES-2", 4), Standing.UNTOLD, KEEPS),
         (failed("END-1", 4), failed("SES-2", 4), Standing.KNOWN, KEEPS),  # the tree gets past it
@@ -271,9 +267,8 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask(monke
         "findings"
     ]
     assert found["fixed_in_part"] == "retract-ends-turn" and not found["also_in"]
-    fault = msgspec.structs.replace(
-        mask.fault, with_another=mask.fixed
-    )  # it may be the other's mend
+    # It may be the other's mend.
+    fault = msgspec.structs.replace(mask.fault, with_another=mask.fixed)
     monkeypatch.setattr(masking, "of_system", lambda *_: [fault])
     assert by_id(half, before)["retract-ends-turn"].state == "still there"
     monkeypatch.undo()

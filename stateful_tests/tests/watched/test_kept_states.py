@@ -2,10 +2,14 @@
 
 import pytest
 from msgspec import convert
+from msgspec.structs import replace
 
-from impl.sglang.server.events import Paged, ShownStates, WatchHeader
+from impl.sglang.server.events import Extended, Paged, ShownStates, WatchHeader
+from reference.commands import Submit
 from stateful_tests.tests.support.watched_logs import header
+from stateful_tests.watched.beside import Beside
 from stateful_tests.watched.kept_states import KeptStates
+from stateful_tests.watched.prefill import extended
 
 # A turn of c1 began at 2 of pages of 4, so its state is after 6 tokens: of no node that ends with a page.
 KEPT = {"free": [1], "held": {"c1": [2, 3], "c2": [4, 5]}, "tracked": {"c1": (3, 6)}, "nodes": []}
@@ -38,6 +42,15 @@ def test_a_node_has_the_state_of_a_longer_text(release, known):
         assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * found
         assert list(kept.wrong_hits(step)) == [("c3", 4, known or "")] * hits
         assert not list(kept.wrong_hits(step))
+
+
+def test_a_log_without_pages_leaves_nothing_to_remember():
+    """It has no token ids either."""
+    beside = Beside(replace(head(), tree=True))
+    beside.do(Submit("a", None, 8))
+    beside.of("a").matched = 4
+    extended(beside, Extended([("a", 4, 4, (8, 8, 0, 4))]))
+    assert beside.state.request("a").cursors and not beside.kept_states._hits
 
 
 @pytest.mark.parametrize("path, at", [([7] * 8, 1), ([7] * 4, 2)])
