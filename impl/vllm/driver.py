@@ -310,6 +310,8 @@ class EngineDriver:
                 mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
         named = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
         named.update(*(m.num_cached_block for m in managers))
+        # 0.27 and 0.28: a state at the end of a prompt, which the connector is offered
+        pins = getattr(manager, "_partial_tail_pins", {}).items()
         written = self.runner.memory
         memory = [written.get(block.block_id, (-1, ())) for block in pool.blocks]
         known = self.scheduler.requests
@@ -328,6 +330,7 @@ class EngineDriver:
             results_due=self._due(),
             in_step=self._in_step,
             kept=tuple(kept),
+            pinned=tuple((self._names[name], b.block_id) for name, bs in pins for b in bs),
             host=None
             if self._mover is None
             else host_facts(self._mover, self.scheduler, self.config, self._stamps),

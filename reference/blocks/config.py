@@ -221,6 +221,10 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "host-state-tight": EngineConfig(
         (_TWO, _STATE), 14, 16, 8, max_seqs=3, priority=True, host_chunks=6
     ),
+    "host-state-drafts": EngineConfig(_WIDE, 22, 28, 12, max_seqs=3, drafts=2, host_chunks=10),
+    "host-state-fine": EngineConfig(
+        _WIDE, 32, 28, 12, max_seqs=3, drafts=2, match=2, host_chunks=10
+    ),
 }
 
 

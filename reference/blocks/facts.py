@@ -125,6 +125,7 @@ class BlockFacts(NamedTuple):
     table that named them. host: None without host memory. merges: blocks of equal text are made one, so that
     two entries of a batch may write the same. unheard: clients are not heard before the next Schedule.
     released: requests that gave all their blocks back in this command, whatever they have got since.
+    pinned: blocks outside of tables that requests keep for a connector, by request.
     """
 
     refs: tuple[int, ...]
@@ -145,6 +146,7 @@ class BlockFacts(NamedTuple):
     merges: bool = False
     unheard: bool = False
     released: tuple[str, ...] = ()
+    pinned: tuple[tuple[str, int], ...] = ()
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

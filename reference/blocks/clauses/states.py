@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.blocks.clauses.step import BlockStep, clause
+from reference.blocks.clauses.step import IN_FLIGHT, BlockStep, clause
 from reference.blocks.facts import Lane, Published
 from reference.failures import AtBlock, AtCount, AtNamed, Failure, failure
 from reference.states import (
@@ -95,12 +95,13 @@ def _published(step: BlockStep) -> list[Published]:
 @clause(
     "STA-4",
     "one writer",
-    "A batch entry leaves states only in blocks of its request's own table that have no other owner, and"
+    "A batch entry leaves states only in blocks of its request's own table that no other request has, and"
     " that no other entry of the batch reads or writes; never in the null block.",
     why="Whoever shares the block continues from a state of another text.",
     needs=("states",),
     rule="states",
     source="vllm MambaManager.allocate_new_blocks",
+    scope="A block that is kept for a step in flight may be written: a copy that begins the step has read it.",
     trigger=lambda s: sum(1 for n in s.lanes if n.lane.states) > 1,
 )
 def _alone(step: BlockStep) -> Failure | None:
@@ -114,7 +115,8 @@ def _alone(step: BlockStep) -> Failure | None:
             fact = step.after.requests.get(lane.request)
             if fact is None or block not in fact.tables[group]:
                 return failure(where, f"block {block} is not in its table", *at)
-            if others := {name for name, _, _ in step.entries.get(block, ())} - {lane.request}:
+            users_of = {name for name, _, _ in step.entries.get(block, ())}
+            if others := users_of - {lane.request, IN_FLIGHT}:
                 return failure(where, f"{' and '.join(sorted(others))} has block {block} too", *at)
             users[block] = lane.request
     for lane in step.after.lanes:

@@ -42,7 +42,7 @@ class BlockStep(HostView):
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
         """Of each block that a table names: (request, group, index in the table), null blocks left out. A
-        block that is kept for a step or a transfer in flight has group -1."""
+        block that is kept for a step or a transfer in flight, or pinned, has group -1."""
         named: dict[int, list[tuple[str, int, int]]] = {}
         for name, fact in self.after.requests.items():
             for group, blocks in enumerate(fact.tables):
@@ -51,6 +51,8 @@ class BlockStep(HostView):
                         named.setdefault(block, []).append((name, group, at))
         for block in self.after.kept:
             named.setdefault(block, []).append((IN_FLIGHT, -1, 0))
+        for name, block in self.after.pinned:
+            named.setdefault(block, []).append((name, -1, 0))
         return named
 
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:

@@ -21,6 +21,15 @@ from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_state_is_stored_from_the_block_of_the_next_request_at_once":
+        "it was written, where block 8 stays as it is until transfer 0 has read it",
+    "a_state_is_stored_from_a_block_that_holds_kv": "chunk 0 holds no state of this group",
+    "a_copy_is_made_in_a_block_that_is_being_stored":
+        "it was written, where block 3 stays as it is until transfer 1 has read it",
+    "two_loaded_requests_need_a_block_more_each": "no batch comes, with 0 blocks free",
+    "a_padded_round_of_a_next_turn_is_cut_at_a_block_of_state": "no token is sampled",
+    "a_padded_round_that_is_cut_reads_a_state_before_the_first":
+        "illegal memory access in postprocess_mamba_fused_kernel: index -1 is before the first",
     "a_state_is_stored_from_the_block_of_the_next_request":
         "it was written, where block 3 stays as it is until transfer 4 has read it",
     "a_loaded_request_waits_behind_a_preempted_one": "no batch comes, with 3 blocks free",
