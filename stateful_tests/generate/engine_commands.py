@@ -151,7 +151,8 @@ def propose_engine_command(
     client = once_in(source, 3 if profile.busy else 6) or not there
     if profile.abort and there and once_in(source, profile.abort):
         return Abort(pick(source, there).name)
-    if facts.host is not None and (moved := _transfer(facts, source, profile)) is not None:
+    fails = profile.fails * texts.config.peer  # host memory has all that is loaded from it
+    if facts.host is not None and (moved := _transfer(facts, source, profile, fails)) is not None:
         return moved
     if facts.in_step:
         return Update(pick(source, DRAFTS))
@@ -178,12 +179,14 @@ def _sent(
     return _add(texts, pick(source, absent), source, profile) if client and absent else None
 
 
-def _transfer(facts: BlockFacts, source: Choices, profile: EngineProfile) -> EngineCommand | None:
-    """What the device that moves KV does now, or a reset of host memory."""
+def _transfer(
+    facts: BlockFacts, source: Choices, profile: EngineProfile, fails: int
+) -> EngineCommand | None:
+    """What the device that moves KV does now, or a reset of host memory. fails: one load in so many does."""
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving and once_in(source, profile.slow):
         job = pick(source, moving)
-        if profile.fails and job.load and not job.copied and once_in(source, profile.fails):
+        if fails and job.load and not job.copied and once_in(source, fails):
             return Fail(source.upto(len(job.parts)))
         return Complete(job.load) if job.copied or once_in(source, 2) else Copy(job.load)
     if not facts.in_step and profile.forget and once_in(source, profile.forget):
