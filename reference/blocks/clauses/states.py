@@ -101,7 +101,7 @@ def _published(step: BlockStep) -> list[Published]:
     needs=("states",),
     rule="states",
     source="vllm MambaManager.allocate_new_blocks",
-    scope="A block that is kept for a step in flight may be written: a copy that begins the step has read it.",
+    scope="A block that is kept for a step in flight may be written: the copy from it begins the step.",
     trigger=lambda s: sum(1 for n in s.lanes if n.lane.states) > 1,
 )
 def _alone(step: BlockStep) -> Failure | None:
