@@ -69,12 +69,10 @@ def _goes_on(step: Step) -> Failure | None:
 
 def _resumed(step: Step) -> tuple[Request, int] | None:
     """The turn that an admission resumes past what the tree has, and where."""
-    request = step.acted
-    if (
-        not (isinstance(step.command, Admit) and step.done and step.config.geometry.states)
-        or request is None
-    ):
+    if not (isinstance(step.command, Admit) and step.done and step.config.geometry.states):
         return None
+    request = step.acted
+    assert request is not None
     session, facts = step.was.session(request.session), step.after.requests.get(request.name)
     if session is None or session.slot is None or facts is None or facts.cursors is None:
         return None

@@ -51,11 +51,7 @@ def _continued(step: BlockStep, fresh: bool) -> Failure | None:
                     else f"it continues from block {use.block}"
                 )
             else:
-                wrong = (
-                    misread(use.found, stamp_after(note.stamps, start), note.stamps)
-                    if start
-                    else None
-                )
+                wrong = misread(use.found, stamp_after(note.stamps, start), note.stamps)
                 got = wrong and f"block {use.block}: {wrong}"
             if got is not None:
                 want = f"{name} continues from the state after its first {start} tokens in group {use.group}"
