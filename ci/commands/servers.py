@@ -358,6 +358,10 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
 
     if given.get("track") and not given.get("states"):
         raise Unusable("--set track: where states are kept on the way; needs --set states=N")
+    if given.get("lazy") and not given.get("track"):
+        raise Unusable("--set lazy: of states that are kept on the way; needs --set track=N")
+    if given.get("lazy") and given.get("overlap") == 0:
+        raise Unusable("--set overlap=0: SGLang takes slots where a state is due only with overlap")
     if not given.get("states"):
         return
     if release not in STATES:

@@ -274,6 +274,7 @@ def _with_states(
     needs_track = int(fixed.get("page_size", 1)) > 1 or fixed.get("overlap")
     track = fixed.get("track", 8 if needs_track else found["track"])
     fitting: dict[str, int | bool] = {"window": 0, "draft": 0, "track": track}
+    fitting |= {"overlap": True} if fixed.get("lazy") else {}
     fitting |= {"chunk": max(16, found["chunk"])} if track else {"page_size": 1, "overlap": False}
     return {**fitting, **fixed}
 

@@ -233,9 +233,12 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
     _counted(beside, "OWN-3", _FREE["SWA"], swa, e.swa + e.tree_swa)
     _counted(beside, "OWN-4", "rows free", left.rows, e.rows)
     if beside.header.states or e.states:
-        held = len(state_lens(state)) * (1 + beside.header.tracks)
+        bearers = len(state_lens(state))
+        held = bearers * (1 + beside.header.tracks)
         held += sum(seen.has_state for seen in beside.requests.values())
         want = beside.header.states - held
+        if beside.header.lazy:
+            want = max(want - bearers, min(e.states, want))
         _counted(beside, "STA-6", "slots of recurrent state free or the tree's", want, e.states)
     _counted(beside, "SES-2", "requests wait", waiting, e.queued)
     _counted(beside, "SES-2", "sessions are open", len(state.sessions), e.sessions)

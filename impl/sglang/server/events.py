@@ -32,7 +32,8 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
     claims: tokens of a verify round that are committed as it is launched, before any result; states: slots of
     recurrent state; tracks: those that a request has besides its own, where its state is kept on the way;
-    tier: in host memory, where the log shows it; fields: of each event.
+    lazy: it has one more while a state is due; tier: in host memory, where the log shows it; fields: of each
+    event.
     """
 
     format: str
@@ -53,6 +54,7 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     claims: int = 0
     states: int = 0
     tracks: int = 0
+    lazy: bool = False
     tier: TierHeader | None = None
     part: int = 1
     fields: dict[str, list[str]] = {}

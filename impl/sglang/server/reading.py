@@ -55,8 +55,8 @@ class Reader:
             "tree": self.shares, "overlap": bool(scheduler.enable_overlap),
             "speculative": self.speculates,
             "claims": self.release.claimed,
-            **({"states": self.rows.mamba_pool.size, "tracks": self.rows.mamba_initial_tracking_slots}
-               if self.recurrent else {}),
+            **({"states": self.rows.mamba_pool.size, "tracks": self.rows.mamba_initial_tracking_slots,
+                "lazy": self.rows.enable_mamba_extra_buffer_lazy} if self.recurrent else {}),
         }  # fmt: skip
 
     def counts(self) -> tuple[int, int, int, int, int, int]:

@@ -374,6 +374,13 @@ def run(
     )  # fmt: skip
 
 
+def _strategy(config: Config) -> str:
+    """Where states of a text are kept for the tree, as the server's arguments call it."""
+    if not config.track:
+        return "no_buffer"
+    return "extra_buffer_lazy" if config.lazy else "extra_buffer"
+
+
 def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
     """The release's Scheduler, built as its own process does."""
     import sglang.srt.managers.scheduler as module
@@ -394,7 +401,7 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
         more |= {
             "max_mamba_cache_size": config.states,
             "mamba_track_interval": config.track or 256,
-            "mamba_radix_cache_strategy": "extra_buffer" if config.track else "no_buffer",
+            "mamba_radix_cache_strategy": _strategy(config),
         }
     if config.hicache:
         more |= fake_tier.settings(config)

@@ -225,6 +225,8 @@ def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
     [
         ("0.5.18", ["states=30"], "recurrent layers run in 0.5.23; this is 0.5.18"),
         ("0.5.23", ["track=8"], "needs --set states=N"),
+        ("0.5.23", ["states=30", "lazy=1"], "needs --set track=N"),
+        ("0.5.23", ["states=30", "track=8", "lazy=1", "overlap=0"], "only with overlap"),
         ("0.5.23", ["states=30", "window=4"], "has neither a window nor drafts"),
         ("0.5.23", ["states=30", "draft=2"], "has neither a window nor drafts"),
         ("0.5.23", ["states=4"], "at least 5"),

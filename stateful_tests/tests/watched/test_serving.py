@@ -193,6 +193,8 @@ def test_servers_with_recurrent_layers_have_what_goes_with_them():
     assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
     runs = population.Population(1, fixed={"states": 30, "overlap": True})
     assert {runs.draw()[0].track for _ in range(9)} == {8}
+    runs = population.Population(1, fixed={"states": 30, "track": 8, "lazy": True})
+    assert all(runs.draw()[0].overlap for _ in range(9))
 
 
 def test_servers_with_a_host_tier_have_what_goes_with_it():

@@ -278,6 +278,18 @@ def test_states_add_up_and_turns_resume_where_theirs_are(old, new, found, writte
     assert result.found or result.wrong_states == {}
 
 
+@pytest.mark.parametrize(
+    "free, found", [(7, []), (6, []), (5, ["STA-6", "STA-6"]), (8, ["STA-6"] * 2)]
+)
+def test_a_lazy_server_takes_one_slot_more_while_a_state_is_due(free, found, written):
+    due = '[["c1.1",4,4,0,0]],'
+    lines = [line.replace(f"{due}7]", f"{due}{free}]") for line in STATES]
+    head = header(release="9.9.9", tree=True, lazy=True, **OF_STATES)
+    assert [
+        each.clause for each in validate(written([head, *map(json.loads, lines)])).found
+    ] == found
+
+
 def test_a_turn_that_waited_with_a_slot_and_begins_its_text(written):
     """Of 0.5.23, which leaves the slot as it is: the state there is somebody else's."""
     head = header(release="0.5.23", tree=True, **OF_STATES)
