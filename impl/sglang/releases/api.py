@@ -142,7 +142,7 @@ WATCHED = """
 0.5.19 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache._tree_core_backend
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.full_protected_size(); UnifiedRadixCache.swa_protected_size()
 0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.mamba_protected_size()
-0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.mamba_initial_tracking_slots; MambaPool.size
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.mamba_initial_tracking_slots; HybridReqToTokenPool.enable_mamba_extra_buffer_lazy; MambaPool.size
 0.5.23 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeCore.inc_lock_ref(_); UnifiedTreeCore.inc_host_lock_ref(_)
 0.5.23 ...    mem_cache/base_prefix_cache.py | IncLockRefResult.to_dec_params(); TreeLock.swa_released; TreeLock.receipt; TreeLock.node
 """
