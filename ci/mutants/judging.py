@@ -99,6 +99,7 @@ AREAS = (
          without=tuple(f"stateful_tests/watched/{name}.py"
                        for name in ("live", "population", "serving", "situation"))),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
+    Area("reference/states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE), (f"{_TESTS}/reference", f"{_TESTS}/check/test_own_tree_engine.py"),
          without=("reference/clauses", "reference/blocks", "reference/commands.py", "reference/geometry.py",

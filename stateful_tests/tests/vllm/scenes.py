@@ -346,7 +346,7 @@ def _hash(scene: Scene, block: str, group: str | None, more: str | None, other: 
     owner, slots = scene.memory[int(block)]
     stamps = tuple(stamp for stamp in slots if stamp)
     if owner in scene.config.recurrent:
-        stamps = stamps[:1]
+        stamps = (7, *stamps[:1])  # the last of them is that of the state
     if more:
         stamps += (7,)
     if other:

@@ -23,6 +23,8 @@ from stateful_tests.traces import files as traces
 SAID = {
     "a_state_is_stored_from_the_block_of_the_next_request_at_once":
         "it was written, where block 8 stays as it is until transfer 0 has read it",
+    "a_state_is_stored_from_the_block_of_a_request_that_runs_on":
+        "chunk 0 holds the state after other tokens",
     "a_state_is_stored_from_a_block_that_holds_kv": "chunk 0 holds no state of this group",
     "a_copy_is_made_in_a_block_that_is_being_stored":
         "it was written, where block 3 stays as it is until transfer 1 has read it",
