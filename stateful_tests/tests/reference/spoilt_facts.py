@@ -9,6 +9,7 @@ from reference.clauses import CLAUSES
 from reference.clauses.facts import Facts, NodeFacts, Owned
 from reference.clauses.step import Step
 from reference.commands import Command, Reason, Refused
+from reference.failures import AtState
 from reference.geometry import Geometry
 from reference.state import text_tokens
 from reference.prefix_cache import key_of, page_name
@@ -177,3 +178,4 @@ def assert_clause(clause: str, step: Step, says: str | None) -> None:
         assert failure is None
     else:
         assert failure is not None and says in f"{failure.expected}, not {failure.observed}"
+        assert not any(isinstance(at, AtState) and at.slot is None for at in failure.at)
