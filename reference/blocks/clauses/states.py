@@ -73,7 +73,7 @@ def _continued(step: BlockStep, fresh: bool) -> Failure | None:
 def _named(step: BlockStep) -> Failure | None:
     for block, group, stamps in _published(step):
         owner, parts = step.after.memory[block]
-        found = parts[:2] if owner == group else (EMPTY, EMPTY)
+        found = parts if owner == group else (EMPTY, EMPTY)
         if (got := misread(found, stamps[-1], stamps)) is not None:
             want = f"block {block} holds the state that its hash in group {group} is of"
             return failure(
