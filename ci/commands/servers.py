@@ -361,7 +361,7 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
     if given.get("lazy") and not given.get("track"):
         raise Unusable("--set lazy: of states that are kept on the way; needs --set track=N")
     if given.get("lazy") and given.get("overlap") == 0:
-        raise Unusable("--set overlap=0: SGLang takes slots where a state is due only with overlap")
+        raise Unusable("--set lazy=1: needs overlap, and --set overlap=0 takes it away")
     if not given.get("states"):
         return
     if release not in STATES:
@@ -415,7 +415,7 @@ def _field(text: str) -> tuple[str, int | bool]:
 
     name, _, value = text.partition("=")
     kind = type(getattr(Config(), name, None))
-    if kind not in (int, bool) or not value.isdigit():
+    if kind not in (int, bool) or not value.isdigit() or (kind is bool and value not in "01"):
         names = ", ".join(Config.__struct_fields__)
         raise Unusable(f"--set {text:.40}: FIELD=N with one of {names}; 0 and 1 for no and yes")
     return name, kind(int(value))

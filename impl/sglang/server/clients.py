@@ -23,8 +23,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round, 0 without speculation; tree: prefixes are shared; pressure: admit as if no request went on for
     long, so that running ones are retracted; mixed: prefills share a batch with tokens that are decoded;
     states: slots of recurrent state, 0 of a model without; track: a text's state is kept at multiples of so
-    many tokens (extra_buffer), 0: at its end alone (no_buffer); lazy: its second slot for them is taken where
-    one is due (extra_buffer_lazy); hicache: there is a tier in host memory;
+    many tokens (extra_buffer), 0: at its end alone (no_buffer); lazy: a request has a second slot for that
+    state only while the next one is written (extra_buffer_lazy); hicache: there is a tier in host memory;
     host: its pools, in tenths of the device's; policy: which of POLICIES."""
 
     page_size: int = 1

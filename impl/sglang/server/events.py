@@ -32,7 +32,7 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
     claims: tokens of a verify round that are committed as it is launched, before any result; states: slots of
     recurrent state; tracks: those that a request has besides its own, where its state is kept on the way;
-    lazy: it has one more while a state is due; tier: in host memory, where the log shows it; fields: of each
+    lazy: it may have one more for a while; tier: in host memory, where the log shows it; fields: of each
     event.
     """
 

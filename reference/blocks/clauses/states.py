@@ -97,7 +97,8 @@ def _published(step: BlockStep) -> list[Published]:
     needs=("states",),
     rule="states",
     source="vllm MambaManager.allocate_new_blocks",
-    scope="A block that is kept for a step in flight may be written: the copy from it begins the step.",
+    scope="A block that is kept for what is in flight may be written: a copy from it begins its step, and of"
+    " transfers XFER-1 and XFER-2 say it.",
     trigger=lambda s: sum(1 for n in s.lanes if n.lane.states) > 1,
 )
 def _alone(step: BlockStep) -> Failure | None:
