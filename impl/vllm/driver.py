@@ -91,6 +91,7 @@ class EngineDriver:
         self._in_step = False
         self._sent = 0
         self._lanes: tuple[Lane, ...] = ()
+        self._copies: tuple[tuple[int, int], ...] = ()
         self._given: tuple[Output, ...] = ()
         self._reset_done = False
 
@@ -112,7 +113,7 @@ class EngineDriver:
 
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
-        self._lanes, self._given, self._reset_done = (), (), False
+        self._lanes, self._given, self._reset_done, self._copies = (), (), False, ()
         if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete, Fail)):
             return Refused(Reason.WRONG_PHASE)
         unset = r"\w*config\.\w+"
@@ -204,6 +205,8 @@ class EngineDriver:
     def _schedule(self, command: Schedule) -> None:
         require(self.scheduler.has_requests(), Reason.EMPTY)
         scheduled = self.scheduler.schedule()
+        copies = getattr(scheduled, "kv_cache_block_copies", None) or ()
+        self._copies = tuple((copy.src_block_id, copy.dst_block_id) for copy in copies)
         stop = [self._ids.get(name, "") for name in command.stop]
         if self._mover is not None:
             self._mover.before(scheduled)
@@ -330,6 +333,7 @@ class EngineDriver:
             results_due=self._due(),
             in_step=self._in_step,
             kept=tuple(kept),
+            copies=self._copies,
             pinned=tuple((self._names[name], b.block_id) for name, bs in pins for b in bs),
             host=None
             if self._mover is None

@@ -126,6 +126,7 @@ class BlockFacts(NamedTuple):
     two entries of a batch may write the same. unheard: clients are not heard before the next Schedule.
     released: requests that gave all their blocks back in this command, whatever they have got since.
     pinned: blocks outside of tables that requests keep for a connector, by request.
+    copies: of a Schedule, (from, to) of blocks that its step copies before it runs.
     """
 
     refs: tuple[int, ...]
@@ -147,6 +148,7 @@ class BlockFacts(NamedTuple):
     unheard: bool = False
     released: tuple[str, ...] = ()
     pinned: tuple[tuple[str, int], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

@@ -150,7 +150,7 @@ class HostView:
                         want = f"{lane.request} waits for transfer {job.job}"
                         yield failure(want, f"it computes with block {block}", place)
                 if block in self.writing:
-                    want = f"no step in flight writes block {block}, for transfer {job.job} does"
+                    want = f"no step in flight uses block {block}, for transfer {job.job} writes it"
                     yield failure(want, "one does", where)
 
     def left_over(self) -> Iterator[Failure]:

@@ -115,6 +115,7 @@ class RequestTexts:
         self.config = config
         self.bearers: dict[str, Bearer] = {}
         self.batches: deque[list[tuple[Bearer, Flight]]] = deque()
+        self._copied: deque[frozenset[int]] = deque()  # of each batch
         self._sent = 0
 
     def follow(
@@ -196,6 +197,7 @@ class RequestTexts:
             batch.append((bearer, flight))
         if facts.lanes:
             self.batches.append(batch)
+            self._copied.append(frozenset(block for pair in facts.copies for block in pair))
         return notes
 
     def _written(self, lane: Lane) -> frozenset[int]:
@@ -211,12 +213,15 @@ class RequestTexts:
 
     @property
     def writing(self) -> frozenset[int]:
-        """Blocks that steps in flight write."""
-        return frozenset().union(*(flight.writes for batch in self.batches for _, flight in batch))
+        """Blocks that steps in flight write, or copy from."""
+        lanes = (flight.writes for batch in self.batches for _, flight in batch)
+        return frozenset().union(*self._copied, *lanes)
 
     def _results(self, facts: BlockFacts) -> list[OutputNote]:
         given = {output.request: output for output in facts.outputs}
         notes = []
+        if self._copied:
+            self._copied.popleft()
         for bearer, flight in self.batches.popleft() if self.batches else ():
             if bearer.gone:
                 continue  # its name may be somebody else's by now

@@ -35,8 +35,8 @@ def _source_stays(step: HasTier) -> Failure | None:
     "a destination is its transfer's",
     "What a load in flight writes is not free and belongs to one request, one node, or the load alone. In a"
     " tree the same holds for the host slots that a store writes. Nobody computes with it before the load"
-    " completes, and no step in flight writes it. What another server writes stays its request's, even of"
-    " an aborted one.",
+    " completes, and no step in flight writes or copies it. What another server writes stays its request's,"
+    " even of an aborted one.",
     why="An owner loses its KV when the transfer arrives; an early reader reads what is not there. A step"
     " that was scheduled earlier may write after the load.",
     needs=("tier",),

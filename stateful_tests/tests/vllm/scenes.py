@@ -484,6 +484,9 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     rf"block (?P<block>\d+) holds group (?P<group>\d) of {_WHO} (?P<start>\d+)-(?P<end>\d+)": _holds,
     r"somebody (?P<what>erases|overwrites) block (?P<block>\d+) slot (?P<offset>\d+)": _slot,
     r"refs (?P<block>\d+) = (?P<count>\d+)": _refs,
+    r"block (?P<block>\d+) is copied to (?P<target>\d+)": lambda scene, block, target: scene._spoil(
+        copies=lambda _: ((int(block), int(target)),)
+    ),
     r"free (?P<sign>[+-]) (?P<block>\d+)": _free,
     r"map (?P<block>\d+) = (?P<count>\d+)": _map,
     r"no map (?P<block>\d+)": _unmap,
