@@ -223,7 +223,7 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     ),
     "host-state-drafts": EngineConfig(_WIDE, 22, 28, 12, max_seqs=3, drafts=2, host_chunks=10),
     "host-state-fine": EngineConfig(
-        _WIDE, 32, 28, 12, max_seqs=3, drafts=2, match=2, host_chunks=10
+        _WIDE, 18, 28, 12, max_seqs=3, drafts=2, match=2, host_chunks=10
     ),
 }
 
