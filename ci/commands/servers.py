@@ -415,7 +415,7 @@ def _field(text: str) -> tuple[str, int | bool]:
 
     name, _, value = text.partition("=")
     kind = type(getattr(Config(), name, None))
-    if kind not in (int, bool) or not value.isdigit() or (kind is bool and value not in "01"):
+    if kind not in (int, bool) or not value.isdigit() or (kind is bool and value not in ("0", "1")):
         names = ", ".join(Config.__struct_fields__)
         raise Unusable(f"--set {text:.40}: FIELD=N with one of {names}; 0 and 1 for no and yes")
     return name, kind(int(value))

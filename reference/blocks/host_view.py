@@ -23,7 +23,7 @@ class HostView:
     before: BlockFacts
     after: BlockFacts
     entries: dict[int, list[tuple[str, int, int]]]
-    writing: frozenset[int]
+    in_use: frozenset[int]
 
     @property
     def resets_tier(self) -> bool:
@@ -149,7 +149,7 @@ class HostView:
                     ) is not None:
                         want = f"{lane.request} waits for transfer {job.job}"
                         yield failure(want, f"it computes with block {block}", place)
-                if block in self.writing:
+                if block in self.in_use:
                     want = f"no step in flight uses block {block}, for transfer {job.job} writes it"
                     yield failure(want, "one does", where)
 

@@ -21,12 +21,12 @@ from reference.commands import Abort
 @dataclass(slots=True)
 class Flight:
     """An entry that ran and whose results the engine does not have. context: the text behind which the model
-    sampled, as a stamp. writes: blocks that it writes. stale: its request was preempted, or its turn ended,
-    since."""
+    sampled, as a stamp. uses: blocks that it writes, and those that its step copies. stale: its request was
+    preempted, or its turn ended, since."""
 
     context: int
     sampled: tuple[int, ...]
-    writes: frozenset[int] = frozenset()
+    uses: frozenset[int] = frozenset()
     stale: bool = False
 
 
@@ -115,7 +115,6 @@ class RequestTexts:
         self.config = config
         self.bearers: dict[str, Bearer] = {}
         self.batches: deque[list[tuple[Bearer, Flight]]] = deque()
-        self._copied: deque[frozenset[int]] = deque()  # of each batch
         self._sent = 0
 
     def follow(
@@ -192,12 +191,11 @@ class RequestTexts:
             bearer.computed = end + max(0, len(lane.sampled) - 1)
             bearer.turned = False
             context = stamps[end - 1] if 0 < end <= len(stamps) else -1
-            flight = Flight(context, lane.sampled, self._written(lane))
+            flight = Flight(context, lane.sampled, self._written(lane).union(*facts.copies))
             bearer.flights.append(flight)
             batch.append((bearer, flight))
         if facts.lanes:
             self.batches.append(batch)
-            self._copied.append(frozenset(block for pair in facts.copies for block in pair))
         return notes
 
     def _written(self, lane: Lane) -> frozenset[int]:
@@ -212,16 +210,13 @@ class RequestTexts:
         return frozenset(blocks - {0})
 
     @property
-    def writing(self) -> frozenset[int]:
-        """Blocks that steps in flight write, or copy from."""
-        lanes = (flight.writes for batch in self.batches for _, flight in batch)
-        return frozenset().union(*self._copied, *lanes)
+    def in_use(self) -> frozenset[int]:
+        """Blocks that steps in flight write or copy."""
+        return frozenset().union(*(flight.uses for batch in self.batches for _, flight in batch))
 
     def _results(self, facts: BlockFacts) -> list[OutputNote]:
         given = {output.request: output for output in facts.outputs}
         notes = []
-        if self._copied:
-            self._copied.popleft()
         for bearer, flight in self.batches.popleft() if self.batches else ():
             if bearer.gone:
                 continue  # its name may be somebody else's by now

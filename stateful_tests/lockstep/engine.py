@@ -78,7 +78,7 @@ class EngineLockstep(AnyLockstep):
             lanes,
             outputs,
             texts.bearers,
-            texts.writing,
+            texts.in_use,
         )
         self._judge(step, broken(step, self.waived), BLOCK_CLAUSES.values())
         return self._count(outcome)

@@ -26,8 +26,8 @@ NO_BLOCK, NOT_WRITTEN = -1, 0
 @dataclass(eq=False)
 class BlockStep(HostView):
     """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
-    what was given out, beside what is expected. bearers: who is there after the command, by name. writing:
-    blocks that steps in flight write."""
+    what was given out, beside what is expected. bearers: who is there after the command, by name. in_use:
+    blocks that steps in flight write or copy."""
 
     config: EngineConfig
     command: EngineCommand
@@ -37,7 +37,7 @@ class BlockStep(HostView):
     lanes: list[LaneNote]
     outputs: list[OutputNote]
     bearers: dict[str, Bearer]
-    writing: frozenset[int] = frozenset()
+    in_use: frozenset[int] = frozenset()
 
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:

@@ -128,7 +128,7 @@ class Scene:
         lanes, outputs = ([], []) if refused else self.expected.follow(command, after)
         step = BlockStep(
             self.config, command, refused, self.before, after, lanes, outputs, self.expected.bearers,
-            self.expected.writing,
+            self.expected.in_use,
         )  # fmt: skip
         self.before, self.step = after, step
         failures = broken(step, waived)
