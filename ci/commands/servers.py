@@ -368,11 +368,12 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
         raise Unusable(
             f"--set states: recurrent layers run in {', '.join(STATES)}; this is {release}"
         )
-    for field in ("window", "draft"):
-        if given.get(field):
-            raise Unusable(
-                f"--set {field}: a server with --set states has neither a window nor drafts"
-            )
+    if given.get("window"):
+        raise Unusable("--set window: a server with --set states has none")
+    if 0 < given.get("track", 0) < 2 * given.get("draft", 0):
+        raise Unusable(
+            "--set track: at least twice --set draft; else each run shows tracked-slot-is-written-again"
+        )
     if given.get("track") == 0 and (given.get("overlap") or int(given.get("page_size", 1)) > 1):
         raise Unusable(
             "--set track=0: states at the end of a text alone go with neither overlap nor pages"

@@ -28,6 +28,8 @@ def released(beside: Beside, e: log.Released) -> None:
     beside.result.holes.update(deviations.holes(beside.header, e))
     accepted = catches_up(beside, e.request, before) + beside.header.claims
     ahead = _last_of_a_mixed_batch(beside, e) if e.reason is not None else None
+    if beside.header.speculative and beside.of(e.request).rounds[e.reason is not None :]:
+        ahead = deviations.state_after_a_round(beside.header, -1, hole=False)
     beside.stands(e.request, before)
     _counts(beside, e, accepted)
     request, seen = beside.request(e.request), beside.of(e.request)
@@ -52,12 +54,14 @@ def released(beside: Beside, e: log.Released) -> None:
     for found in beside.texts.ends(e.request, e.ids, goes_on=e.reason is None):
         raise Diverged(*found)
     session = beside.session_of(request)
-    if beside.header.states and session is not None:
+    if beside.header.states and session is not None and session.slot is not None:
         beside.of_session(session.name).state_ahead = ahead
         if ahead is not None:
             beside.state = beside.state.with_session(session._replace(state=session.state + 1))
         elif e.reason is None and e.outputs < request.output:
             beside.of_session(session.name).state_ahead = deviations.state_ahead(beside.header)
+    elif ahead is not None and (text := beside.texts.inputs.get(e.request)):
+        beside.kept_states.ends([*text, *(e.ids or ())][: before.kv_committed_len], ahead)
     if e.reason not in (None, "FINISH_ABORT") and session is not None:
         beside.of_session(session.name).stays_busy = None
         beside.texts.keeps(e.request, session.name, e.ids, text_len(session.history))

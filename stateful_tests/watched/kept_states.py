@@ -8,7 +8,7 @@ text (STA-3), and whoever matches it goes on from that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 from impl.sglang.server.events import Paged, WatchHeader
@@ -34,13 +34,23 @@ class KeptStates:
         self._kept: dict[int, tuple[str, int]] = {}  # slot -> whose, after how many tokens
         self._wrong: dict[Path, _Wrong] = {}
         self._hits: list[tuple[str, Path]] = []  # since the last step
+        self._ended: dict[Path, str] = {}  # since the last step, with a state that is ahead
 
     def begins(self, request: str, prefix: Sequence[int]) -> None:
         """A request goes on where this text ends, which may be that of a node."""
         self._hits.append((request, tuple(prefix)))
 
-    def judge(self, step: int | None, e: Paged) -> Iterator[tuple[Verdict, str | None]]:
-        """What is wrong at a step, each with the known fault that explains it."""
+    def ends(self, text: Sequence[int], known: str) -> None:
+        """By a known fault a request ends with this text and with a state after more: the tree gets both,
+        where states are not tracked."""
+        if not self.header.tracks:
+            self._ended[tuple(text)] = known
+
+    def judge(
+        self, step: int | None, e: Paged, sessions: Container[str]
+    ) -> Iterator[tuple[Verdict, str | None]]:
+        """What is wrong at a step, each with the known fault that explains it. sessions: those that keep KV.
+        Nothing of theirs goes into the tree; drafts that a turn did not take may be in what they track."""
         before = self._kept if step is not None and self._step == step - 1 else {}
         self._step, self._kept = step, {}
         if e.states is None:
@@ -50,12 +60,16 @@ class KeptStates:
             if slot not in own:
                 want = f"{name} keeps its last state for the tree in one of its slots {own}"
                 yield Verdict("STA-8", want, f"in slot {slot}"), None
+            if name in sessions:
+                continue
             if name in e.owners and length > (most := e.owners[name][1][0]):
                 want = f"a state that {name} keeps for the tree is after {most} tokens at most"
                 yield Verdict("STA-8", want, f"slot {slot} after {length}"), None
             self._kept[slot] = name, length
         nodes = e.nodes or ()
         for (path, *_), has in zip(nodes, e.states.nodes):
+            if has is not None and (why := self._ended.pop(tuple(path), None)) is not None:
+                self._wrong[tuple(path)] = _Wrong(has, why)
             name, length = before.get(has or 0, ("", 0))
             if has is not None and length > len(path):
                 known = deviations.within_a_page(self.header, length)
@@ -63,6 +77,7 @@ class KeptStates:
                 want = f"the node of {len(path)} tokens has the state after them"
                 got = f"slot {has}, in which {name} kept the state after {length}"
                 yield Verdict("STA-3", want, got), known
+        self._ended.clear()
 
     def wrong_hits(self, e: Paged) -> Iterator[tuple[str, int, str]]:
         """Who went on from a wrong node since the last step, at which position, and the known fault."""

@@ -20,8 +20,8 @@ USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
 
 
 # Every second run is a scene, one after the other; what the clients of the others are, in turns.
-KINDS = ("storm", "flood", "texts", "storm", "random")
-KINDS_OF_A_TIER = ("texts", "scene", "texts", "storm")  # with a host tier, run by run
+KINDS = ("storm", "flood", "texts", "talks", "storm", "random")
+KINDS_OF_A_TIER = ("texts", "scene", "talks", "storm")  # with a host tier, run by run
 TRIES = 40  # servers of which one is chosen
 # Memory is short, and what runs is retracted. A flood has prompts of many chunks.
 STORMS: dict[str, dict[str, int | bool]] = {
@@ -76,12 +76,10 @@ class Population:
         each = 4 if tier else 2
         scene = known[number // each % len(known)] if number % each == 1 else None
         given = dict(scene["server"] if scene else STORMS.get(kind, {}))
-        if not self.states or self.fixed.get("window") or self.fixed.get("draft"):
+        if not self.states or self.fixed.get("window"):
             given.pop("states", None)
-        if self.fixed.get("states"):  # it goes with neither
-            given = {
-                name: value for name, value in given.items() if name not in ("window", "draft")
-            }
+        if self.fixed.get("states"):  # it does not go with a window
+            given.pop("window", None)
         if tier:
             given = {name: value for name, value in given.items() if name not in NOT_OF_A_TIER}
         drawn = [configuration(rng, **{**given, **self.fixed}) for _ in range(TRIES)]
@@ -92,8 +90,8 @@ class Population:
             found = storm(
                 rng, config, count=self.count, flood=kind == "flood", impatient=self.impatient
             )
-        elif kind == "texts":
-            found = texts(rng, config, count=self.count, impatient=self.impatient)
+        elif kind in MEETINGS:
+            found = MEETINGS[kind](rng, config, count=self.count, impatient=self.impatient)
         else:
             found = clients(rng, config, count=self.count, impatient=self.impatient)
         return config, found, rng.randrange(1 << 30)
@@ -176,11 +174,13 @@ def storm(
     def client(number: int) -> Client:
         tiny = number % 3 == 0
         turns = tuple(turn(tiny) for _ in range(rng.randint(5, 10) if tiny else rng.randint(1, 3)))
+        start, session = rng.randrange(5), rng.random() < 0.5
         return Client(
             f"c{number}",
-            rng.randrange(5),
+            start,
             turns,
-            session=rng.random() < 0.5,
+            session=session,
+            resends=not session and number % 2 == 0,
             impatient=impatient and rng.random() < 0.5,
             after=f"c{number - lanes}" if number > lanes else "",
         )
@@ -206,15 +206,57 @@ def texts(
         )
 
     def client(number: int) -> Client:
-        return Client(
-            f"c{number}",
+        start, turns = (
             1 + number * rng.choice((0, 2)),
             tuple(turn() for _ in range(rng.randint(2, 6))),
-            session=rng.random() < 0.25,
+        )
+        session = rng.random() < 0.25
+        return Client(
+            f"c{number}",
+            start,
+            turns,
+            session=session,
+            resends=not session and number % 2 == 0,
             impatient=impatient and rng.random() < 0.5,
         )
 
     return tuple(client(number) for number in range(1, count + 1))
+
+
+def talks(
+    rng: random.Random, config: Config, *, count: int = 12, impatient: bool = False
+) -> tuple[Client, ...]:
+    """Clients without sessions who resend their conversation with each turn: what the tree has of an answer
+    is matched again, by the next turn and by who has had the same conversation."""
+    turns = rng.randint(3, 6)
+    share = max(2, config.tokens // 2 // turns)
+
+    def turn() -> Turn:
+        tokens, limit = rng.randint(1, max(1, share // 4)), rng.randint(1, share)
+        return Turn(
+            wait=rng.choice((0, 0, 1, 4)),
+            tokens=tokens,
+            limit=limit,
+            stop=rng.randint(1, limit) if rng.random() < 0.2 else 0,
+            abort=rng.randint(1, 20) if rng.random() < 0.1 else 0,
+            shared=tokens,
+            text=rng.randrange(2),
+        )
+
+    return tuple(
+        Client(
+            f"c{number}",
+            number * rng.choice((0, 1, 4)),
+            tuple(turn() for _ in range(turns)),
+            session=False,
+            resends=True,
+            impatient=impatient and rng.random() < 0.5,
+        )
+        for number in range(1, count + 1)
+    )
+
+
+MEETINGS = {"texts": texts, "talks": talks}  # at the tree
 
 
 @lru_cache(maxsize=1)
@@ -273,7 +315,14 @@ def _with_states(
     overlap; one that keeps them on the way has no chunk in which it would keep none."""
     needs_track = int(fixed.get("page_size", 1)) > 1 or fixed.get("overlap")
     track = fixed.get("track", 8 if needs_track else found["track"])
-    fitting: dict[str, int | bool] = {"window": 0, "draft": 0, "track": track}
+    fitting: dict[str, int | bool] = {"window": 0, "track": track}
+    if (
+        track
+        and "track" not in fixed
+        and fixed.get("draft", found["draft"]) == 2
+        and found["window"]
+    ):
+        fitting["track"] = 4  # two rounds in flight cross one boundary at most
     fitting |= {"overlap": True} if fixed.get("lazy") else {}
     fitting |= {"chunk": max(16, found["chunk"])} if track else {"page_size": 1, "overlap": False}
     return {**fitting, **fixed}
@@ -293,11 +342,13 @@ def clients(
 
 def _client(rng: random.Random, number: int, lanes: int, longest: int, impatient: bool) -> Client:
     turns = tuple(_turn(rng, longest) for _ in range(rng.randint(1, 5)))
+    start, session = rng.randrange(12), rng.random() < 0.75
     return Client(
         f"c{number}",
-        rng.randrange(12),
+        start,
         turns,
-        session=rng.random() < 0.75,
+        session=session,
+        resends=not session and number % 2 == 0,
         impatient=impatient and rng.random() < 0.5,
         close=rng.choice((1, 1, 3, 10)),
         after=f"c{number - lanes}" if number > lanes else "",

@@ -45,15 +45,21 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
 
 
 def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> None:
-    """A turn resumes where its session's state is: that cannot be cut back."""
+    """A turn resumes where its session's state is: that cannot be cut back. Told once, however often the
+    scheduler looks at the turn before it runs."""
     beside.result.compared += 1
-    seen = beside.of_session(session.name)
-    known, seen.state_ahead = seen.state_ahead, None
-    if session.state != prefix:
-        beside.result.wrong_states[name, prefix] = known or ""
-        want = f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
-        beside.deviates(known, "STA-2", want, f"resumes at {prefix}", Admit(name))
-        beside.state = beside.state.with_session(session._replace(state=prefix))
+    seen, wrong = beside.of_session(session.name), beside.result.wrong_states
+    known = seen.state_ahead
+    if (known is None and session.state == prefix) or (name, prefix) in wrong:
+        return
+    hole = (session.name, session.state) in beside.result.holes
+    known = known or deviations.state_after_a_round(beside.header, prefix - session.state, hole)
+    wrong[name, prefix], seen.state_ahead = known or "", known
+    want = (
+        f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
+    )
+    beside.deviates(known, "STA-2", want, f"resumes at {prefix}", Admit(name))
+    beside.state = beside.state.with_session(session._replace(state=prefix))
 
 
 def orphaned(beside: Beside, request: Request) -> Request:
@@ -94,7 +100,9 @@ def extended(beside: Beside, e: log.Extended) -> None:
         if (known := deviations.state_of_another(beside.header, seen, prefix)) is not None:
             beside.result.wrong_states[name, prefix] = known
         seen.has_state = False
-        if beside.header.tracks and (text := beside.texts.inputs.get(name)):
+        if (session := beside.session_of(beside.request(name))) is not None:
+            beside.of_session(session.name).state_ahead = None
+        if beside.header.states and (text := beside.texts.inputs.get(name)):
             beside.kept_states.begins(name, text[:prefix])
         if beside.request(name).phase is Phase.QUEUED:
             beside.do(Admit(name))

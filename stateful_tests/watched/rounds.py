@@ -280,7 +280,8 @@ def paged(beside: Beside, e: log.Paged) -> None:
         beside.report(Diverged("OWN-4", f"{name} has a row", "has none"))
     for found in beside.pages.judge(beside.state, e):
         beside.report(Diverged(*found))
-    for found, known in beside.kept_states.judge(beside.step.number, e):
+    kept = {session.name for session in beside.state.sessions if session.slot is not None}
+    for found, known in beside.kept_states.judge(beside.step.number, e, kept):
         beside.report(Diverged(*found, known=known))
     for name, position, why in beside.kept_states.wrong_hits(e):
         beside.result.wrong_states[name, position] = why

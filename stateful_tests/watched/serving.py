@@ -104,8 +104,8 @@ class Served:
 
 
 def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
-    """Serve one run, and judge it. level: of its log; pages alone tell which states are kept for the tree."""
-    level = level or ("pages" if run.config.track else "lengths")
+    """Serve one run, and judge it. level: of its log; pages alone tell which states the tree gets."""
+    level = level or ("pages" if run.config.states else "lengths")
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
         watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level, "KVSPEC_WATCH_SNAPSHOT": "64"}
         watch["KVSPEC_WATCH_TIER"] = str(int(run.config.hicache))
@@ -341,7 +341,8 @@ def _smaller(of: Any) -> Iterator[Any]:
             yield msgspec.structs.replace(of, **{name: plain})
     if isinstance(of, ServedRun):
         for config in _smaller(of.config):
-            yield msgspec.structs.replace(of, config=config)
+            if not config.states or config.track or not (config.overlap or config.page_size > 1):
+                yield msgspec.structs.replace(of, config=config)
     for name in ("clients", "turns"):
         parts = getattr(of, name, ())
         for at, part in enumerate(parts):

@@ -164,6 +164,7 @@ SERVED = """
 0.5.14 ...    speculative/spec_info.py | SpeculativeAlgorithm.create_worker
 0.5.14 ...    speculative/base_spec_worker.py | BaseSpecWorker
 0.5.14 ...    speculative/eagle_info.py | EagleDraftInput
+0.5.23 ...    speculative/spec_utils.py | prepare_mamba_track_for_verify(_); commit_mamba_states_after_verify(_, _, _, _, _)
 0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.input_ids; ScheduleBatch.out_cache_loc; ScheduleBatch.seq_lens; ScheduleBatch.req_pool_indices; ScheduleBatch.spec_info
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.translate_loc_from_full_to_swa(_)
 """

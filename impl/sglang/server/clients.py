@@ -62,15 +62,15 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: of its session, or of its requests; session False: each turn is an ordinary request. impatient:
-    sends
-    without waiting, and closes at any moment. close: rounds after its last turn until it closes the
-    session."""
+    """name: of its session, or of its requests; session False: each turn is an ordinary request. resends: its
+    input begins with the conversation before it. impatient: sends without waiting, and closes at any moment.
+    close: rounds after its last turn until it closes the session."""
 
     name: str
     start: int
     turns: tuple[Turn, ...]
     session: bool = True
+    resends: bool = False
     impatient: bool = False
     close: int = 1
     after: str = ""
@@ -138,7 +138,17 @@ class Clients:
         return 1 + mixed(self.seed, 2, self._numbers[request], outputs) % most
 
     def prompt(self, request: str) -> tuple[int, ...]:
-        """What a turn appends to its session's text."""
+        """What a turn sends: what comes after its session's text, or the whole conversation."""
+        client, _, number = request.rpartition(".")
+        before = f"{client}.{int(number) - 1}"
+        if not self._named[client].client.resends or before not in self.turns:
+            return self._says_anew(request)
+        turn = self.turns[before]
+        answer = range(1, 1 + min(turn.limit, turn.stop or turn.limit))
+        said = tuple(self.says(before, position) for position in answer)
+        return self.prompt(before) + said + self._says_anew(request)
+
+    def _says_anew(self, request: str) -> tuple[int, ...]:
         turn, number = self.turns[request], self._numbers[request]
         keys = (
             (4, turn.text, at) if at < turn.shared else (3, number, at) for at in range(turn.tokens)

@@ -19,6 +19,7 @@ default.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -186,6 +187,51 @@ class FakeModel:
                     kept = length - length % self.chunk if extends else 1
                     self.states.put(slot, stamps[at][kept - 1])
 
+    def _verifies(self, batch: Any, lanes: Sequence[Fold], accepted: Sequence[int]) -> None:
+        """The recurrent layers of a verify round, which put a state after each token aside. The release says
+        which of them goes on, and which is kept for the tree, once it knows what was accepted."""
+        if self.states is None:
+            return
+        from sglang.srt.speculative import spec_utils
+
+        spec_utils.prepare_mamba_track_for_verify(batch)
+        for lane in lanes:
+            self._continues(lane)
+        own = [self.states.stamp_of(each.row) for each in lanes]
+        stamps = [chained(each.tokens, stamp) for each, (_, stamp) in zip(lanes, own)]
+
+        def keep(
+            *,
+            last_correct_step_indices: Any,
+            mamba_track_indices: Any,
+            mamba_steps_to_track: Any,
+            **_: Any,
+        ) -> None:
+            assert self.states is not None
+            for slot_of, steps in (
+                ([slot for slot, _ in own], last_correct_step_indices.tolist()),
+                (mamba_track_indices, mamba_steps_to_track),
+            ):
+                for slot, step, lane in zip(slot_of, steps, stamps) if slot_of is not None else ():
+                    if step >= 0:
+                        self.states.put(int(slot), lane[int(step)])
+
+        draft = self.draft
+        index = torch.arange(len(lanes) * draft).view(-1, draft)
+        lens = torch.tensor(accepted, dtype=torch.int32)
+        index[torch.arange(draft) >= lens[:, None]] = -1
+        runner = self.scheduler.tp_worker.model_runner
+        backend = SimpleNamespace(update_mamba_state_after_mtp_verify=keep)
+        seam = SimpleNamespace(
+            model_config=runner.model_config,
+            req_to_token_pool=runner.req_to_token_pool,
+            attn_backend=backend,
+            model=None,
+        )
+        spec_utils.commit_mamba_states_after_verify(
+            SimpleNamespace(model_runner=seam), batch, lens, index, draft
+        )
+
     def _continues(self, lane: Fold) -> None:
         """An entry goes on from the state after all that is before it in its text. One that does not is
         noted, and put right: each fault shows once."""
@@ -278,10 +324,12 @@ class FakeModel:
         sampled, accepted = [], []
         computed: list[int] = []
         slots: list[torch.Tensor] = []
+        folds: list[Fold] = []
         names = [request.rid for request in batch.reqs]
         lanes = list(zip(names, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()))
         self._keeps(batch.reqs)
-        for (name, row, length), token in zip(lanes, batch.spec_info.bonus_tokens.tolist()):
+        bonus = batch.spec_info.bonus_tokens.tolist()
+        for request, (name, row, length), token in zip(batch.reqs, lanes, bonus):
             accepted.append(self.clients.accepts(name, length - self._inputs[name], draft))
             right = [self._says(name, length + 1 + i) for i in range(draft)]
             written = [token, *right[: draft - 1]]
@@ -289,7 +337,9 @@ class FakeModel:
             computed += written
             self._write(slots[-1], written, length, name)
             self._texts[name][length:] = written[: accepted[-1]]
+            folds.append(Fold(request, row, length, written))
             sampled.append(right[: accepted[-1]])
+        self._verifies(batch, folds, accepted)
         starts = [length for _, _, length in lanes]
         self._shows(
             "is_target_verify", batch.reqs, starts, [draft] * len(lanes), computed, torch.cat(slots)

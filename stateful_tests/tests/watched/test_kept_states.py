@@ -38,10 +38,23 @@ def test_a_node_has_the_state_of_a_longer_text(release, known):
         steps_of({}, ends, ends, other, other, nodes=[NODE]), (0, 1, 0, 0, 0), (0, 1, 1, 1, 0), strict=True,
     )):  # fmt: skip
         kept.begins("c3", NODE[0])
-        said = list(kept.judge(number, step))
+        said = list(kept.judge(number, step, ()))
         assert [(one.clause, by) for one, by in said] == [("STA-3", known)] * found
         assert list(kept.wrong_hits(step)) == [("c3", 4, known or "")] * hits
         assert not list(kept.wrong_hits(step))
+
+
+@pytest.mark.parametrize("tracks, text, has, known", [
+    (0, NODE[0], 3, ["why"]), (1, NODE[0], 3, []), (0, [7] * 3, 3, []), (0, NODE[0], None, []),
+])  # fmt: skip
+def test_a_request_may_end_with_a_state_that_is_ahead(tracks, text, has, known):
+    """The node that it leaves has that state, if it ends there, and the server tracks none."""
+    [step] = steps_of({"tracked": {}, "nodes": [has]}, nodes=[NODE])
+    kept = KeptStates(replace(head(), tracks=tracks))
+    kept.ends(text, "why")
+    kept.begins("c3", NODE[0])
+    assert not list(kept.judge(0, step, ()))
+    assert [why for _, _, why in kept.wrong_hits(step)] == known
 
 
 def test_a_log_without_pages_leaves_nothing_to_remember():
@@ -57,10 +70,18 @@ def test_a_log_without_pages_leaves_nothing_to_remember():
 def test_a_node_may_have_a_later_state_or_one_of_a_step_that_is_missing(path, at):
     kept = KeptStates(head())
     before, after = steps_of({}, {"nodes": [3]}, nodes=[(path, *NODE[1:])])
-    assert not [*kept.judge(0, before), *kept.judge(at, after)]
+    assert not [*kept.judge(0, before, ()), *kept.judge(at, after, ())]
 
 
 @pytest.mark.parametrize("tracked, committed", [((4, 6), 8), ((3, 6), 5)])
 def test_a_state_is_kept_in_an_own_slot_and_of_no_more_than_the_text(tracked, committed):
     [step] = steps_of({"tracked": {"c1": tracked}}, cells=(committed, 8, 0, 0))
-    assert [found.clause for found, _ in KeptStates(head()).judge(0, step)] == ["STA-8"]
+    assert [found.clause for found, _ in KeptStates(head()).judge(0, step, ())] == ["STA-8"]
+
+
+def test_a_session_may_track_drafts_that_its_turn_did_not_take():
+    """Nothing of it goes into the tree, until it has no KV any more."""
+    long, ends = steps_of({}, {"nodes": [3]}, nodes=[NODE], cells=(5, 8, 0, 0))
+    kept = KeptStates(head())
+    assert not [*kept.judge(0, long, {"c1"}), *kept.judge(1, ends, {"c1"})]
+    assert [one.clause for one, _ in KeptStates(head()).judge(0, long, {"c2"})] == ["STA-8"]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ci.report import servers
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment, progress
-from impl.sglang.server.clients import Client, Clients, Config, Turn
+from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
 from impl.sglang.server.outcome import Complaint, Misread, RunOutcome
 from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
@@ -160,19 +160,49 @@ def test_every_second_run_is_a_scene():
         assert all(getattr(config, name) == value for name, value in fields.items())
 
 
-def test_runs_between_scenes_are_storms_floods_texts_and_random_clients():
+def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
     runs = population.Population(1)
-    drawn = [runs.draw() for _ in range(10)][::2]
+    drawn = [runs.draw() for _ in range(12)][::2]
     servers = [config for config, _, _ in drawn]
-    of_storms = [servers[at] for at in (0, 1, 3)]
+    of_storms = [servers[at] for at in (0, 1, 4)]
     assert [each.tokens for each in of_storms] == [64, 192, 64]
     assert all(each.pressure for each in of_storms) and servers[1].chunk == 8
     shared = [
         sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in drawn
     ]
     assert max(shared) == shared[2], "texts come back"
+    assert all(client.resends and not client.session for client in drawn[3][1])
+    of_others = [client for at in (0, 1, 2, 5) for client in drawn[at][1]]
+    assert {each.resends for each in of_others if not each.session} == {False, True}
+    assert not any(each.resends for each in of_others if each.session)
     again, other = population.Population(1), population.Population(2)
     assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
+
+
+def test_a_client_without_a_session_resends_its_conversation():
+    """Up to the end token of an answer, which is a part of it."""
+    turns = Turn(0, 3, 5), Turn(0, 2, 4, stop=2), Turn(0, 1, 1)
+    own, whole = (
+        Clients((Client("c1", 0, turns, session=False, resends=resends),), seed=7)
+        for resends in (False, True)
+    )
+    said = [tuple(own.says("c1.1", at) for at in range(1, 6))]
+    said += [tuple(own.says("c1.2", at) for at in range(1, 3))]
+    first, second, third = (own.prompt(f"c1.{number}") for number in (1, 2, 3))
+    assert [len(each) for each in (first, second, third)] == [3, 2, 1] and said[1][-1] == EOS
+    assert whole.prompt("c1.1") == first and whole.prompt("c1.2") == first + said[0] + second
+    assert whole.prompt("c1.3") == first + said[0] + second + said[1] + third
+
+
+def test_a_smaller_run_is_one_that_a_server_can_have():
+    """States at the end of a text alone go with neither overlap nor pages."""
+    for given in ({"overlap": True}, {"page_size": 2}, {}):
+        run = serving.ServedRun(
+            RELEASE, Config(states=30, track=8, **{"overlap": False, **given}), (), 1
+        )
+        smaller = [each.config for each in serving._smaller(run)]
+        assert any(not each.track for each in smaller) == (not given)
+        assert any(not each.states for each in smaller)
 
 
 def test_servers_with_recurrent_layers_have_what_goes_with_them():
@@ -180,19 +210,20 @@ def test_servers_with_recurrent_layers_have_what_goes_with_them():
     runs = population.Population(1)
     drawn = [runs.draw()[0] for _ in range(20)]
     assert [bool(config.states) for config in drawn].count(True) == 1
-    for more in ({"states": False}, {"fixed": {"window": 6}}, {"fixed": {"draft": 2}}):
+    for more in ({"states": False}, {"fixed": {"window": 6}}):
         runs = population.Population(1, **more)
         assert not any(runs.draw()[0].states for _ in range(20))
     runs = population.Population(1, fixed={"states": 30})
-    drawn = [runs.draw()[0] for _ in range(40)]
-    assert {config.states for config in drawn} == {30} and {config.track for config in drawn} == {
-        0,
-        8,
+    drawn = [runs.draw()[0] for _ in range(80)]
+    assert {config.states for config in drawn} == {30} and not any(c.window for c in drawn)
+    assert {(config.track, config.draft) for config in drawn} >= {
+        *itertools.product((0, 8), (2, 4)),
+        (4, 2),
     }
-    assert not any(config.window or config.draft for config in drawn)
+    assert all(config.track >= 2 * config.draft for config in drawn if config.track)
     assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
     runs = population.Population(1, fixed={"states": 30, "overlap": True})
-    assert {runs.draw()[0].track for _ in range(9)} == {8}
+    assert {runs.draw()[0].track for _ in range(9)} == {4, 8}
     runs = population.Population(1, fixed={"states": 30, "track": 8, "lazy": True})
     assert all(runs.draw()[0].overlap for _ in range(9))
 
