@@ -30,8 +30,11 @@ SAID = {
         "it was written, where block 3 stays as it is until transfer 1 has read it",
     "a_copy_is_made_in_a_block_that_is_being_stored_at_once":
         "it was written, where block 5 stays as it is until transfer 1 has read it",
+    "a_state_is_copied_into_the_block_of_a_request_that_has_ended":
+        "it was written, where block 2 stays as it is until transfer 0 has read it",
     "a_next_turn_is_padded_beside_another_and_cut_at_a_block_of_state": "no token is sampled",
     "loads_that_need_a_block_more_hold_all_of_them": "no batch comes, with 1 blocks free",
+    "a_load_holds_the_block_that_a_preempted_request_needs": "no batch comes, with 0 blocks free",
     "a_padded_round_of_a_next_turn_is_cut_at_a_block_of_state": "no token is sampled",
     "a_padded_round_that_is_cut_reads_a_state_before_the_first":
         "illegal memory access in postprocess_mamba_fused_kernel: index -1 is before the first",
