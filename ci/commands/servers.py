@@ -396,11 +396,8 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
         return
     if release not in TIERS:
         raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
-    for field in ("states", "draft"):
-        if given.get(field):
-            raise Unusable(
-                f"--set {field}: a server with --set hicache=1 has neither states nor drafts"
-            )
+    if given.get("states"):
+        raise Unusable("--set states: a server with --set hicache=1 has none")
     if given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
     if given.get("policy", 0) >= len(POLICIES):

@@ -38,7 +38,7 @@ AT_WORK = {
     "pressure": "a retract",
 }
 # of a scene's server, where there is a host tier
-NOT_OF_A_TIER = ("states", "track", "draft", "tree")
+NOT_OF_A_TIER = ("states", "track", "tree")
 Triple = tuple[tuple[str, int | bool], ...]
 
 
@@ -304,7 +304,7 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
         fixed = _with_states({**found, "track": 8 * (luck * 100 % 1 < 0.5)}, fixed)
     if fixed.get("hicache"):
         sizes = {"host": (6, 12, 20, 40)[int(luck * 1000) % 4], "policy": int(luck * 10000) % 3}
-        fixed = {"tree": True, "draft": 0, **sizes, **fixed}
+        fixed = {"tree": True, **sizes, **fixed}
     return Config(**{**found, **fixed})  # type: ignore[arg-type]
 
 

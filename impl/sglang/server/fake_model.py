@@ -249,10 +249,12 @@ class FakeModel:
 
     # -- forward passes -----------------------------------------------------------------------------
 
-    def begins(self) -> None:
-        """A round writes after all that the one before it reads."""
+    def begins(self, batch: Any) -> None:
+        """A round writes after all that the one before it reads, and after its loads from the host."""
         self._read_all()
         self.forwards += 1
+        if self.tier is not None:
+            self.tier.waits(batch)
 
     def _keeps(self, requests: Iterable[Any]) -> None:
         """How much SWA KV each keeps; the first rounds after a prefill are not evicted."""
@@ -352,9 +354,7 @@ class FakeModel:
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
         """TpModelWorker.forward_batch_generation."""
-        self.begins()
-        if self.tier is not None:
-            self.tier.waits(batch)
+        self.begins(batch)
         sampled = self.extend(batch) if batch.forward_mode.is_extend() else self.decode(batch)
         return result_of(torch.tensor(sampled, dtype=torch.int64))
 

@@ -177,9 +177,10 @@ class TierReader(Gatherer):
         self._shown.clear()
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:
-        tokens = elements_of(node.key)
+        count = len(elements_of(node.key))
         if not self.stamped:
-            return (0,) * len(tokens)
+            return (0,) * count
+        tokens = list(node.key.token_ids)[:count]  # of a pair the first
         return tuple(stamp(token, at) for at, token in enumerate(tokens, start))
 
     def _evictable(self) -> dict[str, int]:

@@ -217,7 +217,7 @@ def _spec_worker() -> type:
             self, batch: Any, on_publish: Any = None, *_: Any, **__: Any
         ) -> Any:
             model: Any = self.model
-            model.begins()
+            model.begins(batch)
             count, draft = len(batch.reqs), model.draft
             if batch.forward_mode.is_extend():
                 tokens = torch.tensor(model.extend(batch), dtype=torch.int64)

@@ -229,11 +229,12 @@ def test_servers_with_recurrent_layers_have_what_goes_with_them():
 
 
 def test_servers_with_a_host_tier_have_what_goes_with_it():
-    """Texts come back in every second run, every fourth is a scene; each policy and size is drawn."""
+    """Texts or talks come back in every second run, every fourth is a scene; each policy and size is drawn."""
     runs = population.Population(1, fixed={"hicache": True})
     drawn = [runs.draw() for _ in range(80)]
     configs = [config for config, *_ in drawn]
-    assert all(c.hicache and c.tree and not (c.draft or c.states) for c in configs)
+    assert all(c.hicache and c.tree and not c.states for c in configs)
+    assert {c.draft for c in configs} == {0, 2, 4}
     assert {c.policy for c in configs} == {0, 1, 2} and {c.host for c in configs} == {6, 12, 20, 40}
     for clients in (clients for _, clients, _ in drawn[::2]):
         assert len(clients) == 12 and {t.text for c in clients for t in c.turns} <= {*range(8)}
