@@ -386,11 +386,11 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
 
 def _require_tier(release: str, given: dict[str, int | bool]) -> None:
     """A host tier goes with the release, and with the rest of the server."""
-    from impl.sglang.server.clients import POLICIES
+    from impl.sglang.server.clients import POLICIES, STORAGES
     from impl.sglang.server.runs import TIERS
 
     if not given.get("hicache"):
-        for field in ("host", "policy"):
+        for field in ("host", "policy", "storage"):
             if field in given:
                 raise Unusable(f"--set {field}: of a host tier; needs --set hicache=1")
         return
@@ -400,9 +400,10 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
         raise Unusable("--set states: a server with --set hicache=1 has none")
     if given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
-    if given.get("policy", 0) >= len(POLICIES):
-        names = ", ".join(f"{at} {name}" for at, name in enumerate(POLICIES))
-        raise Unusable(f"--set policy: one of {names}; not {given['policy']}")
+    for field, known in (("policy", POLICIES), ("storage", STORAGES)):
+        if given.get(field, 0) >= len(known):
+            names = ", ".join(f"{at} {name or 'none'}" for at, name in enumerate(known))
+            raise Unusable(f"--set {field}: one of {names}; not {given[field]}")
     if not given.get("host", 1):
         raise Unusable("--set host: the host's pools in tenths of the device's, at least 1")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from impl.sglang.server.clients import Config
+from impl.sglang.server.clients import POLICIES, Config
 from impl.sglang.server.events import Released, WatchHeader
 from reference.commands import Command, Finish, Retract
 from reference.state import State
@@ -23,6 +23,7 @@ from stateful_tests.watched.seen import RequestSeen
 _WITHOUT_KV = re.compile(
     "a reused row must carry allocated KV|reusing request must be chunked or have"
 )
+_OF_A_SESSION = re.compile("KeyError: <sglang.srt.session.streaming_session._VirtualNode")
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
@@ -41,6 +42,10 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         name = "nothing-to-resume"
     elif _PREFIX_IN_CHUNKS.match(error) and not config.tree and seen.reached["a turn that resumes"]:
         name = "ignored-end-token-in-chunks"
+    elif _OF_A_SESSION.match(error) and config.storage:
+        name = "session-asks-the-storage"
+    elif "ut of memory" in error and config.storage and POLICIES[config.policy] == "write_back":
+        name = "evictable-above-a-backup"
     elif "ut of memory" in error and config.mixed and seen.prepared:
         name = "mixed-without-room"
     elif "ut of memory" in error and config.mixed and not config.window and seen.next_chunk:

@@ -22,6 +22,8 @@ USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
 # Every second run is a scene, one after the other; what the clients of the others are, in turns.
 KINDS = ("storm", "flood", "texts", "talks", "storm", "random")
 KINDS_OF_A_TIER = ("texts", "scene", "talks", "storm")  # with a host tier, run by run
+# A session that comes again ends a server with a storage (session-asks-the-storage): in one run of eight.
+SESSIONS_AT = 7
 TRIES = 40  # servers of which one is chosen
 # Memory is short, and what runs is retracted. A flood has prompts of many chunks.
 STORMS: dict[str, dict[str, int | bool]] = {
@@ -94,6 +96,11 @@ class Population:
             found = MEETINGS[kind](rng, config, count=self.count, impatient=self.impatient)
         else:
             found = clients(rng, config, count=self.count, impatient=self.impatient)
+        if config.storage and number % 8 != SESSIONS_AT:
+            found = tuple(
+                msgspec.structs.replace(each, session=False, resends=each.session or each.resends)
+                for each in found
+            )
         return config, found, rng.randrange(1 << 30)
 
     def ran(self, reached: Mapping[str, int]) -> None:
@@ -304,6 +311,7 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
         fixed = _with_states({**found, "track": 8 * (luck * 100 % 1 < 0.5)}, fixed)
     if fixed.get("hicache"):
         sizes = {"host": (6, 12, 20, 40)[int(luck * 1000) % 4], "policy": int(luck * 10000) % 3}
+        sizes["storage"] = (0, 0, 1, 2)[int(luck * 100000) % 4]
         fixed = {"tree": True, **sizes, **fixed}
     return Config(**{**found, **fixed})  # type: ignore[arg-type]
 

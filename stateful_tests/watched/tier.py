@@ -6,6 +6,7 @@ from __future__ import annotations
 from impl.sglang.server import events as log
 from reference.tiers.clauses import TierStep, broken
 from reference.tiers.commands import Poll
+from reference.tiers.step import host_slots
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.seen import TierSeen
 
@@ -19,13 +20,19 @@ def shown(beside: Beside, e: log.Tiered) -> None:
     users = {(user.lock, user.host): user for user in facts.users}
     for number, host, path in e.locked:
         seen.locks.begins(users[number, host], {node.node: node for node in path})
-    step = TierStep(seen.config, Poll(), False, before, facts, seen.locks.follow(facts))
+    ranges = seen.locks.follow(facts)
+    step = TierStep(seen.config, Poll(), False, before, facts, ranges, beside.requests.keys())
     beside.result.compared += len(facts.nodes)
     beside.result.reach(
         "KV that is only on the host", any(not node.device["full"] for node in facts.nodes)
     )
     for kind, load in (("a load", True), ("a store", False)):
         beside.result.reach(f"{kind} in flight", any(job.load is load for job in facts.transfers))
+    beside.result.reach("a page that is stored", bool(facts.stored))
+    beside.result.reach(
+        "a page that comes from the storage",
+        any(not each.back and host_slots(each.moving) for each in facts.operations),
+    )
     for clause, failure in broken(step):
         if clause.id not in seen.broken:
             seen.broken.add(clause.id)

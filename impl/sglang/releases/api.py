@@ -125,7 +125,7 @@ DRIVEN = """
 """
 # What the hooks of the watcher read, in a server (server/watch.py, reading.py).
 WATCHED = """
-0.5.14 ...    managers/scheduler.py | Scheduler._add_request_to_queue(_, is_retracted=_); Scheduler.abort_request(_); Scheduler.process_batch_result(_, _)
+0.5.14 ...    managers/scheduler.py | Scheduler._add_request_to_queue(_, is_retracted=_); Scheduler._prefetch_kvcache; Scheduler.abort_request(_); Scheduler.process_batch_result(_, _)
 0.5.14 0.5.16 managers/scheduler.py | Scheduler.get_next_batch_to_run()
 0.5.16 ...    managers/scheduler.py | Scheduler.get_next_batch_to_run(_, _)
 0.5.14 ...    managers/scheduler.py | Scheduler.tree_cache; Scheduler.req_to_token_pool; Scheduler.token_to_kv_pool_allocator; Scheduler.session_controller
@@ -164,6 +164,9 @@ SERVED = """
 0.5.14 ...    speculative/spec_info.py | SpeculativeAlgorithm.create_worker
 0.5.14 ...    speculative/base_spec_worker.py | BaseSpecWorker
 0.5.14 ...    speculative/eagle_info.py | EagleDraftInput
+0.5.23 ...    managers/scheduler.py | Scheduler.attach_hicache_storage_wrapped(_)
+0.5.23 ...    managers/io_struct.py | AttachHiCacheStorageReqInput.hicache_storage_backend; AttachHiCacheStorageReqInput.hicache_storage_backend_extra_config_json
+0.5.23 ...    managers/io_struct.py | AttachHiCacheStorageReqInput.hicache_storage_prefetch_policy; AttachHiCacheStorageReqInput.hicache_write_policy
 0.5.23 ...    speculative/spec_utils.py | prepare_mamba_track_for_verify(_); commit_mamba_states_after_verify(_, _, _, _, _)
 0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.input_ids; ScheduleBatch.out_cache_loc; ScheduleBatch.seq_lens; ScheduleBatch.req_pool_indices; ScheduleBatch.spec_info
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.translate_loc_from_full_to_swa(_)

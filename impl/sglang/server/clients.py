@@ -15,6 +15,11 @@ import msgspec
 EOS = 2  # the token that ends a turn
 FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
+STORAGES = (
+    "",
+    "best_effort",
+    "wait_complete",
+)  # how long a request waits for a storage behind the host
 PATIENCE = 80  # rounds without a forward pass until a client that only occupies memory goes away
 
 
@@ -25,7 +30,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     states: slots of recurrent state, 0 of a model without; track: a text's state is kept at multiples of so
     many tokens (extra_buffer), 0: at its end alone (no_buffer); lazy: a request has a second slot for that
     state only while the next one is written (extra_buffer_lazy); hicache: there is a tier in host memory;
-    host: its pools, in tenths of the device's; policy: which of POLICIES."""
+    host: its pools, in tenths of the device's; policy: which of POLICIES; storage: behind it, of STORAGES."""
 
     page_size: int = 1
     tokens: int = 128
@@ -43,6 +48,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hicache: bool = False
     host: int = 20
     policy: int = 0
+    storage: int = 0
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 from impl.sglang.parts.stand_ins import Bag
-from impl.sglang.server.clients import POLICIES, Config, mixed
+from impl.sglang.server.clients import POLICIES, STORAGES, Config, mixed
 from impl.sglang.server.tier import TOKEN_BITS, stamp
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
+from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Hashes, Storage, double
 
 OFTEN = (1, 1, 4, 15)  # in how many of 16 rounds a transfer moves on; the seed picks one
 DEVICE = Bag(Event=Event, Stream=Stream, current_stream=Stream)
@@ -50,8 +52,33 @@ class StampedSlots:
         return (self[slot] for slot in range(self.size))
 
 
+class PlacedHashes(Hashes):
+    """Hashes of pages that know where their page begins: a server's stamps have the position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ends: dict[str, int] = {}
+
+    def of(self, key: Any, prior: bytes | None, page_size: int | None = None) -> Any:
+        found = super().of(key, prior, page_size)
+        at = self._ends.get(prior.hex(), 0) if prior is not None else 0
+        for name in found if page_size else [found]:
+            inside, tokens = self.pages[name]
+            self.pages[name] = inside, tuple(stamp(t, place) for place, t in enumerate(tokens, at))
+            at = self._ends[name] = at + len(tokens)
+        return found
+
+
+def before_storage() -> PlacedHashes:
+    """The threads of the storage, and the hashes of its pages, before the scheduler has a tree."""
+    double(importlib.import_module("sglang.srt.managers.cache_controller"))
+    hashes = PlacedHashes()
+    setattr(importlib.import_module("sglang.srt.mem_cache.utils"), "get_native_hash", hashes.of)  # noqa: B010
+    return hashes
+
+
 class FakeTier:
-    """Transfers of one scheduler. stamps, writers: of the model's pools."""
+    """Transfers of one scheduler. stamps, writers: of the model's pools. hashes: of a storage's pages."""
 
     def __init__(
         self,
@@ -59,7 +86,10 @@ class FakeTier:
         stamps: dict[str, dict[int, tuple[int, int]]],
         writers: dict[str, dict[int, str]],
         seed: int,
+        config: Config,
+        hashes: PlacedHashes | None,
     ) -> None:
+        self.scheduler = scheduler
         cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
         cache.load_back_threshold = 1  # of ten tokens, tuned for real texts
         self.counter = cache.cache_controller.layer_done_counter
@@ -74,8 +104,40 @@ class FakeTier:
             slots: Any = StampedSlots(size + scheduler.page_size, stamps[pool], writers[pool])
             self.engine.memory[pool], self.engine.host[pool] = slots, [0] * entry.host_pool.size
 
+        self.storage: Storage | None = None
+        if hashes is not None:
+            self.storage = Storage(cache, self.engine.host, scheduler.page_size, hashes)
+            self.engine.storage = self.storage
+            self.storage.attach(STORAGES[config.storage], POLICIES[config.policy], self._attach)
+
+    def _attach(
+        self, backend: str, settings: str, _: Any, how_long: str, policy: str
+    ) -> tuple[bool, str]:
+        """The scheduler's own command of an operator."""
+        messages: Any = importlib.import_module("sglang.srt.managers.io_struct")
+        done = self.scheduler.attach_hicache_storage_wrapped(
+            messages.AttachHiCacheStorageReqInput(
+                hicache_storage_backend=backend,
+                hicache_storage_backend_extra_config_json=settings,
+                hicache_storage_prefetch_policy=how_long,
+                hicache_write_policy=policy,
+            )
+        )
+        return done.success, done.message
+
+    def _threads(self, now: int, last: bool) -> None:
+        """Those of the storage go on, each by a few stops; the backend may lose pages."""
+        assert self.storage is not None
+        for at, body in enumerate((QUERY, FETCH, BACKUP)):
+            luck = mixed(self.seed, 17, now, at)
+            for stop in range(8 if last else luck % 16 % (1 + self.often)):
+                loses = not last and luck >> 4 + stop & 7 == 0
+                self.storage.go_on(body, luck >> 12 & 1 if loses else -1)
+
     def round(self, now: int, *, last: bool) -> None:
         """Transfers move on; in the last rounds each completes."""
+        if self.storage is not None:
+            self._threads(now, last)
         for load, queue in self.engine.queues.items():
             for at in range(len(queue)):
                 luck = mixed(self.seed, 11, now, load, at)

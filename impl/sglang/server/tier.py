@@ -42,7 +42,8 @@ def header(scheduler: Any) -> TierHeader:
     """What a log says of the tier. Pools in tokens."""
     tree = scheduler.tree_cache
     sizes = [entry.host_pool.size for entry in tree.host_pool_group.entries]
-    return TierHeader(sizes[0], sum(sizes[1:2]), tree.cache_controller.write_policy)
+    waits = tree.prefetch_stop_policy if tree.enable_storage else ""
+    return TierHeader(sizes[0], sum(sizes[1:2]), tree.cache_controller.write_policy, waits)
 
 
 class _Submitted:
@@ -124,7 +125,8 @@ class TierReader(Gatherer):
                 for pool, each in entries.items()
             })  # fmt: skip
         config = SimpleNamespace(window=window, page_size=scheduler.page_size)
-        super().__init__(release, server, config, copies)  # type: ignore[arg-type]
+        storage = getattr(copies, "storage", None)
+        super().__init__(release, server, config, copies, storage)  # type: ignore[arg-type]
         self._last: TierFacts | None = None
         self._batch: Any = None
         self._shown: set[int] = set()  # locks
@@ -170,6 +172,8 @@ class TierReader(Gatherer):
         if facts != self._last or self._paths:
             self._last = facts
             self._put(Tiered(facts, self._paths))
+        if self.storage is not None:
+            self.storage.written.clear()
 
     def again(self) -> None:
         """Who reads from here on knows nothing of the tree, nor of its locks."""

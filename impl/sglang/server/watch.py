@@ -53,7 +53,7 @@ class Watcher:
 
     def __init__(self, release: Release0510, settings: dict[str, str] | None = None) -> None:
         self.kind, self._cursors = release, release.cells()
-        self.pages = self._wants_tier = False
+        self.pages = self._wants_tier = self._asks = False
         self._tier_header: dict[str, Any] = {}
         self.tier: TierReader | None = None
         self.log: EventLog | None = None
@@ -177,7 +177,17 @@ class Watcher:
         except Exception as error:
             self.failed("tier", error)
 
+    def ask_storage(self, *_: Any, **__: Any) -> Steps:
+        """A request is matched to see what to ask a storage for, and not to be admitted."""
+        self._asks = True
+        try:
+            yield
+        finally:
+            self._asks = False
+
     def admit(self, _: Any, request: Any, *__: Any, **___: Any) -> None:
+        if self._asks:
+            return
         name, cursors = request.rid, self._cursors(request)
         event = Admitted(name, session_of(request), self.kind.prefix(request), cursors)
         if self._looked_at.get(name) != event:  # it waits for room, and is looked at in every round
@@ -315,6 +325,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("session.session_controller", "SessionController._close", "session_gone"),
     ("session.session_controller", "Session.create_req", "create_request"),
     ("managers.scheduler", "Scheduler._add_request_to_queue", "queue"),
+    ("managers.scheduler", "Scheduler._prefetch_kvcache", "ask_storage"),
     ("managers.schedule_batch", "Req.init_next_round_input", "admit"),
     ("managers.schedule_batch", "ScheduleBatch.prepare_for_extend", "extend"),
     ("managers.schedule_batch", "ScheduleBatch._evict_swa", "evict_window"),

@@ -314,6 +314,7 @@ def run(
     script = Clients(clients, seed, stalled)
     if canary:
         kv_canary.install()
+    hashes = fake_tier.before_storage() if config.storage else None
     with tempfile.TemporaryDirectory() as folder:
         more = kv_canary.SETTINGS if canary else {}
         scheduler = _scheduler(
@@ -322,7 +323,9 @@ def run(
     logging.disable(logging.WARNING)
     model = FakeModel(scheduler, watcher.kind, script, config.draft, config.track)
     if config.hicache:
-        model.tier = fake_tier.FakeTier(scheduler, model.stamps, model.writers, seed)
+        model.tier = fake_tier.FakeTier(
+            scheduler, model.stamps, model.writers, seed, config, hashes
+        )
     if canary:
         model.canary = kv_canary.Canary(scheduler, watcher.kind, config.draft)
     if config.draft:

@@ -21,7 +21,7 @@ from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.api import FIRST
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES, utilities
-from impl.sglang.tiers.storage import BATCH, FIRST_WITH_STORAGE, Hashes, IOThread, Operations
+from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, double
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
 
@@ -51,8 +51,7 @@ class _Tiered(Unified):
         controller: Any = load("sglang.srt.managers.cache_controller")
         controller.device_module = Bag(Event=Event, Stream=Stream, current_stream=Stream)
         controller.L2TransferEngine = CopyEngine
-        controller.threading = Bag(**vars(threading) | {"Thread": IOThread})
-        controller.Queue, controller.STORAGE_BATCH_SIZE = Operations, BATCH
+        double(controller)
         self.hashes = Hashes()
         utils: Any = load(f"{_CACHE}.utils")
         utils.get_native_hash = self.hashes.of

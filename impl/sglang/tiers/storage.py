@@ -12,7 +12,7 @@ import importlib
 import json
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from impl.sglang.parts.namespaces import exchanged
@@ -112,6 +112,12 @@ class IOThread:
         cls.started, cls.known = [], {}
 
 
+def double(controller: Any) -> None:
+    """Have the threads of a cache controller (its module) stop where this says, and its calls be short."""
+    controller.threading = Bag(**vars(threading) | {"Thread": IOThread})
+    controller.Queue, controller.STORAGE_BATCH_SIZE = Operations, BATCH
+
+
 class Operations(queue.Queue[Any]):
     """`queue.Queue` of the cache controller: a thread stops before it takes its next operation."""
 
@@ -169,16 +175,18 @@ class Storage:
         self.numbers: dict[str, int] = {}
         self.written: list[TierPage] = []
 
-    def attach(self, how_long: str, policy: str) -> None:
-        """Attach the backend, as the release's own command of an operator does."""
+    def attach(
+        self, how_long: str, policy: str, by: Callable[..., tuple[bool, str]] | None = None
+    ) -> None:
+        """Attach the backend, as the release's own command of an operator does. by: what it calls; of a tree
+        without a scheduler the tree's own method."""
         backend = importlib.import_module("sglang.srt.mem_cache.hicache_storage").HiCacheFile
         made = type("Backend", (Backend, backend), {})(self)
         module: Any = importlib.import_module("sglang.srt.mem_cache.storage")
         module.StorageBackendFactory = Bag(create_backend=lambda *_, **__: made)
         settings = {"interface_v1": 1, "prefetch_threshold": 1}
-        ok, message = self.cache.attach_storage_backend(
-            "dynamic", json.dumps(settings), None, how_long, policy
-        )
+        attach = by or self.cache.attach_storage_backend
+        ok, message = attach("dynamic", json.dumps(settings), None, how_long, policy)
         if not ok:
             raise RuntimeError(message)
 

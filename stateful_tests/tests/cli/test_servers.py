@@ -259,6 +259,8 @@ def test_unusable_options_of_serve_check(given, says, capsys):
     ("0.5.23", ["hicache=1", "states=30"], "a server with --set hicache=1 has none"),
     ("0.5.23", ["hicache=1", "tree=0"], "is one of the tree's KV"),
     ("0.5.23", ["hicache=1", "policy=3"], "0 write_through, 1 write_through_selective, 2 write_back; not 3"),
+    ("0.5.23", ["storage=1"], "needs --set hicache=1"),
+    ("0.5.23", ["hicache=1", "storage=3"], "0 none, 1 best_effort, 2 wait_complete; not 3"),
     ("0.5.23", ["hicache=1", "host=0"], "at least 1"),
 ])  # fmt: skip
 def test_a_host_tier_goes_with_the_rest_of_a_server(impl, given, says, capsys):

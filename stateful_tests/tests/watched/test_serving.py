@@ -229,7 +229,7 @@ def test_servers_with_recurrent_layers_have_what_goes_with_them():
 
 
 def test_servers_with_a_host_tier_have_what_goes_with_it():
-    """Texts or talks come back in every second run, every fourth is a scene; each policy and size is drawn."""
+    """Texts or talks come back in every second run, every fourth is a scene; each policy is drawn."""
     runs = population.Population(1, fixed={"hicache": True})
     drawn = [runs.draw() for _ in range(80)]
     configs = [config for config, *_ in drawn]
@@ -238,6 +238,12 @@ def test_servers_with_a_host_tier_have_what_goes_with_it():
     assert {c.policy for c in configs} == {0, 1, 2} and {c.host for c in configs} == {6, 12, 20, 40}
     for clients in (clients for _, clients, _ in drawn[::2]):
         assert len(clients) == 12 and {t.text for c in clients for t in c.turns} <= {*range(8)}
+    assert {c.storage for c in configs} == {0, 1, 2}
+    for number, (config, clients, _) in enumerate(drawn):
+        sessions = any(client.session for client in clients)
+        assert not (sessions and config.storage) or number % 8 == population.SESSIONS_AT
+    plain = population.Population(1, fixed={"hicache": True, "storage": 0})
+    drawn = [plain.draw() for _ in range(6)]
     scene = population.of_scene(population.scenes()[0])
     assert drawn[1][1] == scene and drawn[5][1] == population.of_scene(population.scenes()[1])
     fixed = population.Population(1, fixed={"hicache": True, "policy": 2, "host": 6})
@@ -553,15 +559,18 @@ class Fault(NamedTuple):
 _TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))[
     "fault"
 ]
-# Of those that random commands find in the tree with its host tier, what clients reach.
-OF_A_TIER = (
-    "swa-lock-lost-at-a-split",
-    "swa-host-part-dropped-at-a-split",
-    "pending-write-not-renamed-at-a-split",
-)
+# Of those that random commands find in the tree with its host tier, what clients reach; with which storage.
+OF_A_TIER = {
+    "swa-lock-lost-at-a-split": 0,
+    "swa-host-part-dropped-at-a-split": 0,
+    "pending-write-not-renamed-at-a-split": 0,
+    "abort-of-a-prefetch-frees-twice": 2,
+    "backup-keeps-its-lock": 1,
+    "window-that-came-short-leaks": 2,
+}
 FAULTS = [Fault(**table) for table in _TABLES] + [
-    Fault(name, fault.file, fault.old, fault.new, "log", {"hicache": True})
-    for name in OF_A_TIER
+    Fault(name, fault.file, fault.old, fault.new, "log", {"hicache": True, "storage": storage})
+    for name, storage in OF_A_TIER.items()
     for fault in (TIER_FAULTS[name],)
 ]
 
