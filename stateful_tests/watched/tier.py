@@ -21,7 +21,8 @@ def shown(beside: Beside, e: log.Tiered) -> None:
     for number, host, path in e.locked:
         seen.locks.begins(users[number, host], {node.node: node for node in path})
     ranges = seen.locks.follow(facts)
-    step = TierStep(seen.config, Poll(), False, before, facts, ranges, beside.requests.keys())
+    waiting = beside.requests if beside.follows else facts.asked  # else nobody knows
+    step = TierStep(seen.config, Poll(), False, before, facts, ranges, waiting)
     beside.result.compared += len(facts.nodes)
     beside.result.reach(
         "KV that is only on the host", any(not node.device["full"] for node in facts.nodes)

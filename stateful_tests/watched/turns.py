@@ -73,6 +73,8 @@ def closes_happen(beside: Beside) -> None:
 def submitted(beside: Beside, e: log.Submitted) -> None:
     if e.rejected:
         _rejected(beside, e)
+        if beside.header.tier is not None and beside.header.tier.storage:
+            beside.interrupts(e.request)  # it is matched at once, to ask the storage
         return
     command, session = Submit(e.request, e.session, e.new), beside.state.session(e.session)
     beside.requests[e.request] = RequestSeen()

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from impl.sglang.server.events import Event
-from reference.tiers.facts import TierNode, TierUser
+from reference.tiers.facts import TierNode, TierOperation, TierPage, TierUser
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
@@ -233,6 +233,38 @@ def test_with_a_host_tier_a_prefix_grows_by_what_is_loaded(written):
             written([header(**{**tier, "full_tokens": 32, "swa_tokens": 32}), *lines])
         )
         assert [each.clause for each in result.found] == found
+
+
+BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"}}
+
+
+def test_a_storage_has_records_of_who_waits(written):
+    """Who waits is not known after a mismatch."""
+    asked, ask = REST._replace(asked=("c1",)), ["submit", "c1", None, 6, 6, False]
+    for before, found in ([ask], []), ([], ["XFER-3"]), ([["requeue", "c2"]], ["OUT-1"]):
+        result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
+        assert [each.clause for each in result.found] == found
+    stored = REST._replace(stored=(TierPage(1, "full", (0,), A[:1], A[:1]),))
+    reads = TierOperation(1, False, "c1", "reads", kv((0,), ()), kv((0,), ()))
+    for shown, name in (
+        (stored, "a page that is stored"),
+        (REST._replace(operations=(reads,)), "a page that comes from the storage"),
+    ):
+        lines = [header(**BEHIND_IT), ask, ["tier", shown, []], ["tier", REST, []]]
+        assert validate(written(lines)).reached[name] == 1
+
+
+def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(written):
+    """So it ends the turn of its session as soon as it is queued, which is a known fault."""
+    lines = [
+        ["open", "s1", True],
+        ["submit", "c1", "s1", 6, 6, False],
+        ["submit", "c2", "s1", 1, 1, True, "Streaming session already has an active request."],
+        ["submit", "c3", "s1", 8, 2, False],
+    ]
+    for tier, known in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
+        (found,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
+        assert (found.clause, found.known) == ("OUT-1", known)
 
 
 # Recurrent state: slots 8, of which a turn of c1 has one. Its second turn resumes; c2 waits with a slot.
