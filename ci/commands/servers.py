@@ -372,7 +372,7 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
         raise Unusable("--set window: a server with --set states has none")
     if 0 < given.get("track", 0) < 2 * given.get("draft", 0):
         raise Unusable(
-            "--set track: at least twice --set draft; else each run shows tracked-slot-is-written-again"
+            "--set track: at least twice --set draft; below, it is tracked-slot-is-written-again that shows"
         )
     if given.get("track") == 0 and (given.get("overlap") or int(given.get("page_size", 1)) > 1):
         raise Unusable(

@@ -396,6 +396,7 @@ def served_text(out: Console, data: Data) -> None:
 def _client_text(client: Data) -> str:
     """Such as "c1 in a session, from round 3: 12 tokens limit 5; 1 later 4 tokens limit 9 stops at 3"."""
     kind = "in a session" if client["session"] else "without a session"
+    kind += ", resends its conversation" if client["resends"] else ""
     start = f"{client['start']} rounds after {client['after']}"
     start = start if client["after"] else f"round {client['start']}"
     turns = []

@@ -24,6 +24,9 @@ _WITHOUT_KV = re.compile(
     "a reused row must carry allocated KV|reusing request must be chunked or have"
 )
 _OF_A_SESSION = re.compile("KeyError: <sglang.srt.session.streaming_session._VirtualNode")
+_OUT_OF_MEMORY = re.compile(
+    r"ut of memory.* allocate (?P<wanted>\d+) tokens. Available full tokens: (?P<there>\d+)"
+)
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
@@ -44,7 +47,7 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         name = "ignored-end-token-in-chunks"
     elif _OF_A_SESSION.match(error) and config.storage:
         name = "session-asks-the-storage"
-    elif "ut of memory" in error and config.storage and POLICIES[config.policy] == "write_back":
+    elif _counts_enough(error) and config.storage and POLICIES[config.policy] == "write_back":
         name = "evictable-above-a-backup"
     elif "ut of memory" in error and config.mixed and seen.prepared:
         name = "mixed-without-room"
@@ -59,6 +62,12 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
     ):
         name = "swept-too-far"
     return (label(release, name) or "") if name else ""
+
+
+def _counts_enough(error: str) -> bool:
+    """It is out of memory, though by its own count enough is free or evictable."""
+    found = _OUT_OF_MEMORY.search(error)
+    return found is not None and int(found["wanted"]) <= int(found["there"])
 
 
 def _evicts_too_far(window: int, page: int) -> bool:

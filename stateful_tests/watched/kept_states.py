@@ -53,6 +53,7 @@ class KeptStates:
         Nothing of theirs goes into the tree; drafts that a turn did not take may be in what they track."""
         before = self._kept if step is not None and self._step == step - 1 else {}
         self._step, self._kept = step, {}
+        ended, self._ended = self._ended, {}
         if e.states is None:
             return
         for name, (slot, length) in e.states.tracked.items():
@@ -68,7 +69,7 @@ class KeptStates:
             self._kept[slot] = name, length
         nodes = e.nodes or ()
         for (path, *_), has in zip(nodes, e.states.nodes):
-            if has is not None and (why := self._ended.pop(tuple(path), None)) is not None:
+            if has is not None and (why := ended.get(tuple(path))) is not None:
                 self._wrong[tuple(path)] = _Wrong(has, why)
             name, length = before.get(has or 0, ("", 0))
             if has is not None and length > len(path):
@@ -77,7 +78,6 @@ class KeptStates:
                 want = f"the node of {len(path)} tokens has the state after them"
                 got = f"slot {has}, in which {name} kept the state after {length}"
                 yield Verdict("STA-3", want, got), known
-        self._ended.clear()
 
     def wrong_hits(self, e: Paged) -> Iterator[tuple[str, int, str]]:
         """Who went on from a wrong node since the last step, at which position, and the known fault."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import tomllib
 from collections import Counter
@@ -324,13 +325,12 @@ def _with_states(
     needs_track = int(fixed.get("page_size", 1)) > 1 or fixed.get("overlap")
     track = fixed.get("track", 8 if needs_track else found["track"])
     fitting: dict[str, int | bool] = {"window": 0, "track": track}
-    if (
-        track
-        and "track" not in fixed
-        and fixed.get("draft", found["draft"]) == 2
-        and found["window"]
-    ):
-        fitting["track"] = 4  # two rounds in flight cross one boundary at most
+    draft = fixed.get("draft", found["draft"])
+    if track and "track" not in fixed:  # two rounds in flight cross one boundary at most
+        fitting["track"] = max(2 * draft, 4 if draft == 2 and found["window"] else track)
+    elif track and "draft" not in fixed:
+        fitting["draft"] = min(draft, track // 2)
+    fitting["page_size"] = math.gcd(found["page_size"], int(fitting["track"]))
     fitting |= {"overlap": True} if fixed.get("lazy") else {}
     fitting |= {"chunk": max(16, found["chunk"])} if track else {"page_size": 1, "overlap": False}
     return {**fitting, **fixed}

@@ -41,7 +41,10 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
         beside.result.compared += 1
         if cursors != Cursors(0, 0, 0, offered):
             want = f"{e.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
-            raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}")
+            known = None
+            if beside.of(e.request).interrupted:  # it has the slot of the rejected one
+                known = deviations.rejected_as_turn(beside.header)
+            raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}", known=known)
 
 
 def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> None:
@@ -50,7 +53,9 @@ def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> 
     beside.result.compared += 1
     seen, wrong = beside.of_session(session.name), beside.result.wrong_states
     known = seen.state_ahead
+    resumed = session._replace(state=prefix)
     if (known is None and session.state == prefix) or (name, prefix) in wrong:
+        beside.state = beside.state.with_session(resumed)
         return
     hole = (session.name, session.state) in beside.result.holes
     known = known or deviations.state_after_a_round(beside.header, prefix - session.state, hole)
@@ -59,7 +64,7 @@ def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> 
         f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
     )
     beside.deviates(known, "STA-2", want, f"resumes at {prefix}", Admit(name))
-    beside.state = beside.state.with_session(session._replace(state=prefix))
+    beside.state = beside.state.with_session(resumed)
 
 
 def orphaned(beside: Beside, request: Request) -> Request:

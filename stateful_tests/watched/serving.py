@@ -309,9 +309,11 @@ _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
         "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
         "mixed": False, "lazy": False, "track": 0, "states": 0,
-        "hicache": False,
+        "storage": 0, "hicache": False,
     },
-    Client: {"start": 0, "after": "", "close": 1, "impatient": False, "session": False},
+    Client: {
+        "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,
+    },
     Turn: {
         "wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1, "ignore_eos": False,
     },

@@ -15,11 +15,8 @@ import msgspec
 EOS = 2  # the token that ends a turn
 FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
-STORAGES = (
-    "",
-    "best_effort",
-    "wait_complete",
-)  # how long a request waits for a storage behind the host
+# How long a request waits for a storage behind the host.
+STORAGES = "", "best_effort", "wait_complete"
 PATIENCE = 80  # rounds without a forward pass until a client that only occupies memory goes away
 
 

@@ -483,6 +483,10 @@ SLOT, LEAK, OTHER = (
     "Full Pool Mem Leak Detected!",
     "KeyError: 1 at srt/a.py:1",
 )
+PINNED = "RuntimeError: Out of memory. Try to allocate 8 tokens. Available full tokens: 81 (1 + 80)"
+STAND_IN = (
+    "KeyError: <sglang.srt.session.streaming_session._VirtualNode object at 0x7f> at srt/a.py:1"
+)
 MIXED, ALONE = Config(mixed=True, tree=False), Config(tree=False)
 RETRACTED, RESUMED, REJECTED = (
     "a retract before the first result",
@@ -522,6 +526,13 @@ RETRACTED, RESUMED, REJECTED = (
     ("0.5.22", LEAK, "", Config(window=5, page_size=4), "swept-too-far"),
     ("0.5.22", LEAK, "", Config(window=5, page_size=4, tree=False), ""),
     ("0.5.22", OTHER, "", Config(window=5, page_size=4), ""),
+    ("0.5.23", PINNED, "", Config(hicache=True, storage=1, policy=2), "evictable-above-a-backup"),
+    ("0.5.23", PINNED, "", Config(hicache=True, storage=1, policy=1), ""),
+    ("0.5.23", PINNED, "", Config(hicache=True, policy=2), ""),
+    ("0.5.23", PINNED.replace("8 tokens", "82 tokens"), "", Config(hicache=True, storage=1, policy=2), ""),
+    ("0.5.23", STAND_IN, "", Config(hicache=True, storage=1), "session-asks-the-storage"),
+    ("0.5.23", STAND_IN, "", Config(hicache=True), ""),
+    ("0.5.23", "KeyError: 3", "", Config(hicache=True, storage=1), ""),
 ])  # fmt: skip
 def test_known_faults_explain_what_they_cause_alone(release, error, seen, config, name):
     """Each condition of explains_end: without it an unrelated end would be one of a known fault."""

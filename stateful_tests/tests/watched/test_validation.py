@@ -265,6 +265,13 @@ def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(wri
     for tier, known in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
         (found,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
         assert (found.clause, found.known) == ("OUT-1", known)
+    # or the first turn has the row of the rejected one, and is nobody's from then on
+    lines[3:] = [["admit", "c1", "s1", 1, [1, 1, 0, 0]], ["tier", REST._replace(asked=("x",)), []]]
+    for tier, known in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
+        head = header(**tier, release="0.5.23")
+        found = validate(written([head, *lines])).mismatches
+        assert [(each.clause, each.known) for each in found][:1] == [("LEN-4", known)]
+        assert len(found) == 1 or known is None
 
 
 # Recurrent state: slots 8, of which a turn of c1 has one. Its second turn resumes; c2 waits with a slot.
