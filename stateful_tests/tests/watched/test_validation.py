@@ -383,6 +383,23 @@ def test_a_turn_resumes_behind_verify_rounds(changes, found, new, written):
     assert [each.clause for each in result.found] == new
 
 
+def test_a_turn_that_comes_back_resumes_where_it_did(written):
+    """It was retracted before its first result. That its state is another was told already."""
+    lines = [json.loads(line) for line in ROUNDS[:11]]
+    lines += map(json.loads, """
+["submit","c1.2","c1",5,1,false]
+["admit","c1.2","c1",4,[4,4,0,0]]
+["extend",[["c1.2",4,1,[5,5,0,0]]]]
+["step",5,1,0,1,59,0,5,0,0,0,[],7]
+["release","c1.2","c1",null,false,0,null,[5,5,0,0],[5,5,0,0],3]
+["requeue","c1.2"]
+["admit","c1.2","c1",4,[4,4,0,0]]
+""".splitlines()[1:])  # fmt: skip
+    head = header(release="0.5.23", overlap=True, speculative=True, **OF_STATES)
+    result = validate(written([head, *lines]))
+    assert not result.found and not result.skipped, result.found
+
+
 def test_a_turn_that_waited_with_a_slot_and_begins_its_text(written):
     """Of 0.5.23, which leaves the slot as it is: the state there is somebody else's."""
     head = header(release="0.5.23", tree=True, **OF_STATES)
