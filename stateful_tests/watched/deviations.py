@@ -113,14 +113,17 @@ def state_ahead(header: WatchHeader) -> str | None:
     return label(header.release, "retried-turn-folds-twice")
 
 
+def longer_state(header: WatchHeader) -> str | None:
+    """A turn ends, or is retracted, before tokens that its state has."""
+    return label(header.release, "turn-goes-on-from-a-longer-state")
+
+
 def state_after_a_round(header: WatchHeader, more: int, hole: bool) -> str | None:
     """A turn resumes so many tokens behind those that its state has; fewer: it takes less than its last
     verify round has accepted. hole: the first of them counts as committed, and was never computed."""
     if more == 1 and hole:
         return label(header.release, "last-token")
-    if more < 0 and header.speculative:
-        return label(header.release, "turn-goes-on-from-a-longer-state")
-    return None
+    return longer_state(header) if more < 0 and header.speculative else None
 
 
 def state_of_another(header: WatchHeader, turn: RequestSeen, prefix: int) -> str | None:

@@ -29,7 +29,7 @@ def released(beside: Beside, e: log.Released) -> None:
     accepted = catches_up(beside, e.request, before) + beside.header.claims
     ahead = _last_of_a_mixed_batch(beside, e) if e.reason is not None else None
     if beside.header.speculative and beside.of(e.request).rounds[e.reason is not None :]:
-        ahead = deviations.state_after_a_round(beside.header, -1, hole=False)
+        ahead = deviations.longer_state(beside.header)  # by a round that is in flight
     beside.stands(e.request, before)
     _counts(beside, e, accepted)
     request, seen = beside.request(e.request), beside.of(e.request)

@@ -50,7 +50,7 @@ class KeptStates:
         self, step: int | None, e: Paged, sessions: Container[str]
     ) -> Iterator[tuple[Verdict, str | None]]:
         """What is wrong at a step, each with the known fault that explains it. sessions: those that keep KV.
-        Nothing of theirs goes into the tree; drafts that a turn did not take may be in what they track."""
+        What these track may have drafts that a turn did not take, and hardly ever goes into the tree."""
         before = self._kept if step is not None and self._step == step - 1 else {}
         self._step, self._kept = step, {}
         ended, self._ended = self._ended, {}
@@ -61,7 +61,7 @@ class KeptStates:
             if slot not in own:
                 want = f"{name} keeps its last state for the tree in one of its slots {own}"
                 yield Verdict("STA-8", want, f"in slot {slot}"), None
-            if name in sessions:
+            if self.header.speculative and name in sessions:
                 continue
             if name in e.owners and length > (most := e.owners[name][1][0]):
                 want = f"a state that {name} keeps for the tree is after {most} tokens at most"

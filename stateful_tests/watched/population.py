@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from impl.sglang.server.clients import Client, Config, Turn
 
@@ -97,10 +98,14 @@ class Population:
             found = MEETINGS[kind](rng, config, count=self.count, impatient=self.impatient)
         else:
             found = clients(rng, config, count=self.count, impatient=self.impatient)
+        if scene is None:
+            found = tuple(
+                replace(each, resends=each.resends or (at % 2 == 1 and not each.session))
+                for at, each in enumerate(found)
+            )
         if config.storage and number % 8 != SESSIONS_AT:
             found = tuple(
-                msgspec.structs.replace(each, session=False, resends=each.session or each.resends)
-                for each in found
+                replace(each, session=False, resends=each.session or each.resends) for each in found
             )
         return config, found, rng.randrange(1 << 30)
 
@@ -182,13 +187,11 @@ def storm(
     def client(number: int) -> Client:
         tiny = number % 3 == 0
         turns = tuple(turn(tiny) for _ in range(rng.randint(5, 10) if tiny else rng.randint(1, 3)))
-        start, session = rng.randrange(5), rng.random() < 0.5
         return Client(
             f"c{number}",
-            start,
+            rng.randrange(5),
             turns,
-            session=session,
-            resends=not session and number % 2 == 0,
+            session=rng.random() < 0.5,
             impatient=impatient and rng.random() < 0.5,
             after=f"c{number - lanes}" if number > lanes else "",
         )
@@ -214,17 +217,11 @@ def texts(
         )
 
     def client(number: int) -> Client:
-        start, turns = (
-            1 + number * rng.choice((0, 2)),
-            tuple(turn() for _ in range(rng.randint(2, 6))),
-        )
-        session = rng.random() < 0.25
         return Client(
             f"c{number}",
-            start,
-            turns,
-            session=session,
-            resends=not session and number % 2 == 0,
+            1 + number * rng.choice((0, 2)),
+            tuple(turn() for _ in range(rng.randint(2, 6))),
+            session=rng.random() < 0.25,
             impatient=impatient and rng.random() < 0.5,
         )
 
@@ -326,7 +323,8 @@ def _with_states(
     track = fixed.get("track", 8 if needs_track else found["track"])
     fitting: dict[str, int | bool] = {"window": 0, "track": track}
     draft = fixed.get("draft", found["draft"])
-    if track and "track" not in fixed:  # two rounds in flight cross one boundary at most
+    # two rounds in flight cross one boundary at most; where a model without states had a window, 4 is tried
+    if track and "track" not in fixed:
         fitting["track"] = max(2 * draft, 4 if draft == 2 and found["window"] else track)
     elif track and "draft" not in fixed:
         fitting["draft"] = min(draft, track // 2)
@@ -350,13 +348,11 @@ def clients(
 
 def _client(rng: random.Random, number: int, lanes: int, longest: int, impatient: bool) -> Client:
     turns = tuple(_turn(rng, longest) for _ in range(rng.randint(1, 5)))
-    start, session = rng.randrange(12), rng.random() < 0.75
     return Client(
         f"c{number}",
-        start,
+        rng.randrange(12),
         turns,
-        session=session,
-        resends=not session and number % 2 == 0,
+        session=rng.random() < 0.75,
         impatient=impatient and rng.random() < 0.5,
         close=rng.choice((1, 1, 3, 10)),
         after=f"c{number - lanes}" if number > lanes else "",

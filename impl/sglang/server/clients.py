@@ -145,13 +145,14 @@ class Clients:
         client, _, number = request.rpartition(".")
         before = f"{client}.{int(number) - 1}"
         if not self._named[client].client.resends or before not in self.turns:
-            return self._says_anew(request)
+            return self._appends(request)
         turn = self.turns[before]
         answer = range(1, 1 + min(turn.limit, turn.stop or turn.limit))
         said = tuple(self.says(before, position) for position in answer)
-        return self.prompt(before) + said + self._says_anew(request)
+        return self.prompt(before) + said + self._appends(request)
 
-    def _says_anew(self, request: str) -> tuple[int, ...]:
+    def _appends(self, request: str) -> tuple[int, ...]:
+        """What a turn adds to the conversation."""
         turn, number = self.turns[request], self._numbers[request]
         keys = (
             (4, turn.text, at) if at < turn.shared else (3, number, at) for at in range(turn.tokens)

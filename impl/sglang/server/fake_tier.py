@@ -131,8 +131,8 @@ class FakeTier:
         for at, body in enumerate((QUERY, FETCH, BACKUP)):
             luck = mixed(self.seed, 17, now, at)
             for stop in range(8 if last else luck % 16 % (1 + self.often)):
-                loses = not last and luck >> 4 + stop & 7 == 0
-                self.storage.go_on(body, luck >> 12 & 1 if loses else -1)
+                loses = not last and (luck >> (4 + stop)) % 8 == 0
+                self.storage.go_on(body, (luck >> 12) % 2 if loses else -1)
 
     def round(self, now: int, *, last: bool) -> None:
         """Transfers move on; in the last rounds each completes."""

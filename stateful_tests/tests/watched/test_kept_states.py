@@ -80,8 +80,10 @@ def test_a_state_is_kept_in_an_own_slot_and_of_no_more_than_the_text(tracked, co
 
 
 def test_a_session_may_track_drafts_that_its_turn_did_not_take():
-    """Nothing of it goes into the tree, until it has no KV any more."""
+    """On a server with drafts."""
     long, ends = steps_of({}, {"nodes": [3]}, nodes=[NODE], cells=(5, 8, 0, 0))
-    kept = KeptStates(head())
+    kept = KeptStates(replace(head(), speculative=True))
     assert not [*kept.judge(0, long, {"c1"}), *kept.judge(1, ends, {"c1"})]
-    assert [one.clause for one, _ in KeptStates(head()).judge(0, long, {"c2"})] == ["STA-8"]
+    for sessions, speculative in (({"c2"}, True), ({"c1"}, False)):
+        kept = KeptStates(replace(head(), speculative=speculative))
+        assert [one.clause for one, _ in kept.judge(0, long, sessions)] == ["STA-8"]

@@ -384,7 +384,7 @@ def test_a_turn_resumes_behind_verify_rounds(changes, found, new, written):
 
 
 def test_a_turn_that_comes_back_resumes_where_it_did(written):
-    """It was retracted before its first result. That its state is another was told already."""
+    """It was retracted before its first result; its first admission has told that its state is another."""
     lines = [json.loads(line) for line in ROUNDS[:11]]
     lines += map(json.loads, """
 ["submit","c1.2","c1",5,1,false]
