@@ -9,6 +9,9 @@ from pathlib import Path, PurePosixPath
 from impl import fetch
 from impl.adapter import UnusableImplementation
 
+# Not always fetched: what a server that only decodes needs, and states on a GPU.
+DECODES = "sglang/srt/disaggregation/base/conn.py"
+STATES_ON_GPU = "sglang/kernels/ops/mamba/mamba_state_scatter_triton.py"
 # Of a wheel of tens of megabytes these are read: the bookkeeping and what tells the version.
 _NEEDED = (
     "sglang/version.py",
@@ -25,17 +28,18 @@ _NEEDED = (
     "sglang/srt/session/",
     "sglang/srt/speculative/",
     "sglang/srt/utils/",
+    STATES_ON_GPU,
     "sglang/kernels/ops/memory/",
 )
 _COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 
 
-def release_root(version: str, decodes: bool = False) -> Path:
-    """The folder that holds `sglang/` of this release (see `impl.fetch`). decodes: with the queues of a
-    server that only decodes, which are added to a folder from before they were fetched."""
+def release_root(version: str, newer: str = "") -> Path:
+    """The folder that holds `sglang/` of this release (see `impl.fetch`). newer: one of its files, which is
+    added to a folder from before it was fetched."""
     downloaded = partial(_downloaded, f"sglang=={version}")
     root = fetch.release_root("sglang", version, downloaded)
-    if decodes and not (root / "sglang/srt/disaggregation/base/conn.py").is_file():
+    if not (root / newer).exists():
         fetch.complete(root, downloaded)
     return root
 

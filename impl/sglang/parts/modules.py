@@ -27,6 +27,7 @@ SGLANG = Bookkeeping(
         "sglang.srt.rust_extensions",
         "sglang.srt.session",
         "sglang.srt.utils.token_sequence_matcher",
+        "sglang.kernels.ops.mamba",
         "sglang.kernels.ops.memory",
     ),
     # What serves other storage than the GPU pools, and drags dependencies in.

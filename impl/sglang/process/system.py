@@ -9,7 +9,7 @@ from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
-from impl.sglang.parts.fetch import checkout_root, release_root
+from impl.sglang.parts.fetch import STATES_ON_GPU, checkout_root, release_root
 from impl.sglang.releases.catalogue import TABLE, detect, supported
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
@@ -86,11 +86,11 @@ class SGLangSystem(WorkerSystem):
         if tree is not None:
             release = variant(release, tree)
             name += f"+{tree}"
+        recurrent = release.recurrent and tree is None
         if version is not None:
-            self.root = release_root(version)
+            self.root = release_root(version, STATES_ON_GPU if gpu and recurrent else "")
         release.require(self.root)
         self.name = name + "+overlap" * overlap
-        recurrent = release.recurrent and tree is None and not gpu
         settings = settings_of(release.version, list(TABLE))
         self.capabilities = replace(
             self.capabilities,

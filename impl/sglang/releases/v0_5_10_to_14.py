@@ -159,8 +159,14 @@ class Release0510(Objects):
     def make_allocator(self, full: int, swa: int | None, page_size: int, need_sort: bool) -> Any:
         """The allocator of one pool, or of two.
 
-        full, swa: their sizes (tokens). need_sort: pages are allocated in ascending order.
+        full, swa: their sizes (tokens). need_sort: pages are allocated in ascending order. Raises
+        UnusableImplementation on a GPU, whose kernels are compiled for pages of a power of two alone.
         """
+        if page_size & (page_size - 1) and stand_ins.on_gpu():
+            pages = f"pages of a power of two, not of {page_size}"
+            raise UnusableImplementation(
+                f"sglang {self.version}: its kernels on a GPU take {pages}"
+            )
         kind: dict[str, Any] = {
             "dtype": torch.float16,
             "device": SERVER_ARGS.device,

@@ -108,11 +108,11 @@ class Release0522(Release0521):
         """Before a verify round and after it: for each entry the slot that gets a state for the tree, and
         after how many of its accepted tokens that is; 0 for none."""
         self._verify["prepare_mamba_track_for_verify"](batch)
-        most, lens = max(accepted), torch.tensor(accepted)
+        most, device = max(accepted), SERVER_ARGS.device
         steps = self._verify["_verify_commit_step_indices"](
             batch=batch,
-            accept_index=torch.arange(len(accepted) * most).view(-1, most),
-            accept_lens=lens,
+            accept_index=torch.arange(len(accepted) * most, device=device).view(-1, most),
+            accept_lens=torch.tensor(accepted, device=device),
             draft_token_num=most,
         )
         return [*zip(batch.mamba_track_indices.tolist(), (steps[1] + 1).tolist(), strict=True)]

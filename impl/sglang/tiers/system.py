@@ -10,7 +10,7 @@ from typing import get_args
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
-from impl.sglang.parts.fetch import checkout_root, release_root
+from impl.sglang.parts.fetch import DECODES, checkout_root, release_root
 from impl.sglang.releases.catalogue import detect
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.api import require
@@ -66,7 +66,7 @@ class TierSystem(WorkerSystem):
             receives=kind.receives,
         )
         if version is not None:
-            self.root = release_root(version, decodes=kind.receives)
+            self.root = release_root(version, DECODES if kind.receives else "")
         require(self.root, self.name, self.release)
 
     def command_line(self) -> list[str]:

@@ -35,7 +35,9 @@ def play_both(here: System, there: System, machine: str, preset: str) -> int:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("version", ["0.5.10", "0.5.15", "0.5.23", "0.5.23+overlap"])
+@pytest.mark.parametrize(
+    "version", ["0.5.10", "0.5.15", "0.5.22+overlap", "0.5.23", "0.5.23+overlap"]
+)
 def test_it_shows_what_it_shows_on_a_cpu(version, release):
     here, there = release(version), resolve(f"sglang=={version}", device="cuda")
     played = [
