@@ -86,6 +86,11 @@ def test_without_a_tree_its_commands_are_refused():
             "extend r2 +7 tail; finish r1 keep 1; evict full 0 swa 4; decode r2; finish r2 keep 2",
             id="a tombstone in front of R is not cut where E falls into it",
         ),
+        pytest.param(
+            Geometry(1, 3, 5, 4, 1, 4, tree=True, states=2, tracks=True),
+            "insert h1 a2; match h2 a2; insert h2 a4 (goes on); match h1 a1 (full KV alone); insert h1 a2",
+            id="a split leaves a node pinned outside of the window, where states are tracked",
+        ),
     ],
 )
 def test_a_scene_that_random_runs_seldom_meet(sizes, commands):
