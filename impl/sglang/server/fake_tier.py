@@ -53,20 +53,11 @@ class StampedSlots:
 
 
 class PlacedHashes(Hashes):
-    """Hashes of pages that know where their page begins: a server's stamps have the position."""
+    """Hashes of pages of a server, whose stamps have the position."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._ends: dict[str, int] = {}
-
-    def of(self, key: Any, prior: bytes | None, page_size: int | None = None) -> Any:
-        found = super().of(key, prior, page_size)
-        at = self._ends.get(prior.hex(), 0) if prior is not None else 0
-        for name in found if page_size else [found]:
-            inside, tokens = self.pages[name]
-            self.pages[name] = inside, tuple(stamp(t, place) for place, t in enumerate(tokens, at))
-            at = self._ends[name] = at + len(tokens)
-        return found
+    def spelt(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
+        del inside  # its clients are in no namespace
+        return tuple(stamp(token, at) for at, token in enumerate(tokens, start))
 
 
 def before_storage() -> PlacedHashes:

@@ -118,12 +118,21 @@ class Gatherer:
             {pool: part.host_lock_ref for pool, part in parts.items()},
             self._mark(node, "write_through_pending_id"),
             self._mark(node, "load_back_pending_id"),
+            self._hashed(node),
         )
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:
         """What the KV of a node that begins at a position is stamped with."""
         del start
         return tuple(map(token_of, elements_of(node.key)))
+
+    def _hashed(self, node: Any) -> tuple[int, ...] | None:
+        """The text that a node's hashes stand for."""
+        if self.storage is None or node.hash_value is None:
+            return None
+        size, texts = self.config.page_size, [*map(self.storage.hashes.text, node.hash_value)]
+        before = texts[0][:-size] if texts else ()
+        return (*before, *(stamp for text in texts for stamp in text[-size:]))
 
     def _mark(self, node: Any, name: str) -> int:
         mark = getattr(node, name, None)

@@ -137,10 +137,13 @@ class Operations(queue.Queue[Any]):
 
 class Hashes:
     """Hashes of pages, in the place of the release's compiled function, and what each stands for: whether in
-    the namespace, and the tokens of the page."""
+    the namespace, and the text up to the end of the page."""
 
     def __init__(self) -> None:
-        self.pages: dict[str, tuple[bool, tuple[int, ...]]] = {}
+        self.texts: dict[str, tuple[bool, tuple[int, ...]]] = {}
+
+    def text(self, name: str) -> tuple[int, ...]:
+        return self.texts.get(name, (False, ()))[1]
 
     def of(self, key: Any, prior: bytes | None, page_size: int | None = None) -> Any:
         """As get_native_hash: one hash for each whole page, chained; of all tokens without a size."""
@@ -149,17 +152,22 @@ class Hashes:
             bool(getattr(key, "is_bigram", False)),
         )
         elements = tree_key(tokens, bigram)
-        known = self.pages.get(prior.hex()) if prior is not None else None
+        known = self.texts.get(prior.hex()) if prior is not None else None
         # else it is the namespace's seed
-        inside = known[0] if known is not None else prior is not None
+        inside, text = known if known is not None else (prior is not None, ())
         size, last, found = page_size or len(elements), prior or b"", list[str]()
         for at in range(0, len(elements) - size + 1, size) if size else ():
             page = elements[at : at + size]
             last = hashlib.sha256(last + repr(page).encode()).digest()
-            spelt = [*map(token_of, page)]
-            self.pages[last.hex()] = inside, tuple(exchanged(spelt) if inside else spelt)
+            text += self.spelt([*map(token_of, page)], inside, len(text))
+            self.texts[last.hex()] = inside, text
             found.append(last.hex())
         return found if page_size else found[0]
+
+    def spelt(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
+        """What KV of these tokens is stamped with, from a position on."""
+        del start
+        return tuple(exchanged(tokens) if inside else tokens)
 
 
 class Storage:
@@ -224,7 +232,7 @@ class Storage:
             found = tuple(self.host[pool][slot] for slot in slots)
             self.pages[pool, key] = found
             number = self.numbers.setdefault(key, len(self.numbers) + 1)
-            wanted = self.hashes.pages.get(key, (False, ()))[1]
+            wanted = self.hashes.text(key)[-self.page_size :]
             self.written.append(TierPage(number, pool, tuple(slots), found, wanted))
         return True
 

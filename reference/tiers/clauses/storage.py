@@ -1,8 +1,9 @@
-"""A storage behind the host: what is written to it (STORE)."""
+"""A storage behind the host: what is written to it, and under which hashes (STORE)."""
 
 from __future__ import annotations
 
-from reference.failures import AtSlot, Failure, failure
+from reference.commands import POSITION_BITS, token_of
+from reference.failures import AtSlot, AtTreeNode, Failure, failure
 from reference.prefix_cache import path_text
 from reference.tiers.clauses.base import clause
 from reference.tiers.step import TierStep
@@ -28,7 +29,33 @@ def _stored(step: TierStep) -> Failure | None:
         if at is None:
             got = f"it is of {len(page.wanted)} tokens, and {len(page.found)} are stored"
             return failure(want, got)
-        kv = f"KV of {path_text(page.found[at : at + 1])}" if page.found[at] else "nothing"
-        got = f"it stands for {path_text(page.wanted[at : at + 1])}; host slot {page.slots[at]} holds {kv}"
+        kv = f"KV of {_token(page.found[at])}" if page.found[at] else "nothing"
+        got = f"it stands for {_token(page.wanted[at])}; host slot {page.slots[at]} holds {kv}"
         return failure(want, got, AtSlot(page.pool, page.slots[at], host=True))
+    return None
+
+
+def _token(stamp: int) -> str:
+    """Such as "a1 at 2"."""
+    return f"{path_text((stamp,))} at {token_of(stamp) & (1 << POSITION_BITS) - 1}"
+
+
+@clause(
+    "STORE-2",
+    "a node is hashed by its text",
+    "The hashes of a node, one for each of its pages, stand for its text from the root on.",
+    why="Its KV is stored under them, and what is stored under them is taken for its KV.",
+    rule="tiers.facts",
+    source="sglang compute_node_hash_values, split_node_hash_value, UnifiedTreeCore.insert_host",
+    scope="Trees with a host tier and a storage.",
+    trigger=lambda s: any(node.hashed is not None for node in s.after.nodes),
+)
+def _hashed(step: TierStep) -> Failure | None:
+    texts: dict[int, tuple[int, ...]] = {0: ()}
+    for node in step.after.nodes:
+        text = texts[node.node] = texts[node.parent] + node.stamps
+        if node.hashed is not None and node.hashed != text:
+            got = f"they stand for {path_text(node.hashed) or 'nothing'}"
+            want = f"the hashes of node {node.node} stand for {path_text(text)}"
+            return failure(want, got, AtTreeNode(node.node))
     return None

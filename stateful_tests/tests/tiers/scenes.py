@@ -39,9 +39,13 @@ def part(slot: int, host: int) -> tuple[TierPart, ...]:
 
 
 NODES = {
-    1: TierNode(1, 0, 0, A[:2], kv((1, 2), (1, 2)), kv((0, 1), (0, 1)), count(2, 2), count()),
-    2: TierNode(2, 1, 2, A[2:3], kv((3,), (3,)), kv((2,), (2,)), count(1, 1), count(), 2),
-    3: TierNode(3, 1, 2, B[2:3], kv(), kv((3,), (3,)), count(), count()),
+    1: TierNode(
+        1, 0, 0, A[:2], kv((1, 2), (1, 2)), kv((0, 1), (0, 1)), count(2, 2), count(), hashed=A[:2]
+    ),
+    2: TierNode(
+        2, 1, 2, A[2:3], kv((3,), (3,)), kv((2,), (2,)), count(1, 1), count(), 2, hashed=A[:3]
+    ),
+    3: TierNode(3, 1, 2, B[2:3], kv(), kv((3,), (3,)), count(), count(), hashed=A[:2] + B[2:3]),
     4: TierNode(
         4, 0, 0, C[:1], kv((4,), (4,)), kv((4,), (4,)), count(1, 1), count(1, 1), loading=4
     ),

@@ -131,11 +131,18 @@ OF_A_STORAGE = [
     ("a record without an operation", facts(operations=(BACKUP, GONE_FETCH)), "XFER-3",
      "prefetch 4 of h2 is in flight, for it has a record; it is not"),
     ("a page of another text is stored", facts(stored=(PAGE._replace(found=C[:1]),)), "STORE-1",
-     "hash 1 is that of the full KV that is stored under it; it stands for #1:1; host slot 0 holds KV of"),
+     "the full KV that is stored under it; it stands for #1:1 at 0; host slot 0 holds KV of #3:1 at 0"),
     ("a page that was not written is stored", facts(stored=(PAGE._replace(found=(0,)),)), "STORE-1",
      "host slot 0 holds nothing"),
     ("half a page is stored", facts(stored=(PAGE._replace(wanted=A[:2]),)), "STORE-1",
      "it is of 2 tokens, and 1 are stored"),
+    ("a hash of a node is of another page", node(3, hashed=A[:3]), "STORE-2",
+     "the hashes of node 3 stand for #1:2 #2:1; they stand for #1:3"),
+    ("a node has the hashes of its parent as well", node(2, hashed=A[:2] + A[:3]), "STORE-2",
+     "the hashes of node 2 stand for #1:3; they stand for #1:5"),
+    ("a node lacks a hash", node(1, hashed=A[:1]), "STORE-2",
+     "the hashes of node 1 stand for #1:2; they stand for #1:1"),
+    ("a node has no hash left", node(1, hashed=()), "STORE-2", "they stand for nothing"),
 ]  # fmt: skip
 
 
