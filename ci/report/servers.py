@@ -25,6 +25,14 @@ _NEXT = (
     "kvspec clauses {clause} has the rule, kvspec bugs WORD the bugs like it. Look at the first mismatch: the"
     " others may follow from it"
 )
+# What an operator does to the server, by its kind.
+_OPERATIONS = {
+    "flush": "empties the cache once nothing runs or waits",
+    "abort": "aborts all requests",
+    "pause": "pauses the server",
+    "retract": "retracts what runs, and pauses the server",
+    "update": "retracts what runs, empties the cache, and pauses the server",
+}
 # What a mismatch means for who runs the server, by the clause, else by its family.
 _LOST = "leak: what is lost stays lost until the server restarts; answers stay right"
 _SHARED = (
@@ -399,6 +407,11 @@ def _client_text(client: Data) -> str:
     kind += ", resends its conversation" if client["resends"] else ""
     start = f"{client['start']} rounds after {client['after']}"
     start = start if client["after"] else f"round {client['start']}"
+    if client["operator"]:
+        rounds = (
+            f" for {client['close']} rounds" if client["operator"] not in ("flush", "abort") else ""
+        )
+        return f"{client['name']}, from {start}: {_OPERATIONS[client['operator']]}{rounds}"
     turns = []
     for turn in client["turns"]:
         shared = f" ({turn['shared']} of text {turn['text']})" if turn["shared"] else ""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from impl.sglang.server.clients import Client, Config, Turn
+from impl.sglang.server.clients import OPERATIONS, Client, Config, Turn
 
 SCENES = Path(__file__).with_name("scenes.toml")
 USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
@@ -103,6 +103,8 @@ class Population:
                 replace(each, resends=each.resends or (at % 2 == 1 and not each.session))
                 for at, each in enumerate(found)
             )
+        if scene is None and number % 6 in (0, 4):
+            found = operated(random.Random(f"{self.seed} {number} operators"), found, config)
         if config.storage and number % 8 != SESSIONS_AT:
             found = tuple(
                 replace(each, session=False, resends=each.session or each.resends) for each in found
@@ -259,6 +261,28 @@ def talks(
         )
         for number in range(1, count + 1)
     )
+
+
+def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) -> tuple[Client, ...]:
+    """The same with operators. Behind a host tier with a storage half of the clients come after a flush: they
+    find their texts in the storage alone."""
+    kinds = ["flush", *(rng.choice(OPERATIONS) for _ in range(3))]
+    operators = tuple(
+        Client(
+            f"o{number}",
+            rng.randrange(rng.choice((10, 30, 100, 300))),
+            (),
+            session=False,
+            operator=kind,
+            close=rng.choice((1, 1, 5, 20)),
+        )
+        for number, kind in enumerate(kinds, 1)
+    )
+    first, then = clients[: len(clients) // 2], clients[len(clients) // 2 :]
+    if config.storage:
+        names = {each.name for each in then}
+        then = tuple(each if each.after in names else replace(each, after="o1") for each in then)
+    return *first, *then, *operators
 
 
 MEETINGS = {"texts": texts, "talks": talks}  # at the tree

@@ -313,6 +313,7 @@ _PLAINEST: dict[type, dict[str, Any]] = {
     },
     Client: {
         "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,
+        "operator": "",
     },
     Turn: {
         "wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1, "ignore_eos": False,

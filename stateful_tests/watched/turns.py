@@ -7,6 +7,8 @@ from reference.commands import Abort, Close, Open, Reason, Submit
 from reference.state import Session, text_cut, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
+from stateful_tests.watched.judging import PageJudge
+from stateful_tests.watched.kept_states import KeptStates
 from stateful_tests.watched.seen import RequestSeen, SessionSeen
 
 
@@ -172,3 +174,23 @@ def abort_queued(beside: Beside, name: str) -> None:
         history = text_cut(request.text, request.origin + request.output)
         beside.state = beside.state.with_session(keeps._replace(history=history, turn=None))
         beside.of_session(keeps.name).text_unknown = True
+
+
+@action(
+    log.Flushed,
+    guard="nobody has a row but sessions between their turns",
+    compared="from here on sessions keep nothing",
+)
+def flushed(beside: Beside, e: log.Flushed) -> None:
+    del e
+    has = [r.name for r in beside.state.requests if r.cursors is not None]
+    if has:
+        raise Diverged("OUT-1", f"the cache is flushed once {has} have ended", "it is flushed")
+    for session in beside.state.sessions:
+        beside.result.reach("a flush of what sessions keep", session.slot is not None)
+        beside.state = beside.state.with_session(session._replace(slot=None, state=0))
+        beside.of_session(session.name).state_ahead = None
+    for seen in beside.requests.values():
+        seen.has_state = False
+    beside.pages, beside.kept_states = PageJudge(beside.geometry), KeptStates(beside.header)
+    beside.tier = None

@@ -17,6 +17,10 @@ FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
 # How long a request waits for a storage behind the host.
 STORAGES = "", "best_effort", "wait_complete"
+# The cache is emptied once nothing runs or waits; all requests are aborted; nothing is computed for a while;
+# the same, and what runs is retracted before; the same, and the cache is emptied, as for new weights.
+OPERATIONS = "flush", "abort", "pause", "retract", "update"
+FLUSH = "flush"  # what is answered when the cache is empty
 PATIENCE = 80  # rounds without a forward pass until a client that only occupies memory goes away
 
 
@@ -67,7 +71,8 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """name: of its session, or of its requests; session False: each turn is an ordinary request. resends: its
     input begins with the conversation before it. impatient: sends without waiting, and closes at any moment.
-    close: rounds after its last turn until it closes the session."""
+    close: rounds after its last turn until it closes the session. operator: it is one instead, and what it
+    has done once (OPERATIONS); a pause lasts `close` rounds."""
 
     name: str
     start: int
@@ -77,17 +82,20 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     impatient: bool = False
     close: int = 1
     after: str = ""
+    operator: str = ""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One thing that a client says: opens or closes a session, sends a turn, disconnects."""
+    """One thing that a client says: opens or closes a session, sends a turn, disconnects; or an operator:
+    aborts all (mode), pauses the server (mode: how), has it go on, or has its cache emptied (mode: when)."""
 
-    kind: Literal["open", "close", "submit", "abort"]
+    kind: Literal["open", "close", "submit", "abort", "pause", "go on", "flush"]
     name: str
     session: str | None = None
     tokens: tuple[int, ...] = ()
     limit: int = 0
     ignore_eos: bool = False
+    mode: str = ""
 
 
 def mixed(*numbers: int) -> int:
@@ -161,8 +169,8 @@ class Clients:
 
     @property
     def done(self) -> bool:
-        """Every client has sent its whole script and has been answered."""
-        return all(each.done for each in self._doing)
+        """Every client has sent its whole script and has been answered. A flush may wait for ever."""
+        return all(each.done or each.waits == FLUSH for each in self._doing)
 
     def answered(self, request: str, now: int) -> None:
         """The server has reported the end of a request."""
@@ -177,7 +185,8 @@ class Clients:
         self._idle = 0 if forwards or messages else self._idle + 1
         if self._idle > PATIENCE:
             self._idle = 0
-            self.stalled([each.waits for each in self._doing if each.waits is not None])
+            waits = [each.waits for each in self._doing if each.waits not in (None, FLUSH)]
+            self.stalled(waits)
             return self._one_gives_up()
         return messages
 
@@ -199,6 +208,9 @@ class Clients:
                 return
             each.started, each.due = True, now + client.start
         if now < each.due:
+            return
+        if client.operator:
+            yield from self._operates(each, now)
             return
         if client.session and not each.opened:
             each.opened = True
@@ -222,10 +234,28 @@ class Clients:
             if client.session:
                 yield Message("close", client.name)
 
+    def _operates(self, each: _Doing, now: int) -> Iterator[Message]:
+        name, kind = each.client.name, each.client.operator
+        each.turn += 1
+        if each.turn > 1:
+            each.done = True
+            if kind in ("pause", "retract", "update"):
+                yield Message("go on", name)
+        elif kind == "flush":
+            each.waits = FLUSH
+            yield Message("flush", name, mode="when it is idle")
+        elif kind == "abort":
+            yield Message("abort", name, mode="all")
+        else:
+            each.due = now + each.client.close
+            yield Message("pause", name, mode="in_place" if kind == "pause" else "retract")
+            if kind == "update":
+                yield Message("flush", name, mode="now")
+
     def _one_gives_up(self) -> list[Message]:
         """Memory is full of idle sessions, and nobody can go on: the first who can disconnects."""
         for each in self._doing:
-            if not each.done:
+            if not each.done and not each.client.operator:
                 each.done = True
                 waits, each.waits = each.waits, None
                 gone = [Message("abort", waits)] if waits is not None else []

@@ -13,8 +13,9 @@ from msgspec import Struct
 
 from reference.tiers.facts import TierFacts, TierNode
 
-FORMAT, VERSION = "kvspec-watch", 5
-READABLE = (3, 4, 5)  # 3: no step says when it was; 4: no pages have slots of recurrent state
+FORMAT, VERSION = "kvspec-watch", 6
+# 3: no step says when it was; 4: no pages have slots of recurrent state; 5: no flush is noted
+READABLE = (3, 4, 5, 6)
 
 Cells = tuple[int, int, int, int]  # C, A, E, R
 Lane = tuple[str, int, int, int, int]  # a request and its cursors
@@ -164,6 +165,10 @@ class QueueAborted(_Event, tag="abort"):
     queued: list[str]
 
 
+class Flushed(_Event, tag="flush"):
+    """The cache was emptied: the tree, and what sessions kept between their turns."""
+
+
 class SessionState(Struct, forbid_unknown_fields=True):
     """A session in a snapshot. cursors: of its slot, if it keeps a row; turn: the unfinished request whose
     text it has."""
@@ -265,6 +270,6 @@ class HookFailed(_Event, tag="failed"):
 
 Event = Union[
     SessionOpened, CloseAsked, SessionClosed, Submitted, Requeued, Admitted, Extended, Resulted, Swept,
-    Checkpointed, Released, QueueAborted, Snapshot, Stepped, Paged, Tiered, HookFailed,
+    Checkpointed, Released, QueueAborted, Flushed, Snapshot, Stepped, Paged, Tiered, HookFailed,
 ]  # fmt: skip
 FIELDS = {str(e.__struct_config__.tag): list(e.__struct_fields__) for e in get_args(Event)}

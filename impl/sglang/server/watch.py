@@ -32,8 +32,8 @@ from impl.sglang.releases import names
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server.events import (
-    FIELDS, FORMAT, VERSION, Admitted, Cells, Checkpointed, CloseAsked, Event, Extended, HookFailed, Lane,
-    QueueAborted, Released, Requeued, Resulted, SessionClosed, SessionOpened, Submitted, Swept,
+    FIELDS, FORMAT, VERSION, Admitted, Cells, Checkpointed, CloseAsked, Event, Extended, Flushed, HookFailed,
+    Lane, QueueAborted, Released, Requeued, Resulted, SessionClosed, SessionOpened, Submitted, Swept,
 )  # fmt: skip
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.reading import Reader, installed, session_of, slot_of
@@ -65,6 +65,7 @@ class Watcher:
         self._sent_tokens: dict[str, int] = {}  # request -> tokens that its client sent
         self._looked_at: dict[str, Admitted] = {}  # admissions that came to nothing so far
         self._evicted: dict[str, int] = {}  # request -> how far its window evictions were written
+        self._retracted: set[str] = set()  # requests, until they are queued again
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
         self._steps = self._failures = 0
         self._written = 0  # events up to the last step
@@ -149,7 +150,9 @@ class Watcher:
         if self._wants_tier:
             self._wants_tier = False
             self._note_tier(scheduler)
-        if is_retracted:
+        # an operator's pause queues what it has retracted without saying so
+        if is_retracted or request.rid in self._retracted:
+            self._retracted.discard(request.rid)
             self.put(Requeued(request.rid))
         else:
             length, ends = (
@@ -246,6 +249,8 @@ class Watcher:
         self._looked_at.pop(name, None)
         self._evicted.pop(name, None)
         slot = slot_of(self.kind, tree, session)
+        if reason is None:
+            self._retracted.add(name)
         self.put(Released(
             name, session, reason, inserts=bool(how.get(self.kind.keeping, True)),
             outputs=outputs, counted=counted, before=before,
@@ -261,6 +266,13 @@ class Watcher:
             self._looked_at.pop(name, None)
         if queued:
             self.put(QueueAborted(queued))
+
+    def flush(self, done: bool, *_: Any, **__: Any) -> None:
+        if done:
+            self._looked_at.clear()
+            self.put(Flushed())
+            if self.tier is not None:
+                self.tier.again()
 
     def step(self, plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Every forward pass has this one, so it touches as little as can be."""
@@ -331,6 +343,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
     ("managers.schedule_batch", "ScheduleBatch._evict_swa", "evict_window"),
     ("mem_cache.common", "release_kv_cache", "release"),
     ("managers.scheduler", "Scheduler.abort_request", "abort"),
+    ("managers.scheduler", "Scheduler.flush_cache", "flush"),
     ("managers.scheduler", "Scheduler.get_next_batch_to_run", "step"),
     *(("mem_cache.common", name, "insert") for name in CHECKPOINTS),
     # late: where results are written

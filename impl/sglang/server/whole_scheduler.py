@@ -27,7 +27,7 @@ from typing import Any
 from impl.sglang.releases.names import called
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server import boot
-from impl.sglang.server.clients import EOS, Client, Clients, Config, Message
+from impl.sglang.server.clients import EOS, FLUSH, Client, Clients, Config, Message
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.progress import stall
 from impl.sglang.server.reading import Reader, installed
@@ -345,7 +345,8 @@ def run(
         if blocks is not None:
             blocks.round(now[0])
         for request, reason in _answers():
-            answers[request] = reason
+            if request != FLUSH:
+                answers[request] = reason
             script.answered(request, now[0])
         computed, last[0] = model.forwards - last[0], model.forwards
         rest[0] = rest[0] + 1 if script.done and not computed else 0
@@ -451,7 +452,13 @@ def _message(message: Message) -> Any:
     if message.kind == "close":
         return io_struct.CloseSessionReqInput(session_id=message.name)
     if message.kind == "abort":
-        return io_struct.AbortReq(rid=message.name)
+        return io_struct.AbortReq(rid=message.name, abort_all=message.mode == "all")
+    if message.kind == "pause":
+        return io_struct.PauseGenerationReqInput(mode=message.mode)
+    if message.kind == "go on":
+        return io_struct.ContinueGenerationReqInput()
+    if message.kind == "flush":
+        return io_struct.FlushCacheReqInput(timeout_s=0 if message.mode == "now" else 1e9)
     sampling = SamplingParams(
         max_new_tokens=message.limit, temperature=0, ignore_eos=message.ignore_eos
     )
@@ -474,6 +481,8 @@ def _answers() -> list[tuple[str, str]]:
     for output in _SENT:
         if type(output).__name__ == "AbortReq":
             found.append((output.rid, "abort"))
+        if type(output).__name__ == "FlushCacheReqOutput" and output.success:
+            found.append((FLUSH, ""))
         for request, reason in zip(
             getattr(output, "rids", None) or (), getattr(output, "finished_reasons", ())
         ):

@@ -153,7 +153,7 @@ def test_the_same_seed_gives_the_same_population():
 def test_every_second_run_is_a_scene():
     runs = population.Population(1, fixed={"running": 4}, count=5)
     for scene in population.scenes():
-        assert len(runs.draw()[1]) == 5
+        assert sum(not each.operator for each in runs.draw()[1]) == 5
         config, clients, _ = runs.draw()
         assert config.running == 4 and len(clients) > len(scene["clients"])
         fields = {**scene["server"], "running": 4}
@@ -171,12 +171,25 @@ def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
         sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in drawn
     ]
     assert max(shared) == shared[2], "texts come back"
-    assert all(client.resends and not client.session for client in drawn[3][1])
-    of_others = [client for at in (0, 1, 2, 5) for client in drawn[at][1]]
+    asking = [[each for each in clients if not each.operator] for _, clients, _ in drawn]
+    assert all(client.resends and not client.session for client in asking[3])
+    of_others = [client for at in (0, 1, 2, 5) for client in asking[at]]
     assert {each.resends for each in of_others if not each.session} == {False, True}
     assert not any(each.resends for each in of_others if each.session)
     again, other = population.Population(1), population.Population(2)
     assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
+
+
+def test_in_some_runs_a_server_has_operators():
+    """With a storage half of the clients come after a flush."""
+    runs = population.Population(1, fixed={"hicache": True, "storage": 1})
+    drawn = [clients for _, clients, _ in (runs.draw() for _ in range(12))]
+    flushed = [each for each in drawn if any(client.operator for client in each)]
+    assert 2 <= len(flushed) <= 6
+    for clients in flushed:
+        after = {each.name for each in clients if each.after == "o1"}
+        assert 0 < len(after) < len(clients) / 2 + 1
+        assert "o1" in {each.name for each in clients}
 
 
 def test_a_client_without_a_session_resends_its_conversation():
@@ -237,7 +250,8 @@ def test_servers_with_a_host_tier_have_what_goes_with_it():
     assert {c.draft for c in configs} == {0, 2, 4}
     assert {c.policy for c in configs} == {0, 1, 2} and {c.host for c in configs} == {6, 12, 20, 40}
     for clients in (clients for _, clients, _ in drawn[::2]):
-        assert len(clients) == 12 and {t.text for c in clients for t in c.turns} <= {*range(8)}
+        assert sum(not each.operator for each in clients) == 12
+        assert {t.text for c in clients for t in c.turns} <= {*range(8)}
     assert {c.storage for c in configs} == {0, 1, 2}
     for number, (config, clients, _) in enumerate(drawn):
         sessions = any(client.session for client in clients)

@@ -171,6 +171,66 @@ def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
     assert found.skipped["events after a mismatch, up to the next snapshot"] == 1
 
 
+# A turn, a flush, the next turn of its session.
+A_FLUSH = """
+["open","c1",true]
+["submit","c1.1","c1",2,2,false]
+["admit","c1.1","c1",0,[0,0,0,0]]
+["extend",[["c1.1",0,2,[2,2,0,0]]]]
+["step",1,1,0,1,62,0,5,0,0,0,[]]
+["release","c1.1","c1","FINISH_LENGTH",true,1,1,[2,2,0,0],[2,2,0,0],1]
+["step",2,0,0,1,62,0,5,0,0,0,[]]
+["flush"]
+["step",3,0,0,1,64,0,6,0,0,0,[]]
+["submit","c1.2","c1",4,1,false]
+["admit","c1.2","c1",0,[0,0,0,0]]
+["extend",[["c1.2",0,4,[4,4,0,0]]]]
+["step",4,1,0,1,60,0,5,0,0,0,[]]
+""".splitlines()[1:]
+
+
+@pytest.mark.parametrize("at, to, found", [
+    (7, 7, []), (7, 5, [("OUT-1", "flush")]),
+    (7, None, [("OWN-3", "step"), ("OWN-4", "step"), ("LEN-3", "admit")]),
+])  # fmt: skip
+def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
+    """It is in the log, where it was made, or before its turn has ended."""
+    lines = [*map(json.loads, A_FLUSH)]
+    flush = lines.pop(at)
+    lines = lines if to is None else [*lines[:to], flush, *lines[to:]]
+    head = header(window=None, full_tokens=64, swa_tokens=0, rows=6, width=64)
+    result = validate(written([head, *lines]))
+    assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
+    assert result.reached["a flush of what sessions keep"] == (to == 7)
+
+
+# An operator pauses the server between two chunks of a turn.
+A_PAUSE = """
+["open","c1",true]
+["submit","c1.1","c1",12,12,false]
+["admit","c1.1","c1",0,[0,0,0,0]]
+["extend",[["c1.1",0,8,[8,8,0,0]]]]
+["step",1,1,0,1,56,0,5,0,0,0,[]]
+["release","c1.1","c1",null,false,0,null,[8,8,0,0],[8,8,0,0],2]
+["requeue","c1.1"]
+["admit","c1.1","c1",8,[8,8,0,0]]
+["extend",[["c1.1",8,4,[12,12,0,0]]]]
+["step",2,1,0,1,52,0,5,0,0,0,[]]
+""".splitlines()[1:]
+
+
+@pytest.mark.parametrize("kept, found", [(8, []), (4, [("LEN-2", "release")])])
+def test_a_turn_that_is_retracted_between_two_chunks_keeps_what_it_has_computed(
+    kept, found, written
+):
+    lines = [*map(json.loads, A_PAUSE)]
+    lines[5][8] = [kept, kept, 0, 0]
+    head = header(window=None, full_tokens=64, swa_tokens=0, rows=6, width=64)
+    result = validate(written([head, *lines]))
+    assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
+    assert result.reached["a retract between two chunks"] == 1
+
+
 OF_A_TIER = {
     "window": SIZES.window, "full_tokens": SIZES.full_pages, "swa_tokens": SIZES.swa_pages,
     "width": SIZES.width, "tree": True,

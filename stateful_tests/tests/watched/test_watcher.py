@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace as Bag
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -18,8 +19,16 @@ from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.server import environment, tier, watch
-from impl.sglang.server.clients import EOS, Client, Clients, Turn
-from impl.sglang.server.events import HookFailed, Snapshot, Stepped
+from impl.sglang.server.clients import EOS, FLUSH, PATIENCE, Client, Clients, Turn
+from impl.sglang.server.events import (
+    Flushed,
+    HookFailed,
+    Released,
+    Requeued,
+    Snapshot,
+    Stepped,
+    Submitted,
+)
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.watch import POINTS, Watcher, around
 from impl.sglang.server.outcome import RunOutcome
@@ -166,6 +175,34 @@ def test_idle_steps_are_not_written():
     assert not noted
 
 
+def test_a_flush_is_noted_once_it_is_done():
+    watcher, noted = watching()
+    for done in (False, True):
+        assert around(watcher, "flush")(lambda *_, done=done: done, Bag()) is done
+    assert noted == [Flushed()]
+
+
+def test_what_a_pause_retracts_is_queued_again():
+    """SGLang queues it without saying so."""
+    watcher, noted = watching()
+    kv = Bag(
+        req_pool_idx=0,
+        kv_committed_len=4,
+        kv_allocated_len=4,
+        max_evicted_seqlen=0,
+        cache_protected_len=0,
+    )
+    limit = Bag(max_new_tokens=3)
+    request = Bag(
+        rid="r1", session=None, kv=kv, finished_reason=None, to_finish=None, output_ids=[7],
+        finished_len=None, sampling_params=limit, origin_input_ids=[1, 2, 3, 4],
+    )  # fmt: skip
+    around(watcher, "release")(lambda *_, **__: None, request, None, checkpoint=False)
+    for _ in range(2):
+        around(watcher, "queue")(lambda *_: None, None, request)
+    assert [type(each) for each in noted] == [Released, Requeued, Submitted]
+
+
 def test_a_request_that_waits_for_room_is_written_once():
     watcher, noted = watching()
     kv = Bag(
@@ -270,6 +307,33 @@ def test_a_client_may_be_taken_out():
     assert served(Clients((after,), 1)) == ["open b", "submit b.1", "close b"]
     both = served(Clients((Client("a", 5, (Turn(0, 1, 1),)), after), 1))
     assert both.index("open b") > both.index("close a")
+
+
+def test_who_flushes_waits_until_it_is_done():
+    operator = Client("o", 3, (), session=False, operator="flush")
+    after = Client("b", 0, (Turn(0, 2, 2),), session=False, after="o")
+    clients = Clients((after, operator), 1)
+    assert served(clients) == ["flush o"]
+    clients.answered(FLUSH, 200)
+    assert [said.name for now in range(201, 210) for said in clients.round(now, 1)] == ["b.1"]
+
+
+def test_an_operator_pauses_a_server_for_some_rounds():
+    update = Client("o", 3, (), session=False, operator="update", close=4)
+    clients = Clients((update,), 1)
+    said = [(now, each.kind, each.mode) for now in range(20) for each in clients.round(now, 1)]
+    assert said == [(3, "pause", "retract"), (3, "flush", "now"), (7, "go on", "")]
+    assert clients.done
+    paused = Clients((msgspec.structs.replace(update, operator="pause"),), 1)
+    said = [(now, each.kind, each.mode) for now in range(20) for each in paused.round(now, 1)]
+    assert said == [(3, "pause", "in_place"), (7, "go on", "")]
+
+
+def test_of_a_flush_no_server_lost_the_request():
+    waits: list[list[str]] = []
+    clients = Clients((Client("o", 0, (), session=False, operator="flush"),), 1, waits.append)
+    assert [said.kind for now in range(2 * PATIENCE) for said in clients.round(now, 0)] == ["flush"]
+    assert waits == [[]]
 
 
 def test_the_model_says_the_same_again():
