@@ -133,6 +133,11 @@ def state_of_another(header: WatchHeader, turn: RequestSeen, prefix: int) -> str
     )
 
 
+def flushed(header: WatchHeader) -> str | None:
+    """The cache is emptied while a waiting turn has a slot of recurrent state."""
+    return label(header.release, "flush-under-a-waiting-state")
+
+
 def within_a_page(header: WatchHeader, length: int) -> str | None:
     """A node that ends with whole pages has the state after so many tokens."""
     return label(header.release, "tracked-within-a-page") if length % header.page_size else None

@@ -46,7 +46,7 @@ class Validated:
     Known faults show elsewhere than in a log, too:
     holes: (session, position) that count as committed, and whose KV was never written.
     wrong_states: (request, position) that goes on from another state -> the known fault.
-    ended: the known fault after which two turns write into one row; no later line is judged.
+    ended: the known fault after which two turns write into one row, or slot; no later line is judged.
     prepared: a prefill was prepared, and has not run.
     parked: a request waited between two chunks when the last round was prepared.
     next_chunk: the next chunk of a request was admitted, and its prefill not prepared.

@@ -178,7 +178,7 @@ def abort_queued(beside: Beside, name: str) -> None:
 
 @action(
     log.Flushed,
-    guard="nobody has a row but sessions between their turns",
+    guard="nobody has a row but sessions between their turns, and who waits has no state",
     compared="from here on sessions keep nothing",
 )
 def flushed(beside: Beside, e: log.Flushed) -> None:
@@ -186,11 +186,13 @@ def flushed(beside: Beside, e: log.Flushed) -> None:
     has = [r.name for r in beside.state.requests if r.cursors is not None]
     if has:
         raise Diverged("OUT-1", f"the cache is flushed once {has} have ended", "it is flushed")
+    has = [name for name, seen in beside.requests.items() if seen.has_state]
+    if has:
+        want = f"the cache is flushed once {has} have given back the slots of their states"
+        raise Diverged("STA-6", want, "it is flushed", known=deviations.flushed(beside.header))
     for session in beside.state.sessions:
         beside.result.reach("a flush of what sessions keep", session.slot is not None)
         beside.state = beside.state.with_session(session._replace(slot=None, state=0))
         beside.of_session(session.name).state_ahead = None
-    for seen in beside.requests.values():
-        seen.has_state = False
     beside.pages, beside.kept_states = PageJudge(beside.geometry), KeptStates(beside.header)
     beside.tier = None

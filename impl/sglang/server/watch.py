@@ -100,6 +100,7 @@ class Watcher:
             self.put(HookFailed(where, f"{type(error).__name__}: {error}"[:300]))
 
     def _begin(self, scheduler: Any) -> EventLog:
+        self._note_tier(scheduler)
         reader = self.reader = Reader(scheduler, self.kind)
         if self.pages or reader.speculates:  # else a round shows its result
             self.tell_results()
@@ -147,9 +148,7 @@ class Watcher:
             self._sent_tokens[request.rid] = sent
 
     def queue(self, scheduler: Any, request: Any, is_retracted: bool = False) -> Steps:
-        if self._wants_tier:
-            self._wants_tier = False
-            self._note_tier(scheduler)
+        self._note_tier(scheduler)
         # an operator's pause queues what it has retracted without saying so
         if is_retracted or request.rid in self._retracted:
             self._retracted.discard(request.rid)
@@ -168,9 +167,12 @@ class Watcher:
         yield
 
     def _note_tier(self, scheduler: Any) -> None:
-        """Before the first request has a lock."""
+        """Once: before the first request has a lock, and before the log has a header."""
+        if not self._wants_tier:
+            return
         from impl.sglang.server.tier import TierReader, has_tier, header
 
+        self._wants_tier = False
         try:
             if has_tier(scheduler, self.kind):
                 self._tier_header = {"tier": header(scheduler)}

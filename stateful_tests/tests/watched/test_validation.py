@@ -204,6 +204,30 @@ def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
     assert result.reached["a flush of what sessions keep"] == (to == 7)
 
 
+@pytest.mark.parametrize("release, known", [
+    ("0.5.23", "flush-under-a-waiting-state"), ("0.5.24", None)])  # fmt: skip
+def test_a_flush_spares_the_state_of_a_turn_that_waits(release, known, written):
+    """Its first look at the tree has given it a slot, and there was no room."""
+    lines = [["open", "c1", True], ["submit", "c1.1", "c1", 9, 9, False],
+             ["admit", "c1.1", "c1", 4, [0, 0, 0, 4]],
+             ["step", 1, 0, 1, 1, 60, 0, 6, 4, 0, 0, [], 7], ["flush"]]  # fmt: skip
+    head = header(
+        release=release,
+        window=None,
+        full_tokens=64,
+        swa_tokens=0,
+        rows=6,
+        width=64,
+        states=8,
+        tree=True,
+    )
+    found = validate(written([head, *lines])).mismatches
+    assert [(m.clause, m.event, m.known) for m in found] == [("STA-6", "flush", known)]
+    other = ["submit", "c1.1", None, 9, 9, False]
+    lines[1:3], lines[3][-1] = [other, ["admit", "c1.1", None, 4, [0, 0, 0, 4]]], 8
+    assert not validate(written([head, *lines])).mismatches, "only turns of sessions keep the slot"
+
+
 # An operator pauses the server between two chunks of a turn.
 A_PAUSE = """
 ["open","c1",true]
