@@ -168,9 +168,9 @@ def abort_queued(beside: Beside, name: str) -> None:
     keeps = beside.session_of(request)
     beside.do(Abort(name))
     known = deviations.orphaned(beside.header, RequestSeen(retracts=1))
-    if known and keeps is not None and keeps.slot is not None and request.started:
+    if known and keeps is not None and request.started:
         want = f"all that {keeps.name} keeps is wiped: {name} has written KV"
-        beside.deviates(known, "SES-2", want, "keeps slot and text", Abort(name))
+        beside.deviates(known, "SES-2", want, "keeps its text", Abort(name))
         history = text_cut(request.text, request.origin + request.output)
         beside.state = beside.state.with_session(keeps._replace(history=history, turn=None))
         beside.of_session(keeps.name).text_unknown = True
