@@ -265,7 +265,7 @@ def talks(
 
 def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) -> tuple[Client, ...]:
     """The same with operators. Behind a host tier with a storage half of the clients come after a flush: they
-    find their texts in the storage alone."""
+    find their texts in the storage alone, and some are aborted while these are read."""
     kinds = ["flush", *(rng.choice(OPERATIONS) for _ in range(3))]
     operators = tuple(
         Client(
@@ -282,6 +282,9 @@ def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) ->
     if config.storage:
         names = {each.name for each in then}
         then = tuple(each if each.after in names else replace(each, after="o1") for each in then)
+        # while they wait for what is being read
+        start = rng.randint(2, 14)
+        operators += (Client("o5", start, (), session=False, operator="abort", after="o1"),)
     return *first, *then, *operators
 
 
