@@ -148,7 +148,7 @@ class RecurrentLayers:
         for token in lane.tokens:
             stamp = chain(stamp, token)
             stamps.append(stamp)
-        if rounds:
+        if rounds or not stamps:  # an entry without a token leaves none
             return StateUse(group, block, found, tuple(zip(blocks, stamps)))
         writes = [(blocks[0], stamps[-1])]
         at, kept = self._checkpoint(lane, size, row)
