@@ -38,12 +38,14 @@ class Node(NamedTuple):
 
 
 class Lock(NamedTuple):
-    """What a holder pins: full KV of `key`, SWA KV from `swa_from` to its end; state: the state there too."""
+    """What a holder pins: full KV of `key`, SWA KV from `swa_from` to its end; state: the state there too.
+    whole: from where on it pinned SWA KV when it was taken, which `reshaped` does not say of `swa_from`."""
 
     holder: str
     key: Key
     swa_from: int
     state: bool = False
+    whole: int = 0
 
 
 class _Tree(NamedTuple):
@@ -324,7 +326,9 @@ def lock(tree: Tree, holder: str, key: Key, full_only: bool = False) -> Tree:
             break
         swa_from = placed.start
     state = tree.states and bool(key) and not full_only
-    return tree._replace(locks=tuple(sorted((*tree.locks, Lock(holder, key, swa_from, state)))))
+    return tree._replace(
+        locks=tuple(sorted((*tree.locks, Lock(holder, key, swa_from, state, swa_from))))
+    )
 
 
 def unlock(tree: Tree, holder: str) -> Tree:
@@ -334,7 +338,10 @@ def unlock(tree: Tree, holder: str) -> Tree:
 
 def unlock_swa(tree: Tree, holder: str) -> Tree:
     """Give back the SWA part of the holder's lock; what is left pins full KV, and its state."""
-    locks = (k._replace(swa_from=len(k.key)) if k.holder == holder else k for k in tree.locks)
+    locks = (
+        k._replace(swa_from=len(k.key), whole=len(k.key)) if k.holder == holder else k
+        for k in tree.locks
+    )
     return tree._replace(locks=tuple(locks))
 
 

@@ -36,19 +36,12 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     return _swa_unlocked(state, facts.tree)
 
 
-def pinned(was: State, shown: TreeFacts) -> State:
-    """The state with locks that pin as much SWA KV as the system's tree shows locked. A lock takes whole
-    nodes; where one of them is split since, the part outside of the window stays pinned as well."""
+def pinned(was: State) -> State:
+    """The state with locks that pin as much SWA KV as they did when they were taken: a lock takes whole nodes,
+    and where one of them is split since, the part outside of the window stays pinned as well."""
     assert was.tree is not None
-    starts = {n.path: n.start for n in shown.nodes if n.swa_locks}
-    locks = []
-    for lock in was.tree.locks:
-        swa_from = lock.swa_from
-        for end in range(len(lock.key), 0, -1):
-            if end >= swa_from:
-                swa_from = min(swa_from, starts.get(lock.key[:end], swa_from))
-        locks.append(lock._replace(swa_from=swa_from))
-    return was._replace(tree=was.tree._replace(locks=tuple(locks)))
+    locks = tuple(lock._replace(swa_from=min(lock.swa_from, lock.whole)) for lock in was.tree.locks)
+    return was._replace(tree=was.tree._replace(locks=locks))
 
 
 def _handed_over(was: State, state: State, command: Command, name: str, facts: Facts) -> State:

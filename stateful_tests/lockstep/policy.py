@@ -59,7 +59,7 @@ class ServerPolicy:
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and (
                 outcome.reason in self._can.may_refuse
-                or (own_tree and model.step(pinned(was, own_tree), command)[1] == outcome)
+                or (own_tree and model.step(pinned(was), command)[1] == outcome)
             ):
                 return answers._replace(now=was, expected=outcome)
             if isinstance(expected, Refused) and not self._can.exact_reasons:
