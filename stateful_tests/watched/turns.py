@@ -179,10 +179,11 @@ def abort_queued(beside: Beside, name: str) -> None:
 @action(
     log.Flushed,
     guard="nobody has a row but sessions between their turns, and who waits has no state",
-    compared="from here on sessions keep nothing",
+    compared="the tree is empty; from here on sessions keep nothing",
 )
 def flushed(beside: Beside, e: log.Flushed) -> None:
-    del e
+    if e.tree:
+        raise Diverged("OUT-1", "a flush leaves no token in the tree", f"{e.tree} are there")
     has = [r.name for r in beside.state.requests if r.cursors is not None]
     if has:
         raise Diverged("OUT-1", f"the cache is flushed once {has} have ended", "it is flushed")
@@ -196,3 +197,4 @@ def flushed(beside: Beside, e: log.Flushed) -> None:
         beside.of_session(session.name).state_ahead = None
     beside.pages, beside.kept_states = PageJudge(beside.geometry), KeptStates(beside.header)
     beside.tier = None
+    beside.reported_offsets.clear()  # what was lost is there again

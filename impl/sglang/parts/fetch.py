@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from impl import fetch
 from impl.adapter import UnusableImplementation
 
-# Not always fetched: what a server that only decodes needs, and states on a GPU.
+# What a folder of an older kvspec may lack: for a server that only decodes, for states on a GPU.
 DECODES = "sglang/srt/disaggregation/base/conn.py"
 STATES_ON_GPU = "sglang/kernels/ops/mamba/mamba_state_scatter_triton.py"
 # Of a wheel of tens of megabytes these are read: the bookkeeping and what tells the version.

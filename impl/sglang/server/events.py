@@ -166,7 +166,10 @@ class QueueAborted(_Event, tag="abort"):
 
 
 class Flushed(_Event, tag="flush"):
-    """The cache was emptied: the tree, and what sessions kept between their turns."""
+    """The cache was emptied: the tree, and what sessions kept between their turns. tree: tokens that the tree
+    still has, of both pools."""
+
+    tree: int
 
 
 class SessionState(Struct, forbid_unknown_fields=True):

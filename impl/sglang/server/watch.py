@@ -270,15 +270,16 @@ class Watcher:
             self.put(QueueAborted(queued))
 
     def flush(self, done: bool, *_: Any, **__: Any) -> None:
-        if done:
+        if done and self.log is not None:
             self._looked_at.clear()
-            self.put(Flushed())
+            self.put(Flushed(sum(self._counts()[3:5])))
             if self.tier is not None:
                 self.tier.again()
 
     def step(self, plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Every forward pass has this one, so it touches as little as can be."""
         log, size = self.log, 0
+        self._retracted.clear()  # who is not queued by now was given up
         lanes: list[Lane] = []
         batch = self.kind.planned(plan)
         if log is None:

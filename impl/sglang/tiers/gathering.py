@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -127,10 +128,13 @@ class Gatherer:
         return tuple(map(token_of, elements_of(node.key)))
 
     def _hashed(self, node: Any) -> tuple[int, ...] | None:
-        """The text that a node's hashes stand for."""
+        """The text that a node's hashes stand for; of two that do not follow each other both."""
         if self.storage is None or node.hash_value is None:
             return None
         size, texts = self.config.page_size, [*map(self.storage.hashes.text, node.hash_value)]
+        for one, following in pairwise(texts):
+            if following[:-size] != one:
+                return (*one, *following)
         before = texts[0][:-size] if texts else ()
         return (*before, *(stamp for text in texts for stamp in text[-size:]))
 

@@ -180,7 +180,7 @@ A_FLUSH = """
 ["step",1,1,0,1,62,0,5,0,0,0,[]]
 ["release","c1.1","c1","FINISH_LENGTH",true,1,1,[2,2,0,0],[2,2,0,0],1]
 ["step",2,0,0,1,62,0,5,0,0,0,[]]
-["flush"]
+["flush",0]
 ["step",3,0,0,1,64,0,6,0,0,0,[]]
 ["submit","c1.2","c1",4,1,false]
 ["admit","c1.2","c1",0,[0,0,0,0]]
@@ -204,13 +204,19 @@ def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
     assert result.reached["a flush of what sessions keep"] == (to == 7)
 
 
+def test_a_flush_leaves_nothing_in_the_tree(written):
+    head = header(window=None, full_tokens=64, swa_tokens=0, rows=6, width=64, tree=True)
+    (found,) = validate(written([head, ["flush", 5]])).found
+    assert (found.clause, found.event, found.observed) == ("OUT-1", "flush", "5 are there")
+
+
 @pytest.mark.parametrize("release, known", [
     ("0.5.23", "flush-under-a-waiting-state"), ("0.5.24", None)])  # fmt: skip
 def test_a_flush_spares_the_state_of_a_turn_that_waits(release, known, written):
     """Its first look at the tree has given it a slot, and there was no room."""
     lines = [["open", "c1", True], ["submit", "c1.1", "c1", 9, 9, False],
              ["admit", "c1.1", "c1", 4, [0, 0, 0, 4]],
-             ["step", 1, 0, 1, 1, 60, 0, 6, 4, 0, 0, [], 7], ["flush"]]  # fmt: skip
+             ["step", 1, 0, 1, 1, 60, 0, 6, 4, 0, 0, [], 7], ["flush", 0]]  # fmt: skip
     head = header(
         release=release,
         window=None,

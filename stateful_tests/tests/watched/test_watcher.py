@@ -175,11 +175,15 @@ def test_idle_steps_are_not_written():
     assert not noted
 
 
-def test_a_flush_is_noted_once_it_is_done():
+def test_a_flush_is_noted_once_it_is_done(tmp_path):
     watcher, noted = watching()
+    flush = around(watcher, "flush")
+    flush(lambda *_: True, Bag())  # nothing has run: there was nothing to empty
+    watcher.log, watcher._counts = log_in(tmp_path), lambda: (5, 4, 3, 2, 1, 0)
     for done in (False, True):
-        assert around(watcher, "flush")(lambda *_, done=done: done, Bag()) is done
-    assert noted == [Flushed()]
+        assert flush(lambda *_, done=done: done, Bag()) is done
+    watcher.log.close()
+    assert noted == [Flushed(2 + 1)]
 
 
 def test_what_a_pause_retracts_is_queued_again():
@@ -201,6 +205,10 @@ def test_what_a_pause_retracts_is_queued_again():
     for _ in range(2):
         around(watcher, "queue")(lambda *_: None, None, request)
     assert [type(each) for each in noted] == [Released, Requeued, Submitted]
+    around(watcher, "release")(lambda *_, **__: None, request, None, checkpoint=False)
+    around(watcher, "step")(lambda *_: Bag(batch_to_run=None), Bag())
+    around(watcher, "queue")(lambda *_: None, None, request)
+    assert [type(each) for each in noted[3:]] == [Released, Submitted], "its name is used again"
 
 
 def test_a_request_that_waits_for_room_is_written_once():
