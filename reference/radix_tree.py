@@ -39,7 +39,7 @@ class Node(NamedTuple):
 
 class Lock(NamedTuple):
     """What a holder pins: full KV of `key`, SWA KV from `swa_from` to its end; state: the state there too.
-    whole: from where on it pinned SWA KV when it was taken, which `reshaped` does not say of `swa_from`."""
+    whole: where it began to pin SWA KV when it was taken; `reshaped` moves swa_from to the window."""
 
     holder: str
     key: Key

@@ -64,7 +64,8 @@ def story(past: Past, place: Place, called: Callable[[Any, Any], str], facts_at:
     own = [fact for fact in facts if not fact.owner]
     having = [f"{f.owner} {f.now} {since(f)}" for f in facts if f.owner]
     if not own:
-        count = len(having)
+        # who reads or writes it owns nothing
+        count = sum(fact.now.startswith("has ") for fact in facts)
         what = f"has {counted(count, 'owner')}" if count > 1 else "is not free"
         return f"{name} {what}: {' and '.join(having)}"
     dated = [(fact.now, since(fact)) for fact in own]

@@ -39,8 +39,9 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
 def pinned(was: State) -> State:
     """The state with locks that pin as much SWA KV as when they were taken: a lock takes whole nodes,
     and where one of them is split since, the part outside of the window stays pinned as well."""
-    assert was.tree is not None
-    locks = tuple(lock._replace(swa_from=min(lock.swa_from, lock.whole)) for lock in was.tree.locks)
+    if was.tree is None:
+        return was
+    locks = tuple(lock._replace(swa_from=lock.whole) for lock in was.tree.locks)
     return was._replace(tree=was.tree._replace(locks=locks))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from impl.adapter import Capabilities
 from reference import model
-from reference.clauses.facts import Facts, TreeFacts
+from reference.clauses.facts import Facts
 from reference.commands import CheckBusy, Command, Done, Outcome, Refused, Report, Submit
 from reference.state import State
 from stateful_tests.lockstep.follow import followed, pinned
@@ -42,24 +42,21 @@ class ServerPolicy:
                 answers = answers._replace(now=now, expected=expected)
             except model.ChoiceNotAllowed as error:
                 answers = answers._replace(overreach=str(error))
-        own_tree = facts.tree if facts is not None and self._can.tree_policy_is_free else None
-        answers = self._allowed(was, command, answers, own_tree)
-        if facts is not None and own_tree is not None:
+        answers = self._allowed(was, command, answers)
+        if self._can.tree_policy_is_free and facts is not None and facts.tree is not None:
             done = isinstance(outcome, Done) and isinstance(answers.expected, Done)
             if done or isinstance(command, Submit):  # a rejected request may have run all the same
                 answers = answers._replace(now=followed(was, answers.now, command, facts))
         return answers
 
-    def _allowed(
-        self, was: State, command: Command, answers: Answers, own_tree: TreeFacts | None
-    ) -> Answers:
-        """The answers without refusals that are the system's policy or follow from what its own tree pins,
+    def _allowed(self, was: State, command: Command, answers: Answers) -> Answers:
+        """The answers without refusals that are the system's policy, or right by what its locks have pinned;
         without reasons where it has others, and without what its memory check does not count."""
         _, expected, outcome, _ = answers
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and (
                 outcome.reason in self._can.may_refuse
-                or (own_tree and model.step(pinned(was), command)[1] == outcome)
+                or model.step(pinned(was), command)[1] == outcome
             ):
                 return answers._replace(now=was, expected=outcome)
             if isinstance(expected, Refused) and not self._can.exact_reasons:

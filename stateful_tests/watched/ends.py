@@ -113,9 +113,8 @@ def _retracted(beside: Beside, request: Request, outputs: int, shown: Shown) -> 
     reach("a retract")
     reach("a second retract of one request", seen.retracts == 2)
     reach("a retract before the first result", request.output == 1 and outputs == 0)
-    if (
-        request.phase is Phase.EXTENDING
-    ):  # an operator who pauses the server has it retract prefills as well
+    # an operator who pauses the server has it retract prefills as well
+    if request.phase is Phase.EXTENDING:
         reach("a retract between two chunks")
         beside.state = beside.state.with_request(request._replace(phase=Phase.RUNNING))
     beside.do(Retract(request.name, request.output - outputs), shown=shown)

@@ -5,6 +5,8 @@ import textwrap
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -13,10 +15,13 @@ from ci.explain import reasons
 from ci.compare import step_table
 from ci.compare.snapshot import snapshots
 from ci.explain import Because, because
+from ci.explain.places import Fact
+from ci.explain.stories import story
 from ci.report import data as report
 from ci.report import render, render_run
 from reference.clauses import CLAUSES
 from reference.commands import Abort, Admit, Chunk, Done, Extend, Mode, Retract, Submit
+from reference.failures import AtSlot
 from reference.geometry import PRESETS
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -325,3 +330,15 @@ def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch):
     assert explained("history_ends_where_the_client_stopped").text == (
         "after command 5 (finish r1 keep 1) expected: history of s1: 2 tokens; observed: 3 tokens."
     )
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [(Fact("load 2", "writes it"), "is not free"), (Fact("node 2", "has it"), "has 2 owners")],
+)
+def test_who_writes_a_slot_is_no_owner_of_it(second, says):
+    facts = [Fact("node 1", "has it"), second]
+    past: Any = SimpleNamespace(now=None, first_since=lambda *_: "since command 2")
+    text = story(past, AtSlot("full", 1, host=False), lambda *_: "slot 1", lambda *_: facts)
+    both = f"node 1 has it since command 2 and {second.owner} {second.now} since command 2"
+    assert text == f"slot 1 {says}: {both}"

@@ -145,6 +145,10 @@ def test_a_mixed_batch_is_logged_whole(written):
     assert (first.clause, first.observed) == ("OUT-1", f"runs one of {step['batch']}")
 
 
+SMALL: dict[str, Any] = {
+    "window": None, "full_tokens": 64, "swa_tokens": 0, "rows": 6, "width": 64,
+}  # fmt: skip
+
 # Two first turns of one session at once, on 0.5.18: the second is rejected, and ends as the session's.
 TWO_FIRST_TURNS = """
 ["open","c1",true]
@@ -163,9 +167,7 @@ TWO_FIRST_TURNS = """
 
 @pytest.mark.parametrize("release, known", [("0.5.18", "rejection-takes-slot"), ("0.5.24", None)])
 def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
-    head = header(
-        release=release, window=None, full_tokens=64, swa_tokens=0, rows=6, width=64, overlap=True
-    )
+    head = header(**SMALL, release=release, overlap=True)
     found = validate(written([head, *map(json.loads, TWO_FIRST_TURNS)]))
     assert [(m.clause, m.event, m.known) for m in found.mismatches] == [("SES-2", "release", known)]
     assert found.skipped["events after a mismatch, up to the next snapshot"] == 1
@@ -198,14 +200,14 @@ def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
     lines = [*map(json.loads, A_FLUSH)]
     flush = lines.pop(at)
     lines = lines if to is None else [*lines[:to], flush, *lines[to:]]
-    head = header(window=None, full_tokens=64, swa_tokens=0, rows=6, width=64)
+    head = header(**SMALL)
     result = validate(written([head, *lines]))
     assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
     assert result.reached["a flush of what sessions keep"] == (to == 7)
 
 
 def test_a_flush_leaves_nothing_in_the_tree(written):
-    head = header(window=None, full_tokens=64, swa_tokens=0, rows=6, width=64, tree=True)
+    head = header(**SMALL, tree=True)
     (found,) = validate(written([head, ["flush", 5]])).found
     assert (found.clause, found.event, found.observed) == ("OUT-1", "flush", "5 are there")
 
@@ -217,16 +219,7 @@ def test_a_flush_spares_the_state_of_a_turn_that_waits(release, known, written):
     lines = [["open", "c1", True], ["submit", "c1.1", "c1", 9, 9, False],
              ["admit", "c1.1", "c1", 4, [0, 0, 0, 4]],
              ["step", 1, 0, 1, 1, 60, 0, 6, 4, 0, 0, [], 7], ["flush", 0]]  # fmt: skip
-    head = header(
-        release=release,
-        window=None,
-        full_tokens=64,
-        swa_tokens=0,
-        rows=6,
-        width=64,
-        states=8,
-        tree=True,
-    )
+    head = header(**SMALL, release=release, states=8, tree=True)
     found = validate(written([head, *lines])).mismatches
     assert [(m.clause, m.event, m.known) for m in found] == [("STA-6", "flush", known)]
     other = ["submit", "c1.1", None, 9, 9, False]
@@ -255,7 +248,7 @@ def test_a_turn_that_is_retracted_between_two_chunks_keeps_what_it_has_computed(
 ):
     lines = [*map(json.loads, A_PAUSE)]
     lines[5][8] = [kept, kept, 0, 0]
-    head = header(window=None, full_tokens=64, swa_tokens=0, rows=6, width=64)
+    head = header(**SMALL)
     result = validate(written([head, *lines]))
     assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
     assert result.reached["a retract between two chunks"] == 1

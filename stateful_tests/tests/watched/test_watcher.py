@@ -150,6 +150,17 @@ def watching() -> tuple[Watcher, list[Any]]:
     return watcher, noted
 
 
+def four_tokens() -> Bag:
+    """What a request keeps."""
+    return Bag(
+        req_pool_idx=0,
+        kv_committed_len=4,
+        kv_allocated_len=4,
+        max_evicted_seqlen=0,
+        cache_protected_len=0,
+    )
+
+
 def test_a_hook_that_fails_harms_nobody():
     watcher, noted = watching()
     hooked = around(watcher, "queue")
@@ -189,13 +200,7 @@ def test_a_flush_is_noted_once_it_is_done(tmp_path):
 def test_what_a_pause_retracts_is_queued_again():
     """SGLang queues it without saying so."""
     watcher, noted = watching()
-    kv = Bag(
-        req_pool_idx=0,
-        kv_committed_len=4,
-        kv_allocated_len=4,
-        max_evicted_seqlen=0,
-        cache_protected_len=0,
-    )
+    kv = four_tokens()
     limit = Bag(max_new_tokens=3)
     request = Bag(
         rid="r1", session=None, kv=kv, finished_reason=None, to_finish=None, output_ids=[7],
@@ -213,13 +218,7 @@ def test_what_a_pause_retracts_is_queued_again():
 
 def test_a_request_that_waits_for_room_is_written_once():
     watcher, noted = watching()
-    kv = Bag(
-        req_pool_idx=0,
-        kv_committed_len=4,
-        kv_allocated_len=4,
-        max_evicted_seqlen=0,
-        cache_protected_len=0,
-    )
+    kv = four_tokens()
     request = Bag(rid="r1", session=None, prefix_len=4, kv=kv)
     for _ in range(3):
         around(watcher, "admit")(lambda *_: None, request)
