@@ -33,8 +33,9 @@ def names(impl: str) -> list[str]:
         from impl.sglang.tiers.api import FIRST
 
         order = list(TABLE)
-        tiered = order[order.index(FIRST) :]
-        releases = {**VARIANTS, "hicache": tiered}.get(ways[0] if ways else "", TABLE)
+        releases = VARIANTS.get(ways[0] if ways else "", TABLE)
+        if "hicache" in ways:
+            releases = [name for name in order[order.index(FIRST) :] if name in releases]
     elif package == "vllm==all":
         from impl.vllm.api import RELEASES, SINCE
 

@@ -42,9 +42,9 @@ def resolve(
     lmdeploy==VERSION
     sglang | vllm | transformers | lmdeploy, with a `checkout` of it
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
-    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; or `+hicache`: its tree with its
-    host tier. After vllm `+async` for overlap scheduling, `+v2` for model runner V2 and `+offload` for its
-    OffloadingConnector.
+    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; or `+hicache`, after `+rust` too:
+    its tree with its host tier. After vllm `+async` for overlap scheduling, `+v2` for model runner V2 and
+    `+offload` for its OffloadingConnector.
     calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
     system in one. Raises UnusableImplementation with a one-line reason.
     """
@@ -97,17 +97,18 @@ def _sglang(spec: Spec) -> Any:
     from impl.sglang.releases.variants import VARIANTS
 
     ways = spec.ways
-    if ways == ["hicache"]:
+    if ways[-1:] == ["hicache"] and ways[:-1] in ([], ["rust"]):
         from impl.sglang.tiers.system import TierSystem
 
         if spec.device != "cpu":
             raise UnusableImplementation(f"--device: {spec.text} is not driven on {spec.device}")
-        return TierSystem(spec.version, spec.checkout, limits=spec.limits)
+        core = "".join(ways[:-1])
+        return TierSystem(spec.version, spec.checkout, core=core, limits=spec.limits)
     tree = ways[0] if ways and ways[0] in VARIANTS else None
     overlap = ways[tree is not None :]
     if overlap not in ([], ["overlap"]):
         trees = " or ".join(f"+{name}" for name in VARIANTS)
-        after = f"after a release goes {trees}, then +overlap; or +hicache"
+        after = f"after a release goes {trees}, then +overlap; or +hicache, behind +rust too"
         raise UnusableImplementation(f"--impl {spec.text!r}: {after}")
     system = SGLangSystem(
         version=spec.version,

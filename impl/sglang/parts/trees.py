@@ -228,7 +228,7 @@ class _Rust(NumberedTree):
         )
         paths: dict[int, list[int]] = {}
         for number, locks in re.findall(
-            r"\[(\d+)\] [1-9]\d* full_lock=(\d+)", _printed(core.pretty_print)
+            r"\[(\d+)\] [1-9]\d* full_lock=(\d+)", printed(core.pretty_print)
         ):
             node, full_locks = int(number), int(locks)
             snapshot = core.snapshot_buffer_backup(node, False)
@@ -255,7 +255,7 @@ class RustReceiptTree(_Rust, ReceiptTree): ...
 class RustUnifiedTree(_Rust, UnifiedTree): ...
 
 
-def _printed(action: Callable[[], None]) -> str:
+def printed(action: Callable[[], None]) -> str:
     """What `action` writes to file descriptor 1, past Python's own stdout."""
     kept = os.dup(1)
     try:

@@ -33,6 +33,7 @@ from impl.sglang.tiers.decode_side import (
 )
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.rust_gathering import RustGatherer
 from impl.sglang.tiers.storage import BACKUP, FETCH, FIRST_WITH_STORAGE, QUERY, IOThread, Storage
 from impl.vocabulary import CommandRefused, Played, done, require, spelled
 from reference.blocks.commands import Complete, Copy, ResetCache
@@ -98,7 +99,8 @@ class TierDriver(DecodeSide, TreeCommands):
             else:
                 self.held = self.release.admission(self.cache)
             side = self if geometry.decode else None
-            self.facts = Gatherer(self.release, server, geometry, self.copies, self.storage, side)
+            kind = RustGatherer if self.release.core == "rust" else Gatherer
+            self.facts = kind(self.release, server, geometry, self.copies, self.storage, side)
             self._reads: tuple[TierRead, ...] = ()
 
     def _start_tier(self) -> None:
@@ -333,13 +335,13 @@ class TierDriver(DecodeSide, TreeCommands):
 
 def main(arguments: list[str]) -> int:
     """Serve until stdin ends. Returns an exit status."""
-    root, version = Path(arguments[0]), arguments[1]
+    root, (version, core) = Path(arguments[0]), arguments[1:]
     logging.disable(logging.CRITICAL)
 
     def make() -> Any:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
-        return TierDriver(tiered(version)(root), root)
+        return TierDriver(tiered(version, core)(root), root)
 
     return serve(make, root)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -70,6 +70,11 @@ class Gatherer:
         """What has the nodes."""
         return getattr(self.cache, "tree_core", self.cache)
 
+    @property
+    def root(self) -> int:
+        """The root's number by the release."""
+        return _id(self.core.root_node)
+
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
         transfers, operations = tuple(self._transfers()), self._operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
@@ -113,13 +118,13 @@ class Gatherer:
             parent,
             start,
             self.stamps(node, start),
-            {pool: _slots(part.value) for pool, part in parts.items()},
-            {pool: _slots(part.host_value) for pool, part in parts.items()},
+            {pool: slots_of(part.value) for pool, part in parts.items()},
+            {pool: slots_of(part.host_value) for pool, part in parts.items()},
             {pool: part.lock_ref for pool, part in parts.items()},
             {pool: part.host_lock_ref for pool, part in parts.items()},
             self._mark(node, "write_through_pending_id"),
             self._mark(node, "load_back_pending_id"),
-            self._hashed(node),
+            self._hashed(node.hash_value),
         )
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:
@@ -127,11 +132,11 @@ class Gatherer:
         del start
         return tuple(map(token_of, elements_of(node.key)))
 
-    def _hashed(self, node: Any) -> tuple[int, ...] | None:
+    def _hashed(self, hashes: Sequence[str] | None) -> tuple[int, ...] | None:
         """The text that a node's hashes stand for; of two that do not follow each other both."""
-        if self.storage is None or node.hash_value is None:
+        if self.storage is None or hashes is None:
             return None
-        size, texts = self.config.page_size, [*map(self.storage.hashes.text, node.hash_value)]
+        size, texts = self.config.page_size, [*map(self.storage.hashes.text, hashes)]
         for one, following in pairwise(texts):
             if following[:-size] != one:
                 return (*one, *following)
@@ -177,7 +182,7 @@ class Gatherer:
                 )
 
     def _user(self, name: str, host: bool, node: Any, key: Any, lock: Any) -> TierUser:
-        root = _id(node) == _id(self.core.root_node)
+        root = _id(node) == self.root
         return TierUser(
             name, host, 0 if root else self.nodes.of(_id(node)), self.locks.of(key, lock)
         )
@@ -401,7 +406,7 @@ def _id(node: Any) -> int:
     return number
 
 
-def _slots(value: Any) -> tuple[int, ...]:
+def slots_of(value: Any) -> tuple[int, ...]:
     return () if value is None else tuple(value.tolist())
 
 
@@ -416,10 +421,10 @@ def _host_free(pool: Any) -> list[int]:
 
 def _of_pools(full: Any, transfers: Iterable[Any] | None) -> dict[str, tuple[int, ...]]:
     """Host slots of an operation of the storage, by pool."""
-    slots = {"full": _slots(full)}
+    slots = {"full": slots_of(full)}
     for each in transfers or ():
         if each.indices_from_pool is None and each.host_indices is not None:
-            slots["swa"] = _slots(each.host_indices)
+            slots["swa"] = slots_of(each.host_indices)
     return slots
 
 

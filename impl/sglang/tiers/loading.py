@@ -18,6 +18,7 @@ from impl.sglang.parts.modules import ASSEMBLER, WITH_TIERS, install
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.releases.catalogue import TABLE, supported
 from impl.sglang.releases.v0_5_15_to_21 import Unified
+from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.api import FIRST
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES, utilities
@@ -78,9 +79,11 @@ class _Tiered(Unified):
         )
 
 
-def tiered(version: str) -> Any:
-    """The release with its host tier; raises UnusableImplementation where it is not driven with one."""
+def tiered(version: str, core: str = "") -> Any:
+    """The release with its host tier, with the core of its tree in Rust where `core` is "rust"; raises
+    UnusableImplementation where it is not driven so."""
     release, order = supported(version), list(TABLE)
+    release = variant(release, core) if core else release
     if order.index(version) < order.index(FIRST):
         raise UnusableImplementation(
             f"sglang {version}+hicache: driven from {FIRST} on; before there is no mem_cache/l2_transfer.py"

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import queue
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ QUERY, FETCH, BACKUP, SYNC = (
     "prefetch_sync_thread_func",
 )
 _RUNNING = threading.local()
+_WORD = (1 << 32) - 1
 
 
 class _Over(BaseException):
@@ -136,8 +138,8 @@ class Operations(queue.Queue[Any]):
 
 
 class Hashes:
-    """Hashes of pages, in the place of the release's compiled function, and what each stands for: whether in
-    the namespace, and the text up to the end of the page."""
+    """Hashes of pages, in the place of the release's compiled function, which gives the same, and what each
+    stands for: whether in the namespace, and the text up to the end of the page."""
 
     def __init__(self) -> None:
         self.texts: dict[str, tuple[bool, tuple[int, ...]]] = {}
@@ -158,7 +160,7 @@ class Hashes:
         size, last, found = page_size or len(elements), prior or b"", list[str]()
         for at in range(0, len(elements) - size + 1, size) if size else ():
             page = elements[at : at + size]
-            last = hashlib.sha256(last + repr(page).encode()).digest()
+            last = hashlib.sha256(last + _packed(page, bigram)).digest()
             text += self.spelt([*map(token_of, page)], inside, len(text))
             self.texts[last.hex()] = inside, text
             found.append(last.hex())
@@ -168,6 +170,12 @@ class Hashes:
         """What KV of these tokens is stamped with, from a position on."""
         del start
         return tuple(exchanged(tokens) if inside else tokens)
+
+
+def _packed(page: Sequence[int], bigram: bool) -> bytes:
+    """The elements of a page as they are hashed: tokens of 32 bits, of a bigram both."""
+    tokens = [half for each in page for half in (each >> 32, each & _WORD)] if bigram else page
+    return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
 class Storage:

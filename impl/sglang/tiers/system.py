@@ -22,7 +22,8 @@ DECODE = frozenset(kind.__name__ for kind in get_args(DecodeCommand))
 
 
 class TierSystem(WorkerSystem):
-    """A release (`version`) or a checkout (`path`) of SGLang, its tree with a host tier.
+    """A release (`version`) or a checkout (`path`) of SGLang, its tree with a host tier. core: "rust" for the
+    tree's core that a wheel has compiled, else the one in Python.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
     the release is unavailable, or is not driven with a host tier.
@@ -44,19 +45,21 @@ class TierSystem(WorkerSystem):
         version: str | None = None,
         path: str | os.PathLike[str] | None = None,
         *,
+        core: str = "",
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
+        self.core, way = core, f"+{core}+hicache" if core else "+hicache"
         if path is not None:
             self.root = checkout_root(path)
             kind, self.remark = detect(self.root)
-            self.release, self.name = kind.version, "sglang@checkout+hicache"
+            self.release, self.name = kind.version, f"sglang@checkout{way}"
         else:
             assert version is not None
-            self.release, self.name = version, f"sglang=={version}+hicache"
-        kind = tiered(self.release)
+            self.release, self.name = version, f"sglang=={version}{way}"
+        kind = tiered(self.release, core)
         without = frozenset[str]() if kind.stores else STORAGE
         without |= frozenset[str]() if kind.receives else DECODE
         self.capabilities = replace(
@@ -67,7 +70,15 @@ class TierSystem(WorkerSystem):
         )
         if version is not None:
             self.root = release_root(version, DECODES if kind.receives else "")
+        kind.require(self.root)
         require(self.root, self.name, self.release)
 
     def command_line(self) -> list[str]:
-        return [sys.executable, "-m", "impl.sglang.tiers.driver", str(self.root), self.release]
+        return [
+            sys.executable,
+            "-m",
+            "impl.sglang.tiers.driver",
+            str(self.root),
+            self.release,
+            self.core,
+        ]
