@@ -30,12 +30,13 @@ def names(impl: str) -> list[str]:
     if package == "sglang==all":
         from impl.sglang.releases.catalogue import TABLE
         from impl.sglang.releases.variants import VARIANTS
-        from impl.sglang.tiers.api import FIRST
+        from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST
 
         order = list(TABLE)
         releases = VARIANTS.get(ways[0] if ways else "", TABLE)
         if "hicache" in ways:
-            releases = [name for name in order[order.index(FIRST) :] if name in releases]
+            tiered = order[order.index(FIRST_IN_RUST if "rust" in ways else FIRST) :]
+            releases = [name for name in tiered if name in releases]
     elif package == "vllm==all":
         from impl.vllm.api import RELEASES, SINCE
 

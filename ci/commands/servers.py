@@ -390,7 +390,7 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
     from impl.sglang.server.runs import TIERS
 
     if not given.get("hicache"):
-        for field in ("host", "policy", "storage"):
+        for field in ("host", "policy", "storage", "rust"):
             if field in given:
                 raise Unusable(f"--set {field}: of a host tier; needs --set hicache=1")
         return

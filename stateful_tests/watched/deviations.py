@@ -23,7 +23,10 @@ from stateful_tests.watched.seen import RequestSeen
 _WITHOUT_KV = re.compile(
     "a reused row must carry allocated KV|reusing request must be chunked or have"
 )
-_OF_A_SESSION = re.compile("KeyError: <sglang.srt.session.streaming_session._VirtualNode")
+# of the tree's core in Python, and in Rust
+_OF_A_SESSION = re.compile(
+    r"KeyError: <sglang\.srt\.session\.streaming_session\._VirtualNode|TypeError: '_VirtualNode' object"
+)
 _OUT_OF_MEMORY = re.compile(
     r"ut of memory.* allocate (?P<wanted>\d+) tokens. Available full tokens: (?P<there>\d+)"
 )

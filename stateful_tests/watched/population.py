@@ -335,9 +335,13 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     if fixed.get("states"):
         fixed = _with_states({**found, "track": 8 * (luck * 100 % 1 < 0.5)}, fixed)
     if fixed.get("hicache"):
-        sizes = {"host": (6, 12, 20, 40)[int(luck * 1000) % 4], "policy": int(luck * 10000) % 3}
-        sizes["storage"] = (0, 0, 1, 2)[int(luck * 100000) % 4]
-        fixed = {"tree": True, **sizes, **fixed}
+        found |= {
+            "tree": True,
+            "host": (6, 12, 20, 40)[int(luck * 1000) % 4],
+            "policy": int(luck * 10000) % 3,
+            "storage": (0, 0, 1, 2)[int(luck * 100000) % 4],
+            "rust": int(luck * 1000000) % 2 == 1,
+        }
     return Config(**{**found, **fixed})  # type: ignore[arg-type]
 
 

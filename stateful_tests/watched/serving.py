@@ -309,7 +309,7 @@ _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
         "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
         "mixed": False, "lazy": False, "track": 0, "states": 0,
-        "storage": 0, "hicache": False,
+        "rust": False, "storage": 0, "hicache": False,
     },
     Client: {
         "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,

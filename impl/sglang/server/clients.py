@@ -31,7 +31,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     states: slots of recurrent state, 0 of a model without; track: a text's state is kept at multiples of so
     many tokens (extra_buffer), 0: at its end alone (no_buffer); lazy: a request has a second slot for that
     state only while the next one is written (extra_buffer_lazy); hicache: there is a tier in host memory;
-    host: its pools, in tenths of the device's; policy: which of POLICIES; storage: behind it, of STORAGES."""
+    host: its pools, in tenths of the device's; policy: which of POLICIES; storage: behind it, of STORAGES;
+    rust: the core of its tree is the one in Rust."""
 
     page_size: int = 1
     tokens: int = 128
@@ -50,6 +51,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: int = 20
     policy: int = 0
     storage: int = 0
+    rust: bool = False
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

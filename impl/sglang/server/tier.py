@@ -20,6 +20,7 @@ from impl.sglang.server.events import Event, TierHeader, Tiered
 from impl.sglang.server.runs import TIERS
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.gathering import Gatherer
+from impl.sglang.tiers.rust_gathering import RustGatherer
 from reference.tiers.facts import TierFacts, TierNode, TierPart, TierUser
 
 _PATH = "kvspec_path"  # an attribute of a lock's receipt: the nodes that it was taken on
@@ -32,10 +33,8 @@ def stamp(token: int, position: int) -> int:
 
 
 def has_tier(scheduler: Any, release: Release0510) -> bool:
-    """Whether the scheduler has a host tier that can be looked at: the core in Rust shows no nodes."""
-    tree = scheduler.tree_cache
-    tried = release.version in TIERS and bool(scheduler.enable_hierarchical_cache)
-    return tried and tree._tree_core_backend != "rust"
+    """Whether the scheduler has a host tier that can be looked at."""
+    return release.version in TIERS and bool(scheduler.enable_hierarchical_cache)
 
 
 def header(scheduler: Any) -> TierHeader:
@@ -134,12 +133,15 @@ class TierReader(Gatherer):
         self._hook()
 
     def _hook(self) -> None:
+        self._hook_locks()
+        self.cache.check_hicache_events = self._after(self.cache.check_hicache_events, self.note)
+
+    def _hook_locks(self) -> None:
         core, base = self.core, importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
         for name in ("inc_lock_ref", "inc_host_lock_ref"):
             setattr(core, name, self._after(getattr(core, name), self._locked))
         kind = base.IncLockRefResult
         kind.to_dec_params = self._after(kind.to_dec_params, _keeps_path)
-        self.cache.check_hicache_events = self._after(self.cache.check_hicache_events, self.note)
 
     def _after(self, call: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -218,6 +220,24 @@ class TierReader(Gatherer):
             if path is not None:
                 self._paths.append((user.lock, host, path))
         return user
+
+
+class RustTierReader(RustGatherer, TierReader):
+    """Of a tree with its core in Rust, which shows no path when a lock is taken."""
+
+    def _hook_locks(self) -> None:
+        """Locks of full KV on the device begin at the root, wherever a path is split; no others are told."""
+
+
+def tier_reader(
+    scheduler: Any,
+    release: Release0510,
+    put: Callable[[Event], None],
+    failed: Callable[[str, Exception], None],
+) -> TierReader:
+    """What notes the scheduler's host tier; see TierReader."""
+    rust = scheduler.tree_cache._tree_core_backend == "rust"
+    return (RustTierReader if rust else TierReader)(scheduler, release, put, failed)
 
 
 def _keeps_path(receipt: Any, lock: Any) -> None:

@@ -170,13 +170,13 @@ class Watcher:
         """Once: before the first request has a lock, and before the log has a header."""
         if not self._wants_tier:
             return
-        from impl.sglang.server.tier import TierReader, has_tier, header
+        from impl.sglang.server.tier import has_tier, header, tier_reader
 
         self._wants_tier = False
         try:
             if has_tier(scheduler, self.kind):
                 self._tier_header = {"tier": header(scheduler)}
-                self.tier = TierReader(
+                self.tier = tier_reader(
                     scheduler, self.kind, lambda event: self.put(event), self.failed
                 )
         except Exception as error:

@@ -409,8 +409,7 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
         }
     if config.hicache:
         more |= fake_tier.settings(config)
-        # the one in Rust shows no locks
-        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "python"
+        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "rust" if config.rust else "python"
     if config.pressure:
         more["schedule_conservativeness"] = 0.05
     args = ServerArgs(

@@ -11,6 +11,8 @@ from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.catalogue import TABLE
 
 FIRST = "0.5.18"  # the first release that is driven so: before it there is no L2TransferEngine
+# With the core in Rust, which tells no lock but those of full KV on the device: 0.5.19 breaks the others.
+FIRST_IN_RUST = "0.5.20"
 # Where it differs how a release's locks count: see reference.tiers.locks.
 _LOOSE = {"tombstones": "0.5.20", "host end": "0.5.22"}  # up to, not including
 # ruff: noqa: E501

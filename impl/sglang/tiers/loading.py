@@ -20,7 +20,7 @@ from impl.sglang.releases.catalogue import TABLE, supported
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
-from impl.sglang.tiers.api import FIRST
+from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES, utilities
 from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, double
 from reference.geometry import Geometry
@@ -83,13 +83,19 @@ def tiered(version: str, core: str = "") -> Any:
     """The release with its host tier, with the core of its tree in Rust where `core` is "rust"; raises
     UnusableImplementation where it is not driven so."""
     release, order = supported(version), list(TABLE)
-    release = variant(release, core) if core else release
-    if order.index(version) < order.index(FIRST):
+    first, before = (
+        (FIRST_IN_RUST, "locks that are not told break")
+        if core
+        else (FIRST, "there is no mem_cache/l2_transfer.py")
+    )
+    if order.index(version) < order.index(first):
+        way = f"+{core}+hicache" if core else "+hicache"
         raise UnusableImplementation(
-            f"sglang {version}+hicache: driven from {FIRST} on; before there is no mem_cache/l2_transfer.py"
+            f"sglang {version}{way}: driven from {first} on; before {before}"
         )
     stores = order.index(version) >= order.index(FIRST_WITH_STORAGE)
     receives = order.index(version) >= order.index(FIRST_THAT_RECEIVES)
+    release = variant(release, core) if core else release
     facts = {"__doc__": release.__doc__, "stores": stores, "receives": receives}
     return type(f"Tiered{release.__name__}", (_Tiered, release), facts)
 

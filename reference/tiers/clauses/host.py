@@ -66,6 +66,7 @@ def _holds(step: HasTier) -> Failure | None:
     needs=("tier",),
     rule="tiers.locks",
     source="vllm ChunkStatus.ref_cnt; sglang inc_lock_ref, inc_host_lock_ref, sglang#38138",
+    scope="A tree with its core in Rust tells only the locks of full KV on the device.",
     trigger=lambda s: "HOST-3" in s.reached,
 )
 def _pinned(step: HasTier) -> Failure | None:

@@ -49,6 +49,13 @@ def newest():
     system.close()
 
 
+@pytest.fixture(scope="module")
+def in_rust():
+    system = TierSystem(NEWEST, core="rust")
+    yield system
+    system.close()
+
+
 def test_the_newest_release_conforms(newest):
     """A run of each kind of sizes, of every other with sizes that no preset has."""
     plan = tiers.plan("smoke", examples=1, steps=20)
@@ -73,6 +80,33 @@ def test_a_round_trip_through_the_host_is_told_as_it_goes(newest):
     )
     for part in parts:
         assert part in html, part
+
+
+def told_by(system, name, lines):
+    """What a system tells after each command, however it numbers nodes; locks of full KV alone."""
+    system.reset(sizes := tier_preset(name))
+    for command in commands(lines):
+        outcome, facts, texts = system.apply(command), system.view(), {0: ()}
+        found = []
+        for node in facts.nodes:
+            texts[node.node] = (*texts[node.parent], *node.stamps)
+            hashed = node.hashed if sizes.storage else None
+            found.append((texts[node.node], node.device, node.host, node.locks["full"], hashed))
+        found.sort(key=lambda each: each[0])
+        yield outcome, found, facts._replace(nodes=(), transfers=(), records=(), users=())
+
+
+@pytest.mark.parametrize("name", [
+    "tier-window", "tier-window-back", "tier-names", "tier-bigram", "storage-window", "storage-names",
+])  # fmt: skip
+def test_the_core_in_rust_tells_what_the_one_in_python_has(newest, in_rust, name):
+    lines = STORED if name.startswith("storage") else ROUND
+    for was, now in zip(told_by(newest, name, lines), told_by(in_rust, name, lines), strict=True):
+        assert was == now
+
+
+def test_a_core_in_rust_conforms(in_rust):
+    test_the_newest_release_conforms(in_rust)
 
 
 STORED = """
@@ -239,10 +273,20 @@ def test_a_release_whose_queues_are_not_driven_says_so():
         check_fits(resolve("sglang==0.5.21+hicache"), tier_preset("decode"))
 
 
-def test_the_faults_are_seen_first_by_their_clauses():
-    found = json.loads(printed_by("stateful_tests.tests.tiers.tier_faults", "--replay"))
-    assert {name: seen[0][0] for name, seen in found.items()} == {
-        name: fault.clause for name, fault in TIER_FAULTS.items()
+# Locks on the host, which the core in Rust does not tell.
+NOT_TOLD = {
+    "load-keeps-its-host-lock", "backup-without-a-lock", "backup-keeps-its-lock", "prefetch-keeps-its-lock",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("core, silent", [("", set()), ("rust", NOT_TOLD)])
+def test_the_faults_are_seen_first_by_their_clauses(core, silent):
+    way = [f"--{core}"] if core else []
+    found = json.loads(printed_by("stateful_tests.tests.tiers.tier_faults", "--replay", *way))
+    assert {name: seen and seen[0] for name, (seen, _) in found.items()} == {
+        name: None if name in silent else fault.clause
+        for name, fault in TIER_FAULTS.items()
+        if fault.is_in(core)
     }
     assert [name for name, seen in found.items() if seen[1] is not None] == []
 
@@ -250,9 +294,13 @@ def test_the_faults_are_seen_first_by_their_clauses():
 def test_a_release_before_the_copy_engine_is_not_driven():
     with pytest.raises(UnusableImplementation, match=r"0\.5\.17\+hicache: driven from 0\.5\.18 on"):
         resolve("sglang==0.5.17+hicache")
+    with pytest.raises(UnusableImplementation, match=r"19\+rust\+hicache: driven from 0\.5\.20 on"):
+        resolve("sglang==0.5.19+rust+hicache")
 
 
-@pytest.mark.parametrize("name", ["sglang==0.5.23+hicache+overlap", "sglang==0.5.23+rust+hicache"])
+@pytest.mark.parametrize("name", [
+    "sglang==0.5.23+hicache+overlap", "sglang==0.5.23+hicache+rust", "sglang==0.5.23+rust+overlap+hicache",
+])  # fmt: skip
 def test_nothing_else_goes_with_a_host_tier(name):
     with pytest.raises(UnusableImplementation, match=r"or \+hicache"):
         resolve(name)

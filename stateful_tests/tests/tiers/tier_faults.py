@@ -3,7 +3,7 @@
 A fault is put into the code of one function of the release that this process has loaded, and taken out again.
 `python -m stateful_tests.tests.tiers.tier_faults [NAME...]` looks for each with random runs of three seeds,
 prints clauses, commands and trace lengths, and exits with 1 if one survives; `--replay` runs the commands of
-all.
+all; `--rust`: those of a tree with its core in Rust.
 """
 
 import json
@@ -44,6 +44,10 @@ class TierFault:
     preset: str
     commands: str
     host: int = 0
+
+    def is_in(self, core: str) -> bool:
+        """Whether a tree has the code, whose core is in Rust where `core` is "rust"."""
+        return ("unified_cache/" if core else "rust_tree_core/") not in self.file
 
     def trace(self) -> Trace:
         commands = tuple(parse(line, TIER_KINDS) for line in self.commands.split(";"))
@@ -104,10 +108,12 @@ def look_for(
     return None, commands
 
 
-def replayed() -> dict[str, Any]:
+def replayed(core: str) -> dict[str, Any]:
     """What sees each fault in its commands, and what is seen of them without it."""
-    found, system = {}, loaded()
+    found, system = {}, loaded(core)
     for name, fault in TIER_FAULTS.items():
+        if not fault.is_in(core):
+            continue
         with system.faulty(fault):
             seen = replay(system, fault.trace()).violation
         healthy = replay(system, fault.trace()).violation
@@ -116,18 +122,20 @@ def replayed() -> dict[str, Any]:
 
 
 @cache
-def loaded() -> Loaded:
+def loaded(core: str) -> Loaded:
     logging.disable(logging.CRITICAL)
     root = release_root(VERSION)
-    return Loaded(tiered(VERSION)(root), root)
+    return Loaded(tiered(VERSION, core)(root), root)
 
 
 def main(names: list[str]) -> int:
+    core = "rust" if "--rust" in names else ""
+    names = [name for name in names if name != "--rust"]
     if names == ["--replay"]:
-        print(json.dumps(replayed()))
+        print(json.dumps(replayed(core)))
         return 0
-    survivors, system = 0, loaded()
-    for name in names or TIER_FAULTS:
+    survivors, system = 0, loaded(core)
+    for name in names or [name for name, fault in TIER_FAULTS.items() if fault.is_in(core)]:
         fault, verdicts = TIER_FAULTS[name], []
         for seed in range(3):
             trace, commands = look_for(system, fault, seed)
