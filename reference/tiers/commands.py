@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Union, get_args
 
 from reference.blocks.commands import Complete, Copy, ResetCache
-from reference.commands import Abort, Decode, Evict, Insert, Match, Prompt, Retract, Unlock
+from reference.commands import Abort, Close, Decode, Evict, Insert, Match, Prompt, Retract, Unlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,12 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """A request comes whose prompt another server computes."""
+    """A request comes whose prompt another server computes. session: it is a turn of the session of that
+    name, which keeps its KV until the next; the prompt goes on behind what was said in it."""
 
     holder: str
     prompt: Prompt
+    session: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +113,15 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class LastToken:
-    """A request has its last token. Its KV goes into the tree."""
+    """A request has its last token. Its KV goes into the tree, or stays with its session."""
 
     holder: str
 
 
 TierCommand = Union[
     Match, Load, Insert, Unlock, Evict, Send, Copy, Complete, Poll, ResetCache, Prefetch, Query, Fetch,
-    Backup, Abort, Await, Greet, Arrive, FailPeer, Expire, Decode, Retract, LastToken,
+    Backup, Abort, Await, Greet, Arrive, FailPeer, Expire, Decode, Retract, LastToken, Close,
 ]  # fmt: skip
 StorageCommand = Prefetch | Query | Fetch | Backup
-DecodeCommand = Await | Greet | Arrive | FailPeer | Expire | Decode | Retract | LastToken
+DecodeCommand = Await | Greet | Arrive | FailPeer | Expire | Decode | Retract | LastToken | Close
 TIER_COMMANDS: tuple[type, ...] = get_args(TierCommand)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reference.commands import Abort, Insert, Match, Prompt, Unlock
+from reference.commands import Abort, Close, Insert, Match, Prompt, Unlock
 from reference.tiers.commands import Await, Load, Poll, Prefetch, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierUser
@@ -43,7 +43,7 @@ class LockRanges:
         self.ranges: dict[tuple[int, bool], LockRange] = {}
         self.prompts: dict[str, Prompt] = {}
         self.waiting: dict[str, Prompt] = {}
-        self.received: dict[str, Prompt] = {}
+        self.sessions: set[str] = set()
         self.seen: list[Prompt] = []
         self._nodes: dict[int, TierNode] = {}
         self._locks_first = False  # the last command: a backup locks before what is inserted splits
@@ -64,8 +64,10 @@ class LockRanges:
                 command.request if isinstance(command, Abort) else command.holder, None
             )
         if isinstance(command, Await):
-            self.received[command.holder] = command.prompt
             self.seen = [command.prompt, *self.seen[:5]]
+            self.sessions |= {command.holder} if command.session else set()
+        if isinstance(command, Close):
+            self.sessions.discard(command.session)
         self._locks_first = isinstance(command, Insert | Poll)
         if isinstance(command, Insert):
             self.seen = [command.prompt, *self.seen[:5]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reference.commands import Abort, Decode, Evict, Piece, Prompt, Retract, prompt_len
+from reference.commands import Abort, Close, Decode, Evict, Piece, Prompt, Retract, prompt_len
 from reference.tiers.commands import (
     Arrive,
     Await,
@@ -16,7 +16,7 @@ from reference.tiers.commands import (
     TierCommand,
 )
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import GONE, TierFacts, TierRequest
+from reference.tiers.facts import GONE, IDLE, TierFacts, TierRequest
 from reference.tiers.locks import LockRanges
 from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
 from stateful_tests.generate.tier_profile import TierProfile
@@ -43,8 +43,9 @@ def propose_decode_command(
     by_state: dict[str, list[TierRequest]] = {}
     for request in facts.requests:
         by_state.setdefault(request.state, []).append(request)
-    there = {request.name for request in facts.requests if request.state != GONE}
+    there = {request.name for request in facts.requests if request.state not in (GONE, IDLE)}
     absent = [name for name in profile.requests if name not in there]
+    sessions = sorted(beside.sessions)
     waits, runs = by_state.get("waits", []), by_state.get("runs", [])
     writing = [request for request in facts.requests if request.writing]
     failing = [*waits, *by_state.get("greeted", ()), *by_state.get("receives", ())]
@@ -55,10 +56,15 @@ def propose_decode_command(
         "expire": profile.abort * bool(by_state.get("held")), "decode": profile.insert * bool(runs),
         "end": profile.insert * bool(runs), "retract": profile.send * bool(runs),
         "evict": profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
+        "close": bool(sessions),
     }  # fmt: skip
     match by_weight(source, weights):
         case "await":
-            return Await(pick(source, absent), _prompt(beside, source, profile))
+            name = pick(source, absent)
+            session = name in beside.sessions or once_in(source, 3)
+            return Await(name, _prompt(beside, source, profile), session)
+        case "close":
+            return Close(pick(source, sessions))
         case "greet":
             return Greet(pick(source, waits).name)
         case "arrive":
@@ -114,8 +120,8 @@ def _cut(prompt: Prompt, length: int) -> Prompt:
     return tuple(pieces)
 
 
-def decode_finale(facts: TierFacts) -> TierCommand | None:
-    """What ends a run: nobody is there, and nobody writes."""
+def decode_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
+    """What ends a run: nobody is there, and nobody writes; no session is open."""
     for request in facts.requests:
         if request.writing:
             return Arrive(request.name)
@@ -124,4 +130,6 @@ def decode_finale(facts: TierFacts) -> TierCommand | None:
                 return LastToken(request.name)
             case "waits" | "greeted" | "retracted":
                 return Abort(request.name)
-    return Poll() if facts.requests else None
+    if facts.in_flight:
+        return Poll()
+    return Close(min(beside.sessions)) if beside.sessions else None

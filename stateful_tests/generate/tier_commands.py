@@ -317,8 +317,8 @@ def _cut(prompt: Prompt, length: int) -> Prompt:
 
 def tier_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
     """What ends a run, command by command, until nothing is in flight and nobody holds a lock."""
-    if facts.requests:
-        return decode_finale(facts)
+    if beside.config.decode:
+        return decode_finale(beside, facts)
     for job in facts.transfers:
         if not job.sent:
             return Send(job.load)

@@ -119,14 +119,7 @@ class Driver(Prefills, Ends, TreeCommands):
 
     def open(self, command: c.Open) -> None:
         require(not self.server.named(command.session), Reason.SESSION_EXISTS)
-        self.server.controller.open(
-            Bag(
-                session_id=command.session,
-                capacity_of_str_len=1 << 20,
-                streaming=True,
-                timeout=None,
-            )
-        )
+        self.server.open_session(command.session)
 
     def end_session(self, command: c.Close) -> None:
         session = self.server.controller.get(command.session)

@@ -236,6 +236,10 @@ class Server:
             name in names for names in (self.controller.sessions, self.turns, self.lock_holders)
         )
 
+    def open_session(self, name: str) -> None:
+        asked = Bag(session_id=name, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
+        self.controller.open(asked)
+
     def in_flight(self, session: str) -> LiveRequest | None:
         return next((t for t in self.turns.values() if t.session == session), None)
 

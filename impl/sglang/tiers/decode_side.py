@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode
 from impl.sglang.scheduler.on_server import OnServer
 from impl.sglang.scheduler.server import LiveRequest
 from impl.vocabulary import RequestPhase, require, spelled
-from reference.commands import Decode, Reason, Retract, token_id
+from reference.commands import Close, Decode, Reason, Retract, token_id
 from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet
 from reference.tiers.config import TierConfig
 
@@ -262,19 +262,25 @@ class DecodeSide(OnServer):
 
     def await_prompt(self, command: Await) -> None:
         """Scheduler._add_request_to_queue."""
-        server, tokens = self.server, spelled(command.prompt)
+        server, name = self.server, command.holder
+        known = server.controller.get(name)
+        require(name not in self.arrivals, Reason.REQUEST_EXISTS)
+        require(known is None or command.session, Reason.REQUEST_EXISTS)
+        require(known is None or not self.release.closing(known), Reason.SESSION_CLOSING)
+        said = len(self.release.history(known)) if known is not None else 0
+        tokens = spelled(command.prompt, said)
         require(tokens, Reason.EMPTY)
-        require(command.holder not in self.arrivals, Reason.REQUEST_EXISTS)
-        require(len(tokens) + OUTPUT <= server.geometry.width, Reason.ROW_TOO_SHORT)
+        require(said + len(tokens) + OUTPUT <= server.geometry.width, Reason.ROW_TOO_SHORT)
+        if command.session and known is None:
+            server.open_session(name)
         self.rooms += 1
-        req = server.new_request(f"{command.holder}#{self.rooms}", tokens, None, None)
+        session = name if command.session else None
+        req = server.new_request(f"{name}#{self.rooms}", tokens, session, None)
         req.bootstrap_host, req.bootstrap_port, req.bootstrap_room = "prefill", 1, self.rooms
         req.sampling_params.max_new_tokens = OUTPUT
         req.disagg_prefill_dp_rank = req.priority = 0
-        self.peers.texts[self.rooms] = command.holder, tokens
-        self.arrivals[command.holder] = LiveRequest(
-            self.release, command.holder, None, self.rooms, req, 0
-        )
+        self.peers.texts[self.rooms] = name, [*req.origin_input_ids]
+        self.arrivals[name] = LiveRequest(self.release, name, session, self.rooms, req, said)
         self.queue.add(req)
         self._forget_ended()
 
@@ -349,6 +355,12 @@ class DecodeSide(OnServer):
         turn.req.finished_reason = self.release.batch.FINISH_LENGTH(length=0)
         self._release(turn)
 
+    def close_session(self, command: Close) -> None:
+        session = self.server.controller.get(command.session)
+        require(session is not None, Reason.UNKNOWN_SESSION)
+        require(not self.release.closing(session), Reason.SESSION_CLOSING)
+        self.server.controller.close(Bag(session_id=command.session))
+
     def retract_received(self, command: Retract) -> None:
         """ScheduleBatch.release_req, and back into the queue; without a backup the request is given up."""
         [turn] = self._running([command.request])
@@ -379,6 +391,7 @@ class DecodeSide(OnServer):
         self.release.common.release_kv_cache(turn.req, self.server.cache, checkpoint=True)
         self.loop.running_batch.reqs.remove(turn.req)
         del self.arrivals[turn.name]
+        self._reap()
 
     def _running(self, names: Sequence[str]) -> list[LiveRequest]:
         require(names, Reason.EMPTY)
@@ -414,6 +427,13 @@ class DecodeSide(OnServer):
             *((req, "runs") for req in self.loop.running_batch.reqs),
         ]
 
+    def kept(self) -> Iterator[tuple[str, Any]]:
+        """What each session keeps that no request runs on."""
+        lent = {id(turn.req.kv) for turn in self.arrivals.values()}
+        for name, slot in self.release.slots(self.server.cache).items():
+            if id(slot.kv) not in lent:
+                yield name, slot
+
     def _forget_ended(self) -> None:
         """Requests that were aborted and are in no queue are gone."""
         there = {id(req) for req, _ in self.where()}
@@ -422,6 +442,7 @@ class DecodeSide(OnServer):
             for name, turn in self.arrivals.items()
             if id(turn.req) in there or turn.req.finished_reason is None
         }
+        self._reap()
 
 
 class HostCopies(Bag):

@@ -38,7 +38,7 @@ from impl.sglang.tiers.storage import BACKUP, FETCH, FIRST_WITH_STORAGE, QUERY, 
 from impl.vocabulary import CommandRefused, Played, done, require, spelled
 from reference.blocks.commands import Complete, Copy, ResetCache
 from reference.commands import (
-    Abort, Decode, Evict, Insert, Match, Outcome, Reason, Refused, Retract, Unlock,
+    Abort, Close, Decode, Evict, Insert, Match, Outcome, Reason, Refused, Retract, Unlock,
 )  # fmt: skip
 from reference.tiers.commands import (
     Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
@@ -72,6 +72,7 @@ class TierDriver(DecodeSide, TreeCommands):
             Await: self.await_prompt, Greet: self.greet, Arrive: self.arrive, FailPeer: self.fail_peer,
             Expire: self.expire, Decode: self._decode, Retract: self.retract_received, LastToken: self.end,
             Poll: self._process, Abort: lambda c: self.abort_received(c.request), Evict: self.evict,
+            Close: self.close_session,
         }  # fmt: skip
 
     def reset(self, geometry: TierConfig) -> None:

@@ -18,7 +18,7 @@ from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
 from reference.commands import token_of
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    GONE, NOWHERE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord, TierRequest,
+    GONE, IDLE, NOWHERE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord, TierRequest,
     TierTransfer, TierUser,
 )  # fmt: skip
 
@@ -173,8 +173,14 @@ class Gatherer:
             for node, lock in self.cache.ongoing_backup.values():
                 yield self._user(f"backup of {self.nodes.of(node)}", True, node, id(lock), lock)
 
-        for name, turn in self.side.arrivals.items() if self.side is not None else ():
-            lock = turn.req.lock
+        if self.side is not None:
+            yield from self._of_decode_side(self.side)
+
+    def _of_decode_side(self, side: DecodeSide) -> Iterator[TierUser]:
+        holders = [(name, turn.req.lock) for name, turn in side.arrivals.items()]
+        slots = self.release.slots(self.cache).items()
+        holders += [(_session(name), slot.lock) for name, slot in slots]
+        for name, lock in holders:
             if lock is not None:
                 user = self._user(name, False, lock.node, id(lock), lock)
                 yield user._replace(
@@ -330,6 +336,11 @@ class Gatherer:
                 first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
                 self._writing(room),
             ))  # fmt: skip
+        for name, slot in side.kept():
+            row, own = slot.kv.req_pool_idx, self._own(slot) if slot.kv.holds_kv else {}
+            found.append(TierRequest(
+                _session(name), IDLE, -1 if row is None else row, -1, own, {}, {}
+            ))  # fmt: skip
         for room, to in side.peers.writing.items():
             if room not in rooms:
                 found.append(TierRequest(to.name, GONE, -1, -1, {}, {}, self._writing(room)))
@@ -398,6 +409,10 @@ class Gatherer:
         except AssertionError as error:
             return " ".join(str(error).split())[:300]
         return ""
+
+
+def _session(name: str) -> str:
+    return f"session {name}"
 
 
 def _id(node: Any) -> int:
