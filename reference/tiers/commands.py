@@ -77,12 +77,12 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """A request comes whose prompt another server computes. session: it is a turn of the session of that
-    name, which keeps its KV until the next; the prompt goes on behind what was said in it."""
+    """A request comes whose prompt another server computes. resumable: it is a turn of the session of
+    that name, which keeps its KV until the next; the prompt goes on behind what was said in it."""
 
     holder: str
     prompt: Prompt
-    session: bool = False
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class LockRanges:
             )
         if isinstance(command, Await):
             self.seen = [command.prompt, *self.seen[:5]]
-            self.sessions |= {command.holder} if command.session else set()
+            self.sessions |= {command.holder} if command.resumable else set()
         if isinstance(command, Close):
             self.sessions.discard(command.session)
         self._locks_first = isinstance(command, Insert | Poll)

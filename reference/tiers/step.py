@@ -11,7 +11,16 @@ from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure,
 from reference.remembered import remembered
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import GONE, NOWHERE, Slots, TierFacts, TierNode, TierPart, TierTransfer
+from reference.tiers.facts import (
+    GONE,
+    NOWHERE,
+    OVER,
+    Slots,
+    TierFacts,
+    TierNode,
+    TierPart,
+    TierTransfer,
+)
 from reference.tiers.locks import LockRange, Where, counts
 from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
@@ -306,6 +315,9 @@ class TierStep:
             if request.state == NOWHERE:
                 at = AtCount(request.name, "state")
                 yield failure(f"{request.name} is in a queue, or runs", "it is in none", at)
+            if request.state == OVER:
+                at = AtCount(request.name, "state")
+                yield failure(f"{request.name} was closed, and keeps nothing", "it keeps KV", at)
         page = config.page_size
         for pool in config.pools:
             for number in range(page, (config.pages(pool) + 1) * page):

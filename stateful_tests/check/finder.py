@@ -155,7 +155,7 @@ class Finder:
         self._tell()
         smallest: Trace | None = None
         for clause in violation.clauses:
-            compared = beside(self.base, self.masks, trace, violation, clause)
+            compared = beside(self.base, self.masks, trace, violation, clause, self.system)
             stands = compared.stands
             if (compared.under and stands is Standing.KNOWN) or not self._wanted(
                 clause, stands, trace.mode
@@ -236,7 +236,7 @@ class Finder:
                 None
                 if stands is Standing.KNOWN
                 else lambda trace, violation: (
-                    beside(base, masks, trace, violation, clause).stands >= stands
+                    beside(base, masks, trace, violation, clause, system).stands >= stands
                     and (not alike or do_the_same(system, base, trace, violation))
                 )
             )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import DoesNotStart
+from reference.commands import Refused
 from reference.geometry import Geometry
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.causes import Needs, avoided, needs, to_avoid
@@ -222,22 +223,30 @@ class Compared(NamedTuple):
 
 
 def beside(
-    base: AnySystem | None, masks: Sequence[Mask], trace: Trace, violation: Violation, clause: str
+    base: AnySystem | None,
+    masks: Sequence[Mask],
+    trace: Trace,
+    violation: Violation,
+    clause: str,
+    system: AnySystem | None = None,
 ) -> Compared:
-    """How a violation of a clause stands beside a base: NEW where there is none to ask."""
+    """How a violation of a clause stands beside a base: NEW where there is none to ask. system: what shows
+    it; then a trace in which the two part before is no witness against a known fault."""
     if base is None:
         return Compared(Standing.NEW)
     under = holding(masks, violation, clause)
     unseen = Compared(Standing.KNOWN if under else Standing.UNTOLD, under)
     commands = trace.commands[: violation.step + 1]
     try:
-        seen = replay(base, replace(trace, commands=commands, clause=clause)).violation
+        run = replay(base, replace(trace, commands=commands, clause=clause))
     except UnusableImplementation as error:
         return unseen._replace(
             why=f"{base.name} cannot be driven through the trace: {error}", undriven=True
         )
+    seen = run.violation
     if seen is None:
-        return Compared(Standing.NEW)
+        parted = under and system is not None and _parted(system, run)
+        return unseen if parted else Compared(Standing.NEW)
     if clause in seen.clauses and _alike(seen, violation, clause):
         return Compared(Standing.KNOWN, under)
     first = violation.first_violation or violation
@@ -250,6 +259,21 @@ def beside(
         return Compared(Standing.NEW if more else Standing.UNTOLD, shown, why)
     # The tree gets past what the base violates: from there on they cannot be compared.
     return Compared(Standing.KNOWN if shown else Standing.UNTOLD, shown, why)
+
+
+def _refusals(run: Run) -> list[bool]:
+    """Of each command before the last, whether it was refused."""
+    return [isinstance(row.outcome, Refused) for row in run.rows[:-1]]
+
+
+def _parted(system: AnySystem, run: Run) -> bool:
+    """Whether a system and its base refuse different commands; one that schedules by itself may."""
+    if system.capabilities.schedules:
+        return False
+    try:
+        return _refusals(replay(system, run.trace)) != _refusals(run)
+    except UnusableImplementation:
+        return False
 
 
 def _alike(one: Violation, two: Violation, clause: str) -> bool:
@@ -286,7 +310,7 @@ def counted_under(
     the two do the same.
     """
     headline, *others = (
-        beside(base, masks, trace, violation, clause) for clause in violation.clauses
+        beside(base, masks, trace, violation, clause, system) for clause in violation.clauses
     )
     if all(each.stands is Standing.KNOWN for each in (headline, *others)):
         return headline.under

@@ -16,7 +16,7 @@ from reference.tiers.commands import (
     TierCommand,
 )
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import GONE, IDLE, TierFacts, TierRequest
+from reference.tiers.facts import GONE, IDLE, OVER, TierFacts, TierRequest
 from reference.tiers.locks import LockRanges
 from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
 from stateful_tests.generate.tier_profile import TierProfile
@@ -43,9 +43,10 @@ def propose_decode_command(
     by_state: dict[str, list[TierRequest]] = {}
     for request in facts.requests:
         by_state.setdefault(request.state, []).append(request)
-    there = {request.name for request in facts.requests if request.state not in (GONE, IDLE)}
-    absent = [name for name in profile.requests if name not in there]
+    there = {request.name for request in facts.requests if request.state not in (GONE, IDLE, OVER)}
+    absent = [name for name in profile.requests if name not in there | beside.sessions]
     sessions = sorted(beside.sessions)
+    again = [name for name in sessions if name not in there]
     waits, runs = by_state.get("waits", []), by_state.get("runs", [])
     writing = [request for request in facts.requests if request.writing]
     failing = [*waits, *by_state.get("greeted", ()), *by_state.get("receives", ())]
@@ -56,13 +57,13 @@ def propose_decode_command(
         "expire": profile.abort * bool(by_state.get("held")), "decode": profile.insert * bool(runs),
         "end": profile.insert * bool(runs), "retract": profile.send * bool(runs),
         "evict": profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
-        "close": bool(sessions),
+        "close": 2 * bool(sessions), "again": bool(again),
     }  # fmt: skip
     match by_weight(source, weights):
         case "await":
-            name = pick(source, absent)
-            session = name in beside.sessions or once_in(source, 3)
-            return Await(name, _prompt(beside, source, profile), session)
+            return Await(pick(source, absent), _prompt(beside, source, profile), once_in(source, 6))
+        case "again":
+            return Await(pick(source, again), _prompt(beside, source, profile), True)
         case "close":
             return Close(pick(source, sessions))
         case "greet":

@@ -17,7 +17,7 @@ from reference.commands import (
     Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name, prompt_of,
     prompt_text,
 )  # fmt: skip
-from reference.tiers.commands import TIER_COMMANDS, TierCommand
+from reference.tiers.commands import TIER_COMMANDS, Await, TierCommand
 from stateful_tests.traces.files import TraceError, check_command
 
 _NAME = r"[A-Za-z0-9_.-]+"
@@ -181,6 +181,7 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),
     Match: (_HOLDER, _OF_PROMPT, _flag("full_only", "(full KV alone)")),
+    Await: (_HOLDER, _OF_PROMPT, _flag("resumable", "(session)")),
     Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
 }  # fmt: skip
 _EVERY = (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS)

@@ -36,12 +36,16 @@ class Aborts:
         self.abort = own.pop(abort.rpartition(".")[2])
         self._others = own  # from 0.5.20 on
 
+    def lend(self, scheduler: Any) -> None:
+        """Give the stand-in what the method calls."""
+        for name, method in self._others.items():
+            setattr(scheduler, name, partial(method, scheduler))
+
     def waiting(self, req: Any, cache: Any) -> None:
         """A client aborts the one request in the queue. Nothing else of the scheduler matters."""
         scheduler: Any = Inert()
         scheduler.waiting_queue, scheduler.tree_cache = [req], cache
         scheduler.disaggregation_mode, scheduler.chunked_req = DisaggregationMode.NULL, None
         scheduler.cur_batch, scheduler.running_batch = None, Bag(reqs=[])
-        for name, method in self._others.items():
-            setattr(scheduler, name, partial(method, scheduler))
+        self.lend(scheduler)
         self.abort(scheduler, Bag(rid=req.rid))

@@ -223,8 +223,9 @@ class DecodeSide(OnServer):
             beam_coordinator=Bag(retire_group=lambda _: None), send_abort_output=lambda *_: None,
             ipc_channels=Bag(send_to_tokenizer=Bag(send_output=lambda *_: None)),  # up to 0.5.22
             disaggregation_mode=importlib.import_module(_UTILS).DisaggregationMode.DECODE,
-            _release_aborted_request=lambda _: None, _verify_kv_checksums=lambda _: None,
+            _verify_kv_checksums=lambda _: None,
         )  # fmt: skip
+        self.release.aborts.lend(loop)
         self.loop = loop
         loop.running_batch.batch_size = lambda: len(loop.running_batch.reqs)
         loop.running_batch.is_empty = lambda: not loop.running_batch.reqs
@@ -265,17 +266,21 @@ class DecodeSide(OnServer):
         server, name = self.server, command.holder
         known = server.controller.get(name)
         require(name not in self.arrivals, Reason.REQUEST_EXISTS)
-        require(known is None or command.session, Reason.REQUEST_EXISTS)
+        require(known is None or command.resumable, Reason.REQUEST_EXISTS)
         require(known is None or not self.release.closing(known), Reason.SESSION_CLOSING)
         said = len(self.release.history(known)) if known is not None else 0
         tokens = spelled(command.prompt, said)
         require(tokens, Reason.EMPTY)
-        require(said + len(tokens) + OUTPUT <= server.geometry.width, Reason.ROW_TOO_SHORT)
-        if command.session and known is None:
+        sizes = server.geometry
+        most = min(sizes.width, sizes.full_pages * sizes.page_size)
+        require(said + len(tokens) + OUTPUT <= most, Reason.ROW_TOO_SHORT)
+        if command.resumable and known is None:
             server.open_session(name)
+        session = name if command.resumable else None
+        req = server.new_request(f"{name}#{self.rooms + 1}", tokens, session, None)
+        # The session has a turn that is over for everybody else; how a rejected one runs is not driven.
+        require(req.to_finish is None, Reason.WRONG_PHASE)
         self.rooms += 1
-        session = name if command.session else None
-        req = server.new_request(f"{name}#{self.rooms}", tokens, session, None)
         req.bootstrap_host, req.bootstrap_port, req.bootstrap_room = "prefill", 1, self.rooms
         req.sampling_params.max_new_tokens = OUTPUT
         req.disagg_prefill_dp_rank = req.priority = 0
@@ -427,12 +432,14 @@ class DecodeSide(OnServer):
             *((req, "runs") for req in self.loop.running_batch.reqs),
         ]
 
-    def kept(self) -> Iterator[tuple[str, Any]]:
-        """What each session keeps that no request runs on."""
+    def kept(self) -> Iterator[tuple[str, Any, bool]]:
+        """What each session keeps that no request runs on, and whether somebody may come for it."""
         lent = {id(turn.req.kv) for turn in self.arrivals.values()}
         for name, slot in self.release.slots(self.server.cache).items():
             if id(slot.kv) not in lent:
-                yield name, slot
+                session = self.server.controller.get(name)
+                still = session is not None and not self.release.closing(session)
+                yield name, slot, still or name in self.arrivals
 
     def _forget_ended(self) -> None:
         """Requests that were aborted and are in no queue are gone."""

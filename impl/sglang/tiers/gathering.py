@@ -18,8 +18,8 @@ from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
 from reference.commands import token_of
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    GONE, IDLE, NOWHERE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord, TierRequest,
-    TierTransfer, TierUser,
+    GONE, IDLE, NOWHERE, OVER, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
+    TierRequest, TierTransfer, TierUser,
 )  # fmt: skip
 
 
@@ -336,10 +336,11 @@ class Gatherer:
                 first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
                 self._writing(room),
             ))  # fmt: skip
-        for name, slot in side.kept():
+        for name, slot, wanted in side.kept():
             row, own = slot.kv.req_pool_idx, self._own(slot) if slot.kv.holds_kv else {}
             found.append(TierRequest(
-                _session(name), IDLE, -1 if row is None else row, -1, own, {}, {}
+                _session(name), IDLE if wanted else OVER, -1 if row is None else row, -1, own,
+                self._retracted(slot), {},
             ))  # fmt: skip
         for room, to in side.peers.writing.items():
             if room not in rooms:

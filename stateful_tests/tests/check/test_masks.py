@@ -19,7 +19,9 @@ from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
 from impl.torch_kv import TorchKV
-from reference.commands import Broken, CheckIdle, Close, Decode, Extend, Mode, Open, Retract
+from reference.commands import (
+    Broken, CheckIdle, Close, Decode, Done, Extend, Mode, Open, Reason, Refused, Retract,
+)  # fmt: skip
 from reference.failures import Failure
 from reference.geometry import preset
 from stateful_tests.check import causes, finder
@@ -209,6 +211,27 @@ def test_what_is_new_has_a_witness(shown, seen, stands, under, monkeypatch):
     assert (found.stands, [mask.fault.id for mask in found.under]) == (stands, under)
     [part] = asked
     assert (len(part.commands), part.clause) == (5, shown.clauses[-1])
+
+
+@pytest.mark.parametrize(
+    "was, now, stands",
+    [("done done", "done done", Standing.NEW), ("refused done", "done done", Standing.KNOWN)],
+)
+def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, monkeypatch):
+    """Such as to refuse a turn, where the tree is mended: the tree then comes to another known fault."""
+    outcomes = {"done": Done(), "refused": Refused(Reason.WRONG_PHASE)}
+    shown = failed("SES-2", 1)
+
+    def replayed(system, trace):
+        said = (now if system is THREE else was).split()
+        rows = [SimpleNamespace(outcome=outcomes[word]) for word in said]
+        return SimpleNamespace(violation=None, rows=rows, trace=trace)
+
+    monkeypatch.setattr(masking, "replay", replayed)
+    trace = load(FOLDER / "sglang-0.5.11" / "a_turn_retracted_twice_loses_its_session.json")
+    base = SimpleNamespace(name="b")
+    assert beside(base, list(KNOWN), trace, shown, "SES-2", THREE).stands is stands
+    assert beside(base, [], trace, shown, "SES-2", THREE).stands is Standing.NEW
 
 
 @pytest.mark.parametrize(

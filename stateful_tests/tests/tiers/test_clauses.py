@@ -13,6 +13,7 @@ from reference.tiers.commands import Poll
 from reference.tiers.facts import (
     GONE,
     NOWHERE,
+    OVER,
     TierRead,
     TierRecord,
     TierRequest,
@@ -182,6 +183,8 @@ OF_A_DECODER = [
     ("a device slot is lost", facts(free=kv((6, 7), (6, 7, 8))), "XFER-3",
      "device full slot 8 is free, a node's or a request's; nobody has it"),
     ("an SWA slot is lost", facts(free=kv((6, 7, 8), (6, 7))), "XFER-3", "device swa slot 8 is free"),
+    ("a session is over", but(1, name="session h2", state=OVER), "XFER-3",
+        "session h2 was closed, and keeps nothing; it keeps KV"),
     ("a request is in no queue", but(1, state=NOWHERE), "XFER-3", "h2 is in a queue, or runs; it is in none"),
     ("a request and a node have a slot", but(0, slots=kv((3, 1), (3,))), "TREE-16",
      "device full slot 1 has one owner; node 1 and h1 have it"),

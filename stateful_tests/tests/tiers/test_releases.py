@@ -16,6 +16,7 @@ from reference.commands import Done, Mode, Reason, Refused
 from reference.failures import AtSlot
 from reference.geometry import GeometryError, preset
 from reference.tiers.commands import Fetch
+from reference.tiers.facts import IDLE
 from reference.tiers.config import TIER_PRESETS, TierConfig, tier_preset
 from stateful_tests.check import driving, tiers
 from stateful_tests.generate.choice_source import RandomChoices
@@ -266,6 +267,28 @@ def test_slots_that_are_held_are_freed_when_nobody_will_write_them(newest):
     run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
     states = [[request.state for request in moment.facts.requests] for moment in run.history[-5:]]
     assert run.violation is None and states == [["receives"], ["fails"], ["held"], ["held"], []]
+
+
+SAID = RECEIVED.replace("a6", "a6 (session)") + "; decode h1; last_token h1"
+
+
+def test_a_session_keeps_what_a_turn_leaves_until_it_is_closed(newest):
+    lines = SAID + "; close h1; await h1 a2; close h2; await h3 b2 (session); abort h3; close h3"
+    run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
+    kept = [[(r.name, r.state) for r in moment.facts.requests] for moment in run.history[-7:]]
+    assert run.violation is None and kept[:2] == [[("session h1", IDLE)], []]
+    assert [row.outcome for row in run.rows[9:10]] == [Refused(Reason.UNKNOWN_SESSION)]
+
+
+@pytest.mark.parametrize("lines, reason", [
+    (SAID + "; await h1 b2", Reason.REQUEST_EXISTS),
+    (SAID + "; await h1 b40 (session)", Reason.ROW_TOO_SHORT),
+    (RECEIVED.replace("a6", "a6 (session)") + "; close h1; close h1", Reason.SESSION_CLOSING),
+    ("await h1 a2 (session); abort h1; poll; await h1 b2 (session)", Reason.WRONG_PHASE),
+])  # fmt: skip
+def test_what_does_not_apply_to_a_session_of_a_decode_server_is_refused(newest, lines, reason):
+    run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
+    assert run.violation is None and run.rows[-1].outcome == Refused(reason)
 
 
 def test_a_release_whose_queues_are_not_driven_says_so():
