@@ -143,7 +143,7 @@ def _written(lane: Lane) -> list[tuple[int, int]]:
 )
 def _kept(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held() if step.config.recurrent else ():
-        count, stamps = bearer.computed or 0, bearer.ahead()[1]
+        count, stamps = bearer.computed, bearer.ahead()[1]
         if not count or count > len(stamps) or bearer.idle or bearer.turned:
             continue
         want = stamp_after(stamps, count)
