@@ -102,9 +102,9 @@ def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
     there."""
     for name in step.progress if step.config.geometry.states else ():
         request = step.was.request(name)
-        if request is not None and request.cursors is not None:
-            start, prefix = request.computed_len, request.cursors.cache_protected_len
-            yield request, start, request.phase is Phase.ADMITTED and start == prefix > 0
+        assert request is not None and request.cursors is not None
+        start, prefix = request.computed_len, request.cursors.cache_protected_len
+        yield request, start, request.phase is Phase.ADMITTED and start == prefix > 0
 
 
 def _continued(step: Step, hits: bool) -> Failure | None:
@@ -237,7 +237,7 @@ def _tracked_states(step: Step) -> Iterator[tuple[Request, int, int]]:
     """Requests whose text goes into the tree, the slots that each keeps for it, and after how many tokens. Of
     one that holds nothing STA-7 has them."""
     tracked = step.after.states.tracked if step.after.states is not None else {}
-    for request in step.now.requests if tracked else ():
+    for request in step.now.requests:
         session = step.now.session(request.session)
         if request.cursors is not None and (session is None or session.slot is None):
             for slot, length in tracked.get(request.holder, ()):
