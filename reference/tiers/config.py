@@ -21,8 +21,9 @@ class TierConfig:
     copied to the host. namespaces: texts b, d, f are asked for in a namespace; bigram: the tree knows pairs
     of tokens. storage: how long a request waits for pages of a storage behind the host, "" for none. decode:
     the server only decodes, with a radix tree ("radix": no host tier) or without ("plain": the host keeps KV
-    of retracted requests); rows: of such a server. Raises GeometryError when a size is out of bounds or the
-    sizes do not fit together.
+    of retracted requests); rows: of such a server. states, host_states: slots of recurrent state on the
+    device and on the host, 0 of a model without; only the state at the end of a text is kept. Raises
+    GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
     page_size: int
@@ -38,6 +39,8 @@ class TierConfig:
     storage: str = ""
     decode: str = ""
     rows: int = 0
+    states: int = 0
+    host_states: int = 0
 
     def __post_init__(self) -> None:
         for name, values in (("policy", POLICIES), ("storage", STORAGE), ("decode", DECODE)):
@@ -58,6 +61,10 @@ class TierConfig:
             )
         if self.decode and self.storage:
             raise GeometryError("storage", "must be '' on a server that only decodes")
+        if bool(self.states) != bool(self.host_states) or not 0 <= self.states <= MAX_SLOTS:
+            raise GeometryError("states", f"must be in [0, {MAX_SLOTS}], and come with host_states")
+        if self.states and (self.page_size > 1 or self.bigram or self.storage or self.decode):
+            raise GeometryError("states", "needs page_size 1, no bigram, no storage and no decode")
         for name in (
             "full_pages",
             "host_pages",
@@ -74,16 +81,18 @@ class TierConfig:
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Names of the pools that exist: ("full",) or ("full", "swa")."""
-        return ("full",) if self.window is None else ("full", "swa")
+        """Names of the pools that exist: "full", "swa" where there is a window, "state" where there are."""
+        swa, state = ("swa",) * (self.window is not None), ("state",) * bool(self.states)
+        return ("full", *swa, *state)
 
     def pages(self, pool: str) -> int:
         """Pages of `pool` on the device."""
-        return self.full_pages if pool == "full" else self.swa_pages
+        return {"full": self.full_pages, "swa": self.swa_pages, "state": self.states}[pool]
 
     def host_slots(self, pool: str) -> int:
-        """Slots of `pool` on the host (tokens)."""
-        return self.page_size * (self.host_pages if pool == "full" else self.host_swa_pages)
+        """Slots of `pool` on the host: tokens, or states."""
+        pages = {"full": self.host_pages, "swa": self.host_swa_pages, "state": self.host_states}
+        return self.page_size * pages[pool]
 
     @property
     def device(self) -> Geometry:
@@ -92,6 +101,7 @@ class TierConfig:
             self.page_size, self.window, self.full_pages, self.swa_pages, self.rows or 1, self.width,
             tree=self.decode != "plain",
             settings=(("namespaces", "extra_key"),) if self.namespaces else (), bigram=self.bigram,
+            states=self.states,
         )  # fmt: skip
 
 
@@ -111,6 +121,10 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "tier-page16": TierConfig(16, 5, 6, 6, 6, 4, 64),
     "tier-names": TierConfig(1, 3, 24, 16, 32, 24, 24, namespaces=True),
     "tier-bigram": TierConfig(1, 3, 24, 16, 32, 24, 24, bigram=True),
+    "tier-state": TierConfig(1, None, 24, 0, 32, 0, 24, states=8, host_states=8),
+    "tier-state-back": TierConfig(1, None, 24, 0, 32, 0, 24, "write_back", states=8, host_states=8),
+    "tier-state-small-host": TierConfig(1, None, 32, 0, 12, 0, 24, states=6, host_states=3),
+    "tier-state-window": TierConfig(1, 3, 24, 16, 32, 24, 24, states=8, host_states=6),
     "storage": TierConfig(1, None, 16, 0, 12, 0, 16, storage="best_effort"),
     "storage-wait": TierConfig(1, None, 16, 0, 12, 0, 16, storage="wait_complete"),
     "storage-back": TierConfig(2, None, 10, 0, 8, 0, 20, "write_back", storage="best_effort"),

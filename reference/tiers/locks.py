@@ -1,8 +1,9 @@
 """Who locks which positions of which path. A split changes no range.
 
 A user locks a range of positions of one path, fixed when it locks: on the device full KV from the root on,
-SWA KV in the nodes that cover a window before its end; on the host full KV of the last node, SWA KV as on
-the device. Every node in the range counts the user, however the path has been split since.
+SWA KV in the nodes that cover a window before its end, the state of the last node; on the host full KV of
+the last node, SWA KV and state as on the device. Every node in the range counts the user, however the path
+has been split since.
 
 Older releases are looser (TierFacts.loose). "tombstones": an SWA lock leaves out what has no SWA KV when it
 is taken. "host end": a FULL lock on the host stays with the last part of a node that is split.
@@ -35,8 +36,8 @@ class LockRange(NamedTuple):
 
 class LockRanges:
     """The ranges of all users, by the number of their lock. prompts: of those who hold one, by name; waiting:
-    of those who have asked a storage; received: of requests of a server that only decodes; seen: of the last
-    inserts."""
+    of those who have asked a storage; sessions: that are open on a server that only decodes; seen: prompts of
+    the last inserts."""
 
     def __init__(self, config: TierConfig) -> None:
         self.config = config
@@ -136,10 +137,11 @@ def counts(facts: TierFacts, ranges: list[LockRange], pools: tuple[str, ...]) ->
     for user, low, left_out in ranges:
         for pool in pools[:1] if user.full_only else pools:
             for node in path(user.node, nodes):
-                if node.start < low[pool]:
+                if node.start < low.get(pool, 0):
                     break
                 gap = pool == "swa" and any(start <= node.start < end for start, end in left_out)
                 wanted[user.host, pool, node.node] += not gap
-                if pool == "full" and user.host and "host end" in facts.loose:
+                of_the_end = pool == "full" and user.host and "host end" in facts.loose
+                if of_the_end or pool == "state":
                     break
     return wanted

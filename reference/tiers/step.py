@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from reference.blocks.commands import ResetCache
@@ -21,6 +21,7 @@ from reference.tiers.facts import (
     TierPart,
     TierTransfer,
 )
+from reference.states import chained
 from reference.tiers.locks import LockRange, Where, counts
 from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
@@ -169,21 +170,40 @@ class TierStep:
                     if own := slots[pool]:
                         yield self._copy(node, host, pool, own)
 
+    @remembered
+    def texts(self) -> dict[int, tuple[int, ...]]:
+        """The text up to the end of each node."""
+        found: dict[int, tuple[int, ...]] = {}
+        for node in self.after.nodes:
+            found[node.node] = (*found.get(node.parent, ()), *node.stamps)
+        return found
+
     def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
         where, unwritten, stamps = (host, pool), self.unwritten, node.stamps
+        if pool == "state":
+            stamps = tuple(chained(self.texts[node.node])[-1:])
         memory = (self.after.host_memory if host else self.after.memory)[pool]
         found = tuple(
             stamps[i] if (host, pool, slot) in unwritten and i < len(stamps) else memory[slot]
             for i, slot in enumerate(own)
         )
         tier = "host" if host else "device"
+        holds = (
+            f"the {pool} KV of node {node.node} on the {tier} is that of its {len(stamps)} tokens"
+        )
+        place, another = "position", "KV of another token"
+        first = node.start
+        if pool == "state":
+            holds = f"the state of node {node.node} on the {tier} is that after token {node.end}"
+            place, first, another = "the state after token", node.end, "another state"
         return KeptCopy(
-            f"the {pool} KV of node {node.node} on the {tier} is that of its {len(stamps)} tokens",
+            holds,
             stamps,
             found,
-            lambda i: f"{called((*where, own[i]))} of position {node.start + i}",
+            lambda i: f"{called((*where, own[i]))} of {place} {first + i}",
             lambda i: AtSlot(pool, own[i], host),
             "nothing",
+            another,
         )
 
     def pins(self) -> Iterator[Count]:
@@ -195,7 +215,8 @@ class TierStep:
                     if got != users and not self._harmless(node, host, pool, got):
                         tier = "host" if host else "device"
                         at = AtTreeNode(node.node, pool, host)
-                        kv = f"the {pool} KV of node {node.node} on the {tier}"
+                        what = pool if pool == "state" else f"{pool} KV"
+                        kv = f"the {what} of node {node.node} on the {tier}"
                         yield Count(kv, at, f"locked {users} times", f"locked {got} times")
 
     def _harmless(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
@@ -251,7 +272,8 @@ class TierStep:
         for job, part in self.moving(lambda job: not job.completed):
             slot = target(job, part)
             owners = self.owners.get(slot, ())
-            if len(owners) != 1 or self.free[slot]:
+            owned = len(owners) + len(self.holders.get(slot, ()))
+            if owned != 1 or self.free[slot]:
                 got = "it is free" if self.free[slot] else f"{len(owners)} nodes have it"
                 at = AtSlot(slot[1], slot[2], slot[0])
                 yield failure(
@@ -318,9 +340,13 @@ class TierStep:
             if request.state == OVER:
                 at = AtCount(request.name, "state")
                 yield failure(f"{request.name} was closed, and keeps nothing", "it keeps KV", at)
-        page = config.page_size
-        for pool in config.pools:
-            for number in range(page, (config.pages(pool) + 1) * page):
+        yield from self._nobodys(config.pools)
+
+    def _nobodys(self, pools: Iterable[str]) -> Iterator[Failure]:
+        """Slots of the device that nobody has."""
+        page = self.config.page_size
+        for pool in pools:
+            for number in range(page, (self.config.pages(pool) + 1) * page):
                 if not self.who_has((False, pool, number)):
                     want = f"device {pool} slot {number} is free, a node's or a request's"
                     yield failure(want, "nobody has it", AtSlot(pool, number, host=False))
@@ -328,6 +354,7 @@ class TierStep:
     def left_over(self) -> Iterator[Failure]:
         if self.config.decode:
             yield from self._lost()
+        yield from self._nobodys({"state"} & {*self.config.pools})
         for name in self.after.asked:
             if name not in self.waiting:
                 at = AtCount(name, "record")

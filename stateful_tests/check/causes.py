@@ -168,10 +168,11 @@ def _no_storage(system: AnySystem, trace: Trace) -> Trace:
 def _no_state(system: AnySystem, trace: Trace) -> Trace:
     """The model has no recurrent layers."""
     del system
-    if isinstance(trace.geometry, EngineConfig | TierConfig) or not trace.geometry.states:
+    if isinstance(trace.geometry, EngineConfig) or not trace.geometry.states:
         return trace
     kept = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
-    return _with_sizes(replace(trace, commands=tuple(kept)), states=0, tracks=False)
+    no_more = {"host_states": 0} if isinstance(trace.geometry, TierConfig) else {"tracks": False}
+    return _with_sizes(replace(trace, commands=tuple(kept)), states=0, **no_more)
 
 
 def _no_setting(system: AnySystem, trace: Trace) -> Trace:

@@ -128,7 +128,9 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
         presets = tuple(
             name
             for name, sizes in TIER_PRESETS.items()
-            if (can.storage or not sizes.storage) and (can.receives or not sizes.decode)
+            if (can.storage or not sizes.storage)
+            and (can.receives or not sizes.decode)
+            and (can.recurrent or not sizes.states)
         )
     if not system.capabilities.judged_alone:
         presets = tuple(name for name in PRESETS if system.capabilities.keeps_states(PRESETS[name]))

@@ -39,7 +39,7 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
     """Sizes that no preset has, with or without a window as `like` has."""
     if like.decode:
         return draw_decode_config(source, like)
-    page = pick(source, (1, 1, 2, 4, 16))
+    page = pick(source, (1, 1, 2, 4, 16)) if not like.states else 1
     full = 6 + source.upto(24 if page < 4 else 8)
     host = 3 + source.upto(36 if page < 4 else 12)
     windowed = like.window is not None
@@ -48,6 +48,7 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
         like, page_size=page, window=1 + source.upto(3 * page + 3) if windowed else None, full_pages=full,
         swa_pages=swa, host_pages=host, host_swa_pages=host_swa, width=page * max(4, min(full, 24)),
         policy=pick(source, POLICIES), storage=pick(source, STORAGE[1:]) if like.storage else "",
+        states=like.states and 3 + source.upto(6), host_states=like.states and 1 + source.upto(8),
     )  # fmt: skip
 
 
@@ -205,7 +206,8 @@ def _stored(beside: LockRanges, source: Choices) -> Prompt:
 def _evict(config: TierConfig, facts: TierFacts, source: Choices) -> Evict:
     full = pick(source, (0, 1, 3, 8, facts.evictable["full"]))
     swa = pick(source, (0, 0, 1, 4, facts.evictable["swa"])) if config.window is not None else 0
-    return Evict(full or (0 if swa else 1), swa)
+    states = pick(source, (0, 0, 1, facts.evictable["state"])) if config.states else 0
+    return Evict(full or (0 if swa or states else 1), swa, states)
 
 
 def _insert(

@@ -243,6 +243,8 @@ def check_fits(
             raise UnusableImplementation(
                 f"{system.name} is not driven as a server that only decodes"
             )
+        if geometry.states and not can.recurrent:
+            raise UnusableImplementation(f"{system.name} is not driven with recurrent state")
         return
     if can.tiers:
         raise UnusableImplementation(

@@ -206,6 +206,7 @@ def _shrink_tiers(failing: Failing, trace: Trace) -> Trace:
         {"namespaces": False},
         {"bigram": False},
         {"window": None, "swa_pages": 0, "host_swa_pages": 0},
+        {"states": 0, "host_states": 0},
         *({"policy": policy} for policy in POLICIES[: POLICIES.index(first.policy)]),
     ]
     for changes in tries:
@@ -219,6 +220,8 @@ def _shrink_tiers(failing: Failing, trace: Trace) -> Trace:
         "host_swa_pages",
         "width",
         "rows",
+        "states",
+        "host_states",
     )
     for name in sizes:
         for size in range(1, getattr(trace.geometry, name) or 1):

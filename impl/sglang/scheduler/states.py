@@ -96,7 +96,7 @@ class States:
         state after each. kept: the slot that gets one of them as well, and after how many tokens; 0: none."""
         slot, self.read[name] = self.stamp_of(row)
         stamps = chained(tokens, self.read[name])
-        self._cells[slot] = stamps[-1]
+        self.cells[slot] = stamps[-1]
         if kept[1] > 0:
             self.put(kept[0], stamps[kept[1] - 1])
         return stamps
@@ -104,12 +104,12 @@ class States:
     def stamp_of(self, row: Any) -> tuple[int, int]:
         """The slot that a row leads to, and the stamp in it."""
         slot = int(self.rows.get_mamba_indices(row))
-        return slot, int(self._cells[slot])
+        return slot, int(self.cells[slot])
 
     def put(self, slot: int, stamp: int) -> None:
         """Have this state in a slot; -1: in none."""
         if slot != -1:
-            self._cells[slot] = stamp
+            self.cells[slot] = stamp
 
     def kept(self, batch: Any, at: int, start: int, end: int) -> tuple[int, int]:
         """The slot that gets a state for the tree, where the batch says so of its entry `at`, which computes
@@ -137,7 +137,7 @@ class States:
         if not req.kv.holds_mamba:
             req.kv.mamba_pool_idx = self.rows.mamba_allocator.alloc(1)[0]
         stamp = stamp_after(chained(tokens), len(tokens))
-        self._cells[int(req.kv.mamba_pool_idx)] = stamp
+        self.cells[int(req.kv.mamba_pool_idx)] = stamp
         if self.buffers:
             if new:
                 self.rows._alloc_ping_pong_buffer(req)
@@ -146,12 +146,12 @@ class States:
                 buffer
             )
             req.kv.mamba_last_track_seqlen = len(tokens)
-            self._cells[int(buffer[kept])] = stamp
+            self.cells[int(buffer[kept])] = stamp
 
     # -- looking ----------------------------------------------------------------------------------
 
     @property
-    def _cells(self) -> Any:
+    def cells(self) -> Any:
         """A stamp for each slot: the first bytes of its state in the first layer."""
         state = self.rows.mamba_pool.mamba_cache.temporal[0]
         return state.flatten(1).view(torch.int64)[:, 0]
@@ -160,7 +160,7 @@ class States:
         """requests, sessions: the records of KV (`kv`) by the names of who holds them."""
         return StatesView(
             free=self.rows.mamba_allocator.free_slots.tolist(),
-            stamps=self._cells.tolist(),
+            stamps=self.cells.tolist(),
             requests={
                 name: int(kv.mamba_pool_idx) for name, kv in requests.items() if kv.holds_mamba
             },

@@ -13,6 +13,7 @@ from impl.sglang.releases.catalogue import TABLE
 FIRST = "0.5.18"  # the first release that is driven so: before it there is no L2TransferEngine
 # With the core in Rust, which tells no lock but those of full KV on the device: 0.5.19 breaks the others.
 FIRST_IN_RUST = "0.5.20"
+FIRST_WITH_STATES = "0.5.22"  # the first whose recurrent state is driven
 # Where it differs how a release's locks count: see reference.tiers.locks.
 _LOOSE = {"tombstones": "0.5.20", "host end": "0.5.22"}  # up to, not including
 # ruff: noqa: E501

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from reference.tiers.facts import TierPart
@@ -66,7 +66,7 @@ class CopyEngine:
         self.queues: dict[bool, deque[CopyJob]] = {False: deque(), True: deque()}
         self.completed: list[CopyJob] = []
         self.device_to_host_stream = self.host_to_device_stream = Stream()
-        self.memory: dict[str, list[int]] = {}
+        self.memory: dict[str, Any] = {}  # lists, or what is read and written as one
         self.host: dict[str, list[int]] = {}
 
     def submit_device_to_host(self, transfers: Sequence[Any], **_: Any) -> Any:
@@ -135,6 +135,23 @@ class CopyEngine:
     def next_to_copy(self, load: bool) -> CopyJob | None:
         """The oldest transfer of a direction that has not moved its KV."""
         return next((job for job in self.queues[load] if not job.copied), None)
+
+
+class StateStamps:
+    """Stamps of recurrent state by slot, in the pool's own tensor."""
+
+    def __init__(self, states: Any) -> None:
+        self.states = states
+
+    def __getitem__(self, slot: int) -> int:
+        return int(self.states.cells[slot])
+
+    def __setitem__(self, slot: int, stamp: int) -> None:
+        self.states.cells[slot] = stamp
+
+    def __iter__(self) -> Iterator[int]:
+        stamps: list[int] = self.states.cells.tolist()
+        return iter(stamps)
 
 
 def parts_of(pool: str, device: Any, host: Any) -> list[TierPart]:

@@ -24,7 +24,7 @@ from impl.process.worker import serve
 from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET
 from impl.sglang.scheduler.server import LockHolder, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
-from impl.sglang.tiers.copy_engine import CopyEngine
+from impl.sglang.tiers.copy_engine import CopyEngine, StateStamps
 from impl.sglang.tiers.decode_side import (
     FIRST_THAT_RECEIVES,
     DecodeSide,
@@ -61,7 +61,7 @@ class TierDriver(DecodeSide, TreeCommands):
         self.release, self.root = release, root
         self._checks_loads = _ALL_OR_NONE in release.policy.read_text(encoding="utf-8")
         self._commands: dict[type, Callable[[Any], Played]] = {
-            Match: self._match, Load: self._load, Insert: self._insert, Unlock: self.unlock,
+            Match: self._match, Load: self._load, Insert: self._insert, Unlock: self._unlock,
             Evict: self.evict, Send: self._send, Copy: self._copy, Complete: self._complete,
             Poll: self._poll, ResetCache: self._reset, Prefetch: self._prefetch, Abort: self._abort,
             Query: partial(self._go_on, QUERY, "prefetch_queue"),
@@ -88,6 +88,8 @@ class TierDriver(DecodeSide, TreeCommands):
             controller = self.cache.cache_controller
             self.copies = controller.l2_transfer_engine if controller is not None else CopyEngine()
             self.copies.memory = {"full": server.full_stamps, "swa": server.swa_stamps}
+            if server.states is not None:
+                self.copies.memory["state"] = StateStamps(server.states)
             self.copies.host = {pool: [0] * geometry.host_slots(pool) for pool in geometry.pools}
             self._loads = False
             self._waiting: dict[str, Any] = {}
@@ -174,6 +176,9 @@ class TierDriver(DecodeSide, TreeCommands):
     # -- requests ---------------------------------------------------------------------------------
 
     def _load(self, command: Load) -> None:
+        if (states := self.server.states) is not None:
+            # For the node, for the request, and what its match locks: a server has three for each.
+            states.require(3)
         self._loads = True
         try:
             self._match(Match(command.holder, command.prompt))
@@ -191,6 +196,17 @@ class TierDriver(DecodeSide, TreeCommands):
             self.cache.pop_prefetch_loaded_span(request)
             del self._waiting[command.holder]
         self.match(command)
+
+    def _unlock(self, command: Unlock) -> None:
+        """Who had a state loaded is admitted: its forward pass waits for the load, then its slot is free."""
+        holder, states = self.server.lock_holders.get(command.holder), self.server.states
+        loaded = states is not None and holder is not None and holder.req.kv.holds_mamba
+        if loaded:
+            self.cache.ready_to_load_host_cache()
+            self.copies.finish_loads()
+        self.unlock(command)
+        if loaded:
+            states.reverted(holder.req)  # type: ignore[union-attr]
 
     def _insert(self, command: Insert) -> None:
         require(command.holder not in self._waiting, Reason.WRONG_PHASE)

@@ -16,9 +16,10 @@ from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.decode_side import DecodeSide
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
 from reference.commands import token_of
+from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    GONE, IDLE, NOWHERE, OVER, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
+    GONE, HOLDS, IDLE, NOWHERE, OVER, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
     TierRequest, TierTransfer, TierUser,
 )  # fmt: skip
 
@@ -53,9 +54,8 @@ class Gatherer:
         self.cache: Any = server.cache
         self.controller, self.copies, self.side = self.cache.cache_controller, copies, side
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
-        self.kinds = (
-            {"full": kinds.FULL, "swa": kinds.SWA} if config.window else {"full": kinds.FULL}
-        )
+        known = {"full": kinds.FULL, "swa": kinds.SWA, "state": kinds.MAMBA}
+        self.kinds = {pool: known[pool] for pool in config.pools}
         group = self.cache.host_pool_group
         self.host_pools = (
             dict(zip(self.kinds, (e.host_pool for e in group.entries))) if group else {}
@@ -85,10 +85,12 @@ class Gatherer:
             tuple(self._records()), tuple(self._users()), reads,
             "" if transfers or operations else self._complaint(), loose(self.release.version), operations,
             **(self._kept_for_storage() if self.storage is not None else {}),
-            **(self._received() if self.side is not None else {}),
+            **(self._received() if self.side is not None else {"requests": tuple(self._holders_of_states())}),
         )  # fmt: skip
 
     def _free(self, pool: str) -> tuple[int, ...]:
+        if pool == "state":
+            return slots_of(self.server.rows.mamba_allocator.free_slots)
         size = self.config.page_size
         pages = self.release.free_pages(self.device_pools[pool])
         return tuple(page * size + at for page in pages for at in range(size))
@@ -97,7 +99,9 @@ class Gatherer:
         if self.server.tree is None:
             return dict.fromkeys(self.kinds, 0)
         sizes = self.server.tree.sizes()
-        return dict(zip(self.kinds, (sizes.full_evictable, sizes.swa_evictable)))
+        states = self.cache.mamba_evictable_size() if "state" in self.kinds else 0
+        counted = {"full": sizes.full_evictable, "swa": sizes.swa_evictable, "state": states}
+        return {pool: counted[pool] for pool in self.kinds}
 
     # -- the tree ---------------------------------------------------------------------------------
 
@@ -232,6 +236,12 @@ class Gatherer:
             yield TierRecord(False, self.nodes.of(ack), tuple(map(self.nodes.of, named)))
         for ack, record in self.cache.ongoing_load_back.items():
             yield TierRecord(True, self.nodes.of(ack), (self.nodes.of(_id(record[0])),))
+
+    def _holders_of_states(self) -> Iterator[TierRequest]:
+        for name, holder in self.server.lock_holders.items() if "state" in self.kinds else ():
+            if holder.req.kv.holds_mamba:
+                slot = int(holder.req.kv.mamba_pool_idx)
+                yield TierRequest(name, HOLDS, -1, -1, {"state": (slot,)}, {}, {})
 
     # -- a storage behind the host ------------------------------------------------------------------
 
@@ -402,6 +412,11 @@ class Gatherer:
                 swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
                 found = self.copies.memory["swa"][swa] if swa > 0 else 0
                 yield TierRead(name, "swa", position, swa, found, wanted)
+        kv = holder.req.kv
+        if "state" in self.kinds and kv.holds_mamba and len(slots):
+            slot, end = int(kv.mamba_pool_idx), len(slots)
+            wanted = stamp_after(chained(holder.tokens), end)
+            yield TierRead(name, "state", end - 1, slot, self.copies.memory["state"][slot], wanted)
 
     def _complaint(self) -> str:
         """What the release's own check says at rest."""
@@ -449,4 +464,5 @@ def _parts(operation: Any) -> Iterator[TierPart]:
     yield from parts_of("full", operation.device_indices, operation.host_indices)
     for more in operation.pool_transfers or ():
         if more.indices_from_pool is None:
-            yield from parts_of("swa", more.device_indices, more.host_indices)
+            pool = "swa" if more.name.value == "swa" else "state"
+            yield from parts_of(pool, more.device_indices, more.host_indices)

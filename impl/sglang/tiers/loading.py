@@ -20,7 +20,7 @@ from impl.sglang.releases.catalogue import TABLE, supported
 from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
-from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST
+from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST, FIRST_WITH_STATES
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES, utilities
 from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, double
 from reference.geometry import Geometry
@@ -34,6 +34,7 @@ class _Tiered(Unified):
 
     stores: ClassVar[bool] = False  # a storage behind the host is driven
     receives: ClassVar[bool] = False  # a server that only decodes is driven
+    keeps_states: ClassVar[bool] = False  # recurrent state is driven
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -95,8 +96,14 @@ def tiered(version: str, core: str = "") -> Any:
         )
     stores = order.index(version) >= order.index(FIRST_WITH_STORAGE)
     receives = order.index(version) >= order.index(FIRST_THAT_RECEIVES)
+    states = order.index(version) >= order.index(FIRST_WITH_STATES)
     release = variant(release, core) if core else release
-    facts = {"__doc__": release.__doc__, "stores": stores, "receives": receives}
+    facts = {
+        "__doc__": release.__doc__,
+        "stores": stores,
+        "receives": receives,
+        "keeps_states": states,
+    }
     return type(f"Tiered{release.__name__}", (_Tiered, release), facts)
 
 
@@ -161,7 +168,14 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         entries.append(entry(
             name=names.SWA, host_pool=pools["swa"], device_pool=device["swa"], layer_mapper=lambda _: 0,
             host_evict_fn=lambda n: cache.evict_host(n, kinds.SWA), device_alloc_fn=swa.alloc,
-            device_evict_fn=_swa_room(cache, server_args.files), device_free_fn=swa.free,
+            device_evict_fn=_room(cache, server_args.files, "swa", "swa_num_tokens"), device_free_fn=swa.free,
+        ))  # fmt: skip
+    if config.states:
+        states = cache.req_to_token_pool.mamba_allocator
+        entries.append(entry(
+            name=names.MAMBA, host_pool=pools["state"], device_pool=device["state"], layer_mapper=lambda _: 0,
+            host_evict_fn=lambda n: cache.evict_host(n, kinds.MAMBA), device_alloc_fn=states.alloc,
+            device_evict_fn=_room(cache, server_args.files, "mamba", "mamba_num"), device_free_fn=states.free,
         ))  # fmt: skip
     cache.host_pool_group = group.HostPoolGroup(entries)
     controller = load(f"{_CACHE}.hybrid_cache.hybrid_cache_controller").HybridCacheController
@@ -170,9 +184,11 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
         tp_group=None, load_cache_event=load_cache_event, write_policy=config.policy, io_backend="direct",
         transfer_layer_id_max=1, transfer_layer_num=1,
     )  # fmt: skip
-    for pool, kind in zip(config.pools, (kinds.FULL, kinds.SWA)):
-        setattr(cache, f"{pool}_kv_pool_host", pools[pool])
-        setattr(cache.components[kind], f"_{pool}_kv_pool_host", pools[pool])
+    of_pools = {"full": kinds.FULL, "swa": kinds.SWA, "state": kinds.MAMBA}
+    for pool in config.pools:
+        name = "mamba_pool_host" if pool == "state" else f"{pool}_kv_pool_host"
+        setattr(cache, name, pools[pool])
+        setattr(cache.components[of_pools[pool]], f"_{name}", pools[pool])
 
 
 @lru_cache(maxsize=8)
@@ -182,10 +198,10 @@ def _function(file: Path, name: str) -> Callable[..., Any] | None:
     return cut(file, frozenset({name}), env).get(name.rpartition(".")[2])
 
 
-def _swa_room(cache: Any, files: Path) -> Callable[[int], Any]:
-    """What makes room for SWA KV that is loaded back."""
+def _room(cache: Any, files: Path, kind: str, asked: str) -> Callable[[int], Any]:
+    """What makes room for SWA KV, or a state, that is loaded back."""
     file = files.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
-    if (own := _function(file, "_evict_swa_for_device_alloc")) is not None:
+    if (own := _function(file, f"_evict_{kind}_for_device_alloc")) is not None:
         return partial(own, cache)
     params = importlib.import_module(f"{_CACHE}.base_prefix_cache").EvictParams
-    return lambda n: cache.evict(params(swa_num_tokens=n))
+    return lambda n: cache.evict(params(**{asked: n}))

@@ -79,10 +79,9 @@ class RustGatherer(Gatherer):
         core = self.core
         spec = core.build_storage_backup_spec(handle, False)
         found = {"full": slots_of(spec.host_value) if spec is not None else ()}
-        if "swa" in self.kinds:
-            kinds: Any = importlib.import_module(f"{_CACHE}.unified_cache.components")
-            transfers = core.build_hicache_transfers(
-                self.kinds["swa"], handle, kinds.CacheTransferPhase.BACKUP_STORAGE
-            )
-            found["swa"] = slots_of(transfers[0].host_indices) if transfers else ()
+        phase: Any = importlib.import_module(f"{_CACHE}.unified_cache.components")
+        stored = phase.CacheTransferPhase.BACKUP_STORAGE
+        for pool in [*self.kinds][1:]:
+            transfers = core.build_hicache_transfers(self.kinds[pool], handle, stored)
+            found[pool] = slots_of(transfers[0].host_indices) if transfers else ()
         return found

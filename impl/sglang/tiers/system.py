@@ -38,6 +38,7 @@ class TierSystem(WorkerSystem):
         bigram=True,
         storage=True,
         receives=True,
+        recurrent=True,
     )
 
     def __init__(
@@ -67,6 +68,7 @@ class TierSystem(WorkerSystem):
             commands=self.capabilities.commands - without,
             storage=kind.stores,
             receives=kind.receives,
+            recurrent=kind.keeps_states,
         )
         if version is not None:
             self.root = release_root(version, DECODES if kind.receives else "")

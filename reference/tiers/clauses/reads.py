@@ -22,7 +22,8 @@ from reference.tiers.step import TierStep
 def _reads(step: TierStep) -> Failure | None:
     for read in step.after.reads:
         if read.found != read.wanted:
-            want = f"{read.holder} finds its own {read.pool} KV at position {read.position}"
+            what = "state after" if read.pool == "state" else f"{read.pool} KV at"
+            want = f"{read.holder} finds its own {what} position {read.position}"
             if read.slot <= 0 and read.pool == "swa":
                 return failure(
                     want, "it has no slot there", AtCount(read.holder, "position", read.position)
@@ -75,13 +76,15 @@ def _continues(step: TierStep) -> Failure | None:
 def _evictable(step: TierStep) -> Failure | None:
     if not isinstance(step.command, Evict) or step.refused:
         return None
-    for pool, asked in (("full", step.command.full), ("swa", step.command.swa)):
+    asked_for = {"full": step.command.full, "swa": step.command.swa, "state": step.command.states}
+    for pool, asked in asked_for.items():
         if pool not in step.config.pools:
             continue
         count = step.before.evictable[pool]
         freed = len(step.after.free[pool]) - len(step.before.free[pool])
         if freed < min(asked, count):
-            want = f"{min(asked, count)} of {count} evictable {pool} tokens are freed"
+            what = "states" if pool == "state" else f"{pool} tokens"
+            want = f"{min(asked, count)} of {count} evictable {what} are freed"
             return failure(want, f"{freed} are", AtCount("tree", f"{pool} evictable", count))
     return None
 

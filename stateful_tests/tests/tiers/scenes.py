@@ -14,9 +14,10 @@ from reference.commands import token_id
 from reference.tiers.clauses import TierStep, broken
 from reference.tiers.commands import Poll, TierCommand
 from reference.tiers.config import TierConfig
+from reference.states import chained
 from reference.tiers.facts import (
-    TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest, TierTransfer,
-    TierUser,
+    HOLDS, TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest,
+    TierTransfer, TierUser,
 )  # fmt: skip
 from reference.tiers.locks import LockRanges
 
@@ -104,6 +105,21 @@ RECEIVED = TierFacts(
     (TierNode(1, 0, 0, A[:2], kv((1, 2), (1, 2)), kv(), count(), count()),), kv((6, 7, 8), (6, 7, 8)), kv(),
     count(2, 2), kv((0, *A[:2], 0, 0, 0, 0, 0, 0), (0, 0, 0, 0, 0, 0, 0, 0, 0)), kv(),
     requests=(RECEIVES, HELD), free_rows=(3,), free_first=(),
+)  # fmt: skip
+
+
+# A model with recurrent layers: node 1 "aa" has its state on both tiers; one is loaded for h2 as well.
+WITH_STATES = TierConfig(1, None, 4, 0, 4, 0, 4, states=3, host_states=2)
+STATE = chained(A[:2])[-1]
+LOADS = TierRequest("h2", HOLDS, -1, -1, {"state": (2,)}, {}, {})
+RECURRENT = TierFacts(
+    (TierNode(
+        1, 0, 0, A[:2], {"full": (1, 2), "state": (1,)}, {"full": (0, 1), "state": (0,)},
+        {"full": 1, "state": 1}, {"full": 0, "state": 0},
+    ),),
+    {"full": (3, 4), "state": (3,)}, {"full": (2, 3), "state": (1,)}, {"full": 0, "state": 0},
+    {"full": (0, *A[:2], 0, 0), "state": (0, STATE, STATE, 0)},
+    {"full": (*A[:2], 0, 0), "state": (STATE, 0)}, users=(TierUser("h2", False, 1, 1),), requests=(LOADS,),
 )  # fmt: skip
 
 

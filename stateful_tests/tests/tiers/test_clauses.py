@@ -23,8 +23,9 @@ from reference.tiers.facts import (
 from reference.tiers.locks import LockRanges
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.tiers.scenes import (
-    A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, NODES, OTHER, PAGE, PREFETCH, RECEIVED, RECEIVES,
-    RECORDS, REST, SIZES, STORING, TRANSFERS, USERS, count, facts, kv, node, part, together, violated,
+    A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, LOADS, NODES, OTHER, PAGE, PREFETCH, RECEIVED,
+    RECEIVES, RECORDS, RECURRENT, REST, SIZES, STATE, STORING, TRANSFERS, USERS, WITH_STATES, count, facts,
+    kv, node, part, together, violated,
 )  # fmt: skip
 from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 
@@ -373,6 +374,56 @@ def test_an_evict_frees_what_counts_as_evictable():
     assert violated(facts(), was=REST._replace(evictable=count()), command=Evict(3)) == ([], "")
     one_pool = replace(SIZES, window=None, swa_pages=0, host_swa_pages=0)
     assert one_pool.pools == ("full",)
+
+
+def recurrent(**changes):
+    """Another node, or other facts, of a model with recurrent layers."""
+
+    def changed(was):
+        [only] = was.nodes
+        of_node = {name: changes.pop(name) for name in ("host", "locks") if name in changes}
+        return was._replace(nodes=(only._replace(**of_node),), **changes)
+
+    return changed
+
+
+KV = {"full": (0, *A[:2], 0, 0)}
+OF_STATES = (
+    ("a state of other tokens", recurrent(memory={**KV, "state": (0, A[0], STATE, 0)}), "HOST-2",
+        "the state of node 1 on the device is that after token 2; device state slot 1 of the state after"
+        " token 2 holds another state"),
+    ("a copy is empty", recurrent(host_memory={"full": (*A[:2], 0, 0), "state": (0, 0)}), "HOST-2",
+        "the state of node 1 on the host is that after token 2; host state slot 0 of the state after token"
+        " 2 holds nothing"),
+    ("a slot that nobody has", recurrent(requests=()), "XFER-3",
+        "device state slot 2 is free, a node's or a request's; nobody has it"),
+    ("a request has the state of a node", recurrent(requests=(LOADS._replace(slots={"state": (1,)}),)),
+        "XFER-3", "device state slot 2"),
+    ("a request has a free slot", recurrent(free={"full": (3, 4), "state": (2, 3)}), "TREE-16",
+        "device state slot 2 has one owner; h2 and the free list have it"),
+    ("a host slot is lost", recurrent(host={"full": (0, 1), "state": ()}), "HOST-1", "host state slot 0"),
+    ("a lock too many", recurrent(locks={"full": 1, "state": 2}), "HOST-3",
+        "the state of node 1 on the device is locked 1 times"),
+    ("a state that was not loaded", recurrent(reads=(TierRead("h2", "state", 1, 2, 0, STATE),)), "LOAD-1",
+        "h2 finds its own state after position 1; slot 2 holds nothing"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "clause", "says"), [row[1:] for row in OF_STATES], ids=[r[0] for r in OF_STATES]
+)
+def test_a_fault_in_states_is_seen_first_by_its_clause(change, clause, says):
+    clauses, sentence = violated(change, was=RECURRENT, sizes=WITH_STATES, waiting=())
+    assert clauses[0] == clause and says in sentence, (clauses, sentence)
+
+
+def test_states_that_are_right_conform_and_an_evict_frees_as_many_as_counted():
+    assert violated(recurrent(), was=RECURRENT, sizes=WITH_STATES, waiting=()) == ([], "")
+    was = RECURRENT._replace(evictable={"full": 0, "state": 1})
+    clauses, says = violated(
+        recurrent(), command=Evict(0, 0, 1), was=was, sizes=WITH_STATES, waiting=()
+    )
+    assert clauses == ["TREE-17"] and says == "1 of 1 evictable states are freed; 0 are"
 
 
 def test_every_clause_has_a_row():

@@ -98,7 +98,8 @@ def told_by(system, name, lines):
 
 
 @pytest.mark.parametrize("name", [
-    "tier-window", "tier-window-back", "tier-names", "tier-bigram", "storage-window", "storage-names",
+    "tier-window", "tier-window-back", "tier-names", "tier-bigram", "tier-state", "tier-state-window",
+    "storage-window", "storage-names",
 ])  # fmt: skip
 def test_the_core_in_rust_tells_what_the_one_in_python_has(newest, in_rust, name):
     lines = STORED if name.startswith("storage") else ROUND
