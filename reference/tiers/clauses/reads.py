@@ -11,8 +11,9 @@ from reference.tiers.step import TierStep
 @clause(
     "LOAD-1",
     "a forward pass reads its own text",
-    "A forward pass finds KV of its request's text at every position of its prefix, and in the SWA pool at"
-    " every position of its window: what was on the host has been loaded before.",
+    "A forward pass finds KV of its request's text at every position of its prefix, in the SWA pool at every"
+    " position of its window, and the state after its prefix where one was loaded for it: what was on the host"
+    " has been loaded before.",
     why="This is the purpose of the second tier.",
     rule="tiers.facts",
     source="as READ-1, READ-2; sglang LayerDoneCounter",
@@ -22,8 +23,10 @@ from reference.tiers.step import TierStep
 def _reads(step: TierStep) -> Failure | None:
     for read in step.after.reads:
         if read.found != read.wanted:
-            what = "state after" if read.pool == "state" else f"{read.pool} KV at"
-            want = f"{read.holder} finds its own {what} position {read.position}"
+            what = f"{read.pool} KV at position {read.position}"
+            if read.pool == "state":
+                what = f"state after token {read.position + 1}"
+            want = f"{read.holder} finds its own {what}"
             if read.slot <= 0 and read.pool == "swa":
                 return failure(
                     want, "it has no slot there", AtCount(read.holder, "position", read.position)

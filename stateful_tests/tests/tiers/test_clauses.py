@@ -405,7 +405,7 @@ OF_STATES = (
     ("a lock too many", recurrent(locks={"full": 1, "state": 2}), "HOST-3",
         "the state of node 1 on the device is locked 1 times"),
     ("a state that was not loaded", recurrent(reads=(TierRead("h2", "state", 1, 2, 0, STATE),)), "LOAD-1",
-        "h2 finds its own state after position 1; slot 2 holds nothing"),
+        "h2 finds its own state after token 2; slot 2 holds nothing"),
 )  # fmt: skip
 
 
