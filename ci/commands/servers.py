@@ -396,8 +396,9 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
         return
     if release not in TIERS:
         raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
-    if given.get("states"):
-        raise Unusable("--set states: a server with --set hicache=1 has none")
+    if given.get("states") and (given.get("track") or given.get("storage")):
+        what = "track" if given.get("track") else "storage"
+        raise Unusable(f"--set {what}: a server with --set hicache=1 and --set states has none")
     if given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
     for field, known in (("policy", POLICIES), ("storage", STORAGES)):

@@ -23,6 +23,7 @@ from stateful_tests.watched.seen import RequestSeen
 _WITHOUT_KV = re.compile(
     "a reused row must carry allocated KV|reusing request must be chunked or have"
 )
+_NO_STATE = re.compile("AssertionError: Can ?not alloc mamba")
 # of the tree's core in Python, and in Rust
 _OF_A_SESSION = re.compile(
     r"KeyError: <sglang\.srt\.session\.streaming_session\._VirtualNode|TypeError: '_VirtualNode' object"
@@ -50,6 +51,8 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         name = "ignored-end-token-in-chunks"
     elif _OF_A_SESSION.match(error) and config.storage:
         name = "session-asks-the-storage"
+    elif _NO_STATE.search(error) and seen.states_in_stores:
+        name = "stores-pin-every-state"
     elif _counts_enough(error) and config.storage and POLICIES[config.policy] == "write_back":
         name = "evictable-above-a-backup"
     elif "ut of memory" in error and config.mixed and seen.prepared:

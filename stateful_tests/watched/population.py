@@ -332,6 +332,8 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
         "pressure": (luck := rng.random()) < 0.7,
         "mixed": luck * 10 % 1 < 0.3,
     }
+    if fixed.get("states") and fixed.get("hicache"):  # kept at the end of a text alone
+        fixed = {"track": 0, "storage": 0, "mixed": False, **fixed}
     if fixed.get("states"):
         fixed = _with_states({**found, "track": 8 * (luck * 100 % 1 < 0.5)}, fixed)
     if fixed.get("hicache"):

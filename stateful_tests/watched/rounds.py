@@ -235,8 +235,12 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
     if beside.header.states or e.states:
         bearers = len(state_lens(state))
         held = bearers * (1 + beside.header.tracks)
-        held += sum(seen.has_state for seen in beside.requests.values())
-        want = beside.header.states - held
+        matched = sum(seen.has_state for seen in beside.requests.values())
+        want = beside.header.states - held - matched
+        if (
+            beside.header.tier is not None
+        ):  # who matches a state on the host gets its slot when it is loaded
+            want = max(want, min(e.states, want + matched))
         if beside.header.lazy:
             want = max(want - bearers, min(e.states, want))
         _counted(beside, "STA-6", "slots of recurrent state free or the tree's", want, e.states)

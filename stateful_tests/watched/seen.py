@@ -104,7 +104,7 @@ class TierSeen:
         self.config = TierConfig(
             size, header.window, header.full_tokens // size, header.swa_tokens // size,
             tier.full_tokens // size, tier.swa_tokens // size, header.width, tier.policy,
-            storage=tier.storage,
+            storage=tier.storage, states=tier.states and header.states, host_states=tier.states,
         )  # fmt: skip
         self.locks = LockRanges(self.config)
         self.facts: TierFacts | None = None

@@ -104,8 +104,9 @@ class Served:
 
 
 def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
-    """Serve one run, and judge it. level: of its log; pages alone tell which states the tree gets."""
-    level = level or ("pages" if run.config.states else "lengths")
+    """Serve one run, and judge it. level: of its log; pages, or what is logged of a host tier, tell which
+    states the tree gets."""
+    level = level or ("pages" if run.config.states and not run.config.hicache else "lengths")
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
         watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level, "KVSPEC_WATCH_SNAPSHOT": "64"}
         watch["KVSPEC_WATCH_TIER"] = str(int(run.config.hicache))
@@ -189,7 +190,11 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes
         known = "last-token" if hole else ended
         if misread.pool == "state":
-            known = validated.wrong_states.get((misread.request, misread.position), ended)
+            # which nodes have it on either tier is not followed
+            copied = validated.state_ahead if run.config.hicache else None
+            known = validated.wrong_states.get(
+                (misread.request, misread.position), ended or copied or ""
+            )
         reads.setdefault((misread.pool, known), []).append(misread)
     for (pool, known), (first, *more) in reads.items():
         if pool == "state":

@@ -23,12 +23,13 @@ Lane = tuple[str, int, int, int, int]  # a request and its cursors
 
 class TierHeader(Struct, forbid_unknown_fields=True):
     """A host tier. full_tokens, swa_tokens: of the host; policy: when KV is copied there; storage: how long a
-    request waits for pages of a storage behind it, "" for none."""
+    request waits for pages of a storage behind it, "" for none; states: slots of the host."""
 
     full_tokens: int
     swa_tokens: int
     policy: str
     storage: str = ""
+    states: int = 0
 
 
 class WatchHeader(Struct, forbid_unknown_fields=True):

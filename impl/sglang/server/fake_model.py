@@ -30,6 +30,7 @@ from impl.sglang.server.canary import Canary, ForwardPass
 from impl.sglang.server.clients import Clients, mixed
 from impl.sglang.server.fake_tier import FakeTier
 from impl.sglang.server.outcome import Misread
+from impl.sglang.server.tier import stamp
 from impl.sglang.server.progress import Headway, Stall, excess
 from reference.states import chained, seen, stamp_after
 
@@ -45,6 +46,11 @@ class Read(NamedTuple):
     row: int
     start: int
     text: list[int]
+
+
+def _stamped(tokens: Sequence[int], start: int = 0) -> list[int]:
+    """Tokens from a position on, as their KV is stamped."""
+    return [stamp(token, at) for at, token in enumerate(tokens, start)]
 
 
 class Fold(NamedTuple):
@@ -176,7 +182,10 @@ class FakeModel:
         self.states.deferred(batch)
         for lane in lanes:
             self._continues(lane)
-        stamps = [self.states.fold(each.request.rid, each.row, each.tokens) for each in lanes]
+        stamps = [
+            self.states.fold(each.request.rid, each.row, _stamped(each.tokens, each.start))
+            for each in lanes
+        ]
         if batch.mamba_track_mask is not None:
             extends = batch.forward_mode.is_extend()
             track = batch.mamba_track_mask, batch.mamba_track_indices, batch.mamba_track_seqlens
@@ -198,7 +207,10 @@ class FakeModel:
         for lane in lanes:
             self._continues(lane)
         own = [self.states.stamp_of(each.row) for each in lanes]
-        stamps = [chained(each.tokens, stamp) for each, (_, stamp) in zip(lanes, own)]
+        stamps = [
+            chained(_stamped(each.tokens, each.start), stamp)
+            for each, (_, stamp) in zip(lanes, own)
+        ]
 
         def keep(
             *,
@@ -238,7 +250,7 @@ class FakeModel:
         assert self.states is not None
         name, start = lane.request.rid, lane.start
         slot, got = self.states.stamp_of(lane.row)
-        text, key = chained(self._texts[name]), (name, "state", start)
+        text, key = chained(_stamped(self._texts[name])), (name, "state", start)
         if got == (want := stamp_after(text, start)):
             return
         last = (self._texts[name][start - 1], start - 1) if start else (0, -1)

@@ -10,8 +10,9 @@ from typing import Any
 
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.server.clients import POLICIES, STORAGES, Config, mixed
-from impl.sglang.server.tier import TOKEN_BITS, stamp
-from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
+from impl.sglang.scheduler.states import States
+from impl.sglang.server.tier import TOKEN_BITS, pools_of, stamp
+from impl.sglang.tiers.copy_engine import CopyEngine, Event, StateStamps, Stream
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Hashes, Storage, double
 
 OFTEN = (1, 1, 4, 15)  # in how many of 16 rounds a transfer moves on; the seed picks one
@@ -26,7 +27,7 @@ def settings(config: Config) -> dict[str, Any]:
         "hicache_ratio": config.host / 10,
         "hicache_write_policy": POLICIES[config.policy],
         "hicache_io_backend": "direct",
-        "hicache_mem_layout": "layer_first",
+        "hicache_mem_layout": "page_first_direct" if config.states else "layer_first",
     }
 
 
@@ -69,13 +70,15 @@ def before_storage() -> PlacedHashes:
 
 
 class FakeTier:
-    """Transfers of one scheduler. stamps, writers: of the model's pools. hashes: of a storage's pages."""
+    """Transfers of one scheduler. stamps, writers, states: of the model's pools. hashes: of a storage's
+    pages."""
 
     def __init__(
         self,
         scheduler: Any,
         stamps: dict[str, dict[int, tuple[int, int]]],
         writers: dict[str, dict[int, str]],
+        states: States | None,
         seed: int,
         config: Config,
         hashes: PlacedHashes | None,
@@ -86,13 +89,15 @@ class FakeTier:
         self.counter = cache.cache_controller.layer_done_counter
         self.engine: CopyEngine = cache.cache_controller.l2_transfer_engine
         self.seed, self.often = seed, OFTEN[mixed(seed, 7) % len(OFTEN)]
-        sizes = [allocator.size]
+        sizes = {"full": allocator.size}
         if scheduler.is_hybrid_swa:
-            sizes = [allocator.size_full, allocator.size_swa]
+            sizes = {"full": allocator.size_full, "swa": allocator.size_swa}
         self.engine.memory, self.engine.host = {}, {}
-        for pool, size, entry in zip(("full", "swa"), sizes, cache.host_pool_group.entries):
+        for pool, entry in zip(pools_of(scheduler), cache.host_pool_group.entries):
             entry.device_pool.pool = pool
-            slots: Any = StampedSlots(size + scheduler.page_size, stamps[pool], writers[pool])
+            slots: Any = StateStamps(states)
+            if pool != "state":
+                slots = StampedSlots(sizes[pool] + scheduler.page_size, stamps[pool], writers[pool])
             self.engine.memory[pool], self.engine.host[pool] = slots, [0] * entry.host_pool.size
 
         self.storage: Storage | None = None

@@ -15,13 +15,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from impl.sglang.parts.namespaces import elements_of
+from impl.sglang.parts.tracking import buffers_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server.events import Event, TierHeader, Tiered
 from impl.sglang.server.runs import TIERS
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.rust_gathering import RustGatherer
-from reference.tiers.facts import TierFacts, TierNode, TierPart, TierUser
+from reference.tiers.facts import HOLDS, TierFacts, TierNode, TierPart, TierRequest, TierUser
 
 _PATH = "kvspec_path"  # an attribute of a lock's receipt: the nodes that it was taken on
 TOKEN_BITS = 20  # of a stamp
@@ -40,9 +41,18 @@ def has_tier(scheduler: Any, release: Release0510) -> bool:
 def header(scheduler: Any) -> TierHeader:
     """What a log says of the tier. Pools in tokens."""
     tree = scheduler.tree_cache
-    sizes = [entry.host_pool.size for entry in tree.host_pool_group.entries]
-    waits = tree.prefetch_stop_policy if tree.enable_storage else ""
-    return TierHeader(sizes[0], sum(sizes[1:2]), tree.cache_controller.write_policy, waits)
+    sizes = dict(zip(pools_of(scheduler), (e.host_pool.size for e in tree.host_pool_group.entries)))
+    waits, policy = (
+        tree.prefetch_stop_policy if tree.enable_storage else "",
+        tree.cache_controller.write_policy,
+    )
+    return TierHeader(sizes["full"], sizes.get("swa", 0), policy, waits, sizes.get("state", 0))
+
+
+def pools_of(scheduler: Any) -> tuple[str, ...]:
+    """The pools of both tiers, in the order of the host's."""
+    swa, states = scheduler.is_hybrid_swa, scheduler.tree_cache.supports_mamba()
+    return ("full", *("swa",) * swa, *("state",) * states)
 
 
 class _Submitted:
@@ -108,12 +118,15 @@ class TierReader(Gatherer):
         pools = {"full": allocator.full_attn_allocator if split else allocator}
         if split:
             pools["swa"] = allocator.swa_attn_allocator
+        if "state" in pools_of(scheduler):
+            pools["state"] = scheduler.req_to_token_pool.mamba_allocator
         server = SimpleNamespace(
             cache=tree,
             full_pool=pools["full"],
             swa_pool=pools.get("swa"),
             tree=None,
             lock_holders={},
+            rows=scheduler.req_to_token_pool,
         )
         copies = tree.cache_controller.l2_transfer_engine
         self.stamped = isinstance(copies, CopyEngine)
@@ -123,7 +136,7 @@ class TierReader(Gatherer):
                 pool: (each.device_pool, pools[pool].size + scheduler.page_size, each.host_pool.size)
                 for pool, each in entries.items()
             })  # fmt: skip
-        config = SimpleNamespace(window=window, page_size=scheduler.page_size)
+        config = SimpleNamespace(window=window, page_size=scheduler.page_size, pools=(*pools,))
         storage = getattr(copies, "storage", None)
         super().__init__(release, server, config, copies, storage)  # type: ignore[arg-type]
         self._last: TierFacts | None = None
@@ -189,6 +202,17 @@ class TierReader(Gatherer):
         tokens = list(node.key.token_ids)[:count]  # of a pair the first
         return tuple(stamp(token, at) for at, token in enumerate(tokens, start))
 
+    def _holders_of_states(self) -> Iterator[TierRequest]:
+        """Requests that go on, and sessions; a turn on what its session lends it once."""
+        holders = [(each.rid, each.kv) for each in self._requests() if not each.finished()]
+        holders += [(name, slot.kv) for name, slot in self.release.slots(self.cache).items()]
+        seen = set[int]()
+        for name, kv in holders if "state" in self.kinds else ():
+            if kv.holds_mamba and id(kv) not in seen:
+                seen.add(id(kv))
+                own = int(kv.mamba_pool_idx), *buffers_of(kv)
+                yield TierRequest(name, HOLDS, -1, -1, {"state": own}, {}, {})
+
     def _evictable(self) -> dict[str, int]:
         return dict.fromkeys(self.kinds, 0)
 
@@ -201,16 +225,21 @@ class TierReader(Gatherer):
 
     def _holders(self) -> Iterator[tuple[str, Any]]:
         """Requests and sessions that have a lock on the tree."""
-        scheduler, seen = self.scheduler, set[int]()
-        batches = [scheduler.running_batch, scheduler.last_batch, self._batch]
-        batches += [batch for batch, _ in vars(scheduler).get("result_queue", ())]
-        requests = [request for batch in batches if batch is not None for request in batch.reqs]
-        requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
-        holders = [(request.rid, request) for request in (*requests, *scheduler.waiting_queue)]
+        seen = set[int]()
+        holders = [(request.rid, request) for request in self._requests()]
         for name, each in (*holders, *self.release.slots(self.cache).items()):
             if each.lock is not None and id(each.lock) not in seen:
                 seen.add(id(each.lock))
                 yield name, each.lock
+
+    def _requests(self) -> list[Any]:
+        """Those of all batches, and those that wait."""
+        scheduler = self.scheduler
+        batches = [scheduler.running_batch, scheduler.last_batch, self._batch]
+        batches += [batch for batch, _ in vars(scheduler).get("result_queue", ())]
+        requests = [request for batch in batches if batch is not None for request in batch.reqs]
+        requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+        return [*requests, *scheduler.waiting_queue]
 
     def _user(self, name: str, host: bool, node: Any, key: Any, lock: Any) -> TierUser:
         user = super()._user(name, host, node, key, lock)

@@ -324,7 +324,7 @@ def run(
     model = FakeModel(scheduler, watcher.kind, script, config.draft, config.track)
     if config.hicache:
         model.tier = fake_tier.FakeTier(
-            scheduler, model.stamps, model.writers, seed, config, hashes
+            scheduler, model.stamps, model.writers, model.states, seed, config, hashes
         )
     if canary:
         model.canary = kv_canary.Canary(scheduler, watcher.kind, config.draft)

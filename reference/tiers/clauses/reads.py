@@ -12,8 +12,8 @@ from reference.tiers.step import TierStep
     "LOAD-1",
     "a forward pass reads its own text",
     "A forward pass finds KV of its request's text at every position of its prefix, in the SWA pool at every"
-    " position of its window, and the state after its prefix where one was loaded for it: what was on the host"
-    " has been loaded before.",
+    " position of its window, and the state after its prefix where one was loaded for it: what was on the"
+    " host has been loaded before.",
     why="This is the purpose of the second tier.",
     rule="tiers.facts",
     source="as READ-1, READ-2; sglang LayerDoneCounter",

@@ -252,7 +252,7 @@ def test_servers_with_a_host_tier_have_what_goes_with_it():
     for clients in (clients for _, clients, _ in drawn[::2]):
         assert sum(not each.operator for each in clients) == 12
         assert {t.text for c in clients for t in c.turns} <= {*range(8)}
-    assert {c.storage for c in configs} == {0, 1, 2}
+    assert {c.storage for c in configs} == {0, 1, 2} and {c.rust for c in configs} == {False, True}
     for number, (config, clients, _) in enumerate(drawn):
         sessions = any(client.session for client in clients)
         assert not (sessions and config.storage) or number % 8 == population.SESSIONS_AT
@@ -260,6 +260,9 @@ def test_servers_with_a_host_tier_have_what_goes_with_it():
     drawn = [plain.draw() for _ in range(6)]
     scene = population.of_scene(population.scenes()[0])
     assert drawn[1][1] == scene and drawn[5][1] == population.of_scene(population.scenes()[1])
+    states = population.Population(1, fixed={"hicache": True, "states": 20})
+    configs = [states.draw()[0] for _ in range(9)]
+    assert all(c.states and not (c.track or c.storage or c.mixed or c.overlap) for c in configs)
     fixed = population.Population(1, fixed={"hicache": True, "policy": 2, "host": 6})
     assert {(c.policy, c.host) for c, *_ in (fixed.draw() for _ in range(9))} == {(2, 6)}
 
@@ -439,6 +442,8 @@ TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 
         Config(page_size=4, window=8, tree=False),
         Config(overlap=True, mixed=True),
         Config(window=4, overlap=True, tokens=64, hicache=True),
+        Config(window=4, overlap=True, tokens=64, hicache=True, rust=True),
+        Config(tokens=64, states=20, hicache=True, policy=2),
     ],
 )
 def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
@@ -501,6 +506,9 @@ PINNED = "RuntimeError: Out of memory. Try to allocate 8 tokens. Available full 
 STAND_IN = (
     "KeyError: <sglang.srt.session.streaming_session._VirtualNode object at 0x7f> at srt/a.py:1"
 )
+IN_RUST = "TypeError: '_VirtualNode' object cannot be interpreted as an integer at srt/a.py:1"
+NO_STATE = "AssertionError: Can not alloc mamba cache at srt/mem_cache/a.py:1"
+FLAGS = "parked", "prepared", "next_chunk", "states_in_stores"
 MIXED, ALONE = Config(mixed=True, tree=False), Config(tree=False)
 RETRACTED, RESUMED, REJECTED = (
     "a retract before the first result",
@@ -546,11 +554,15 @@ RETRACTED, RESUMED, REJECTED = (
     ("0.5.23", PINNED.replace("8 tokens", "82 tokens"), "", Config(hicache=True, storage=1, policy=2), ""),
     ("0.5.23", STAND_IN, "", Config(hicache=True, storage=1), "session-asks-the-storage"),
     ("0.5.23", STAND_IN, "", Config(hicache=True), ""),
+    ("0.5.23", IN_RUST, "", Config(hicache=True, storage=1), "session-asks-the-storage"),
+    ("0.5.23", NO_STATE, "states_in_stores", Config(hicache=True, states=20), "stores-pin-every-state"),
+    ("0.5.23", NO_STATE, "", Config(hicache=True, states=20), ""),
+    ("0.5.23", OTHER, "states_in_stores", Config(hicache=True, states=20), ""),
     ("0.5.23", "KeyError: 3", "", Config(hicache=True, storage=1), ""),
 ])  # fmt: skip
 def test_known_faults_explain_what_they_cause_alone(release, error, seen, config, name):
     """Each condition of explains_end: without it an unrelated end would be one of a known fault."""
-    validated = Validated(**{flag: seen == flag for flag in ("parked", "prepared", "next_chunk")})
+    validated = Validated(**{flag: seen == flag for flag in FLAGS})
     validated.reached[seen] += 1
     assert explains_end(release, error, config, validated) == name
 
@@ -584,18 +596,21 @@ class Fault(NamedTuple):
 _TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))[
     "fault"
 ]
-# Of those that random commands find in the tree with its host tier, what clients reach; with which storage.
+# Of those that random commands find in the tree with its host tier, what clients reach; on which servers.
 OF_A_TIER = {
-    "swa-lock-lost-at-a-split": 0,
-    "swa-host-part-dropped-at-a-split": 0,
-    "pending-write-not-renamed-at-a-split": 0,
-    "abort-of-a-prefetch-frees-twice": 2,
-    "backup-keeps-its-lock": 1,
-    "window-that-came-short-leaks": 2,
+    "swa-lock-lost-at-a-split": {"storage": 0},
+    "swa-host-part-dropped-at-a-split": {"storage": 0},
+    "pending-write-not-renamed-at-a-split": {"storage": 0},
+    "abort-of-a-prefetch-frees-twice": {"storage": 2},
+    "backup-keeps-its-lock": {"storage": 1},
+    "window-that-came-short-leaks": {"storage": 2},
+    "state-copy-moves-up-at-a-split": {"states": 20},
+    "slot-of-a-state-is-lost": {"states": 20},
+    "core-in-rust-names-other-host-slots": {"rust": True},
 }
 FAULTS = [Fault(**table) for table in _TABLES] + [
-    Fault(name, fault.file, fault.old, fault.new, "log", {"hicache": True, "storage": storage})
-    for name, storage in OF_A_TIER.items()
+    Fault(name, fault.file, fault.old, fault.new, "log", {"hicache": True, "rust": False} | fixed)
+    for name, fixed in OF_A_TIER.items()
     for fault in (TIER_FAULTS[name],)
 ]
 
