@@ -34,7 +34,7 @@ def names(impl: str) -> list[str]:
 
         order = list(TABLE)
         releases = VARIANTS.get(ways[0] if ways else "", TABLE)
-        if "hicache" in ways:
+        if ways[-1:] == ["hicache"]:
             tiered = order[order.index(FIRST_IN_RUST if "rust" in ways else FIRST) :]
             releases = [name for name in tiered if name in releases]
     elif package == "vllm==all":

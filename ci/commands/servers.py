@@ -396,9 +396,12 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
         return
     if release not in TIERS:
         raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
-    if given.get("states") and (given.get("track") or given.get("storage")):
-        what = "track" if given.get("track") else "storage"
-        raise Unusable(f"--set {what}: a server with --set hicache=1 and --set states has none")
+    if given.get("states"):
+        more = [name for name in ("track", "storage", "mixed", "overlap") if given.get(name)]
+        more += ["page_size"] if int(given.get("page_size", 1)) > 1 else []
+        for field in more:
+            why = "keeps states at the end of a text alone, without storage, mixed batches, overlap and pages"
+            raise Unusable(f"--set {field}: a server with --set hicache=1 and --set states {why}")
     if given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
     for field, known in (("policy", POLICIES), ("storage", STORAGES)):

@@ -14,6 +14,7 @@ from stateful_tests.lockstep.known_faults import (
     known_faults,
     looked_for,
     releases,
+    ways_of,
 )
 from stateful_tests.traces.files import load
 
@@ -129,9 +130,12 @@ def _path(file: str | None) -> str:
 
 
 def _replays(fault: KnownFault) -> list[str]:
-    """The commands that replay its traces on the newest release that has it."""
-    system = f"{fault.engine}=={_releases(fault)[-1]}{f'+{fault.way}' if fault.way else ''}"
-    return [f"kvspec replay @{PurePath(trace).stem} --impl {system}" for trace in fault.traces]
+    """The commands that replay its traces on the newest release that has it, run as they are."""
+    newest = f"{fault.engine}=={_releases(fault)[-1]}"
+    return [
+        f"kvspec replay @{PurePath(trace).stem} --impl {'+'.join([newest, *ways_of(trace)])}"
+        for trace in fault.traces
+    ]
 
 
 def _releases(fault: KnownFault) -> list[str]:

@@ -56,10 +56,15 @@ def of_a_command(failure: str) -> bool:
     return not (fails_at_start(failure) or failure.removeprefix("TypeError: ").startswith(VIEW))
 
 
+_AFTER_ANOTHER = "after an earlier panic"
+
+
 def described(error: BaseException, root: Path | None = None) -> str:
     """Type, message, and the line that raised it: the last one below `root`, else outside of libraries. That
     line is the message of an exception without one, such as a bare assert."""
     # the first is of whoever called the system
+    while _AFTER_ANOTHER in str(error) and error.__context__ is not None:
+        error = error.__context__  # what follows a panic of an extension tells nothing
     frames = traceback.extract_tb(error.__traceback__)[1:]
     places = [(f.filename, f.lineno or 0, f.name) for f in frames]
     if isinstance(error, SystemFailed):

@@ -61,8 +61,11 @@ class TierConfig:
             )
         if self.decode and self.storage:
             raise GeometryError("storage", "must be '' on a server that only decodes")
-        if bool(self.states) != bool(self.host_states) or not 0 <= self.states <= MAX_SLOTS:
-            raise GeometryError("states", f"must be in [0, {MAX_SLOTS}], and come with host_states")
+        for name, value in (("states", self.states), ("host_states", self.host_states)):
+            if not 0 <= value <= MAX_SLOTS:
+                raise GeometryError(name, f"must be in [0, {MAX_SLOTS}], not {value}")
+        if bool(self.states) != bool(self.host_states):
+            raise GeometryError("host_states", "must be 0 where states is, and nowhere else")
         if self.states and (self.page_size > 1 or self.bigram or self.storage or self.decode):
             raise GeometryError("states", "needs page_size 1, no bigram, no storage and no decode")
         for name in (

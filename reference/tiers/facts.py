@@ -108,7 +108,7 @@ class TierOperation(NamedTuple):
         return f"backup {self.job}" if self.back else f"prefetch {self.job} of {self.name}"
 
 
-GONE, NOWHERE, IDLE, OVER, HOLDS = "gone", "nowhere", "idle", "over", "holds"
+GONE, NOWHERE, IDLE, OVER, BUSY, HOLDS = "gone", "nowhere", "idle", "over", "busy", "holds"
 
 
 class TierPage(NamedTuple):
@@ -127,11 +127,11 @@ class TierRequest(NamedTuple):
 
     state: "waits", "greeted" when it may take slots, "receives", "fails" when its transfer has, "held" when
     it was given up and its slots are kept, "runs", "retracted", NOWHERE in no queue; GONE where the transfer
-    alone is left. Of a session, for what it keeps while no turn runs on it: IDLE, or OVER when it was closed
-    and has no turn. HOLDS: of any server, a lock holder with a slot for its recurrent state. row, first: its
-    row, and the slot of its first token; -1 for none. slots: of the device that are its own, by pool; kept:
-    host slots of its KV while it is retracted. writing: device slots that the prefill server has still to
-    write.
+    alone is left. Of a session, for what it keeps while no turn runs on it: IDLE; OVER when it was closed and
+    has no turn; BUSY when it waits for a turn that is gone. HOLDS: of any server, a lock holder with a slot
+    for its recurrent state. row, first: its row, and the slot of its first token; -1 for none. slots: of the
+    device that are its own, by pool; kept: host slots of its KV while it is retracted. writing: device slots
+    that the prefill server has still to write.
     """
 
     name: str
@@ -193,5 +193,5 @@ class TierFacts(NamedTuple):
         """A transfer of the present cache is not acknowledged, an operation of the storage is not over, or a
         request is there."""
         moving = any(not transfer.stale for transfer in self.transfers)
-        there = any(request.state not in (IDLE, OVER, HOLDS) for request in self.requests)
+        there = any(request.state not in (IDLE, OVER, BUSY, HOLDS) for request in self.requests)
         return moving or bool(self.operations) or there

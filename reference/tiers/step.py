@@ -12,6 +12,7 @@ from reference.remembered import remembered
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
+    BUSY,
     GONE,
     NOWHERE,
     OVER,
@@ -82,7 +83,7 @@ class TierStep:
 
     @remembered
     def holders(self) -> dict[Slot, list[int]]:
-        """The requests of a server that only decodes which have each device slot, by their place."""
+        """The requests which have each device slot for themselves, by their place."""
         found: dict[Slot, list[int]] = {}
         for at, request in enumerate(self.after.requests):
             for pool, own in request.slots.items():
@@ -95,6 +96,11 @@ class TierStep:
         names = [f"node {node}" for node in self.owners.get(slot, ())]
         names += [self.after.requests[at].name for at in self.holders.get(slot, ())]
         return names + ["the free list"] * self.free[slot]
+
+    def had_by(self, slot: Slot) -> str:
+        """The same, as an observation."""
+        names = self.who_has(slot)
+        return f"{' and '.join(names) or 'nobody'} {'have' if len(names) > 1 else 'has'} it"
 
     @remembered
     def unwritten(self) -> set[Slot]:
@@ -173,9 +179,9 @@ class TierStep:
     @remembered
     def texts(self) -> dict[int, tuple[int, ...]]:
         """The text up to the end of each node."""
-        found: dict[int, tuple[int, ...]] = {}
+        found: dict[int, tuple[int, ...]] = {0: ()}
         for node in self.after.nodes:
-            found[node.node] = (*found.get(node.parent, ()), *node.stamps)
+            found[node.node] = (*found[node.parent], *node.stamps)
         return found
 
     def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
@@ -274,7 +280,7 @@ class TierStep:
             owners = self.owners.get(slot, ())
             owned = len(owners) + len(self.holders.get(slot, ()))
             if owned != 1 or self.free[slot]:
-                got = "it is free" if self.free[slot] else f"{len(owners)} nodes have it"
+                got = self.had_by(slot)
                 at = AtSlot(slot[1], slot[2], slot[0])
                 yield failure(
                     f"{called(slot)} is kept for {job.called}", got, at, AtTransfer(job.job)
@@ -303,7 +309,7 @@ class TierStep:
                     slot = False, pool, number
                     if self.holders.get(slot) != [at] or self.free[slot] or slot in self.owners:
                         want = f"{called(slot)} is kept for what the prefill server of {request.name} writes"
-                        got = f"{' and '.join(self.who_has(slot)) or 'nobody'} has it"
+                        got = self.had_by(slot)
                         yield failure(want, got, AtSlot(pool, number, host=False))
             for what, own_number, free in (
                 ("row", request.row, self.after.free_rows),
@@ -337,6 +343,11 @@ class TierStep:
             if request.state == NOWHERE:
                 at = AtCount(request.name, "state")
                 yield failure(f"{request.name} is in a queue, or runs", "it is in none", at)
+            if request.state == BUSY:
+                at = AtCount(request.name, "state")
+                yield failure(
+                    f"{request.name} is free for a turn", "it waits for one that is gone", at
+                )
             if request.state == OVER:
                 at = AtCount(request.name, "state")
                 yield failure(f"{request.name} was closed, and keeps nothing", "it keeps KV", at)

@@ -199,7 +199,8 @@ class Standing(IntEnum):
     """What a base says of a violation that a tree shows.
 
     NEW: it has a witness, a trace in which the tree violates the clause and the base, run to that step,
-        violates nothing, or at that step alone what the tree does as well. UNTOLD: it has none yet, and is
+        violates nothing and has refused nothing that the tree carried out, or violates at that step alone
+        what the tree does as well. UNTOLD: it has none yet, and is
         no known fault's clause: the base violates others at that step, or cannot be driven. KNOWN: the base
         violates the clause, or what has no witness comes where a known fault shows.
     """
@@ -267,13 +268,14 @@ def _refusals(run: Run) -> list[bool]:
 
 
 def _parted(system: AnySystem, run: Run) -> bool:
-    """Whether a system and its base refuse different commands; one that schedules by itself may."""
+    """Whether the base has refused what the system carried out; one that schedules by itself may."""
     if system.capabilities.schedules:
         return False
     try:
-        return _refusals(replay(system, run.trace)) != _refusals(run)
+        pairs = zip(_refusals(replay(system, run.trace)), _refusals(run))
     except UnusableImplementation:
         return False
+    return any(was and not now for now, was in pairs)
 
 
 def _alike(one: Violation, two: Violation, clause: str) -> bool:

@@ -60,10 +60,8 @@ def released(beside: Beside, e: log.Released) -> None:
             beside.state = beside.state.with_session(session._replace(state=session.state + 1))
         elif e.reason is None and e.outputs < request.output:
             beside.of_session(session.name).state_ahead = deviations.state_ahead(beside.header)
-    elif ahead is not None and beside.header.states:
-        beside.result.state_ahead = ahead
-        if text := beside.texts.inputs.get(e.request):
-            beside.kept_states.ends([*text, *(e.ids or ())][: before.kv_committed_len], ahead)
+    elif ahead is not None and (text := beside.texts.inputs.get(e.request)):
+        beside.kept_states.ends([*text, *(e.ids or ())][: before.kv_committed_len], ahead)
     if e.reason not in (None, "FINISH_ABORT") and session is not None:
         beside.of_session(session.name).stays_busy = None
         beside.texts.keeps(e.request, session.name, e.ids, text_len(session.history))

@@ -46,8 +46,12 @@ class Validated:
     Known faults show elsewhere than in a log, too:
     holes: (session, position) that count as committed, and whose KV was never written.
     wrong_states: (request, position) that goes on from another state -> the known fault.
-    state_ahead: the known fault by which the tree has a state of a longer text than its node's, if any.
     states_in_stores: no slot for a state is free, and stores and requests pin all that the tree has.
+    ended: the known fault after which two turns write into one row, or slot; no later line is judged.
+    prepared: a prefill was prepared, and has not run.
+    parked: a request waited between two chunks when the last round was prepared.
+    next_chunk: the next chunk of a request was admitted, and its prefill not prepared.
+    situation: who held what at the last line, in a sentence.
     """
 
     events: int = 0
@@ -63,7 +67,6 @@ class Validated:
     known: Counter[str] = field(default_factory=Counter)
     holes: set[tuple[str, int]] = field(default_factory=set)
     wrong_states: dict[tuple[str, int], str] = field(default_factory=dict)
-    state_ahead: str | None = None
     states_in_stores: bool = False
     ended: str = ""
     prepared: bool = False

@@ -190,11 +190,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes
         known = "last-token" if hole else ended
         if misread.pool == "state":
-            # which nodes have it on either tier is not followed
-            copied = validated.state_ahead if run.config.hicache else None
-            known = validated.wrong_states.get(
-                (misread.request, misread.position), ended or copied or ""
-            )
+            known = validated.wrong_states.get((misread.request, misread.position), ended)
         reads.setdefault((misread.pool, known), []).append(misread)
     for (pool, known), (first, *more) in reads.items():
         if pool == "state":

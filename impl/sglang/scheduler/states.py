@@ -135,7 +135,12 @@ class States:
             assert self.tree is not None
             self.tree.evict(0, 0, missing)
         if not req.kv.holds_mamba:
-            req.kv.mamba_pool_idx = self.rows.mamba_allocator.alloc(1)[0]
+            slots = self.rows.mamba_allocator.alloc(1)
+            if slots is None:  # what counted as evictable was not
+                raise RuntimeError(
+                    "no slot for a state: fewer were evicted than counted as evictable"
+                )
+            req.kv.mamba_pool_idx = slots[0]
         stamp = stamp_after(chained(tokens), len(tokens))
         self.cells[int(req.kv.mamba_pool_idx)] = stamp
         if self.buffers:

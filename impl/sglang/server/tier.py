@@ -22,6 +22,7 @@ from impl.sglang.server.runs import TIERS
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.rust_gathering import RustGatherer
+from reference.tiers.config import MAX_SLOTS
 from reference.tiers.facts import HOLDS, TierFacts, TierNode, TierPart, TierRequest, TierUser
 
 _PATH = "kvspec_path"  # an attribute of a lock's receipt: the nodes that it was taken on
@@ -34,8 +35,14 @@ def stamp(token: int, position: int) -> int:
 
 
 def has_tier(scheduler: Any, release: Release0510) -> bool:
-    """Whether the scheduler has a host tier that can be looked at."""
-    return release.version in TIERS and bool(scheduler.enable_hierarchical_cache)
+    """Whether the scheduler has a host tier that can be looked at: one of a test's size, and with states only
+    what the clauses know."""
+    tried = release.version in TIERS and bool(scheduler.enable_hierarchical_cache)
+    tree = scheduler.tree_cache
+    if not tried or (tree.supports_mamba() and (scheduler.page_size > 1 or tree.enable_storage)):
+        return False
+    sizes = [entry.host_pool.size for entry in tree.host_pool_group.entries]
+    return bool(max(*sizes, scheduler.token_to_kv_pool_allocator.size) <= MAX_SLOTS)
 
 
 def header(scheduler: Any) -> TierHeader:
@@ -204,10 +211,12 @@ class TierReader(Gatherer):
 
     def _holders_of_states(self) -> Iterator[TierRequest]:
         """Requests that go on, and sessions; a turn on what its session lends it once."""
+        if "state" not in self.kinds:
+            return
         holders = [(each.rid, each.kv) for each in self._requests() if not each.finished()]
         holders += [(name, slot.kv) for name, slot in self.release.slots(self.cache).items()]
         seen = set[int]()
-        for name, kv in holders if "state" in self.kinds else ():
+        for name, kv in holders:
             if kv.holds_mamba and id(kv) not in seen:
                 seen.add(id(kv))
                 own = int(kv.mamba_pool_idx), *buffers_of(kv)

@@ -11,7 +11,7 @@ from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.catalogue import TABLE
 
 FIRST = "0.5.18"  # the first release that is driven so: before it there is no L2TransferEngine
-# With the core in Rust, which tells no lock but those of full KV on the device: 0.5.19 breaks the others.
+# With the core in Rust, which tells the locks of full KV on the device alone: in 0.5.19 the others break.
 FIRST_IN_RUST = "0.5.20"
 FIRST_WITH_STATES = "0.5.22"  # the first whose recurrent state is driven
 # Where it differs how a release's locks count: see reference.tiers.locks.
@@ -52,6 +52,10 @@ API = """
 0.5.22 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch
 0.5.22 ...    managers/scheduler.py | Scheduler.abort_request
 0.5.22 ...    mem_cache/base_prefix_cache.py | TreeLock.swa_released; TreeLock.receipt; TreeLock.node
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.snapshot_buffer_backup(_, _); RustUnifiedTreeCore.pretty_print()
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.build_storage_backup_spec(_, _); RustUnifiedTreeCore.root_node_handle()
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.prefetch_anchor_info(_); RustUnifiedTreeCore.get_hash_values(_)
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.backfill_missing_hash_values(); RustUnifiedTreeCore.begin_insert(_)
 0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.alloc(_); HostKVCache.free(_); HostKVCache.free_slots
 """
 

@@ -21,6 +21,7 @@ from impl.vocabulary import RequestPhase, require, spelled
 from reference.commands import Close, Decode, Reason, Retract, token_id
 from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet
 from reference.tiers.config import TierConfig
+from reference.tiers.facts import BUSY, IDLE, OVER
 
 FIRST_THAT_RECEIVES = "0.5.22"
 OUTPUT = 4  # tokens that a request may have, the first included
@@ -432,14 +433,22 @@ class DecodeSide(OnServer):
             *((req, "runs") for req in self.loop.running_batch.reqs),
         ]
 
-    def kept(self) -> Iterator[tuple[str, Any, bool]]:
-        """What each session keeps that no request runs on, and whether somebody may come for it."""
+    def idle(self) -> Iterator[tuple[str, Any, str]]:
+        """Sessions on which no request runs: what each keeps, None for nothing, and its state."""
         lent = {id(turn.req.kv) for turn in self.arrivals.values()}
-        for name, slot in self.release.slots(self.server.cache).items():
-            if id(slot.kv) not in lent:
-                session = self.server.controller.get(name)
-                still = session is not None and not self.release.closing(session)
-                yield name, slot, still or name in self.arrivals
+        slots = self.release.slots(self.server.cache)
+        for name in {**self.server.controller.sessions, **slots}:
+            slot, session = slots.get(name), self.server.controller.get(name)
+            if (slot is not None and id(slot.kv) in lent) or (
+                slot is None and name in self.arrivals
+            ):
+                continue
+            if name in self.arrivals:
+                yield name, slot, IDLE
+            elif session is None or self.release.closing(session):
+                yield name, slot, OVER
+            else:
+                yield name, slot, BUSY if session._inflight else IDLE
 
     def _forget_ended(self) -> None:
         """Requests that were aborted and are in no queue are gone."""

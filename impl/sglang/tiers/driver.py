@@ -200,12 +200,12 @@ class TierDriver(DecodeSide, TreeCommands):
     def _unlock(self, command: Unlock) -> None:
         """Who had a state loaded is admitted: its forward pass waits for the load, then its slot is free."""
         holder, states = self.server.lock_holders.get(command.holder), self.server.states
-        loaded = states is not None and holder is not None and holder.req.kv.holds_mamba
-        if loaded:
+        has_slot = states is not None and holder is not None and holder.req.kv.holds_mamba
+        if has_slot:
             self.cache.ready_to_load_host_cache()
             self.copies.finish_loads()
         self.unlock(command)
-        if loaded:
+        if has_slot:
             states.reverted(holder.req)  # type: ignore[union-attr]
 
     def _insert(self, command: Insert) -> None:

@@ -19,9 +19,12 @@ from reference.commands import token_of
 from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    GONE, HOLDS, IDLE, NOWHERE, OVER, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
+    BUSY, GONE, HOLDS, NOWHERE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
     TierRequest, TierTransfer, TierUser,
 )  # fmt: skip
+
+
+_POOLS = {"swa": "swa", "mamba": "state"}  # by PoolName of the release, besides that of full KV
 
 
 class Numbers:
@@ -346,12 +349,12 @@ class Gatherer:
                 first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
                 self._writing(room),
             ))  # fmt: skip
-        for name, slot, wanted in side.kept():
-            row, own = slot.kv.req_pool_idx, self._own(slot) if slot.kv.holds_kv else {}
-            found.append(TierRequest(
-                _session(name), IDLE if wanted else OVER, -1 if row is None else row, -1, own,
-                self._retracted(slot), {},
-            ))  # fmt: skip
+        for name, slot, state in side.idle():
+            row, own, kept = -1, {}, {}
+            if slot is not None and slot.kv.holds_kv:
+                row, own, kept = slot.kv.req_pool_idx, self._own(slot), self._retracted(slot)
+            if slot is not None or state == BUSY:
+                found.append(TierRequest(_session(name), state, row, -1, own, kept, {}))
         for room, to in side.peers.writing.items():
             if room not in rooms:
                 found.append(TierRequest(to.name, GONE, -1, -1, {}, {}, self._writing(room)))
@@ -412,11 +415,20 @@ class Gatherer:
                 swa = int(self.server.allocator.full_to_swa_index_mapping[slot])
                 found = self.copies.memory["swa"][swa] if swa > 0 else 0
                 yield TierRead(name, "swa", position, swa, found, wanted)
-        kv = holder.req.kv
-        if "state" in self.kinds and kv.holds_mamba and len(slots):
-            slot, end = int(kv.mamba_pool_idx), len(slots)
-            wanted = stamp_after(chained(holder.tokens), end)
-            yield TierRead(name, "state", end - 1, slot, self.copies.memory["state"][slot], wanted)
+        if "state" in self.kinds and (end := len(slots)):
+            slot = self._state_behind(holder.req)
+            found = self.copies.memory["state"][slot] if slot else 0
+            yield TierRead(
+                name, "state", end - 1, slot, found, stamp_after(chained(holder.tokens), end)
+            )
+
+    def _state_behind(self, req: Any) -> int:
+        """The slot from which a request goes on behind its prefix: its own, where one was loaded for it, else
+        that of the node that it has matched; 0 for none."""
+        if req.kv.holds_mamba:
+            return int(req.kv.mamba_pool_idx)
+        own = self.core.get_component_device_value(_id(req.last_node), self.kinds["state"])
+        return 0 if own is None else int(own)
 
     def _complaint(self) -> str:
         """What the release's own check says at rest."""
@@ -464,5 +476,5 @@ def _parts(operation: Any) -> Iterator[TierPart]:
     yield from parts_of("full", operation.device_indices, operation.host_indices)
     for more in operation.pool_transfers or ():
         if more.indices_from_pool is None:
-            pool = "swa" if more.name.value == "swa" else "state"
+            pool = _POOLS[more.name.value]
             yield from parts_of(pool, more.device_indices, more.host_indices)

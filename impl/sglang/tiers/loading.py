@@ -85,7 +85,7 @@ def tiered(version: str, core: str = "") -> Any:
     UnusableImplementation where it is not driven so."""
     release, order = supported(version), list(TABLE)
     first, before = (
-        (FIRST_IN_RUST, "locks that are not told break")
+        (FIRST_IN_RUST, "its locks on SWA KV and on the host break, which are not told")
         if core
         else (FIRST, "there is no mem_cache/l2_transfer.py")
     )

@@ -12,8 +12,7 @@ from reference.tiers.step import TierStep
     "LOAD-1",
     "a forward pass reads its own text",
     "A forward pass finds KV of its request's text at every position of its prefix, in the SWA pool at every"
-    " position of its window, and the state after its prefix where one was loaded for it: what was on the"
-    " host has been loaded before.",
+    " position of its window, and the state after its prefix: what was on the host has been loaded before.",
     why="This is the purpose of the second tier.",
     rule="tiers.facts",
     source="as READ-1, READ-2; sglang LayerDoneCounter",
@@ -27,7 +26,7 @@ def _reads(step: TierStep) -> Failure | None:
             if read.pool == "state":
                 what = f"state after token {read.position + 1}"
             want = f"{read.holder} finds its own {what}"
-            if read.slot <= 0 and read.pool == "swa":
+            if read.slot <= 0 and read.pool != "full":
                 return failure(
                     want, "it has no slot there", AtCount(read.holder, "position", read.position)
                 )

@@ -51,9 +51,8 @@ def _token(stamp: int) -> str:
     trigger=lambda s: any(node.hashed is not None for node in s.after.nodes),
 )
 def _hashed(step: TierStep) -> Failure | None:
-    texts: dict[int, tuple[int, ...]] = {0: ()}
     for node in step.after.nodes:
-        text = texts[node.node] = texts[node.parent] + node.stamps
+        text = step.texts[node.node]
         if node.hashed is not None and node.hashed != text:
             got = f"they stand for {path_text(node.hashed) or 'nothing'}"
             want = f"the hashes of node {node.node} stand for {path_text(text)}"

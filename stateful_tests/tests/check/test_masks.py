@@ -215,7 +215,11 @@ def test_what_is_new_has_a_witness(shown, seen, stands, under, monkeypatch):
 
 @pytest.mark.parametrize(
     "was, now, stands",
-    [("done done", "done done", Standing.NEW), ("refused done", "done done", Standing.KNOWN)],
+    [
+        ("done done", "done done", Standing.NEW),
+        ("refused done", "done done", Standing.KNOWN),
+        ("done done", "refused done", Standing.NEW),
+    ],
 )
 def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, monkeypatch):
     """Such as to refuse a turn, where the tree is mended: the tree then comes to another known fault."""

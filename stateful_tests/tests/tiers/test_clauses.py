@@ -11,6 +11,7 @@ from reference.commands import Evict, Insert
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.tiers.commands import Poll
 from reference.tiers.facts import (
+    BUSY,
     GONE,
     NOWHERE,
     OVER,
@@ -70,9 +71,9 @@ FAULTS = [  # what is changed, the clause that sees it first, how expected and o
      "it is free"),
     ("the source of an SWA store is nobody's", node(2, device=kv((3,), ())), "XFER-1", "0 nodes have it"),
     ("a destination is free as well", facts(free=kv((5, 6, 4), (5, 6))), "XFER-2",
-     "device full slot 4 is kept for load 2; it is free"),
+     "device full slot 4 is kept for load 2; node 4 and the free list have it"),
     ("a destination is nobody's", node(4, device=kv((4,), ())), "XFER-2",
-     "device swa slot 4 is kept for load 2; 0 nodes have it"),
+     "device swa slot 4 is kept for load 2; nobody has it"),
     ("a mark is lost", node(2, storing=-1), "XFER-4", "marked for the store of 2, as the records name it; it "
      "is not marked"),
     ("a mark of another store", node(2, storing=7), "XFER-4", "it is marked for the store of 7"),
@@ -164,14 +165,14 @@ def but(at, **changes):
 
 OF_A_DECODER = [
     ("a slot is written to and free", facts(free=kv((6, 7, 8, 3), (6, 7, 8))), "XFER-2",
-     "device full slot 3 is kept for what the prefill server of h1 writes; h1 and the free list has it"),
+     "device full slot 3 is kept for what the prefill server of h1 writes; h1 and the free list have it"),
     ("a slot that is written to was freed", together(but(1, slots=kv((5,), (4, 5))), facts(
         free=kv((6, 7, 8, 4), (6, 7, 8)))), "XFER-2", "prefill server of h2 writes; the free list has it"),
     ("a slot that is written to is a node's", together(but(1, slots=kv((5,), (4, 5))), node(
         1, stamps=A[:3], device=kv((1, 2, 4), (1, 2)))), "HOST-2",
      "device full slot 4 of position 2 holds nothing"),
     ("a slot that is written to is another's", together(but(0, slots=kv((3, 5), (3,)))), "XFER-2",
-     "prefill server of h2 writes; h1 and h2 has it"),
+     "prefill server of h2 writes; h1 and h2 have it"),
     ("a row is free while it is written to", facts(free_rows=(3, 2)), "XFER-2",
      "h2 keeps its row while its prefill server writes; it is free"),
     ("the row of who is written to is gone", but(1, row=-1), "XFER-2", "h2 keeps its row while"),
@@ -184,6 +185,8 @@ OF_A_DECODER = [
     ("a device slot is lost", facts(free=kv((6, 7), (6, 7, 8))), "XFER-3",
      "device full slot 8 is free, a node's or a request's; nobody has it"),
     ("an SWA slot is lost", facts(free=kv((6, 7, 8), (6, 7))), "XFER-3", "device swa slot 8 is free"),
+    ("a session waits for nobody", but(1, name="session h2", state=BUSY), "XFER-3",
+        "session h2 is free for a turn; it waits for one that is gone"),
     ("a session is over", but(1, name="session h2", state=OVER), "XFER-3",
         "session h2 was closed, and keeps nothing; it keeps KV"),
     ("a request is in no queue", but(1, state=NOWHERE), "XFER-3", "h2 is in a queue, or runs; it is in none"),
