@@ -112,6 +112,13 @@ def test_who_has_unlocked_its_window_is_not_cut_below(given, says):
     assert step(state, *script("retract r1 losing 1"))[1] == says
 
 
+@pytest.mark.parametrize("states, says", [(0, Done()), (8, Refused(Reason.UNFAITHFUL))])
+def test_a_turn_on_a_recurrent_model_unlocks_no_window(states, says):
+    sizes = replace(PAGE4, tree=True, states=states, tracks=bool(states))
+    state = after(FIRST + 4 * "; decode r1", Mode.FAITHFUL, sizes)
+    assert step(state, *script("unlock_swa r1"))[1] == says
+
+
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_a_faithful_scheduler_ends_with_any_output_of_the_rounds_under_way(kept):
     """It knew of one output when it launched the last round."""
