@@ -65,6 +65,10 @@ PAIRS: list[tuple[Reason, str, str, Geometry]] = [
     (Reason.OUT_OF_FULL, "submit r2 (no session) +32; admit r2", "extend r2 +32", ONE_ROW),
     (Reason.REQUEST_EXISTS, "open a", "submit a (no session) +1", PAGE4),  # one space of names
     (Reason.SESSION_EXISTS, "submit a (no session) +1", "open a", PAGE4),
+    # A running request has no tail, even if all that it has is the tree's.
+    (Reason.WRONG_PHASE,
+     "submit r1 (no session) a8; admit r1; extend r1 +8; submit r2 (no session) +1; admit r2",
+     "extend r2 +1, r1 +1 tail", replace(PAGE4, tree=True)),
     # A rejected prefill of a marked request needs a row of its own.
     (Reason.NO_ROW, f"{ORDINARY}; submit r2 (no session) +1", "abort r2 (marked)", replace(PAGE4, rows=1)),
 ]  # fmt: skip
