@@ -195,4 +195,4 @@ def _who_had(step: BlockStep, block: int) -> set[str]:
         for name, fact in step.before.requests.items()
         if any(block in row for row in fact.tables)
     )
-    return {*had} & {name for name, of, _ in step.entries[block] if of >= 0}
+    return {*had} & {name for name, _, _ in step.entries[block]}

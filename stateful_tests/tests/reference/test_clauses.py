@@ -10,9 +10,16 @@ import pytest
 
 from reference.clauses import CLAUSES
 from reference.clauses.tree_locks import usable_length
-from reference.failures import AtNode
+from reference.failures import AtNode, AtTreePage
 from stateful_tests.tests.reference.rows import Rows, spoilt
-from stateful_tests.tests.reference.spoilt_facts import ONE, assert_clause, changed, pages, path
+from stateful_tests.tests.reference.spoilt_facts import (
+    ONE,
+    assert_clause,
+    changed,
+    node,
+    pages,
+    path,
+)
 
 FILE = Rows(Path(__file__).with_name("clauses.txt"))
 STATES = Rows(Path(__file__).with_name("clauses_of_states.txt"))
@@ -29,6 +36,14 @@ def test_the_twins_of_a_tree_are_the_nodes_that_begin_alike():
     failure = CLAUSES["TREE-1"].check(twins)
     assert failure is not None
     assert failure.at == (AtNode(path("a2")), AtNode(path("a10")))
+
+
+def test_a_wrong_slot_of_a_node_is_about_its_page():
+    read = STEPS["INSERTED"].after.tree.nodes[0].full_read
+    wrong = node(STEPS["INSERTED"], 0, full_read=[*read[:3], 0, *read[4:]])
+    failure = CLAUSES["TREE-3"].check(wrong)
+    assert failure is not None
+    assert failure.at == (AtTreePage(path("a4"), 2), AtNode(path("a6"), "full"))
 
 
 def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():

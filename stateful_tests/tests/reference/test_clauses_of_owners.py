@@ -102,6 +102,13 @@ def test_a_session_that_is_gone_is_about_its_turn():
     assert CLAUSES["SES-2"].check(gone).at == (AtNamed("session", "s1"), AtNamed("request", "r1"))
 
 
+def test_a_refusal_is_about_who_is_gone_and_what_has_come():
+    gone = changed(STEPS["TURNED_AWAY"], requests={}, sessions={})
+    assert CLAUSES["OUT-2"].check(gone).at == (AtNamed("request", "r1"), AtNamed("session", "s1"))
+    kept = spoilt(STEPS["TURNED_AWAY"], "session s1 slot=zero")
+    assert CLAUSES["OUT-2"].check(kept).at == (AtNamed("slot", "s1"),)
+
+
 @pytest.mark.parametrize("shown", [{}, {"r1": None}])
 def test_who_is_not_shown_is_cut_nowhere_and_hands_nothing_over(shown):
     for step in (STEPS["RETRIED"], FILE.step("tree: CHUNK; extend r1 +4")):

@@ -65,6 +65,10 @@ PAIRS: list[tuple[Reason, str, str, Geometry]] = [
     (Reason.OUT_OF_FULL, "submit r2 (no session) +32; admit r2", "extend r2 +32", ONE_ROW),
     (Reason.REQUEST_EXISTS, "open a", "submit a (no session) +1", PAGE4),  # one space of names
     (Reason.SESSION_EXISTS, "submit a (no session) +1", "open a", PAGE4),
+    # A running request has no tail, even if all that it has is the tree's.
+    (Reason.WRONG_PHASE,
+     "submit r1 (no session) a8; admit r1; extend r1 +8; submit r2 (no session) +1; admit r2",
+     "extend r2 +1, r1 +1 tail", replace(PAGE4, tree=True)),
     # A rejected prefill of a marked request needs a row of its own.
     (Reason.NO_ROW, f"{ORDINARY}; submit r2 (no session) +1", "abort r2 (marked)", replace(PAGE4, rows=1)),
 ]  # fmt: skip
@@ -110,6 +114,13 @@ def test_a_faithful_scheduler_would_not(given, command):
 def test_who_has_unlocked_its_window_is_not_cut_below(given, says):
     state = after(FIRST + 4 * "; decode r1" + given, Mode.FAITHFUL, replace(PAGE4, tree=True))
     assert step(state, *script("retract r1 losing 1"))[1] == says
+
+
+@pytest.mark.parametrize("states, says", [(0, Done()), (8, Refused(Reason.UNFAITHFUL))])
+def test_a_turn_on_a_recurrent_model_unlocks_no_window(states, says):
+    sizes = replace(PAGE4, tree=True, states=states, tracks=bool(states))
+    state = after(FIRST + 4 * "; decode r1", Mode.FAITHFUL, sizes)
+    assert step(state, *script("unlock_swa r1"))[1] == says
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])

@@ -509,4 +509,5 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     ),
     r"no hashes in host memory": lambda scene: scene.keys.clear(),
     r"the reset succeeds": lambda scene: scene._spoil(reset=lambda _: True),
+    r"equal blocks are one": lambda scene: scene._spoil(merges=lambda _: True),
 }

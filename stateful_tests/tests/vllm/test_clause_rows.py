@@ -33,7 +33,7 @@ def test_the_last_line_violates_its_clause_and_no_line_before_does(row):
     assert (violation.clause, {*violation.also}) == (row.clause, row.also)
     assert f"{violation.expected}; {violation.observed}".endswith(row.words)
     assert in_words(violation.failure.at) == row.places
-    if row.clause in ("HOST-1", "HOST-2", "XFER-1", "XFER-2"):
+    if row.clause in ("HOST-1", "HOST-2", "XFER-1", "XFER-2", "XFER-3"):
         assert EVERY_CLAUSE[row.clause].trigger(scene.step), (
             "such a step could not have violated it"
         )
@@ -99,10 +99,13 @@ def test_a_batch_that_breaks_may_still_write_what_it_has_published():
     assert violation.clauses == ("BROKEN",)
 
 
-@pytest.mark.parametrize(("failed", "expected"), [(("r1",), None), ((), "r1 goes on")])
-def test_a_load_that_fails_ends_its_request(failed, expected):
+@pytest.mark.parametrize(
+    ("failed", "ends", "expected"),
+    [(("r1",), True, None), ((), True, "r1 goes on"), (("r1",), False, "r1 goes on")],
+)
+def test_a_load_that_fails_ends_its_request(failed, ends, expected):
     """Where that is the policy: the end comes without a token, and nobody else's does."""
-    texts = RequestTexts(replace(SIZES["full"], peer=True, fail_requests=True))
+    texts = RequestTexts(replace(SIZES["full"], peer=True, fail_requests=ends))
     ended = SimpleNamespace(requests={}, lanes=(), outputs=(Output("r1", (), "error"),), host=None)
     quiet = SimpleNamespace(requests={}, lanes=(), outputs=(), host=SimpleNamespace(failed=failed))
     texts.follow(Add("r1", 1, 3, remote=2), quiet)

@@ -29,13 +29,17 @@ def steps_of(*shown, nodes=(), cells=(8, 8, 0, 0)):
         yield Paged(owners, [], [], nodes=list(nodes[: len(states.nodes)]), states=states)
 
 
-@pytest.mark.parametrize("release, known", [("0.5.23", "tracked-within-a-page"), ("9.9.9", None)])
-def test_a_node_has_the_state_of_a_longer_text(release, known):
+@pytest.mark.parametrize("release, length, known", [
+    ("0.5.23", 6, "tracked-within-a-page"), ("0.5.23", 8, None), ("9.9.9", 6, None),
+])  # fmt: skip
+def test_a_node_has_the_state_of_a_longer_text(release, length, known):
     """And whoever goes on from it does too, up to the step that shows another state there."""
+    keeps = {"tracked": {"c1": (3, length)}}
     ends, other = {"tracked": {}, "nodes": [3]}, {"tracked": {}, "nodes": [5]}
     kept = KeptStates(head(release))
     for number, (step, found, hits) in enumerate(zip(
-        steps_of({}, ends, ends, other, other, nodes=[NODE]), (0, 1, 0, 0, 0), (0, 1, 1, 1, 0), strict=True,
+        steps_of(keeps, ends, ends, other, other, nodes=[NODE]), (0, 1, 0, 0, 0), (0, 1, 1, 1, 0),
+        strict=True,
     )):  # fmt: skip
         kept.begins("c3", NODE[0])
         said = list(kept.judge(number, step, ()))

@@ -492,6 +492,32 @@ def test_a_turn_that_waited_with_a_slot_and_begins_its_text(written):
     }
 
 
+@pytest.mark.parametrize("release, wrong", [("0.5.23", {("b", 4): LONGER}), ("9.9.9", {})])
+def test_who_matches_a_text_that_ended_with_a_round_in_flight(release, wrong, written):
+    """Its node has the state of more than that."""
+    node, states = [[1, 2, 3, 4], [1, 2, 3, 4], [], 0, 0], {"free": [], "tracked": {}, "nodes": [3]}
+    lines = [
+        ["submit", "a", None, 3, 3, False, "", [1, 2, 3]],
+        ["admit", "a", None, 0, [0, 0, 0, 0]],
+        ["extend", [["a", 0, 3, [3, 3, 0, 0]]]],
+        ["step", 1, 1, 0, 0, 61, 0, 5, 0, 0, 0, [], 7],
+        ["result", [["a", 1, [3, 3, 0, 0], [4]]]],
+        ["step", 2, 1, 0, 0, 59, 0, 5, 0, 0, 0, [["a", 3, 5, 0, 0]], 7],
+        ["step", 3, 1, 0, 0, 57, 0, 5, 0, 0, 0, [["a", 3, 7, 0, 0]], 7],
+        ["release", "a", None, "FINISH_LENGTH", True, 2, 2, [4, 7, 0, 0], None, 2, [4, 5]],
+        ["step", 4, 0, 0, 0, 60, 0, 6, 4, 0, 0, [], 8],
+        ["pages", {}, [], [], None, None, [node], states | {"held": {}}],
+        ["submit", "b", None, 5, 5, False, "", [1, 2, 3, 4, 9]],
+        ["admit", "b", None, 4, [0, 0, 0, 4]],
+        ["extend", [["b", 4, 1, [5, 5, 0, 4]]]],
+        ["step", 5, 1, 0, 0, 59, 0, 5, 4, 0, 4, [], 7],
+        ["pages", {}, [], [], None, None, [node], states | {"held": {}}],
+    ]
+    sizes = {"tree": True, "speculative": True, "overlap": True, **OF_STATES}
+    result = validate(written([header(release=release, **sizes), *lines]))
+    assert result.wrong_states == wrong
+
+
 @pytest.mark.parametrize(
     "release, known", [("0.5.23", "queued-abort-finishes-turn"), ("9.9.9", None)]
 )
