@@ -108,6 +108,7 @@ SAID = {
     "a_reset_stores_blocks_that_the_window_gave_back_in_time": "is named by a hash since command",
     "a_reset_stores_a_freed_window_block_while_it_is_written": "stays as it is until transfer 3",
     "a_reset_stores_a_state_that_was_given_back": "block 2 stays as it is until transfer 1 has read it",
+    "a_reset_stores_a_state_that_its_own_request_writes_again": "block 8 stays as it is until transfer 4",
     "a_session_grows_past_max_model_len_in_its_own_step": "it computes [2, 5), where r1 ends by 4",
     "a_session_at_max_model_len_waits_for_ever": "no batch comes, with",
     "a_session_grows_past_max_model_len_on_the_device": "it computes [4, 6), where r2 ends by 5",
