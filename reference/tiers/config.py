@@ -84,7 +84,7 @@ class TierConfig:
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Names of the pools that exist: "full", "swa" where there is a window, "state" where there are."""
+        """Pools that exist: "full", "swa" where there is a window, "state" where there are states."""
         swa, state = ("swa",) * (self.window is not None), ("state",) * bool(self.states)
         return ("full", *swa, *state)
 

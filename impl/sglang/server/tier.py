@@ -264,7 +264,7 @@ class RustTierReader(RustGatherer, TierReader):
     """Of a tree with its core in Rust, which shows no path when a lock is taken."""
 
     def _hook_locks(self) -> None:
-        """Locks of full KV on the device begin at the root, wherever a path is split; no others are told."""
+        """Full locks on the device begin at the root, however a path is split. The core tells no others."""
 
 
 def tier_reader(

@@ -75,12 +75,12 @@ class RustGatherer(Gatherer):
         return Bag(key=key(tokens, extra_key=name, is_bigram=core.is_eagle, cache_salt=salt))
 
     def _on_host(self, handle: int) -> dict[str, tuple[int, ...]]:
-        """Slots of a node's copies, which the core tells to whom would store them."""
+        """Host slots of a node, which the core tells to whom would store what they hold."""
         core = self.core
         spec = core.build_storage_backup_spec(handle, False)
         found = {"full": slots_of(spec.host_value) if spec is not None else ()}
-        phase: Any = importlib.import_module(f"{_CACHE}.unified_cache.components")
-        stored = phase.CacheTransferPhase.BACKUP_STORAGE
+        components = importlib.import_module(f"{_CACHE}.unified_cache.components")
+        stored = components.CacheTransferPhase.BACKUP_STORAGE
         for pool in [*self.kinds][1:]:
             transfers = core.build_hicache_transfers(self.kinds[pool], handle, stored)
             found[pool] = slots_of(transfers[0].host_indices) if transfers else ()

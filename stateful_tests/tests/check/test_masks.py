@@ -222,7 +222,7 @@ def test_what_is_new_has_a_witness(shown, seen, stands, under, monkeypatch):
     ],
 )
 def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, monkeypatch):
-    """Such as to refuse a turn, where the tree is mended: the tree then comes to another known fault."""
+    """A tree with a mend goes on where its base refuses a turn, and comes to another known fault."""
     outcomes = {"done": Done(), "refused": Refused(Reason.WRONG_PHASE)}
     shown = failed("SES-2", 1)
 
