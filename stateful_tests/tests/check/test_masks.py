@@ -30,13 +30,13 @@ from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named, check_also
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.masks import (
-    Standing, also_checked, beside, counted_under, how_it_breaks, known_fault, masks,
+    Standing, also_checked, beside, counted_under, do_the_same, how_it_breaks, known_fault, masks,
 )  # fmt: skip
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.causes import avoided, needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
-from stateful_tests.lockstep.results import CheckResult, Trace, Violation
+from stateful_tests.lockstep.results import CheckResult, Row, Run, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.night import at_night
@@ -236,6 +236,30 @@ def test_a_base_that_did_something_else_before_is_no_witness(was, now, stands, m
     base = SimpleNamespace(name="b")
     assert beside(base, list(KNOWN), trace, shown, "SES-2", THREE).stands is stands
     assert beside(base, [], trace, shown, "SES-2", THREE).stands is Standing.NEW
+
+
+@pytest.mark.parametrize(
+    "line, same",
+    [
+        ("store 3: blocks 3 to chunks 0", True),
+        ("chunks forgotten: 0", True),
+        ("forgotten: 3", False),
+    ],
+)
+def test_a_store_of_too_much_is_no_other_schedule(line, same, monkeypatch):
+    """An offer of a preempted request is stored too: known faults of stores do not explain it."""
+    path = FOLDER / "vllm-0.33.0+offload" / "a_state_is_stored_from_a_block_that_holds_kv.json"
+    trace = load(path)
+
+    def replayed(system, trace):
+        rows = tuple(Row(command, Done()) for command in trace.commands)
+        told = replace(rows[-1], tree=("r1 computes [0, 4)", *(line,) * (system is tree)))
+        return Run(trace, system.name, (*rows[:-1], told), None)
+
+    monkeypatch.setattr(masking, "replay", replayed)
+    can = SimpleNamespace(schedules=True)
+    tree, base = (SimpleNamespace(name=name, capabilities=can) for name in "tb")
+    assert do_the_same(tree, base, trace, failed("XFER-1", 2)) is same
 
 
 @pytest.mark.parametrize(
