@@ -160,13 +160,7 @@ def _pytest(
     from ci.export.template_parts import SHARED
     from impl.process.run_test import FAILS, STOPS, outcomes
     from reference.blocks.config import EngineConfig
-    from reference.tiers.config import TierConfig
     from stateful_tests.lockstep import systems as registry
-
-    if isinstance(trace.geometry, TierConfig):
-        raise Unusable(
-            f"{file}: no test is made of a tree with a host tier; --as story makes a bug report"
-        )
 
     exporting: Any = engine_test if isinstance(trace.geometry, EngineConfig) else unit_test
     engine = "vllm" if exporting is engine_test else "sglang"

@@ -6,7 +6,7 @@ A test stands by itself, or imports what it needs from one module beside it and 
 import ast
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from ci import templates
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.tiers.system import TierSystem
 from reference.geometry import PRESETS, Geometry
 
 _IMPORTS = re.compile(r"(^from sglang.*\n)+", re.MULTILINE)
@@ -24,8 +25,8 @@ _SAME_MODULE = re.compile(r"^(from (\S+) import .*)\nfrom \2 import (.*)\n", re.
 SHARED = "stand_in_server"  # the module that the tests of one folder import
 
 
-def server(geometry: Geometry, code: str) -> str:
-    """The line that makes a server of these sizes for `code`."""
+def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
+    """The line that makes a server of these sizes for `code`. more: further arguments."""
     page = geometry.page_size
     sizes = {
         "page_size": page,
@@ -41,12 +42,18 @@ def server(geometry: Geometry, code: str) -> str:
     settings = "".join(f'\n        "{name}": "{value}",' for name, value in geometry.settings)
     if settings:
         given += f",\n    settings={{{settings}\n    }},"
-    one = len(given) < 80 and not settings
+    given += "".join(f",\n    {each}" for each in more) + "," * bool(more)
+    one = len(given) < 80 and not settings and not more
     return f"server = Server({given})" if one else f"server = Server(\n    {given}\n)"
 
 
 def definitions(
-    code: str, geometry: Geometry, system: SGLangSystem, versions: set[str], *, sessions: bool
+    code: str,
+    geometry: Geometry,
+    system: SGLangSystem | TierSystem,
+    versions: set[str],
+    *,
+    sessions: bool,
 ) -> str:
     """The definitions that `code` needs, for a server of this kind and geometry, on each of the releases."""
     source = _rendered(
@@ -54,12 +61,12 @@ def definitions(
         plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
         rewinds="drop_previous_output" in code, spec="spec=True" in code,
         decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, late="late=" in code,
-        mixed="mix_with_running(" in code,
+        mixed="mix_with_running(" in code, host=isinstance(system, TierSystem),
     )  # fmt: skip
     return _used(source, f"unittest\n{code}")
 
 
-def shared(system: SGLangSystem, versions: set[str]) -> str:
+def shared(system: SGLangSystem | TierSystem, versions: set[str]) -> str:
     """All definitions, for servers of any size, on these releases and those that are like them."""
     source, names = _whole(system, versions)
     about = textwrap.fill(f"Made by kvspec, for sglang {', '.join(_alike(versions))}.", 100)
@@ -67,7 +74,7 @@ def shared(system: SGLangSystem, versions: set[str]) -> str:
     return "\n\n".join([head, _used(source, "\n".join(names))]) + "\n"
 
 
-def imports(code: str, system: SGLangSystem, versions: set[str]) -> str:
+def imports(code: str, system: SGLangSystem | TierSystem, versions: set[str]) -> str:
     """What `code` needs: of the release, and of the shared module."""
     source, names = _whole(system, versions)
     used = _names(ast.parse(code))
@@ -82,7 +89,7 @@ def _alike(versions: set[str]) -> tuple[str, ...]:
     return next(alike for alike in ALIKE if versions <= {*alike})
 
 
-def _whole(system: SGLangSystem, versions: set[str]) -> tuple[str, list[str]]:
+def _whole(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, list[str]]:
     """The template for all that a test may do, and the names of its functions, classes and methods."""
     features = (
         "paged",
@@ -95,7 +102,8 @@ def _whole(system: SGLangSystem, versions: set[str]) -> tuple[str, list[str]]:
         "late",
         "mixed",
     )
-    source = _rendered(system, {*_alike(versions)}, **dict.fromkeys(features, True))
+    host = isinstance(system, TierSystem)
+    source = _rendered(system, {*_alike(versions)}, host=host, **dict.fromkeys(features, True))
     names = re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)
     return source, [
         *names,
@@ -103,7 +111,7 @@ def _whole(system: SGLangSystem, versions: set[str]) -> tuple[str, list[str]]:
     ]
 
 
-def _rendered(system: SGLangSystem, versions: set[str], **features: bool) -> str:
+def _rendered(system: SGLangSystem | TierSystem, versions: set[str], **features: bool) -> str:
     order, kind, sizes = list(TABLE), system.kind, replace(PRESETS["page1"], tree=True)
     sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]
     oldest, newest = sorted_kinds[0], sorted_kinds[-1]
@@ -118,7 +126,7 @@ def _rendered(system: SGLangSystem, versions: set[str], **features: bool) -> str
         oldest=oldest, newest=newest, held=newest.in_record(),
         spec_module=Path(newest.spec_file).stem,
         imported=lambda what: _imported(what, oldest, newest),
-        unified=unified[sum(map(kind.is_unified, servers))],
+        unified="True" if features["host"] else unified[sum(map(kind.is_unified, servers))],
         across=lambda version: len(reached(version)) == 2, since=lambda version: reached(version) == {True},
     )  # fmt: skip
 

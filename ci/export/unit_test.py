@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ci.export.assertions import asserted
+from ci.export import assertions, tier_places
 from ci.export.bug_report import AS_MADE, LEGEND, Titles, described
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_raising
 from ci.export.template_parts import definitions, imports, server, shared
@@ -19,9 +19,11 @@ from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases import catalogue as releases
 from impl.sglang.releases.names import in_code
+from impl.sglang.tiers.system import TierSystem
 from reference.commands import CheckBusy, CheckIdle, Extend, Open, Outcome, Refused, kind_name
 from reference.geometry import Geometry
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits
+from reference.tiers.config import TierConfig
+from stateful_tests.lockstep.lockstep import check_fits, lockstep_on
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 
@@ -126,7 +128,7 @@ def target(text: str) -> ReleaseTarget:
 def unit_test(
     trace: Trace,
     file: str,
-    system: SGLangSystem,
+    system: SGLangSystem | TierSystem,
     fixed: ReleaseTarget | None = None,
     named: Titles = AS_MADE,
     beside: bool = False,
@@ -138,6 +140,7 @@ def unit_test(
     UnusableImplementation.
     """
     versions = _versions(system, fixed)
+    started(trace.geometry, "")  # raises what it can before the run
     run = _record(trace, system)
     violation = run.violation
     clause, wanted, observed = run.clause, violation.expected, violation.observed
@@ -145,9 +148,13 @@ def unit_test(
         wanted, observed = violation.details[violation.also.index(clause)]
     command, outcome, calls = run.steps[-1]
     raised = clause == "BROKEN" and not isinstance(run.last, (CheckBusy, CheckIdle))
+    of_tier = isinstance(trace.geometry, TierConfig)
+    asserted = tier_places.asserted if of_tier else assertions.asserted
     asserts = Asserts(not_raising(calls[-1:])) if raised else asserted(run)
     text = "\n".join(asserts.assertions)
-    if system.kind.core == "rust" and re.search(r"\b(nodes|node_at|swa_slots_in_tree)\(", text):
+    if system.kind.core == "rust" and re.search(
+        r"\b(nodes|node_at|swa_slots_in_tree|owners)\(", text
+    ):
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes to inspect")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     steps = [*run.steps[:-1], (command, outcome, asserts.among(calls[:-1] if raised else calls))]
@@ -193,26 +200,28 @@ def assembled(
     ])  # fmt: skip
 
 
-def hook(_: Trace) -> str:
+def hook(trace: Trace) -> str:
     """What loads a release for a test."""
-    return "impl.sglang.process.testing:hook"
+    return f"impl.sglang.process.testing:{'tiered' if isinstance(trace.geometry, TierConfig) else 'hook'}"
 
 
-def shared_module(system: SGLangSystem, fixed: ReleaseTarget | None = None) -> str:
+def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None = None) -> str:
     """The text of the module that the tests of one folder import. Raises NotExportable."""
     return in_code(shared(system, _versions(system, fixed)), system.kind)
 
 
-def started(geometry: Geometry, code: str) -> list[str]:
-    """The lines before the first command."""
+def started(geometry: Geometry | TierConfig, code: str) -> list[str]:
+    """The lines before the first command. Raises NotExportable."""
+    host = tier_places.sizes(geometry) if isinstance(geometry, TierConfig) else []
+    geometry = geometry.device if isinstance(geometry, TierConfig) else geometry
     if geometry.bigram or "namespaces" in dict(geometry.settings):
         raise NotExportable("bigram keys and namespaces are no part of the exported tests")
     if geometry.states:
         raise NotExportable("recurrent state is no part of the exported tests")
-    return [server(geometry, code), "self.addCleanup(server.settings.close)"]
+    return [server(geometry, code, host), "self.addCleanup(server.settings.close)"]
 
 
-def _versions(system: SGLangSystem, fixed: ReleaseTarget | None) -> set[str]:
+def _versions(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None) -> set[str]:
     versions = {system.release, *([fixed.version] if fixed else ())}
     if not any(versions <= {*alike} for alike in releases.ALIKE):
         other = [r for alike in releases.ALIKE if system.release in alike for r in alike]
@@ -229,7 +238,7 @@ def _versions(system: SGLangSystem, fixed: ReleaseTarget | None) -> set[str]:
     return versions
 
 
-def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
+def _record(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
     check_fits(system, trace.geometry, trace.commands)
     if any(
         isinstance(each, Extend) and any(lane.tail for lane in each.lanes)
@@ -238,7 +247,7 @@ def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
         raise NotExportable(
             "a prompt that another server has computed is no part of the exported tests"
         )
-    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
+    lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
     steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
     for command in trace.commands:
         system.noted = Noted()
@@ -252,7 +261,7 @@ def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
             if "BROKEN" in violation.clauses and not check:
                 clause = "BROKEN"  # nothing else of the release can be asked any more
             kind, after = system.kind, lockstep.moment()
-            unified = kind.is_unified(trace.geometry)
+            unified = isinstance(trace.geometry, TierConfig) or kind.is_unified(trace.geometry)
             return RecordedRun(steps, command, violation, clause, before, after, kind, unified)
     raise NotExportable(f"conforms on {system.name}: there is no fault to test")
 

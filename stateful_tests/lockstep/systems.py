@@ -103,7 +103,9 @@ def _sglang(spec: Spec) -> Any:
         if spec.device != "cpu":
             raise UnusableImplementation(f"--device: {spec.text} is not driven on {spec.device}")
         core = "".join(ways[:-1])
-        return TierSystem(spec.version, spec.checkout, core=core, limits=spec.limits)
+        return TierSystem(
+            spec.version, spec.checkout, core=core, calls=spec.calls, limits=spec.limits
+        )
     tree = ways[0] if ways and ways[0] in VARIANTS else None
     overlap = ways[tree is not None :]
     if overlap not in ([], ["overlap"]):

@@ -15,7 +15,7 @@ from unittest import mock
 
 from impl.isolation import cut, source_of
 from impl.sglang.parts import stand_ins
-from impl.sglang.parts.modules import SGLANG, install
+from impl.sglang.parts.modules import ASSEMBLER, SGLANG, WITH_TIERS, install
 from impl.sglang.releases.catalogue import supported
 from impl.sglang.releases.names import called
 
@@ -35,8 +35,13 @@ class _Missing(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
-def hook(root: Path, version: str) -> None:
-    """Have this process import the release under `root`."""
+def tiered(root: Path, version: str) -> None:
+    """The same with what its host tier needs."""
+    hook(root, version, tiers=True)
+
+
+def hook(root: Path, version: str, tiers: bool = False) -> None:
+    """Have this process import the release under `root`. tiers: with what its host tier needs."""
     provided = stand_ins.provided()
     provided["sglang.srt.server_args"] = {
         "_global_server_args": None,
@@ -50,7 +55,7 @@ def hook(root: Path, version: str) -> None:
 
     provided["sglang.srt.sampling.sampling_params"] = {"SamplingParams": SamplingParams}
     provided["sglang.srt.managers.io_struct"] = {"AbortReq": stand_ins.Bag}
-    install(root, provided)
+    install(root, provided, modules=WITH_TIERS if tiers else None)
     sys.meta_path.insert(0, _Missing(root))
     load = importlib.import_module
     context = provided["sglang.srt.runtime_context"]
@@ -78,11 +83,23 @@ def hook(root: Path, version: str) -> None:
         "_make_abort_req": lambda *_, **__: None,
         "logger": logging.getLogger("sglang"),
     }
+    managers = root / "sglang/srt/managers"
+    assembler = root.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
     methods = ("Scheduler.abort_request", "Scheduler._release_aborted_request")
     named = frozenset(called(name, release) for name in methods)
-    aborts = cut(root / "sglang/srt/managers/scheduler.py", named, env)
+    aborts = cut(managers / "scheduler.py", named, env)
     provided["sglang.srt.managers.scheduler"] = {"Scheduler": type("Scheduler", (), aborts)}
-    for name in (module, "sglang.srt.speculative.spec_utils"):
+    modules = [module, "sglang.srt.speculative.spec_utils"]
+    if tiers:
+        room = cut(assembler, frozenset({"_evict_swa_for_device_alloc"}), env)
+        provided[ASSEMBLER] = {"attach_hybrid_pool_to_unified_cache": None, **room}
+        lock = cut(managers / "schedule_policy.py", frozenset({"PrefillAdder._lock_node"}), {})
+        adder = {name: contextlib.contextmanager(method) for name, method in lock.items()}
+        provided["sglang.srt.managers.schedule_policy"] = {
+            "PrefillAdder": type("PrefillAdder", (), adder)
+        }
+        modules += ["sglang.srt.managers.cache_controller", ASSEMBLER]
+    for name in modules:  # so that its package has it
         load(name)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams
 from impl.sglang.releases.names import called
-from impl.sglang.scheduler.driver import Driver
 from impl.sglang.scheduler.server import LiveRequest, LockHolder
 from reference.commands import POSITION_BITS, SHARED
 
@@ -23,6 +23,8 @@ _OF_RELEASE = (
     "hold", "set_chunk", "in_chunks", "check_finished", "checkpoint", "end", "hand_in", "drop", "retract",
     "retract_decode", "abort_queued", "prepare_spec", "put", "commit",
 )  # fmt: skip
+# What the loop of a server does to its cache, with a host tier.
+_OF_CACHE = "ready_to_load_host_cache", "flush_pending_backups", "check_hicache_events", "reset"
 LOCK_HOLDER = "lock holder "  # what the ids of lock holders' requests begin with (tree_commands.py)
 
 
@@ -55,9 +57,10 @@ def small(token: int) -> int:
 
 
 class Calls:
-    """Notes what `driver` does. Its module's classes stay wrapped: for a process of one release."""
+    """Notes what `driver` (a Driver, or a TierDriver) does. Its module's classes stay wrapped: for a process
+    of one release."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Any) -> None:
         self._driver = driver
         self._lines: list[str] = []
         self._depth = 0
@@ -84,11 +87,23 @@ class Calls:
         for owner in (batch.Req, SamplingParams):
             self._watch(owner)
         self._wrap(driver, "_compute", self._compute)
+        if hasattr(driver, "_loaded"):  # with a host tier
+            self._wrap(driver, "_loaded", lambda req, _: f"load_back(server, {self._name(req)})")
+            self._wrap(driver, "_promise", lambda _: "")
 
     def started(self) -> None:
         """The driver has started another server."""
-        server, results = self._driver.server, self._driver.results
-        self._wrap(results, "sampled", self._sampled)
+        server = self._driver.server
+        if (results := getattr(self._driver, "results", None)) is not None:
+            self._wrap(results, "sampled", self._sampled)
+        if (copies := getattr(self._driver, "copies", None)) is not None:
+            for name in filter(partial(hasattr, server.cache), _OF_CACHE):
+                self._wrap(server.cache, name, lambda name=name: f"server.cache.{name}()")
+            for name in ("rows", "allocator"):
+                owner = getattr(server, name)
+                self._wrap(owner, "clear", lambda name=name: f"server.{name}.clear()")
+            self._wrap(copies, "copy", lambda job: f"server.copies.copy(load={job.load})")
+            self._wrap(copies, "complete", lambda load: f"server.copies.complete({load=})")
         self._wrap(server.controller, "open", self._open)
         self._wrap(server.controller, "close", self._close)
         self._wrap(server.controller, "maybe_reap", self._reap)

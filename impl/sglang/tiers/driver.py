@@ -20,8 +20,11 @@ import torch
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.lazy import Tensor
 from impl.process.failures import own_errors
+from impl.process import wire
 from impl.process.worker import serve
 from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET
+from impl.sglang.scheduler.call_log import Calls
+from impl.sglang.scheduler.driver import CallLog
 from impl.sglang.scheduler.server import LockHolder, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
 from impl.sglang.tiers.copy_engine import CopyEngine, StateStamps
@@ -59,6 +62,8 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def __init__(self, release: Any, root: Path) -> None:
         self.release, self.root = release, root
+        self.calls: CallLog | None = None
+        self.noted = wire.Noted()
         self._checks_loads = _ALL_OR_NONE in release.policy.read_text(encoding="utf-8")
         self._commands: dict[type, Callable[[Any], Played]] = {
             Match: self._match, Load: self._load, Insert: self._insert, Unlock: self._unlock,
@@ -105,6 +110,8 @@ class TierDriver(DecodeSide, TreeCommands):
             kind = RustGatherer if self.release.core == "rust" else Gatherer
             self.facts = kind(self.release, server, geometry, self.copies, self.storage, side)
             self._reads: tuple[TierRead, ...] = ()
+        if self.calls is not None:
+            self.calls.started()
 
     def _start_tier(self) -> None:
         """What the scheduler does after it has made its tree."""
@@ -151,13 +158,17 @@ class TierDriver(DecodeSide, TreeCommands):
         self._reads = ()
         if self.storage is not None:
             self.storage.written.clear()
-        with self._own_errors():
-            try:
-                known = self._of_decode_side if self.config.decode else self._commands
-                require(type(command) in known, Reason.UNFAITHFUL)
-                return done(known[type(command)](command))
-            except CommandRefused as refused:
-                return Refused(refused.reason)
+        try:
+            with self._own_errors():
+                try:
+                    known = self._of_decode_side if self.config.decode else self._commands
+                    require(type(command) in known, Reason.UNFAITHFUL)
+                    return done(known[type(command)](command))
+                except CommandRefused as refused:
+                    return Refused(refused.reason)
+        finally:
+            if self.calls is not None:
+                self.noted = wire.Noted(self.calls.take())
 
     def view(self) -> TierFacts:
         with self._own_errors():
@@ -234,18 +245,17 @@ class TierDriver(DecodeSide, TreeCommands):
     def _found(self, holder: LockHolder, ids: Any) -> Tensor:
         """PrefillAdder.add_one_req: a load is prepared while the match is held."""
         slots, req = super()._found(holder, ids), holder.req
-        if self.release.keeps_slots:  # Req.init_next_round_input; later match_kv_cache does it
-            for name in (
-                "best_match_node",
-                "host_hit_length",
-                "swa_host_hit_length",
-                "last_host_node",
-            ):
-                setattr(req, name, getattr(self._tree().found, name, 0))
+        if self.release.keeps_slots:
+            self._promise(req)
         if not (self._loads and req.needs_host_load_back()):
             return slots
         with self.held(req.last_node):
             return self._loaded(req, slots)
+
+    def _promise(self, req: Any) -> None:
+        """Req.init_next_round_input; later match_kv_cache does it."""
+        for name in ("best_match_node", "host_hit_length", "swa_host_hit_length", "last_host_node"):
+            setattr(req, name, getattr(self._tree().found, name, 0))
 
     def _loaded(self, req: Any, slots: Tensor) -> Tensor:
         params = self.release.base.InitLoadBackParams(
@@ -352,13 +362,15 @@ class TierDriver(DecodeSide, TreeCommands):
 
 def main(arguments: list[str]) -> int:
     """Serve until stdin ends. Returns an exit status."""
-    root, (version, core) = Path(arguments[0]), arguments[1:]
+    root, (version, core, *options) = Path(arguments[0]), arguments[1:]
     logging.disable(logging.CRITICAL)
 
     def make() -> Any:
         torch.set_num_threads(1)
         torch.set_grad_enabled(False)
-        return TierDriver(tiered(version, core)(root), root)
+        driver = TierDriver(tiered(version, core)(root), root)
+        driver.calls = Calls(driver) if "--calls" in options else None
+        return driver
 
     return serve(make, root)
 

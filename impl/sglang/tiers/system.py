@@ -23,7 +23,7 @@ DECODE = frozenset(kind.__name__ for kind in get_args(DecodeCommand))
 
 class TierSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`) of SGLang, its tree with a host tier. core: "rust" for the
-    tree's core that a wheel has compiled, else the one in Python.
+    tree's core that a wheel has compiled, else the one in Python. calls: as of SGLangSystem.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
     the release is unavailable, or is not driven with a host tier.
@@ -47,6 +47,7 @@ class TierSystem(WorkerSystem):
         path: str | os.PathLike[str] | None = None,
         *,
         core: str = "",
+        calls: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(limits)
@@ -60,7 +61,8 @@ class TierSystem(WorkerSystem):
         else:
             assert version is not None
             self.release, self.name = version, f"sglang=={version}{way}"
-        kind = tiered(self.release, core)
+        self.calls = calls
+        self.kind = kind = tiered(self.release, core)
         without = frozenset[str]() if kind.stores else STORAGE
         without |= frozenset[str]() if kind.receives else DECODE
         self.capabilities = replace(
@@ -83,4 +85,5 @@ class TierSystem(WorkerSystem):
             str(self.root),
             self.release,
             self.core,
+            *["--calls"] * self.calls,
         ]

@@ -1,0 +1,109 @@
+"""Traces of a tree with a host tier as tests of the release's own classes."""
+
+import os
+import re
+import shutil
+
+import pytest
+
+from ci.export import unit_test as export
+from ci.export.recorded_run import NotExportable
+from impl.process import run_test
+from impl.sglang.tiers.system import TierSystem
+from stateful_tests.tests.export.exports import asserted_in, root_of
+from stateful_tests.tests.support.night import some_at_night
+from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS, VERSION
+from stateful_tests.traces.files import load
+from stateful_tests.tests.export.test_export import FIXTURES
+
+HOOK = "impl.sglang.process.testing:tiered"
+NODE = "server.cache, text), text"
+# What the test of a planted fault asserts.
+PLANTED = {
+    "swa-host-lock-lost-at-a-split": "node.component_data[ComponentType.SWA].host_lock_ref, 1",
+    "lost-host-free": 'len(owners(server, "swa", 0, host=True)), 1',
+    "mark-stays": "node.write_through_pending_id",
+    "mark-lost-at-a-split":
+        "node.write_through_pending_id is not None, node.id in named_by_stores(server)",
+    "store-without-a-lock": "node.component_data[ComponentType.FULL].value",
+    "swa-is-not-moved": f'kv_of(server, node_at({NODE}, "swa", host=True), text',
+    "acknowledges-the-newest": f'kv_of(server, node_at({NODE}, "full", host=True), text',
+    "load-back-of-the-wrong-nodes": f'kv_of(server, node_at({NODE}, "full", host=False), text',
+    "load-without-a-lock": "node.component_data[ComponentType.FULL].lock_ref, 2",
+}  # fmt: skip
+KNOWN = {
+    "0.5.18+hicache/a_load_that_fails_hides_a_leaf_from_eviction": "",
+    "0.5.18+hicache/a_split_loses_the_lock_on_swa_kv_of_the_host":
+        "node.component_data[ComponentType.SWA].host_lock_ref, 1",
+    "0.5.20+rust+hicache/a_prefill_of_pages_counts_on_swa_kv_that_is_never_evicted": "",
+    "0.5.20+rust+hicache/swa_kv_that_comes_back_above_a_load_is_never_evicted":
+        "server.allocator.swa_available_size() - before, 1",
+    "0.5.22+hicache/an_insert_behind_a_window_frees_slots_that_the_tree_keeps":
+        'len(owners(server, "full", 4, host=False)), 1',
+}  # fmt: skip
+DAILY = ("lost-host-free", "acknowledges-the-newest",
+         "0.5.18+hicache/a_split_loses_the_lock_on_swa_kv_of_the_host",
+         "0.5.20+rust+hicache/swa_kv_that_comes_back_above_a_load_is_never_evicted")  # fmt: skip
+
+
+def made(system, trace, name, folder):
+    """The test's file, and what it asserts."""
+    text = export.unit_test(trace, f"{name}.json", system)
+    system.close()
+    file = folder / f"test_{re.sub(r'[^a-z]+', '_', name)}.py"
+    file.write_text(text, encoding="utf-8")
+    return file, [re.sub(r"^self\.assert\w+\((.*)\)$", r"\1", line) for line in asserted_in(text)]
+
+
+@pytest.mark.parametrize("at_night", some_at_night((False, True), bool))
+def test_they_fail_with_planted_faults_and_pass_without(at_night, tmp_path):
+    root, runs = root_of(VERSION), []
+    for name in PLANTED:
+        if (name in DAILY) == at_night:
+            continue
+        fault = TIER_FAULTS[name]
+        faulty = shutil.copytree(root, tmp_path / name, copy_function=os.link)
+        place = faulty / "sglang" / "srt" / fault.file
+        text, (old, new) = place.read_text(encoding="utf-8"), map(str.strip, (fault.old, fault.new))
+        assert text.count(old) == 1
+        place.unlink()  # a link to the release's file
+        place.write_text(text.replace(old, new), encoding="utf-8")
+        file, asserts = made(TierSystem(path=faulty, calls=True), fault.trace(), name, tmp_path)
+        assert asserts == [PLANTED[name]]
+        runs += [(faulty, VERSION, [file]), (root, VERSION, [file])]
+    ends = run_test.outcomes(*runs, hook=HOOK)
+    assert [code for code, _ in ends] == [run_test.FAILS, 0] * (len(runs) // 2), ends
+
+
+@pytest.mark.parametrize("at_night", some_at_night((False, True), bool))
+def test_they_show_known_faults(at_night, tmp_path):
+    runs = []
+    for name in KNOWN:
+        if (name in DAILY) == at_night:
+            continue
+        release, core = name.split("+")[0], "rust" if "+rust" in name else ""
+        trace = load(FIXTURES / "releases" / f"sglang-{name}.json")
+        root = root_of(release)
+        file, asserts = made(TierSystem(release, core=core, calls=True), trace, name, tmp_path)
+        assert "".join(asserts) == KNOWN[name]
+        runs.append((root, release, [file]))
+    ends = run_test.outcomes(*runs, hook=HOOK)
+    assert [code for code, _ in ends] == [run_test.FAILS] * len(runs), ends
+
+
+@pytest.mark.parametrize(
+    ("trace", "why"),
+    [
+        ("0.5.20+hicache/a_slow_storage_ends_the_server", "a storage is no part"),
+        (
+            "0.5.22+hicache/a_received_prompt_has_two_owners",
+            "a server that only decodes is no part",
+        ),
+        ("0.5.18+hicache/an_acknowledged_store_takes_the_lock_of_a_request", "bigram keys"),
+    ],
+)
+def test_what_no_test_is_made_of_is_said(trace, why):
+    root_of(VERSION)
+    trace = load(FIXTURES / "releases" / f"sglang-{trace}.json")
+    with pytest.raises(NotExportable, match=why):
+        export.unit_test(trace, "trace.json", TierSystem(VERSION, calls=True))
