@@ -74,7 +74,7 @@ def _full_candidate(tree: Tree, placed: Placed) -> bool:
 
 
 def _swa_candidate(tree: Tree, placed: Placed) -> bool:
-    return tree.window is not None and placed.node.live and not swa_locked(tree, placed)
+    return placed.node.live and not swa_locked(tree, placed)
 
 
 def _state_candidate(tree: Tree, placed: Placed) -> bool:

@@ -152,7 +152,7 @@ class PrefixRules(SessionRules):
 
     def unfinished_length(self, cursors: RowCursors[int]) -> int:
         """Tokens that a request which goes on has for the tree: whole pages."""
-        return self.floor(max(0, cursors.kv_committed_len - self.bigram))
+        return self.floor(cursors.kv_committed_len - self.bigram)
 
     def owned_from(self, cursors: RowCursors[int]) -> tuple[int, int]:
         """From where on an inserter brings SWA KV of its own, and full KV: behind its window and R."""

@@ -348,11 +348,11 @@ class RadixTree(NodeStates, EvictionQueues):
         return path
 
     def _shared(self, mine: Key, theirs: Key) -> int:
-        """Length of the common prefix, whole pages."""
+        """Length of the common prefix, whole pages. theirs: not longer."""
         if mine == theirs:
             return len(mine)
         unlike = (at for at, (a, b) in enumerate(zip(mine, theirs)) if a != b)
-        length = next(unlike, min(len(mine), len(theirs)))
+        length = next(unlike, len(theirs))
         return length // self.page_size * self.page_size
 
     def _split(self, tail: TreeNode, at: int) -> TreeNode:

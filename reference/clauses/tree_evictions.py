@@ -155,12 +155,10 @@ def _in_order(step: Step) -> Failure | None:
         return None
     want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
     got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
-    return _difference(want, got) or _states_differ(step, step.now.tree, step.after.tree)
+    return _difference(want, got) or _states_differ(step.now.tree, step.after.tree)
 
 
-def _states_differ(step: Step, now: Tree, shown: TreeFacts) -> Failure | None:
-    if not step.config.geometry.states:
-        return None
+def _states_differ(now: Tree, shown: TreeFacts) -> Failure | None:
     got = {node.path for node in shown.nodes if node.state is not None}
     for path in sorted(state_paths(now) ^ got):
         must, has = (

@@ -10,7 +10,7 @@ import pytest
 
 from reference.clauses import CLAUSES
 from reference.clauses.tree_locks import usable_length
-from reference.failures import AtNode, AtTreePage
+from reference.failures import AtNode, AtPage, AtPosition, AtTreePage
 from stateful_tests.tests.reference.rows import Rows, spoilt
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE,
@@ -44,6 +44,13 @@ def test_a_wrong_slot_of_a_node_is_about_its_page():
     failure = CLAUSES["TREE-3"].check(wrong)
     assert failure is not None
     assert failure.at == (AtTreePage(path("a4"), 2), AtNode(path("a6"), "full"))
+
+
+def test_a_page_that_nobody_has_is_about_itself_or_its_place_in_the_row():
+    assert CLAUSES["END-1"].check(spoilt(STEPS["EMPTY"], "lost full")).at == (AtPage("full", 10),)
+    of_row, of_tree = (spoilt(STEPS[name], "nowhere full 12") for name in ("DECODED", "INSERTED"))
+    assert CLAUSES["REF-1"].check(of_row).at == (AtPosition("s1", "full", 0),)
+    assert CLAUSES["REF-1"].check(of_tree).at == ()
 
 
 def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():

@@ -99,7 +99,11 @@ def test_a_session_that_is_gone_is_about_its_turn():
     turns = "submit r1 in s1 +5; submit r2 in s2 +5"
     step = FILE.step(f"plain: open s1; open s2; {turns}; submit r3 (no session) +5")
     gone = changed(step, sessions=lambda has: {"s2": has["s2"]})
-    assert CLAUSES["SES-2"].check(gone).at == (AtNamed("session", "s1"), AtNamed("request", "r1"))
+    failure = CLAUSES["SES-2"].check(gone)
+    assert failure.at == (AtNamed("session", "s1"), AtNamed("request", "r1"))
+    assert failure.head == "must keep session s1"
+    more = changed(step, sessions=lambda has: {**has, "s9": has["s2"]})
+    assert CLAUSES["SES-2"].check(more).head == "must end session s9"
 
 
 def test_a_refusal_is_about_who_is_gone_and_what_has_come():

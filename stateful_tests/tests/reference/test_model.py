@@ -180,6 +180,8 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
     for claimed in (19, 24):
         with pytest.raises(ChoiceNotAllowed):
             step(state, launch, [Choice("r1", kv_committed_len=claimed)])
+    first, _ = step(state, launch, [Choice("r1", kv_allocated_len=23)])
+    assert first.request("r1").cursors.kv_committed_len == 23, "without a claim all of it"
     with pytest.raises(ChoiceNotAllowed):  # with nothing in flight nobody computes it
         step(state, finish, [Choice("r1", kv_committed_len=21)])
 
