@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
 
 from reference.commands import Mode, Piece, Prompt
 from reference.cursors import ceil_page, lost_below, window_live
@@ -11,7 +13,7 @@ from reference.state import IN_BATCH, Cursors, Phase, Request, Session, State, f
 from reference.prefix_cache import lock_holders, shares_lock
 from reference.rules.base import cursors_of
 from reference.rules.decode import MOST_LATE
-from reference.radix_tree import Sizes, sizes
+from reference.radix_tree import Sizes, nodes, sizes, swa_locked
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
 from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
@@ -30,6 +32,14 @@ def ahead_of(request: Request) -> int:
     """Tokens that are allocated past the commit and were not evicted."""
     c = cursors_of(request)
     return c.kv_allocated_len - max(c.kv_committed_len, c.swa_evicted_seqlen)
+
+
+def full_alone(state: State) -> set[str]:
+    """Who has locked a prefix in full KV alone, although there is a window."""
+    tree = state.tree
+    if tree is None or tree.window is None:
+        return set()
+    return {lock.holder for lock in tree.locks if lock.key and lock.swa_from == len(lock.key)}
 
 
 @dataclass(slots=True)
@@ -154,18 +164,41 @@ class Enabled:
 
     @property
     def swa_unlockable(self) -> list[str]:
-        """Who may give the SWA part of its lock back; of lock holders those who have one."""
+        """Who may give the SWA part of its lock back: those who have one, else requests that have given it
+        back before."""
         state, window = self.state, self.state.config.geometry.window
         if state.tree is None or window is None:
             return []
         with_swa = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
         past = [
-            r.name
+            r
             for r in self.held
             if (r.session is None or state.config.mode is Mode.FAITHFUL)
             and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
         ]
-        return [*past, *(name for name in lock_holders(state) if name in with_swa)]
+        fresh = [r.name for r in past if r.holder in with_swa]
+        fresh += (name for name in lock_holders(state) if name in with_swa)
+        return fresh or [r.name for r in past]
+
+    @property
+    def swa_unlocked(self) -> list[Request]:
+        """Requests that pin full KV alone of their prefix in the tree, before their first window eviction."""
+        alone = full_alone(self.state)
+        held = ((r, cursors_of(r)) for r in self.held if r.holder in alone)
+        return [r for r, c in held if c.swa_evicted_seqlen < c.cache_protected_len]
+
+    @property
+    def orders_differ(self) -> bool:
+        """SWA pressure takes nodes in another order than pressure on full KV would."""
+        tree = self.state.tree
+        if tree is None or tree.window is None:
+            return False
+        live = [p.node for p in nodes(tree) if p.node.live and not swa_locked(tree, p)]
+        live.sort(key=attrgetter("swa_used"))
+        return any(
+            one.full_used > other.full_used and one.swa_used < other.swa_used
+            for one, other in pairwise(live)
+        )
 
     def request(self, fitting: Sequence[Request]) -> str:
         """A request that fits; any name at all when invalid or when none does."""

@@ -99,10 +99,12 @@ def draw_prompt(
     after: it must begin with these pieces (what its holder has locked).
     """
     start = after or ()
-    if after is None and (short := _overlong(state)) and once_in(source, 6):
-        return shortened(pick(source, short), longest)
-    if after is None and (short := _locked_twice(state)) and once_in(source, 6):
-        return shortened(pick(source, short), longest)
+    if after is None and once_in(source, 3) and (corners := _corners(state, longest)):
+        start = pick(source, pick(source, corners))
+        if (left := longest - prompt_len(start)) and once_in(source, 2):
+            more = Piece(pick(source, texts), draw_length(state, source, left))
+            start = joined(start, (more,))
+        return start
     familiar = [
         p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after
     ]
@@ -123,7 +125,7 @@ def draw_prompt(
         start = pick(source, familiar)
         if once_in(source, 2):  # part of it: a node is left inside
             floor = prompt_len(after or ())
-            start = shortened(start, max(floor, _inside(state, source, prompt_len(start))))
+            start = shortened(start, max(floor, inside(state, source, prompt_len(start))))
         if start != after and once_in(source, 2):
             return shortened(start, longest)
     for _ in range(1 + once_in(source, 3)):
@@ -133,34 +135,37 @@ def draw_prompt(
     return shortened(start, longest)
 
 
-def _overlong(state: State) -> list[Prompt]:
-    """Prompts that split a node of which a lock pins more SWA KV than its window needs."""
-    if state.tree is None or state.tree.window is None:
+def _corners(state: State, longest: int) -> list[list[Prompt]]:
+    """Prompts that meet what others have locked: lists, by what they meet.
+
+    They end inside a node that is locked in full KV alone, or by two, or of which a lock pins more SWA KV
+    than its window needs: such a node is split. Or with a tombstone that is read: whoever computes one of
+    these, and goes on by less than a window, is kept out of the tree.
+    """
+    if state.tree is None:
         return []
     size, window = state.tree.page_size, state.tree.window
-    return [
-        spelt(lock.key[:end])
-        for lock in state.tree.locks
-        for end in range(lock.swa_from + size, len(lock.key) - window + 1, size)
-        if token_of(lock.key[0]) >> POSITION_BITS >= SHARED
-    ]
+    alone, twice, overlong, tombstones = found = [list[Prompt]() for _ in range(4)]
+    for placed in nodes(state.tree) if state.tree.locks else ():
+        locks = [k for k in state.tree.locks if k.key[: placed.end] == placed.path]
+        if not locks or token_of(placed.path[0]) >> POSITION_BITS < SHARED:
+            continue
+        cuts = range(placed.start + size, placed.end, size)
+        if window is not None:
+            if any(lock.swa_from >= placed.end for lock in locks):
+                alone += (spelt(placed.path[:end]) for end in cuts)
+            for lock in locks:
+                fits = (end for end in cuts if lock.swa_from < end <= len(lock.key) - window)
+                overlong += (spelt(placed.path[:end]) for end in fits)
+            if not placed.node.live:
+                tombstones.append(spelt(placed.path))
+        if len(locks) > 1:
+            twice += (spelt(placed.path[:end]) for end in cuts)
+    fitting = ([p for p in prompts if prompt_len(p) <= longest] for prompts in found)
+    return [prompts for prompts in fitting if prompts]
 
 
-def _locked_twice(state: State) -> list[Prompt]:
-    """Prompts that split a node which two have locked."""
-    if state.tree is None or len(state.tree.locks) < 2:
-        return []
-    size, keys = state.tree.page_size, [lock.key for lock in state.tree.locks]
-    return [
-        spelt(placed.path[:end])
-        for placed in nodes(state.tree)
-        if sum(key[: placed.end] == placed.path for key in keys) > 1
-        for end in range(placed.start + size, placed.end, size)
-        if token_of(placed.path[0]) >> POSITION_BITS >= SHARED
-    ]
-
-
-def _inside(state: State, source: Choices, length: int) -> int:
+def inside(state: State, source: Choices, length: int) -> int:
     """A length in [1, length], mostly whole pages."""
     page_size = state.config.geometry.page_size
     if length <= page_size or once_in(source, 5):

@@ -15,14 +15,16 @@ from stateful_tests.generate.scope import Scope
 @harness(
     EvictSwa,
     applies=lambda c: bool(c.held) and c.state.config.geometry.window is not None,
-    weight=lambda _: 5,
+    weight=lambda c: 5 + 10 * bool(c.swa_unlocked),
     is_in=lambda scope: scope.served and scope.window_evictions,
     tells_late=True,
 )
 class EvictSwaHarness(Harness[EvictSwa]):
     def draw(self, c: Enabled) -> EvictSwa:
         over = [r for r in c.running if ahead_of(r) > 0] if c.profile.allocate_ahead else []
-        name = c.request(over or c.held)
+        unlocked = c.swa_unlocked
+        fitting = unlocked if unlocked and once_in(c.source, 2) else over or c.held
+        name = c.request(fitting)
         request = c.state.request(name)
         cursors = request.cursors if request is not None else None
         if cursors is None:

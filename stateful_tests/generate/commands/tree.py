@@ -116,7 +116,7 @@ class UnlockHarness(Harness[Unlock]):
 @harness(
     UnlockSwa,
     applies=lambda c: c.swa_unlockable,
-    weight=lambda _: 2,
+    weight=lambda c: 2 + 8 * any(map(c.state.request, c.swa_unlockable)),
     is_in=lambda scope: scope.parts,
 )
 class UnlockSwaHarness(Harness[UnlockSwa]):
@@ -246,7 +246,9 @@ class InsertHarness(Harness[Insert]):
 @harness(
     Evict,
     applies=lambda c: c.cached,
-    weight=lambda c: (5 if c.tree_alone else 1) * (1 + bool(c.state.config.geometry.states)),
+    weight=lambda c: (
+        (5 if c.tree_alone else 1) * (1 + bool(c.state.config.geometry.states) + c.orders_differ)
+    ),
     is_in=lambda scope: scope.evicts and scope.geometry.tree,
 )
 class EvictHarness(Harness[Evict]):
@@ -265,6 +267,8 @@ class EvictHarness(Harness[Evict]):
                 c.source, (*[geometry.page_size] * 2, node, max(1, evictable), evictable + 1)
             )
 
+        if c.orders_differ and once_in(c.source, 2):
+            return Evict(0, geometry.page_size)
         # SWA alone leaves tombstones: as often as the other two together.
         if geometry.states and once_in(c.source, 2):  # states alone: their nodes stay
             return Evict(0, 0, 1 + c.source.upto(geometry.states - 1))
