@@ -1,5 +1,5 @@
-"""Situations of several at once: locks on one node, entries of one batch, a second retract, a session whose
-turns have tracked states.
+"""Situations of several at once: locks on one node, nodes of one path, entries of one batch, conditions of
+one request, a second retract, a session whose turns have tracked states.
 
 Faults that need two of a kind hide from the cases of one rule. A step meets none of these, or several; a
 check counts them as it counts `situation`, and the corpus has a line for each.
@@ -12,13 +12,18 @@ from itertools import combinations
 
 from reference import radix_tree as radix
 from reference.commands import (
-    Abort, Admit, Close, Command, Extend, Finish, Outcome, Reason, Refused, Retract, Submit, tree_key,
+    Abort, Admit, Close, Command, EvictSwa, Extend, Finish, Insert, Match, Outcome, Reason, Refused, Retract,
+    Submit, Unlock, kind_name, tree_key,
 )  # fmt: skip
 from reference.cursors import floor_page
-from reference.radix_tree import Insertion, Key, Lock, Placed, Tree, nodes, path_of, shared
+from reference.prefix_cache import shares_lock
+from reference.radix_tree import (
+    Insertion, Key, Lock, Node, Placed, Tree, full_locked, nodes, path_of, shared,
+)  # fmt: skip
 from reference.rules.base import cursors_of
-from reference.state import IN_BATCH, Phase, Session, State, text_tokens
+from reference.state import IN_BATCH, Phase, Request, Session, State, text_tokens
 from stateful_tests.generate.commands.cases import evicts, request_of, tail
+from stateful_tests.generate.enabled import full_alone
 
 
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
@@ -26,12 +31,16 @@ def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> 
     found = set(_of_tracked(was, command, outcome))
     if isinstance(outcome, Refused):
         return found
-    found |= set(_of_request(was, command, now))
-    if was.tree is not None and now.tree is not None and was.tree is not now.tree:
-        if len(was.tree.locks) > 1:
+    found |= {*_of_request(was, command, now), *_at_once(was, command)}
+    if was.tree is None or now.tree is None:
+        return found
+    if was.tree is not now.tree:
+        if was.tree.locks:
             found |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
-        if isinstance(command, Extend) and len(command.lanes) > 1 and not evicts(was, now):
-            found |= set(_batch(was, command, now))
+        found |= {*_by_own_moment(was.tree, now.tree), *_passes(was.tree, now.tree, command)}
+        found |= set(_drops(was.tree, now.tree))
+    if isinstance(command, Extend) and len(command.lanes) > 1 and not evicts(was, now):
+        found |= set(_batch(was, command, now))
     return found
 
 
@@ -59,6 +68,44 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
             back = 0 < r == at.kv_committed_len < session.slot.kv_committed_len
             if back and session.slot.swa_evicted_seqlen > r:
                 yield "a turn resumes from R above 0, its window lost"
+
+
+# Turns and ordinary requests in two conditions at once, as they end, or are evicted, or come back.
+
+
+def _at_once(was: State, command: Command) -> Iterator[str]:
+    name = getattr(command, "request", None)
+    if isinstance(command, Close) and (session := was.session(command.session)) is not None:
+        name = session.turn
+    request = was.request(name) if name is not None else None
+    if request is not None and isinstance(
+        command, Abort | Admit | Close | EvictSwa | Finish | Retract
+    ):
+        for pair in combinations(_conditions(was, request), 2):
+            yield f"at once, {kind_name(type(command))}: {' and '.join(pair)}"
+    if isinstance(command, Insert | Unlock) and command.holder in full_alone(was):
+        ends = isinstance(command, Insert) and not command.chunked
+        yield f"at once, {kind_name(type(command))}{', ends' if ends else ''}: full KV alone"
+
+
+def _conditions(was: State, request: Request) -> Iterator[str]:
+    session = was.session(request.session)
+    slot = session.slot if session is not None else None
+    if session is not None and session.closing:
+        yield "session closing"
+    if slot is not None:
+        yield "slot"
+    if request.started and request.phase not in IN_BATCH:
+        yield "retracted"
+    if request.in_flight:
+        yield "results in flight"
+    c = request.cursors or slot
+    if c is not None and max(c.swa_evicted_seqlen, r := c.cache_protected_len) > 0:
+        yield "E below R" if c.swa_evicted_seqlen < r else "E from R on" if r else "E alone"
+        if r and shares_lock(was, request.holder):
+            yield "others lock its path"
+        if request.holder in full_alone(was):
+            yield "full KV alone"
 
 
 # Tracked states. A session has slots for those of its turns, from the first row on until it is closed.
@@ -117,17 +164,27 @@ def _in_full(tree: Tree, lock: Lock) -> int:
 
 
 def _cuts(was: Tree, now: Tree) -> Iterator[str]:
-    """A node is split that two have locked."""
+    """A node is split that one has locked, or two."""
     there = {placed.path for placed in nodes(was)}
-    new = [placed.path for placed in nodes(now) if placed.path not in there]
+    new = [placed for placed in nodes(now) if placed.path not in there]
     for placed in nodes(was) if new else ():
-        inside = (
-            path for path in new if placed.start < len(path) and path == placed.path[: len(path)]
-        )
-        for at in {len(path) for path in inside}:
-            kinds = [_beside(was, lock, placed, at) for lock in _over(was, placed)]
-            for pair in combinations(sorted(kinds), 2):
-                yield f"two locks, a node is cut: {' and '.join(pair)}"
+        for head in new:
+            if placed.start < head.end and head.path == placed.path[: head.end]:
+                kinds = [_beside(was, lock, placed, head.end) for lock in _over(was, placed)]
+                for kind in kinds:
+                    yield f"a locked node is cut: {kind}, {_upper_half(placed.node, head.node)}"
+                for pair in combinations(sorted(kinds), 2):
+                    yield f"two locks, a node is cut: {' and '.join(pair)}"
+
+
+def _upper_half(was: Node, now: Node) -> str:
+    """What the command that split a node has used of it."""
+    if not was.live:
+        return "its upper half recovered" if now.live else "a tombstone"
+    if now.full_used == was.full_used:
+        return "its upper half not used"
+    both = now.swa_used != was.swa_used
+    return f"its upper half used {'in its window' if both else 'above its window'}"
 
 
 def _beside(tree: Tree, lock: Lock, placed: Placed, at: int) -> str:
@@ -158,28 +215,96 @@ def _cut_since(tree: Tree, lock: Lock, path: list[Placed]) -> bool:
     return any(lock.swa_from < placed.end <= _in_full(tree, lock) for placed in path)
 
 
+# What goes by its own moment, where the moment of the full KV would choose another.
+
+
+def _by_own_moment(was: Tree, now: Tree) -> Iterator[str]:
+    after = {placed.path: placed.node for placed in nodes(now)}
+    stays = [(placed, after[placed.path]) for placed in nodes(was) if placed.path in after]
+    for part in ("live", "state_used"):
+        had = [(p, bool(getattr(left, part))) for p, left in stays if getattr(p.node, part)]
+        gone, kept = ([p for p, has in had if has is still] for still in (False, True))
+        used = "swa_used" if part == "live" else part
+        for one in gone:
+            for other in kept:
+                sooner = getattr(one.node, used) < getattr(other.node, used)
+                if sooner and one.node.full_used > other.node.full_used:
+                    what = "SWA KV" if part == "live" else "a state"
+                    read = ("read" if full_locked(was, p) else "unread" for p in (one, other))
+                    yield f"{what} goes by its own moment: {' before '.join(read)}"
+
+
+# Nodes one below the other.
+
+
+def _passes(was: Tree, now: Tree, command: Command) -> Iterator[str]:
+    """What a match or an insert comes across, and what next."""
+    found = dict[Key, str]()
+    for placed in nodes(now) if now.clock > was.clock else ():
+        if placed.node.full_used == now.clock:
+            found[placed.path] = what = _came_across(was, placed)
+            if above := found.get(placed.path[: placed.start]):
+                who = "a match" if isinstance(command, Admit | Match) else "an insert"
+                yield f"{who} passes: {above} and {what}"
+
+
+def _came_across(was: Tree, placed: Placed) -> str:
+    path = path_of(was, placed.path)
+    if not path or path[-1].path[: placed.end] != placed.path:
+        return "new"
+    if path[-1].node.live:
+        return "live"
+    if placed.node.live:
+        return "recovered"
+    return "a tombstone that is read" if full_locked(was, path[-1]) else "a tombstone"
+
+
+def _drops(was: Tree, now: Tree) -> Iterator[str]:
+    """A node goes, and what becomes of the one above it."""
+    had, has = ({placed.path: placed for placed in nodes(tree)} for tree in (was, now))
+    for path in had.keys() - has.keys() if has.keys() <= had.keys() else ():
+        above = had.get(path[: had[path].start])
+        if above is not None:
+            fate = "goes too" if above.path not in has else "stays"
+            if fate == "stays" and full_locked(was, above):
+                fate = "is read"
+            elif fate == "stays" and len(above.node.children) > 1:
+                fate = "has another child"
+            one, two = ("live" if p.node.live else "a tombstone" for p in (had[path], above))
+            yield f"a node goes: {one}, and above it {two} {fate}"
+
+
 # Batches.
 
 
 def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
-    """Two entries of a batch bring the same pages to the tree, one after the other."""
+    """Two entries of a batch: what each brings to the tree, one after the other, and of the same pages what
+    becomes of them."""
     assert was.tree is not None
     tree, brought = was.tree, list[tuple[Key, int, str]]()
+    parts = list[tuple[int, str]]()
     for lane in command.lanes:
         before, request = request_of(was, lane.request), request_of(now, lane.request)
         session, bigram = was.session(request.session), was.config.geometry.bigram
         prefix = before.cursors.cache_protected_len if before.cursors is not None else 0
         end = floor_page(max(0, cursors_of(request).kv_committed_len - bigram), tree.page_size)
-        outside = before.phase is Phase.RUNNING or (
-            session is not None and session.slot is not None
-        )
-        if outside or end <= prefix:
+        later = session is not None and session.slot is not None
+        if before.phase is Phase.RUNNING or later or end <= prefix:
+            part = "is a later turn" if later else "brings no page"
+            part = "decodes" if before.phase is Phase.RUNNING else part
+            yield from (f"two of a batch: one {one}, the next {part}" for e, one in parts if e)
+            parts.append((0, part))
             continue
         key = tree_key(text_tokens(request.text, end + bigram), bigram)
         evicted = max(cursors_of(request).swa_evicted_seqlen, prefix)
         done = radix.insert_and_continue(tree, request.holder, key, evicted)
         says = "is kept out" if done is None else _says(done[1], prefix, evicted)
         tree = tree if done is None else done[0]
+        part = says if done is None else "goes in"
+        for length, one in parts:
+            than = ", shorter" if end < length else ", longer" if end > length > 0 else ""
+            yield f"two of a batch: one {one}, the next {part}{than}"
+        parts.append((end, part))
         for other, r, said in brought:
             if shared(other, key, tree.page_size) > max(r, prefix):
                 yield f"two of a batch, the same pages: one {said}, the next {says}"
