@@ -125,3 +125,10 @@ def driven(
         for line in sorted(lines, key=lambda each: each not in first)
         if line.machine in machines and mode is (line.mode if line.mode in modes else Mode.FREE)
     ]
+
+
+@lru_cache(maxsize=16)
+def beginnings(machine: str, mode: Mode) -> list[CorpusLine]:
+    """The lines in the sizes of the presets that a machine may drive in `mode`."""
+    of_machine = [n for n in load() if n.machine == machine and n.origin in ("random", "hand")]
+    return [line for line in of_machine if mode in (line.mode, Mode.FREE)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import chain
 from multiprocessing.util import Finalize
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, fit_sizes,
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.coverage.situations import situations
-from stateful_tests.generate.choice_source import Choices, RandomChoices
+from stateful_tests.generate.choice_source import Choices, RandomChoices, pick
 from stateful_tests.generate.engine_commands import (
     draw_engine_config,
     draw_engine_profile,
@@ -302,12 +303,34 @@ def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> 
             return
 
 
+def _goes_on(
+    system: AnySystem, config: Configuration, run: StartedRun
+) -> tuple[StartedRun, tuple[Command, ...]]:
+    """The run as one that begins with a line of the corpus, in the line's sizes, and the line's commands."""
+    line = pick(run.source, corpus.beginnings(config.machine, config.mode))
+    other_rounds = {type(c).__name__ for c in line.commands} & run.profile.disabled & _ROUNDS
+    try:
+        check_fits(system, line.geometry, line.commands)
+        fit_sizes(system, config.machine, line.geometry, exactly=True)
+    except UnusableImplementation:
+        return run, ()
+    if other_rounds and not system.capabilities.mixed_decode:
+        return run, ()
+    return run._replace(geometry=line.geometry), line.commands
+
+
+_ROUNDS = {"Decode", "SpecDecode", "Launch"}
+
+
 def _example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     run, done = start_run(system, plan, config, example), list[Any]()
+    first: tuple[Command, ...] = ()
+    if example % 4 == 2 and plan.corpus:  # what is rare by itself has a sequel
+        run, first = _goes_on(system, config, run)
     lockstep = Lockstep(
         system, run.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
     )
-    _carry_out(lockstep, _proposed(run, lockstep, plan, example), done, driven)
+    _carry_out(lockstep, chain(first, _proposed(run, lockstep, plan, example)), done, driven)
     if example % 4 != 1:  # else the next run starts on what this one leaves
         _end(lockstep, done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))

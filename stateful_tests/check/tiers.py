@@ -30,7 +30,8 @@ class Plan:
     """What a check does.
 
     commands: that the system carries out, those of the corpus as well; configurations share them.
-    steps: commands of a run at most; one run in 32 is eight times as long, every fourth has drawn sizes.
+    steps: commands of a run at most; one run in 32 is eight times as long, every fourth has drawn sizes,
+    and every fourth begins with a line of the corpus, where there is one.
     after_finding: commands after the last new finding that end the check.
     examples: runs of each configuration, where these were asked for; `commands` counts for nothing then.
     modes: none stands for the system's own. corpus: with the lines of the directed corpus; first: those that
