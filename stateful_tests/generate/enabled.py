@@ -163,22 +163,29 @@ class Enabled:
         return [r for r, c in held if not window_live(lost_below(c), r.settled_len, window)]
 
     @property
-    def swa_unlockable(self) -> list[str]:
-        """Who may give the SWA part of its lock back: those who have one, else requests that have given it
-        back before."""
+    def swa_passed(self) -> list[Request]:
+        """Requests that may give the SWA part of their lock back: their window has passed it."""
         state, window = self.state, self.state.config.geometry.window
         if state.tree is None or window is None:
             return []
-        with_swa = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
-        past = [
+        return [
             r
             for r in self.held
             if (r.session is None or state.config.mode is Mode.FAITHFUL)
             and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
         ]
-        fresh = [r.name for r in past if r.holder in with_swa]
-        fresh += (name for name in lock_holders(state) if name in with_swa)
-        return fresh or [r.name for r in past]
+
+    @property
+    def swa_unlockable(self) -> list[str]:
+        """Who may give the SWA part of its lock back: those who have one, else requests that have given it
+        back before."""
+        tree, passed = self.state.tree, self.swa_passed
+        if tree is None or tree.window is None:
+            return []
+        with_swa = {k.holder for k in tree.locks if k.swa_from < len(k.key)}
+        names = [r.name for r in passed if r.holder in with_swa]
+        names += (name for name in lock_holders(self.state) if name in with_swa)
+        return names or [r.name for r in passed]
 
     @property
     def swa_unlocked(self) -> list[Request]:

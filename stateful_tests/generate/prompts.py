@@ -125,7 +125,7 @@ def draw_prompt(
         start = pick(source, familiar)
         if once_in(source, 2):  # part of it: a node is left inside
             floor = prompt_len(after or ())
-            start = shortened(start, max(floor, inside(state, source, prompt_len(start))))
+            start = shortened(start, max(floor, _inside(state, source, prompt_len(start))))
         if start != after and once_in(source, 2):
             return shortened(start, longest)
     for _ in range(1 + once_in(source, 3)):
@@ -165,7 +165,7 @@ def _corners(state: State, longest: int) -> list[list[Prompt]]:
     return [prompts for prompts in fitting if prompts]
 
 
-def inside(state: State, source: Choices, length: int) -> int:
+def _inside(state: State, source: Choices, length: int) -> int:
     """A length in [1, length], mostly whole pages."""
     page_size = state.config.geometry.page_size
     if length <= page_size or once_in(source, 5):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from reference.commands import Close, Open, Submit, prompt_len
+from reference.commands import Close, Open, Submit
 from reference.prefix_cache import shares_lock
 from reference.state import Request, Session, State, text_len
 from stateful_tests.generate.choice_source import once_in, pick
 from stateful_tests.generate.commands.arguments import prompts_of
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.enabled import Enabled
-from stateful_tests.generate.prompts import input_of, inside, shortened
+from stateful_tests.generate.prompts import input_of
 from stateful_tests.generate.scope import Scope
 
 
@@ -90,8 +90,6 @@ class SubmitHarness(Harness[Submit]):
         twins = [prompt for r in c.state.requests if (prompt := input_of(r))]
         if twins and not before and once_in(c.source, 4):
             prompt = pick(c.source, twins)
-            if once_in(c.source, 2):
-                prompt = shortened(prompt, inside(c.state, c.source, prompt_len(prompt)))
         else:
             prompt = c.prompt(longest, fresh=before > 0)
         tokens = 1 + c.source.upto(1) if c.profile.own_tokens or once_in(c.source, 4) else 0

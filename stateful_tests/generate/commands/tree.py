@@ -19,7 +19,7 @@ from stateful_tests.generate.choice_source import once_in, pick
 from stateful_tests.generate.commands.arguments import prompts_of
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.commands.cases import evicts, page_ends
-from stateful_tests.generate.enabled import Enabled, pages_left
+from stateful_tests.generate.enabled import Enabled, full_alone, pages_left
 from stateful_tests.generate.prompts import draw_evicted, draw_prompt, spelt
 from stateful_tests.generate.scope import Scope
 
@@ -116,7 +116,7 @@ class UnlockHarness(Harness[Unlock]):
 @harness(
     UnlockSwa,
     applies=lambda c: c.swa_unlockable,
-    weight=lambda c: 2 + 8 * any(map(c.state.request, c.swa_unlockable)),
+    weight=lambda c: 2 + 8 * any(r.holder not in full_alone(c.state) for r in c.swa_passed),
     is_in=lambda scope: scope.parts,
 )
 class UnlockSwaHarness(Harness[UnlockSwa]):
