@@ -123,10 +123,10 @@ class KeepsLess(TorchKV):
 def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed():
     system = KeepsLess()
     like = Geometry(4, 1, 9, 9, 2, 36)
-    for seed in range(48):
+    for seed in range(40):
         machine, tree = ("both", True) if seed % 4 == 3 else ("sessions", False)
         conforms(system, f"less {seed}", machine, replace(like, tree=tree), Mode.FREE)
-    assert system.stopped > 5
+    assert system.stopped > 4
 
 
 def test_a_keeper_of_less_is_reported_where_something_can_be_resumed():
