@@ -78,13 +78,12 @@ class PrefixRules(SessionRules):
             self.match_prefix(request)
 
     def match_prefix(self, request: KVRequest) -> None:
-        """Lock the longest usable prefix; that of an admission that came to nothing is let go first.
+        """Lock the longest usable prefix, in the place of that of an admission that came to nothing.
 
         The slots are kept until a row names them. RowCursors: the mirror alone, there is no row yet.
         """
         assert self.tree is not None
         holder = self.holder_of(request)
-        self.let_go(holder)
         found = self.tree.match(self.match_key(request))
         self.relock(holder, found.node)
         self.match_state(request, found.node)

@@ -146,7 +146,7 @@ class StateRules:
         if self.states is None or slot.state_len == prefix:
             return
         assert slot.state is not None
-        kept = lock.node.state if prefix and lock is not None else None
+        kept = lock.node.state if lock is not None else None
         if kept is None:
             self.states.clear(slot.state)
         else:

@@ -44,6 +44,7 @@ class TorchKV(LockHolders):
     store_class = KVStore
     tree_class = RadixTree
     states_class = StateSlots
+    serial: int
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -53,7 +54,6 @@ class TorchKV(LockHolders):
         self.lock_holders = {}
         self.locks = {}
         self.tree = self.states = None
-        self.serial = 0
         called = {c.Launch: "launch_ahead", c.Close: "end_session"}
         self._methods: dict[type, Callable[[Any], Played]] = {
             kind: getattr(self, called.get(kind, kind_name(kind))) for kind in c.COMMANDS

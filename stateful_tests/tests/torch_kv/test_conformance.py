@@ -91,6 +91,11 @@ def test_without_a_tree_its_commands_are_refused():
             "insert h1 a2; match h2 a2; insert h2 a4 (goes on); match h1 a1 (full KV alone); insert h1 a2",
             id="a split leaves a node pinned outside of the window, where states are tracked",
         ),
+        pytest.param(
+            Geometry(1, None, 8, 0, 3, 8, tree=True, states=1),
+            "submit r1 (no session) +1; admit r1; extend r1 +1; submit r2 (no session) +1; abort r2 (marked)",
+            id="a marked request needs a slot for its state",
+        ),
     ],
 )
 def test_a_scene_that_random_runs_seldom_meet(sizes, commands):
