@@ -83,7 +83,15 @@ _OF_RELEASES = (
 )
 _OF_LOGS = tuple(
     f"{_TESTS}/watched/test_{name}.py"
-    for name in ("noticed", "changes", "validation", "kept_states", "played", "watcher")
+    for name in (
+        "noticed",
+        "explained_ends",
+        "changes",
+        "validation",
+        "kept_states",
+        "played",
+        "watcher",
+    )
 )
 AREAS = (
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),

@@ -96,21 +96,16 @@ def explained(
     header: WatchHeader, command: Command, was: State, now: State, shown: Shown
 ) -> str | None:
     """The known fault that explains that the server shows this after a command."""
-    if isinstance(command, (Finish, Retract)) and header.speculative:
+    if isinstance(command, (Finish, Retract)):
         request = was.request(command.request)
         assert request is not None
-        got = shown.slots.get(str(request.session))
         session = now.session(request.session)
-        if got is not None and session is not None and session.slot is not None:
-            if isinstance(command, Finish):
-                target = request.origin + command.finished_len
-            else:
-                target = request.origin + request.output - command.in_flight
-            if (
-                got == session.slot._replace(kv_committed_len=target)
-                and target <= got.kv_allocated_len
-            ):
-                return label(header.release, "last-token")
+        assert session is not None and session.slot is not None  # the slot is what differs
+        all_of_it = session.slot._replace(kv_committed_len=request.origin + request.output)
+        # the page of the last token was allocated, with drafts
+        reaches = session.slot.kv_allocated_len == all_of_it.kv_committed_len
+        if reaches and shown.slots[session.name] == all_of_it:
+            return label(header.release, "last-token")
     return None
 
 

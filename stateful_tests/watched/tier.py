@@ -6,7 +6,6 @@ from __future__ import annotations
 from impl.sglang.server import events as log
 from reference.tiers.clauses import TierStep, broken
 from reference.tiers.commands import Poll
-from reference.tiers.step import host_slots
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.seen import TierSeen
 
@@ -31,16 +30,16 @@ def shown(beside: Beside, e: log.Tiered) -> None:
     )
     states = [node for node in facts.nodes if node.device.get("state")]
     beside.result.states_in_stores = (
-        not facts.free.get("state", True)
+        not facts.free.get("state")
         and any(node.storing >= 0 for node in states)
-        and all(node.storing >= 0 or node.locks.get("state", 1) for node in states)
+        and all(node.storing >= 0 or node.locks.get("state", True) for node in states)
     )
     for kind, load in (("a load", True), ("a store", False)):
         beside.result.reach(f"{kind} in flight", any(job.load is load for job in facts.transfers))
     beside.result.reach("a page that is stored", bool(facts.stored))
     beside.result.reach(
         "a page that comes from the storage",
-        any(not each.back and host_slots(each.moving) for each in facts.operations),
+        any(not each.back and any(each.moving.values()) for each in facts.operations),
     )
     for clause, failure in broken(step):
         if clause.id not in seen.broken:

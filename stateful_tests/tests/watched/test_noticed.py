@@ -129,7 +129,8 @@ def test_cursors_after_a_finish_without_output(cursor, by, validate):
     if cursor == 2 and by < 0:
         by = 2
     lines[-2][8][cursor] += by
-    assert first(validate(lines))[1] == "release"
+    mismatch = validate(lines).found[0]
+    assert (mismatch.event, mismatch.command) == ("release", "finish c1.1 keep 0")
 
 
 PAGES = Path(__file__).parents[3] / "fixtures" / "watched" / "sglang-0.5.23-pages.jsonl"

@@ -22,7 +22,6 @@ from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 from stateful_tests.watched import population, serving
-from stateful_tests.watched.deviations import explains_end
 from stateful_tests.watched.reader import WatchLog
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.validator import Validator
@@ -491,88 +490,6 @@ def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
         log = WatchLog(files[at:])
         found = Validator(log.header).run(log.lines())
         assert not found.found, (at, found.found)
-
-
-REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/memory_pool.py:423"
-PREFIXED = "AssertionError:  at srt/managers/schedule_policy.py:1368"
-
-
-SLOT, LEAK, OTHER = (
-    "c1 already has a slot",
-    "Full Pool Mem Leak Detected!",
-    "KeyError: 1 at srt/a.py:1",
-)
-PINNED = "RuntimeError: Out of memory. Try to allocate 8 tokens. Available full tokens: 81 (1 + 80)"
-STAND_IN = (
-    "KeyError: <sglang.srt.session.streaming_session._VirtualNode object at 0x7f> at srt/a.py:1"
-)
-IN_RUST = "TypeError: '_VirtualNode' object cannot be interpreted as an integer at srt/a.py:1"
-NO_STATE = "AssertionError: Can not alloc mamba cache at srt/mem_cache/a.py:1"
-FLAGS = "parked", "prepared", "next_chunk", "states_in_stores"
-MIXED, ALONE = Config(mixed=True, tree=False), Config(tree=False)
-RETRACTED, RESUMED, REJECTED = (
-    "a retract before the first result",
-    "a turn that resumes",
-    "a second turn that is rejected",
-)
-
-
-@pytest.mark.parametrize("release, error, seen, config, name", [
-    ("0.5.23", REUSED, RETRACTED, ALONE, "nothing-to-resume"),
-    ("0.5.23", REUSED, "", ALONE, ""),
-    ("0.5.23", OTHER, RETRACTED, ALONE, ""),
-    ("0.5.23", SLOT, REJECTED, ALONE, "rejection-takes-slot"),
-    ("0.5.23", "AssertionError:  at srt/session/x.py:1", REJECTED, ALONE, "rejection-takes-slot"),
-    ("0.5.23", "AssertionError: a word at srt/session/x.py:1", REJECTED, ALONE, ""),
-    ("0.5.23", SLOT, "", ALONE, ""),
-    ("0.5.24", SLOT, REJECTED, ALONE, ""),
-    ("0.5.23", PREFIXED, RESUMED, ALONE, "ignored-end-token-in-chunks"),
-    ("0.5.23", PREFIXED, "", ALONE, ""),
-    ("0.5.23", PREFIXED, RESUMED, Config(), ""),
-    ("0.5.23", PREFIXED.replace("policy", "batch"), RESUMED, ALONE, ""),
-    ("0.5.23", f"KeyError: {PREFIXED}", RESUMED, ALONE, ""),
-    ("0.5.20", LEAK, "parked", ALONE, "parked-chunk"),
-    ("0.5.20", LEAK, "", ALONE, ""),
-    ("0.5.20", OTHER, "parked", ALONE, ""),
-    ("0.5.23", LEAK, "parked", ALONE, ""),
-    ("0.5.21", "Decode out of memory.", "prepared", MIXED, "mixed-without-room"),
-    ("0.5.21", "Decode out of memory.", "prepared", ALONE, ""),
-    ("0.5.21", "Decode out of memory.", "", MIXED, ""),
-    ("0.5.21", OTHER, "prepared", MIXED, ""),
-    ("0.5.22", "Decode out of memory.", "prepared", MIXED, ""),
-    ("0.5.23", "Prefill out of memory.", "next_chunk", MIXED, "chunk-without-room"),
-    ("0.5.23", "Prefill out of memory.", "next_chunk", ALONE, ""),
-    ("0.5.23", "Prefill out of memory.", "next_chunk", Config(mixed=True, window=4), ""),
-    ("0.5.23", "Out of memory.", "prepared", MIXED, ""),
-    ("0.5.23", OTHER, "next_chunk", MIXED, ""),
-    ("0.5.22", LEAK, "", Config(window=5, page_size=4), "swept-too-far"),
-    ("0.5.22", LEAK, "", Config(window=5, page_size=4, tree=False), ""),
-    ("0.5.22", OTHER, "", Config(window=5, page_size=4), ""),
-    ("0.5.23", PINNED, "", Config(hicache=True, storage=1, policy=2), "evictable-above-a-backup"),
-    ("0.5.23", PINNED, "", Config(hicache=True, storage=1, policy=1), ""),
-    ("0.5.23", PINNED, "", Config(hicache=True, policy=2), ""),
-    ("0.5.23", PINNED.replace("8 tokens", "82 tokens"), "", Config(hicache=True, storage=1, policy=2), ""),
-    ("0.5.23", STAND_IN, "", Config(hicache=True, storage=1), "session-asks-the-storage"),
-    ("0.5.23", STAND_IN, "", Config(hicache=True), ""),
-    ("0.5.23", IN_RUST, "", Config(hicache=True, storage=1), "session-asks-the-storage"),
-    ("0.5.23", NO_STATE, "states_in_stores", Config(hicache=True, states=20), "stores-pin-every-state"),
-    ("0.5.23", NO_STATE, "", Config(hicache=True, states=20), ""),
-    ("0.5.23", OTHER, "states_in_stores", Config(hicache=True, states=20), ""),
-    ("0.5.23", "KeyError: 3", "", Config(hicache=True, storage=1), ""),
-])  # fmt: skip
-def test_known_faults_explain_what_they_cause_alone(release, error, seen, config, name):
-    """Each condition of explains_end: without it an unrelated end would be one of a known fault."""
-    validated = Validated(**{flag: seen == flag for flag in FLAGS})
-    validated.reached[seen] += 1
-    assert explains_end(release, error, config, validated) == name
-
-
-@pytest.mark.parametrize(
-    "window, far", [(3, False), (4, False), (5, True), (6, True), (7, False), (8, False)]
-)
-def test_a_window_that_a_tree_evicts_too_far(window, far):
-    leak, name = "Full Pool Mem Leak Detected!", "swept-too-far" if far else ""
-    assert explains_end("0.5.22", leak, Config(window=window, page_size=4), Validated()) == name
 
 
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That

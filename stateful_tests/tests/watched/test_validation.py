@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from impl.sglang.server.events import Event
-from reference.tiers.facts import TierNode, TierOperation, TierPage, TierUser
+from reference.tiers.facts import TierNode, TierOperation, TierUser
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
@@ -18,8 +18,11 @@ from stateful_tests.tests.tiers.scenes import (
     FACTS,
     HOST,
     OTHER,
+    PAGE,
+    RECURRENT,
     REST,
     SIZES,
+    WITH_STATES,
     count,
     facts,
     kv,
@@ -277,10 +280,15 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
 @pytest.mark.parametrize("load", [True, False])
 def test_what_a_host_tier_has_reached(load, written):
     (one,) = (job for job in FACTS.transfers if job.load is load)
-    lines = [["tier", FACTS, []], ["tier", FACTS._replace(transfers=(one,)), []]]
+    on_the_device = tuple(each for each in FACTS.nodes if each.device["full"])
+    shown = FACTS, FACTS._replace(transfers=(one,)), FACTS._replace(nodes=on_the_device)
+    lines = [["tier", facts, []] for facts in shown]
     reached = validate(written([header(**OF_A_TIER), *lines])).reached
-    both = "KV that is only on the host", f"a {'load' if load else 'store'} in flight"
-    assert {name for name, times in reached.items() if times == 2} == {*both}
+    assert {name: times for name, times in reached.items() if times} == {
+        "KV that is only on the host": 2,
+        "a load in flight": 3 if load else 2,
+        "a store in flight": 2 if load else 3,
+    }
 
 
 def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
@@ -318,6 +326,12 @@ def test_with_a_host_tier_a_prefix_grows_by_what_is_loaded(written):
         assert [each.clause for each in result.found] == found
 
 
+OF_A_TIER_WITH_STATES = {
+    "window": None, "full_tokens": WITH_STATES.full_pages, "swa_tokens": 0, "states": WITH_STATES.states,
+    "width": WITH_STATES.width, "tree": True,
+    "tier": {"full_tokens": WITH_STATES.host_pages, "swa_tokens": 0, "policy": WITH_STATES.policy,
+             "states": WITH_STATES.host_states},
+}  # fmt: skip
 BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"}}
 
 
@@ -327,14 +341,52 @@ def test_a_storage_has_records_of_who_waits(written):
     for before, found in ([ask], []), ([], ["XFER-3"]), ([["requeue", "c2"]], ["OUT-1"]):
         result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
         assert [each.clause for each in result.found] == found
-    stored = REST._replace(stored=(TierPage(1, "full", (0,), A[:1], A[:1]),))
     reads = TierOperation(1, False, "c1", "reads", kv((0,), ()), kv((0,), ()))
-    for shown, name in (
-        (stored, "a page that is stored"),
-        (REST._replace(operations=(reads,)), "a page that comes from the storage"),
+    came, writes = reads._replace(moving=kv()), reads._replace(back=True, name="")
+    for shown, name, times in (
+        (REST._replace(stored=(PAGE,)), "a page that is stored", 1),
+        (REST._replace(operations=(reads,)), "a page that comes from the storage", 1),
+        (REST._replace(operations=(came, writes)), "a page that comes from the storage", 0),
     ):
         lines = [header(**BEHIND_IT), ask, ["tier", shown, []], ["tier", REST, []]]
-        assert validate(written(lines)).reached[name] == 1
+        assert validate(written(lines)).reached[name] == times
+
+
+STORED = {"device": {"state": (1,)}, "locks": {"full": 1, "state": 1}, "storing": 1}
+LOCKED, LOOSE, IN_RUST = (
+    {"device": {"state": (2,)}, "locks": locks, "storing": -1}
+    for locks in ({"state": 1}, {"state": 0}, {"full": 1})
+)
+
+
+@pytest.mark.parametrize("free, nodes, pinned", [
+    ((), [STORED], True), ((3,), [STORED], False), ((), [LOCKED], False), ((), [STORED, LOCKED], True),
+    ((), [STORED, LOOSE], False), ((), [STORED, IN_RUST], True), ((), [], False),
+    ((), [STORED, LOOSE | {"device": {"state": ()}}], True), ((), [STORED | {"storing": 0}], True),
+    ((), [STORED | {"locks": {"state": 0}}], True),
+])  # fmt: skip
+def test_stores_may_pin_every_state(free, nodes, pinned, written):
+    """The core in Rust does not tell who locks a state."""
+    (one,) = RECURRENT.nodes
+    shown = RECURRENT._replace(
+        nodes=tuple(
+            one._replace(**each | {"node": at, "device": {"full": (1, 2)} | each["device"]})
+            for at, each in enumerate(nodes, 1)
+        ),
+        free=RECURRENT.free | {"state": free},
+    )
+    result = validate(written([header(**OF_A_TIER_WITH_STATES), ["tier", shown, []]]))
+    assert result.states_in_stores is pinned
+
+
+@pytest.mark.parametrize("states, of_the_host, found", [
+    (3, 2, []), (4, 2, ["XFER-3"]), (3, 3, ["HOST-1"]), (3, 0, ["HOST-3"]),
+])  # fmt: skip
+def test_slots_of_states_of_both_tiers_are_counted(states, of_the_host, found, written):
+    tier = {**OF_A_TIER_WITH_STATES["tier"], "states": of_the_host}
+    head = header(**{**OF_A_TIER_WITH_STATES, "states": states, "tier": tier})
+    result = validate(written([head, ["tier", RECURRENT, []]]))
+    assert [each.clause for each in result.found] == found
 
 
 def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(written):
@@ -483,13 +535,16 @@ def test_a_turn_that_comes_back_resumes_where_it_did(written):
     assert not result.found and not result.skipped, result.found
 
 
-def test_a_turn_that_waited_with_a_slot_and_begins_its_text(written):
-    """Of 0.5.23, which leaves the slot as it is: the state there is somebody else's."""
+@pytest.mark.parametrize("prefix, wrong", [(0, {("c2.1", 0): "waiting-turn-keeps-state"}), (3, {})])
+def test_a_turn_that_waited_with_a_slot(prefix, wrong, written):
+    """Of 0.5.23, which leaves the slot as it is: the state there is somebody else's if its text begins."""
     head = header(release="0.5.23", tree=True, **OF_STATES)
-    result = validate(written([head, *map(json.loads, STATES)]))
-    assert not result.mismatches and result.wrong_states == {
-        ("c2.1", 0): "waiting-turn-keeps-state"
-    }
+    lines = [*map(json.loads, STATES)]
+    lines[13][3], lines[13][4][3] = prefix, prefix
+    lines[14][1][1] = ["c2.1", prefix, 5 - prefix, [5, 5, 0, prefix]]
+    lines[15][8] = lines[15][10] = prefix
+    result = validate(written([head, *lines]))
+    assert not result.mismatches and result.wrong_states == wrong
 
 
 @pytest.mark.parametrize("release, wrong", [("0.5.23", {("b", 4): LONGER}), ("9.9.9", {})])
