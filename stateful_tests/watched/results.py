@@ -68,7 +68,7 @@ class Validated:
     holes: set[tuple[str, int]] = field(default_factory=set)
     wrong_states: dict[tuple[str, int], str] = field(default_factory=dict)
     states_in_stores: bool = False
-    ended: str = ""
+    ended: str | None = None
     prepared: bool = False
     parked: bool = False
     next_chunk: bool = False

@@ -123,7 +123,7 @@ def accepts(beside: Beside, name: str, got: Cursors) -> Draft | None:
     if not beside.of(name).rounds:
         want = f"no result of {name}: no round of it is in flight"
         raise Diverged("OUT-1", want, f"{accept} tokens are accepted")
-    return Draft(name, max(1, mine.kv_allocated_len - mine.kv_committed_len), accept)
+    return Draft(name, mine.kv_allocated_len - mine.kv_committed_len, accept)
 
 
 def catches_up(beside: Beside, name: str, got: Cursors) -> int:
@@ -225,12 +225,10 @@ def notes_gaps(beside: Beside, e: log.Event) -> None:
 def _counts(beside: Beside, e: log.Stepped) -> None:
     state, size = beside.state, beside.header.page_size
     beside.step.last = e
-    left, swa = free(state), 0
-    if beside.geometry.window:
-        swa = left.swa * size
+    left = free(state)
     waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in state.requests)
     _counted(beside, "OWN-3", _FREE["full"], left.full * size, e.full + e.tree_full)
-    _counted(beside, "OWN-3", _FREE["SWA"], swa, e.swa + e.tree_swa)
+    _counted(beside, "OWN-3", _FREE["SWA"], left.swa * size, e.swa + e.tree_swa)
     _counted(beside, "OWN-4", "rows free", left.rows, e.rows)
     if beside.header.states or e.states:
         bearers = len(state_lens(state))

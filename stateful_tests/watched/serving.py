@@ -181,7 +181,7 @@ def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> Judge
 
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
-    ended = validated.ended
+    ended = validated.ended or ""
     for each in validated.mismatches:
         key = f"log {each.clause} {each.event}"
         yield ServedFinding("log", key, each.sentence, each.known or "", each)

@@ -50,4 +50,4 @@ class Validator(Beside):
         except Diverged as found:
             self.report(found)
             self.follows, self.skipping = False, AFTER_A_MISMATCH
-            self.result.ended = found.known or ""
+            self.result.ended = found.known

@@ -17,6 +17,7 @@ from impl.sglang.server.events import WatchHeader
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.results import Validated
+from stateful_tests.watched.situation import situation
 from stateful_tests.watched.validator import Validator
 
 Log = list[list[Any]]
@@ -195,6 +196,22 @@ def test_after_a_mismatch_the_next_snapshot_is_taken(validate):
 def test_which_retracts_are_reached(lines, reached, validate):
     found = validate(lines, overlap=True)
     assert {name: count for name, count in found.reached.items() if "retract" in name} == reached
+
+
+@pytest.mark.parametrize("lines, says", [
+    ([], ""),
+    (events("TURN"), "since step 4 a batch of 1 has run, in which c1.1 decode; 0 wait; tokens of KV: c1 5;"
+                     " 27 were free at that step, SWA 28"),
+    (events("TURN 1-6"), "since step 1 admission looked at c1.1 (between two chunks, 2 of 3 tokens);"
+                         " a batch of 1 has run; 0 wait; tokens of KV: c1 2; 30 were free at that step, SWA 30"),
+])  # fmt: skip
+def test_a_situation_in_a_sentence(lines, says, validate, tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in (header(), *lines)))
+    (log,) = logs_of([path])
+    validator = Validator(log.header)
+    validator.run(log.lines())
+    assert situation(validator) == says
 
 
 def test_an_end_without_output_is_a_finish(validate):
