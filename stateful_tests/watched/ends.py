@@ -54,7 +54,7 @@ def released(beside: Beside, e: log.Released) -> None:
     for found in beside.texts.ends(e.request, e.ids, goes_on=e.reason is None):
         raise Diverged(*found)
     session = beside.session_of(request)
-    if beside.header.states and session is not None and session.slot is not None:
+    if session is not None and session.slot is not None:
         beside.of_session(session.name).state_ahead = ahead
         if ahead is not None:
             beside.state = beside.state.with_session(session._replace(state=session.state + 1))

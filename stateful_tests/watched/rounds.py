@@ -247,7 +247,7 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
     # transfers have locks, too
     if (beside.header.tree or e.tree_locked) and beside.header.tier is None:
         protected = [owner.cursors.cache_protected_len for owner in holders(state)]
-        allowed = min(max(e.tree_locked, max(protected, default=0)), sum(protected))
+        allowed = min(max([e.tree_locked, *protected]), sum(protected))
         _counted(beside, "TREE-6", "tokens of the tree locked", allowed, e.tree_locked)
     beside.step.joined_late = False
 

@@ -492,17 +492,17 @@ IN_FLIGHT = '["step",4,1,0,1,55,0,5,0,0,0,[["c1.1",2,9,0,0]],7]'
 LONGER = "turn-goes-on-from-a-longer-state"
 
 
-@pytest.mark.parametrize("changes, found, new", [
-    ({}, [("STA-2", LONGER)], ["STA-2"]),
-    ({"true,6,3,[6,9,0,0]": "true,4,3,[4,9,0,0]"}, [], []),  # it accepts what the turn takes
+@pytest.mark.parametrize("changes, state, found, new", [
+    ({}, 6, [("STA-2", LONGER)], ["STA-2"]),
+    ({"true,6,3,[6,9,0,0]": "true,4,3,[4,9,0,0]"}, 4, [], []),  # it accepts what the turn takes
     # the KV of the last token was not computed, nor is it in the state; with a round in flight it may be
-    ({"true,6,3,[6,9,0,0]": "true,3,3,[3,9,0,0]"},
+    ({"true,6,3,[6,9,0,0]": "true,3,3,[3,9,0,0]"}, 3,
      [("LEN-2", "last-token"), ("STA-2", "last-token")], ["LEN-2"]),
-    ({BEFORE: IN_FLIGHT, "true,6,3,[6,9,0,0]": "true,3,3,[3,9,0,0]"},
+    ({BEFORE: IN_FLIGHT, "true,6,3,[6,9,0,0]": "true,3,3,[3,9,0,0]"}, 4,
      [("LEN-2", "last-token"), ("STA-2", LONGER)], ["LEN-2"]),
-    ({BEFORE: IN_FLIGHT, "true,6,3,[6,9,0,0]": "true,4,3,[4,9,0,0]"}, [("STA-2", LONGER)], []),
+    ({BEFORE: IN_FLIGHT, "true,6,3,[6,9,0,0]": "true,4,3,[4,9,0,0]"}, 5, [("STA-2", LONGER)], []),
 ])  # fmt: skip
-def test_a_turn_resumes_behind_verify_rounds(changes, found, new, written):
+def test_a_turn_resumes_behind_verify_rounds(changes, state, found, new, written):
     """Told once of a turn. What a round in flight adds to a state is not in a log."""
     text = "\n".join(ROUNDS)
     for old, by in changes.items():
@@ -512,6 +512,8 @@ def test_a_turn_resumes_behind_verify_rounds(changes, found, new, written):
     lines = [json.loads(line) for line in text.splitlines()]
     result = validate(written([header(release="0.5.23", **settings), *lines]))
     assert [(each.clause, each.known) for each in result.mismatches] == found
+    for each in result.mismatches:
+        assert each.clause != "STA-2" or each.expected.startswith(f"c1.2 resumes at {state}"), each
     wrong = [known for clause, known in found if clause == "STA-2"]
     assert result.wrong_states == dict.fromkeys([("c1.2", 4)] if wrong else [], *wrong)
     result = validate(written([header(release="9.9.9", **settings), *lines]))
@@ -547,25 +549,32 @@ def test_a_turn_that_waited_with_a_slot(prefix, wrong, written):
     assert not result.mismatches and result.wrong_states == wrong
 
 
-@pytest.mark.parametrize("release, wrong", [("0.5.23", {("b", 4): LONGER}), ("9.9.9", {})])
-def test_who_matches_a_text_that_ended_with_a_round_in_flight(release, wrong, written):
+@pytest.mark.parametrize("release, session, reason, wrong", [
+    ("0.5.23", None, "FINISH_LENGTH", {("b", 4): LONGER}), ("9.9.9", None, "FINISH_LENGTH", {}),
+    ("0.5.23", "s", "FINISH_ABORT", {("b", 4): LONGER}),
+])  # fmt: skip
+def test_who_matches_a_text_that_ended_with_a_round_in_flight(
+    release, session, reason, wrong, written
+):
     """Its node has the state of more than that."""
     node, states = [[1, 2, 3, 4], [1, 2, 3, 4], [], 0, 0], {"free": [], "tracked": {}, "nodes": [3]}
+    opened = [["open", session, True]] if session else []
     lines = [
-        ["submit", "a", None, 3, 3, False, "", [1, 2, 3]],
-        ["admit", "a", None, 0, [0, 0, 0, 0]],
+        *opened,
+        ["submit", "a", session, 3, 3, False, "", [1, 2, 3]],
+        ["admit", "a", session, 0, [0, 0, 0, 0]],
         ["extend", [["a", 0, 3, [3, 3, 0, 0]]]],
-        ["step", 1, 1, 0, 0, 61, 0, 5, 0, 0, 0, [], 7],
+        ["step", 1, 1, 0, len(opened), 61, 0, 5, 0, 0, 0, [], 7],
         ["result", [["a", 1, [3, 3, 0, 0], [4]]]],
-        ["step", 2, 1, 0, 0, 59, 0, 5, 0, 0, 0, [["a", 3, 5, 0, 0]], 7],
-        ["step", 3, 1, 0, 0, 57, 0, 5, 0, 0, 0, [["a", 3, 7, 0, 0]], 7],
-        ["release", "a", None, "FINISH_LENGTH", True, 2, 2, [4, 7, 0, 0], None, 2, [4, 5]],
-        ["step", 4, 0, 0, 0, 60, 0, 6, 4, 0, 0, [], 8],
+        ["step", 2, 1, 0, len(opened), 59, 0, 5, 0, 0, 0, [["a", 3, 5, 0, 0]], 7],
+        ["step", 3, 1, 0, len(opened), 57, 0, 5, 0, 0, 0, [["a", 3, 7, 0, 0]], 7],
+        ["release", "a", session, reason, True, 2, 2, [4, 7, 0, 0], None, 2, [4, 5]],
+        ["step", 4, 0, 0, len(opened), 60, 0, 6, 4, 0, 0, [], 8],
         ["pages", {}, [], [], None, None, [node], states | {"held": {}}],
         ["submit", "b", None, 5, 5, False, "", [1, 2, 3, 4, 9]],
         ["admit", "b", None, 4, [0, 0, 0, 4]],
         ["extend", [["b", 4, 1, [5, 5, 0, 4]]]],
-        ["step", 5, 1, 0, 0, 59, 0, 5, 4, 0, 4, [], 7],
+        ["step", 5, 1, 0, len(opened), 59, 0, 5, 4, 0, 4, [], 7],
         ["pages", {}, [], [], None, None, [node], states | {"held": {}}],
     ]
     sizes = {"tree": True, "speculative": True, "overlap": True, **OF_STATES}
