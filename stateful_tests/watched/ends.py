@@ -123,10 +123,11 @@ def _retracted(beside: Beside, request: Request, outputs: int, shown: Shown) -> 
 def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> str | None:
     """A known fault: the server does not count the token of a mixed batch that was a request's last. Its
     name, if it is one."""
-    request = beside.request(e.request)
-    mine = request.cursors
-    if mine is None or not any(each.mixed for each in beside.of(e.request).rounds[:1]):
+    request, rounds = beside.request(e.request), beside.of(e.request).rounds
+    if not rounds or not rounds[0].mixed:
         return None
+    mine = request.cursors
+    assert mine is not None  # a round of it has run
     if (e.outputs, e.before[0]) != (request.output + 1, mine.kv_committed_len):
         return None
     draft = Draft(e.request, mine.kv_allocated_len - mine.kv_committed_len, 1)

@@ -255,6 +255,7 @@ def test_a_turn_that_is_retracted_between_two_chunks_keeps_what_it_has_computed(
     result = validate(written([head, *lines]))
     assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
     assert result.reached["a retract between two chunks"] == 1
+    assert not result.reached["a retract before the first result"]
 
 
 OF_A_TIER = {
