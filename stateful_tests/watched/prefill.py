@@ -77,7 +77,7 @@ def orphaned(beside: Beside, request: Request) -> Request:
     request = request._replace(session=None)
     beside.state = beside.state.with_request(request).with_session(session._replace(turn=None))
     seen = beside.of_session(session.name)
-    seen.text_unknown, seen.stays_busy = True, known or seen.stays_busy  # a close waits for it
+    seen.text_unknown, seen.stays_busy = True, known  # a close waits for it
     beside.of(request.name).orphan_of = session.name
     return request
 
@@ -105,8 +105,6 @@ def extended(beside: Beside, e: log.Extended) -> None:
         if (known := deviations.state_of_another(beside.header, seen, prefix)) is not None:
             beside.result.wrong_states[name, prefix] = known
         seen.has_state = False
-        if (session := beside.session_of(beside.request(name))) is not None:
-            beside.of_session(session.name).state_ahead = None
         if beside.header.states and (text := beside.texts.inputs.get(name)):
             beside.kept_states.begins(name, text[:prefix])
         if beside.request(name).phase is Phase.QUEUED:

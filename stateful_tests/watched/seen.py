@@ -53,8 +53,8 @@ class SessionSeen:
     close_requested: a client closed it.
     stays_busy: the known fault by which the server takes it for busy.
     text_unknown: a known fault has left text of another turn in it, which its next turn shows.
-    state_ahead: until its next turn runs, the known fault by which its recurrent state is of another length
-    than its KV.
+    state_ahead: the known fault by which its last turn has left a recurrent state of another length than its
+    KV.
     """
 
     times_out: bool = False

@@ -193,8 +193,7 @@ def flushed(beside: Beside, e: log.Flushed) -> None:
         raise Diverged("STA-6", want, "it is flushed", known=deviations.flushed(beside.header))
     for session in beside.state.sessions:
         beside.result.reach("a flush of what sessions keep", session.slot is not None)
-        beside.state = beside.state.with_session(session._replace(slot=None, state=0))
-        beside.of_session(session.name).state_ahead = None
+        beside.state = beside.state.with_session(session._replace(slot=None))
     beside.pages, beside.kept_states = PageJudge(beside.geometry), KeptStates(beside.header)
     beside.tier = None
     beside.reported_offsets.clear()  # what was lost is there again

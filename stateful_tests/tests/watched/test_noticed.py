@@ -98,7 +98,7 @@ def test_validation_says(row, validate):
     ]
     parts += [f"the server's choice: {count} {what}" for what, count in found.policy.items()]
     parts += [f"never computed: {session} {position}" for session, position in sorted(found.holes)]
-    parts = parts or [name for name in ("prepared", "parked") if getattr(found, name)]
+    parts = parts or [name for name in ("prepared", "parked", "next_chunk") if getattr(found, name)]
     assert ("; ".join(parts) or "conforms") == row.outcome
 
 

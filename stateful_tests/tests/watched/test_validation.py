@@ -276,6 +276,8 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
     headline = [(found.clause, found.event) for found in result.found][:1]
     assert headline == ([(clause, "tier")] if clause else []) and not result.skipped
     assert len({found.clause for found in result.found}) == len(result.found)
+    again = validate(written([header(**OF_A_TIER), *shown, ["flush", 0], shown[-1]]))
+    assert len(again.found) == 2 * len(result.found), "after a flush the tier is another"
 
 
 @pytest.mark.parametrize("load", [True, False])
@@ -314,17 +316,22 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
         assert [found.clause for found in result.found] == clauses
 
 
-def test_with_a_host_tier_a_prefix_grows_by_what_is_loaded(written):
+@pytest.mark.parametrize("matched, has_tier, found, loaded", [
+    (2, True, [], 1), (4, True, [], 0), (2, False, ["OUT-1"], 0), (4, False, [], 0),
+])  # fmt: skip
+def test_with_a_host_tier_a_prefix_grows_by_what_is_loaded(
+    matched, has_tier, found, loaded, written
+):
     lines = [
         ["submit", "c1", None, 6, 6, False],
-        ["admit", "c1", None, 2, [0, 0, 0, 2]],
+        ["admit", "c1", None, matched, [0, 0, 0, matched]],
         ["extend", [["c1", 4, 2, [6, 6, 0, 4]]]],
     ]
-    for tier, found in ((OF_A_TIER, []), ({**OF_A_TIER, "tier": None}, ["OUT-1"])):
-        result = validate(
-            written([header(**{**tier, "full_tokens": 32, "swa_tokens": 32}), *lines])
-        )
-        assert [each.clause for each in result.found] == found
+    tier = OF_A_TIER["tier"] if has_tier else None
+    sizes = {**OF_A_TIER, "tier": tier, "full_tokens": 32, "swa_tokens": 32}
+    result = validate(written([header(**sizes), *lines]))
+    assert [each.clause for each in result.found] == found
+    assert result.reached["a prefix that is loaded from the host"] == loaded
 
 
 OF_A_TIER_WITH_STATES = {
