@@ -105,7 +105,7 @@ def extended(beside: Beside, e: log.Extended) -> None:
         if (known := deviations.state_of_another(beside.header, seen, prefix)) is not None:
             beside.result.wrong_states[name, prefix] = known
         seen.has_state = False
-        if beside.header.states and (text := beside.texts.inputs.get(name)):
+        if text := beside.texts.inputs.get(name):
             beside.kept_states.begins(name, text[:prefix])
         if beside.request(name).phase is Phase.QUEUED:
             beside.do(Admit(name))
