@@ -177,8 +177,8 @@ def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
     mine, length = beside.request(e.request).cursors, got.cache_protected_len
     beside.result.compared += 1
     if mine is None:
-        return
-    if beside.geometry.window and got.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
+        raise Diverged("OUT-1", f"{e.request} waits, and has no KV", "the tree takes KV of it over")
+    if got.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
         choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
         beside.do(EvictSwa(e.request, mine.kv_committed_len), choice)
         mine = beside.request(e.request).cursors
