@@ -78,7 +78,7 @@ class Beside:
         self.pages, self.texts = PageJudge(self.geometry), TextJudge()
         self.kept_states = KeptStates(header)
         self._line = Line("", 0, log.CloseAsked(""))
-        # up to the first mismatch that counts
+        # up to the first mismatch that counts, and to one more than a trace may have
         self._done: list[tuple[Command, tuple[Choice, ...]]] = []
 
     @property
@@ -100,7 +100,7 @@ class Beside:
         if isinstance(outcome, Refused):
             want = f"refused: {outcome.reason.value} ({outcome.reason.says})"
             raise Diverged("OUT-1", want, "done", command)
-        if not self.result.found and len(self._done) < MAX_STEPS:
+        if not self.result.found and len(self._done) <= MAX_STEPS:
             self._done.append((command, choices))
         if beyond or not self._same(now, shown):
             found = verdict(command, was, now, outcome, shown, beyond)
@@ -203,9 +203,11 @@ class Beside:
         """What was done up to the first mismatch that no known fault explains, as a trace of ours.
 
         None where the vocabulary cannot say it: a log that begins in the middle, a tree of unknown content,
-        sizes or names that no trace may have.
+        sizes or names that no trace may have, more commands than fit.
         """
         if self.result.given or self.header.tree or not self.result.found:
+            return None
+        if len(self._done) > MAX_STEPS:
             return None
         g = self.geometry
         try:

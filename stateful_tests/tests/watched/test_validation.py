@@ -99,7 +99,7 @@ def test_a_count_that_is_off_is_reported_once(written):
     assert "(-4)" in found[0].observed
 
 
-def test_a_mismatch_becomes_a_trace(written, tmp_path):
+def test_a_mismatch_becomes_a_trace(written, tmp_path, monkeypatch):
     lines = lines_of(LOGS[-1])
     at = next(
         n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"]
@@ -111,6 +111,12 @@ def test_a_mismatch_becomes_a_trace(written, tmp_path):
     trace = validator.trace()
     assert trace is not None and trace.clause == "LEN-2"
     assert format_command(trace.commands[-1]) == validator.result.found[0].command
+    for most, fits in ((len(trace.commands), True), (len(trace.commands) - 1, False)):
+        monkeypatch.setattr("stateful_tests.watched.beside.MAX_STEPS", most)
+        shorter = Validator(log.header)
+        shorter.run(log.lines())
+        assert (shorter.trace() == trace) is fits and (shorter.trace() is None) is not fits
+    monkeypatch.undo()
     lines[[e.get("event") for e in lines].index("step")]["rows"] += 1
     (log,) = logs_of([written(lines)])
     earlier = Validator(log.header)
