@@ -198,6 +198,11 @@ def test_which_retracts_are_reached(lines, reached, validate):
     assert {name: count for name, count in found.reached.items() if "retract" in name} == reached
 
 
+def test_another_text_differs_at_a_position(validate):
+    mismatch = validate(events("TEXTS 1-7: 7.7=[1,5,3,4]")).found[0]
+    assert "at position 1 " in mismatch.observed
+
+
 @pytest.mark.parametrize("lines, says", [
     ([], ""),
     (events("TURN"), "since step 4 a batch of 1 has run, in which c1.1 decode; 0 wait; tokens of KV: c1 5;"

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from impl.sglang.server.events import Event
-from reference.tiers.facts import TierNode, TierOperation, TierUser
+from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierUser
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
@@ -110,6 +110,7 @@ def test_a_mismatch_becomes_a_trace(written, tmp_path, monkeypatch):
     validator.run(log.lines())
     trace = validator.trace()
     assert trace is not None and trace.clause == "LEN-2"
+    assert trace.expected and all(done.choices for _, done in trace.expected)
     assert format_command(trace.commands[-1]) == validator.result.found[0].command
     for most, fits in ((len(trace.commands), True), (len(trace.commands) - 1, False)):
         monkeypatch.setattr("stateful_tests.watched.beside.MAX_STEPS", most)
@@ -131,6 +132,16 @@ def test_a_mismatch_in_a_tree_of_unknown_content_has_no_trace():
     changed = next(change for change in log.changes() if change.kind == "release left out")
     validator = Validator(log.header)
     assert validator.run(changed.lines).found and validator.trace() is None
+
+
+def test_a_log_that_begins_in_the_middle_or_conforms_has_no_trace():
+    for begins, kind in ((2, "release left out"), (None, None)):
+        log = log_changes.ChangedLog("sglang-0.5.23-clients_that_do_not_wait", begins)
+        changed = next((each.lines for each in log.changes() if each.kind == kind), log.lines)
+        validator = Validator(log.header)
+        assert bool(validator.run(changed).found) is (kind is not None)
+        validator.header.tree = False
+        assert validator.trace() is None
 
 
 def test_a_claim_has_to_be_stated(written):
@@ -286,13 +297,35 @@ def test_a_host_tier_is_judged_by_the_clauses_of_tiers(change, clause, written):
     assert len(again.found) == 2 * len(result.found), "after a flush the tier is another"
 
 
+def test_what_a_transfer_reads_stays_as_it_was(written):
+    """From one step to the next."""
+    memory = (0, *A[:2], OTHER, 0, 0, 0)  # the store of node 2 is in flight
+    changed = FACTS._replace(memory=kv(memory, FACTS.memory["swa"]))
+    for shown, found in (([FACTS, changed], ["HOST-2", "XFER-1"]), ([changed], ["HOST-2"])):
+        lines = [["tier", each, []] for each in shown]
+        result = validate(written([header(**OF_A_TIER), *lines]))
+        assert [each.clause for each in result.found] == found
+
+
+def test_pools_of_both_tiers_may_end_within_a_page(written):
+    free, host = (2, 3, 4, 5), (0, 1, 2, 3)
+    empty = TierFacts(
+        (), kv(free, free), kv(host, host), count(), kv((0,) * 6, (0,) * 6), kv((0,) * 4, (0,) * 4)
+    )
+    tier = {"full_tokens": 5, "swa_tokens": 5, "policy": SIZES.policy}
+    sizes = {**OF_A_TIER, "page_size": 2, "full_tokens": 5, "swa_tokens": 5, "tier": tier}
+    assert not validate(written([header(**sizes), ["tier", empty, []]])).found
+
+
 @pytest.mark.parametrize("load", [True, False])
 def test_what_a_host_tier_has_reached(load, written):
     (one,) = (job for job in FACTS.transfers if job.load is load)
     on_the_device = tuple(each for each in FACTS.nodes if each.device["full"])
     shown = FACTS, FACTS._replace(transfers=(one,)), FACTS._replace(nodes=on_the_device)
     lines = [["tier", facts, []] for facts in shown]
-    reached = validate(written([header(**OF_A_TIER), *lines])).reached
+    result = validate(written([header(**OF_A_TIER), *lines]))
+    reached = result.reached
+    assert result.compared == sum(len(facts.nodes) for facts in shown)
     assert {name: times for name, times in reached.items() if times} == {
         "KV that is only on the host": 2,
         "a load in flight": 3 if load else 2,
@@ -415,7 +448,10 @@ def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(wri
         (found,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
         assert (found.clause, found.known) == ("OUT-1", known)
     # or the first turn has the row of the rejected one, and is nobody's from then on
-    lines[3:] = [["admit", "c1", "s1", 1, [1, 1, 0, 0]], ["tier", REST._replace(asked=("x",)), []]]
+    lines[3:] = [
+        ["admit", "c1", "s1", 1, [1, 1, 0, 0]],
+        ["tier", REST._replace(asked=("x",), host_free=kv((), (5,))), []],
+    ]
     for tier, known in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
         head = header(**tier, release="0.5.23")
         found = validate(written([head, *lines])).mismatches
