@@ -208,7 +208,8 @@ def test_another_text_differs_at_a_position(validate):
     (events("TURN"), "since step 4 a batch of 1 has run, in which c1.1 decode; 0 wait; tokens of KV: c1 5;"
                      " 27 were free at that step, SWA 28"),
     (events("TURN 1-6"), "since step 1 admission looked at c1.1 (between two chunks, 2 of 3 tokens);"
-                         " a batch of 1 has run; 0 wait; tokens of KV: c1 2; 30 were free at that step, SWA 30"),
+                         " a batch of 1 has run; 0 wait; tokens of KV: c1 2; 30 were free at that step,"
+                         " SWA 30"),
 ])  # fmt: skip
 def test_a_situation_in_a_sentence(lines, says, validate, tmp_path):
     path = tmp_path / "log.jsonl"
