@@ -25,13 +25,20 @@ class _Wrong(NamedTuple):
     known: str
 
 
+class _Kept(NamedTuple):
+    """A state for the tree: whose, and after how many tokens."""
+
+    name: str
+    length: int
+
+
 class KeptStates:
     """Remembers, from one step to the next, what requests keep for the tree and which nodes are wrong."""
 
     def __init__(self, header: WatchHeader) -> None:
         self.header = header
         self._step: int | None = None
-        self._kept: dict[int, tuple[str, int]] = {}  # slot -> whose, after how many tokens
+        self._kept: dict[int, _Kept] = {}  # by slot
         self._wrong: dict[Path, _Wrong] = {}
         self._hits: list[tuple[str, Path]] = []  # since the last step
         self._ended: dict[Path, str] = {}  # since the last step, with a state that is ahead
@@ -66,17 +73,19 @@ class KeptStates:
             if name in e.owners and length > (most := e.owners[name][1][0]):
                 want = f"a state that {name} keeps for the tree is after {most} tokens at most"
                 yield Verdict("STA-8", want, f"slot {slot} after {length}"), None
-            self._kept[slot] = name, length
+            self._kept[slot] = _Kept(name, length)
         nodes = e.nodes or ()
         for (path, *_), has in zip(nodes, e.states.nodes):
-            if has is not None and (why := ended.get(tuple(path))) is not None:
+            if has is None:
+                continue
+            if (why := ended.get(tuple(path))) is not None:
                 self._wrong[tuple(path)] = _Wrong(has, why)
-            name, length = before.get(has or 0, ("", 0))
-            if has is not None and length > len(path):
-                known = deviations.within_a_page(self.header, length)
+            kept = before.get(has)
+            if kept is not None and kept.length > len(path):
+                known = deviations.within_a_page(self.header, kept.length)
                 self._wrong[tuple(path)] = _Wrong(has, known or "")
                 want = f"the node of {len(path)} tokens has the state after them"
-                got = f"slot {has}, in which {name} kept the state after {length}"
+                got = f"slot {has}, in which {kept.name} kept the state after {kept.length}"
                 yield Verdict("STA-3", want, got), known
 
     def wrong_hits(self, e: Paged) -> Iterator[tuple[str, int, str]]:

@@ -108,7 +108,7 @@ def _state_of(beside: Beside, e: log.Snapshot) -> State:
         slot = None if s.cursors is None else Cursors(*s.cursors)
         name = turn.name if turn is not None else None
         history = ((serial, s.tokens),) if s.tokens else ()
-        kept = slot.kv_committed_len if slot is not None and beside.header.states else 0
+        kept = slot.kv_committed_len if slot is not None else 0
         state = state.with_session(Session(s.session, history, slot, name, state=kept))
     return state._replace(serial=serial)
 

@@ -77,10 +77,15 @@ def test_a_node_may_have_a_later_state_or_one_of_a_step_that_is_missing(path, at
     assert not [*kept.judge(0, before, ()), *kept.judge(at, after, ())]
 
 
-@pytest.mark.parametrize("tracked, committed", [((4, 6), 8), ((3, 6), 5)])
+@pytest.mark.parametrize("tracked, committed", [((4, 6), 8), ((2, 6), 8), ((3, 6), 5)])
 def test_a_state_is_kept_in_an_own_slot_and_of_no_more_than_the_text(tracked, committed):
     [step] = steps_of({"tracked": {"c1": tracked}}, cells=(committed, 8, 0, 0))
     assert [found.clause for found, _ in KeptStates(head()).judge(0, step, ())] == ["STA-8"]
+
+
+def test_of_who_has_no_row_it_is_not_known_how_far_a_state_goes():
+    [step] = steps_of({"tracked": {"c2": (5, 6)}})
+    assert not list(KeptStates(head()).judge(0, step, ()))
 
 
 def test_a_session_may_track_drafts_that_its_turn_did_not_take():
