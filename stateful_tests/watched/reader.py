@@ -60,13 +60,13 @@ class WatchLog:
         while at < len(self.files):
             yield from self._lines_of(self.files[at], growing, at)
             at += 1
-            if growing is not None and at == len(self.files):
+            if growing is not None:
                 self.files += _later(self.files[-1])
 
     def _lines_of(self, path: Path, growing: Callable[[], bool] | None, at: int) -> Iterator[Line]:
         if at and growing is not None:
             _wait_for_header(path, growing)
-        if at and _header_of(path).process != self.header.process:
+        if _header_of(path).process != self.header.process:
             raise LogError(f"{path}: line 1: of another process than {self.files[0]}")
         number, name = 1, str(path)
         with path.open("rb") as file:

@@ -738,6 +738,34 @@ def test_parts_of_one_process_are_one_log(tmp_path):
     assert Validator(first.header).run(first.lines()).events == 49, "the requested part"
 
 
+def test_parts_of_two_processes_are_no_log(tmp_path):
+    head, *lines = LOGS[0].read_text().splitlines(keepends=True)
+    other = json.dumps({**json.loads(head), "process": 7}) + "\n"
+    (tmp_path / "kvspec-7-0001.jsonl").write_text("".join([head, *lines[:5]]))
+    (tmp_path / "kvspec-7-0002.jsonl").write_text("".join([other, *lines[5:9]]))
+    (log,) = logs_of([tmp_path])
+    with pytest.raises(LogError, match=r"0002\.jsonl: line 1: of another process than"):
+        Validator(log.header).run(log.lines())
+
+
+def test_a_folder_without_logs_is_one_line(tmp_path):
+    with pytest.raises(LogError, match=r"there is no \.jsonl in this folder"):
+        logs_of(iter([tmp_path]))
+    with pytest.raises(LogError, match="none: there is no such file or folder"):
+        logs_of([tmp_path / "none"])
+
+
+@pytest.mark.parametrize("before", [0, 5])
+def test_a_part_that_ends_with_its_header_has_no_lines(before, tmp_path):
+    """Its server was killed while it wrote."""
+    head, *lines = LOGS[0].read_text().splitlines(keepends=True)
+    if before:
+        (tmp_path / "kvspec-7-0001.jsonl").write_text("".join([head, *lines[:before]]))
+    (tmp_path / "kvspec-7-0002.jsonl").write_text(head.rstrip())
+    (log,) = logs_of([tmp_path])
+    assert len(list(log.lines())) == before and log.cut is None
+
+
 def test_a_growing_log_is_followed(tmp_path):
     whole, path = LOGS[0].read_bytes(), tmp_path / "kvspec-7-0001.jsonl"
     path.write_bytes(whole[:1500])
@@ -753,6 +781,17 @@ def test_a_growing_log_is_followed(tmp_path):
     (log,) = logs_of([path])
     found = Validator(log.header).run(log.lines(growing))
     assert found.events == whole.count(b"\n") - 1 and not found.found and log.cut is None
+
+
+def test_what_a_growing_log_has_is_read_before_more_is_waited_for(tmp_path):
+    head, *lines = LOGS[0].read_text().splitlines(keepends=True)
+    (tmp_path / "kvspec-7-0001.jsonl").write_text("".join([head, *lines[:5]]))
+    (tmp_path / "kvspec-7-0002.jsonl").write_text("".join([head, *lines[5:9]]))
+    read, waited = [], []
+    (log,) = logs_of([tmp_path])
+    for line in log.lines(lambda: bool(waited.append(len(read)))):
+        read.append(line)
+    assert waited[0] == len(read) == 9
 
 
 def test_a_growing_log_rotates(tmp_path):
