@@ -136,7 +136,6 @@ def _wait_for_header(path: Path, growing: Callable[[], bool]) -> None:
     """A part exists before its header is written."""
     with path.open("rb") as file:
         while not file.readline(MAX_LINE).endswith(b"\n") and growing():
-            file.seek(0)
             time.sleep(_PERIOD_S)
 
 
@@ -158,11 +157,12 @@ def _whole_lines(
         if raw.endswith(b"\n") or len(raw) >= MAX_LINE:
             rest = b""
             yield raw
-        elif over or growing is None:
+        elif over:
             if raw:
                 yield raw
             return
         else:
+            assert growing is not None  # else it is over
             rest, over = raw, goes_on() or not growing()
             if not over:
                 time.sleep(_PERIOD_S)
