@@ -184,6 +184,13 @@ class PageJudge:
                 yield Verdict(
                     "LEN-4", f"{name}: {cursors_text(owners[name])}", cursors_text(cursors)
                 )
+            size = self.geometry.page_size
+            pool = range(size, size * (self.geometry.full_pages + 1))
+            computed = enumerate(slots[: cursors.kv_committed_len])
+            nowhere = next((at for at, slot in computed if slot not in pool), None)
+            if nowhere is not None:
+                want = f"{name} has a slot of the pool at position {nowhere}, which is committed"
+                yield Verdict("READ-1", want, f"its row names {slots[nowhere]} there")
             before, had, had_row = rows.get(name, (cursors, slots, row))
             if row != had_row:
                 yield Verdict("OWN-4", f"{name} keeps row {had_row}", f"has row {row}")
@@ -201,7 +208,7 @@ class PageJudge:
     def _view(self, e: Paged) -> View:
         geometry, owners = self.geometry, e.owners
         size = (geometry.full_pages + 1) * geometry.page_size
-        swa = (geometry.swa_pages + 1) * geometry.page_size if geometry.window is not None else 0
+        swa = (geometry.swa_pages + 1) * geometry.page_size
         tree = states = None
         if e.nodes is not None:
             tree = TreeView(tuple(NodeView(*node) for node in e.nodes), {})

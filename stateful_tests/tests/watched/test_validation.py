@@ -385,7 +385,10 @@ BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"
 def test_a_storage_has_records_of_who_waits(written):
     """Who waits is not known after a mismatch."""
     asked, ask = REST._replace(asked=("c1",)), ["submit", "c1", None, 6, 6, False]
-    for before, found in ([ask], []), ([], ["XFER-3"]), ([["requeue", "c2"]], ["OUT-1"]):
+    looks = [ask, ["admit", "c1", None, 0, [0, 0, 0, 0]]]  # then it may poll the transfers
+    for before, found in (
+        ([ask], []), (looks, []), ([], ["XFER-3"]), ([["requeue", "c2"]], ["OUT-1"]),
+    ):  # fmt: skip
         result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
         assert [each.clause for each in result.found] == found
     reads = TierOperation(1, False, "c1", "reads", kv((0,), ()), kv((0,), ()))
@@ -409,8 +412,7 @@ LOCKED, LOOSE, IN_RUST = (
 @pytest.mark.parametrize("free, nodes, pinned", [
     ((), [STORED], True), ((3,), [STORED], False), ((), [LOCKED], False), ((), [STORED, LOCKED], True),
     ((), [STORED, LOOSE], False), ((), [STORED, IN_RUST], True), ((), [], False),
-    ((), [STORED, LOOSE | {"device": {"state": ()}}], True), ((), [STORED | {"storing": 0}], True),
-    ((), [STORED | {"locks": {"state": 0}}], True),
+    ((), [STORED, LOOSE | {"device": {"state": ()}}], True), ((), [STORED | {"storing": 0, "locks": {"state": 0}}], True),
 ])  # fmt: skip
 def test_stores_may_pin_every_state(free, nodes, pinned, written):
     """The core in Rust does not tell who locks a state."""
