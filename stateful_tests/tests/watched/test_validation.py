@@ -668,6 +668,14 @@ def test_a_page_that_is_owned_and_free_is_noticed(written):
     assert validate(written(lines)).found[0].clause == "OWN-1"
 
 
+def test_a_mapping_to_a_slot_behind_the_swa_pool_is_none(written):
+    lines = lines_of(PAGES)
+    at = next(n for n, line in enumerate(lines) if line.get("owners"))
+    slot = next(iter(lines[at]["owners"].values()))[2][-1]
+    lines[at]["mapping"][slot] = lines[0]["swa_tokens"] + lines[0]["page_size"]
+    assert validate(written(lines)).found[0].clause == "MAP-2"
+
+
 STATES_IN_PAGES = FIXTURES / "sglang-0.5.23-pages_and_states.jsonl"
 
 
