@@ -412,7 +412,8 @@ LOCKED, LOOSE, IN_RUST = (
 @pytest.mark.parametrize("free, nodes, pinned", [
     ((), [STORED], True), ((3,), [STORED], False), ((), [LOCKED], False), ((), [STORED, LOCKED], True),
     ((), [STORED, LOOSE], False), ((), [STORED, IN_RUST], True), ((), [], False),
-    ((), [STORED, LOOSE | {"device": {"state": ()}}], True), ((), [STORED | {"storing": 0, "locks": {"state": 0}}], True),
+    ((), [STORED, LOOSE | {"device": {"state": ()}}], True),
+    ((), [STORED | {"storing": 0, "locks": {"state": 0}}], True),
 ])  # fmt: skip
 def test_stores_may_pin_every_state(free, nodes, pinned, written):
     """The core in Rust does not tell who locks a state."""
