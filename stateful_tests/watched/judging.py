@@ -176,6 +176,12 @@ class PageJudge:
             yield Verdict("OWN-4", f"rows {sorted(self._numbers)}", f"rows {sorted(numbers)}")
         elif len(numbers) == self.geometry.rows:
             self._numbers = numbers
+        size = self.geometry.page_size
+        pool = range(size, size * (self.geometry.full_pages + 1))  # page 0 is padding
+        for path, slots, *_ in e.nodes or ():
+            if strange := [slot for slot in slots if slot not in pool]:
+                want = f"the node of {len(path)} tokens has slots of the pool"
+                yield Verdict("TREE-3", want, f"has {strange}")
         owners = {owner.name: owner.cursors for owner in holders(state)}
         rows, self._rows = self._rows, {}
         for name, (row, cells, slots) in e.owners.items():
@@ -184,8 +190,6 @@ class PageJudge:
                 yield Verdict(
                     "LEN-4", f"{name}: {cursors_text(owners[name])}", cursors_text(cursors)
                 )
-            size = self.geometry.page_size
-            pool = range(size, size * (self.geometry.full_pages + 1))
             computed = enumerate(slots[: cursors.kv_committed_len])
             nowhere = next((at for at, slot in computed if slot not in pool), None)
             if nowhere is not None:
