@@ -100,7 +100,8 @@ def explained(
         request = was.request(command.request)
         assert request is not None
         session = now.session(request.session)
-        assert session is not None and session.slot is not None  # the slot is what differs
+        if session is None or session.slot is None:
+            return None
         all_of_it = session.slot._replace(kv_committed_len=request.origin + request.output)
         # the page of the last token was allocated, with drafts
         reaches = session.slot.kv_allocated_len == all_of_it.kv_committed_len

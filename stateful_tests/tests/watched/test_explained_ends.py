@@ -3,7 +3,14 @@
 import pytest
 
 from impl.sglang.server.clients import Config
-from stateful_tests.watched.deviations import explains_end
+from reference import model
+from reference.commands import Finish, Mode
+from reference.geometry import PRESETS
+from reference.state import Cursors
+from stateful_tests.tests.support.commands import script
+from stateful_tests.tests.support.watched_logs import header
+from stateful_tests.watched.deviations import explained, explains_end
+from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated
 
 REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/memory_pool.py:423"
@@ -89,3 +96,17 @@ def test_known_faults_explain_what_they_cause_alone(release, error, seen, config
 def test_a_window_that_a_tree_evicts_too_far(window, far):
     leak, name = "Full Pool Mem Leak Detected!", "swept-too-far" if far else ""
     assert explains_end("0.5.22", leak, Config(window=window, page_size=4), Validated()) == name
+
+
+def state_after(text):
+    state = model.initial(PRESETS["page1"], Mode.FREE)
+    for command in script(text):
+        state, _ = model.step(state, command)
+    return state
+
+
+def test_a_slot_that_nobody_should_keep_is_explained_by_nothing():
+    turn, finish = "open s1; submit r1 in s1 +2; admit r1; extend r1 +2", Finish("r1", 1)
+    before, after = (state_after(text) for text in (turn, "open s1"))
+    shown = Shown({}, {"s1": Cursors(2, 2, 0, 0)})
+    assert explained(header(), finish, before, after, shown) is None
