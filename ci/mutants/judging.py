@@ -101,6 +101,10 @@ AREAS = (
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("reference/blocks", (), _OF_BLOCKS,
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
+    Area("reference/tiers", (), (f"{_TESTS}/tiers/test_clauses.py",),
+         # what is counted, and what test_releases.py tests
+         without=("reference/tiers/step.py TierStep.reached",
+                  *(f"reference/tiers/{name}.py" for name in ("commands", "config", "facts")))),
     *(Area(f"impl/vllm/{name}.py", (), (f"{_TESTS}/vllm/test_connectors.py",), without=_OF_RELEASES)
       for name in ("offload", "bare_connectors")),
     Area("stateful_tests/watched", (), _OF_LOGS,
@@ -110,8 +114,8 @@ AREAS = (
     Area("reference/states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE), (f"{_TESTS}/reference", f"{_TESTS}/check/test_own_tree_engine.py"),
-         without=("reference/clauses", "reference/blocks", "reference/commands.py", "reference/geometry.py",
-                  "reference/given.py", "reference/cursors.py owed_")),  # of which proofs alone ask
+         without=("reference/clauses", "reference/blocks", "reference/tiers", "reference/commands.py",
+                  "reference/geometry.py", "reference/given.py", "reference/cursors.py owed_")),  # of which proofs alone ask
 )  # fmt: skip
 
 
