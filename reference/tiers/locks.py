@@ -60,17 +60,15 @@ class LockRanges:
                 self.prompts.pop(holder, None)
             case Prefetch(holder, prompt):
                 self.waiting[holder] = prompt
-        if isinstance(command, Match | Load | Abort):
-            self.waiting.pop(
-                command.request if isinstance(command, Abort) else command.holder, None
-            )
-        if isinstance(command, Await):
-            self.seen = [command.prompt, *self.seen[:5]]
-            self.sessions |= {command.holder} if command.resumable else set()
-        if isinstance(command, Close):
-            self.sessions.discard(command.session)
+        match command:
+            case Match(name) | Load(name) | Abort(name):
+                self.waiting.pop(name, None)
+            case Await(name, resumable=True):
+                self.sessions.add(name)
+            case Close(name):
+                self.sessions.discard(name)
         self._locks_first = isinstance(command, Insert | Poll)
-        if isinstance(command, Insert):
+        if isinstance(command, Await | Insert):
             self.seen = [command.prompt, *self.seen[:5]]
 
     def begins(self, user: TierUser, nodes: dict[int, TierNode]) -> None:
@@ -97,22 +95,24 @@ class LockRanges:
         last = nodes.get(user.node)
         if last is None:
             return dict.fromkeys(self.config.pools, NOWHERE)
-        full = 0
+        low = {"full": 0}
         if user.host:
             kept = last.host["full"] or self.config.policy == "write_back"
-            full = last.start if kept else NOWHERE
-        return {"full": full, "swa": _covering(user.node, self.config.window or 0, nodes, gaps)}
+            low["full"] = last.start if kept else NOWHERE
+        if self.config.window is not None:
+            low["swa"] = _covering(user.node, self.config.window, nodes, gaps)
+        return low
 
 
 def _covering(node: int, window: int, nodes: dict[int, TierNode], gaps: Spans) -> int:
     """Where the first node begins of those that cover a window before the end of `node`, gaps left out."""
-    low, covered = 0, 0
+    covered = 0
     for each in path(node, nodes):
-        low = each.start
-        covered += 0 if (each.start, each.end) in gaps else len(each.stamps)
+        if (each.start, each.end) not in gaps:
+            covered += len(each.stamps)
         if covered >= window:
-            break
-    return low
+            return each.start
+    return 0
 
 
 def _tombstones(user: TierUser, nodes: dict[int, TierNode]) -> Spans:

@@ -163,9 +163,7 @@ class TierStep:
                 nodes, others = len(self.owners.get(slot, ())), self.held_back.get(slot, [])
                 owned = f"{nodes} nodes have it" + "".join(f", {other} has it" for other in others)
                 owners = nodes + len(others)
-                yield HostUnit(
-                    called(slot), AtSlot(pool, at, True), owners, self.free[slot], False, owned
-                )
+                yield HostUnit(called(slot), at_slot(slot), owners, self.free[slot], False, owned)
 
     def copies(self) -> Iterator[KeptCopy]:
         # SWA KV is sent anew to each request
@@ -207,7 +205,7 @@ class TierStep:
             stamps,
             found,
             lambda i: f"{called((*where, own[i]))} of {place} {first + i}",
-            lambda i: AtSlot(pool, own[i], host),
+            lambda i: at_slot((*where, own[i])),
             "nothing",
             another,
         )
@@ -231,48 +229,25 @@ class TierStep:
         return host and pool == "full" and not got and not node.host[pool] and not back
 
     def sources(self) -> Iterator[Source]:
-        were = {
-            (job.load, part)
-            for job in self.before.transfers
-            if not job.stale and not job.copied
-            for part in job.parts
+        moved = {
+            (job.load, part) for job in self.before.transfers if not job.stale for part in job.parts
         }
         for job, part in self.moving(lambda job: not job.copied):
-            slot = source(job, part)
-            owners = len(self.owners.get(slot, ()))
-            lost = (
-                ""
-                if owners == 1
-                else "it is free"
-                if self.free[slot]
-                else f"{owners} nodes have it"
-            )
-            before = now = held(self.after, slot)
-            if (job.load, part) in were:
-                before = held(self.before, slot)
-            yield Source(
-                job.called, called(slot), AtSlot(slot[1], slot[2], slot[0]), before, now, lost
-            )
-        yield from self._backed_up()
+            yield self._source(job.called, source(job, part), (job.load, part) in moved)
+        read = {(op.job, slot) for op in self.before.operations for slot in host_slots(op.moving)}
+        for op in self.after.operations:
+            for slot in host_slots(op.moving) if op.back else ():
+                yield self._source(op.called, slot, (op.job, slot) in read)
 
-    def _backed_up(self) -> Iterator[Source]:
-        """What backups have still to read."""
-        were = {op.job: {*host_slots(op.moving)} for op in self.before.operations if op.back}
-        for operation in self.after.operations:
-            for slot in host_slots(operation.moving) if operation.back else ():
-                owners = len(self.owners.get(slot, ()))
-                lost = (
-                    ""
-                    if owners == 1
-                    else "it is free"
-                    if self.free[slot]
-                    else f"{owners} nodes have it"
-                )
-                now = held(self.after, slot)
-                before = held(self.before, slot) if slot in were.get(operation.job, ()) else now
-                yield Source(
-                    operation.called, called(slot), AtSlot(*slot[1:], True), before, now, lost
-                )
+    def _source(self, transfer: str, slot: Slot, known: bool) -> Source:
+        """What a transfer has still to read. known: it had before the command, too."""
+        owners = len(self.owners.get(slot, ()))
+        lost = "it is free" if self.free[slot] else f"{owners} nodes have it"
+        now = held(self.after, slot)
+        before = held(self.before, slot) if known else now
+        return Source(
+            transfer, called(slot), at_slot(slot), before, now, "" if owners == 1 else lost
+        )
 
     def taken(self) -> Iterator[Failure]:
         for job, part in self.moving(lambda job: not job.completed):
@@ -281,10 +256,8 @@ class TierStep:
             owned = len(owners) + len(self.holders.get(slot, ()))
             if owned != 1 or self.free[slot]:
                 got = self.had_by(slot)
-                at = AtSlot(slot[1], slot[2], slot[0])
-                yield failure(
-                    f"{called(slot)} is kept for {job.called}", got, at, AtTransfer(job.job)
-                )
+                want = f"{called(slot)} is kept for {job.called}"
+                yield failure(want, got, at_slot(slot), AtTransfer(job.job))
         for operation in self.after.operations:
             for slot in () if operation.back else host_slots(operation.moving):
                 nodes, others = self.owners.get(slot, []), self.held_back.get(slot, [])
@@ -295,9 +268,8 @@ class TierStep:
                         if self.free[slot]
                         else f"{' and '.join(names) or 'nobody'} has it"
                     )
-                    where = AtSlot(*slot[1:], True)
                     want = f"{called(slot)} is kept for {operation.called}"
-                    yield failure(want, got, where, AtTransfer(operation.job))
+                    yield failure(want, got, at_slot(slot), AtTransfer(operation.job))
 
         yield from self._taken_from_peers()
 
@@ -309,8 +281,7 @@ class TierStep:
                     slot = False, pool, number
                     if self.holders.get(slot) != [at] or self.free[slot] or slot in self.owners:
                         want = f"{called(slot)} is kept for what the prefill server of {request.name} writes"
-                        got = self.had_by(slot)
-                        yield failure(want, got, AtSlot(pool, number, host=False))
+                        yield failure(want, self.had_by(slot), at_slot(slot))
             for what, own_number, free in (
                 ("row", request.row, self.after.free_rows),
                 ("slot of a first token", request.first, self.after.free_first),
@@ -358,9 +329,10 @@ class TierStep:
         page = self.config.page_size
         for pool in pools:
             for number in range(page, (self.config.pages(pool) + 1) * page):
-                if not self.who_has((False, pool, number)):
-                    want = f"device {pool} slot {number} is free, a node's or a request's"
-                    yield failure(want, "nobody has it", AtSlot(pool, number, host=False))
+                slot = False, pool, number
+                if not self.who_has(slot):
+                    want = f"{called(slot)} is free, a node's or a request's"
+                    yield failure(want, "nobody has it", at_slot(slot))
 
     def left_over(self) -> Iterator[Failure]:
         if self.config.decode:
@@ -389,8 +361,8 @@ class TierStep:
             yield failure(expected, f"there is a record of {what}", AtTreeNode(record.ack))
         for node in self.after.nodes:
             for wrong, host, got in (
-                (node.storing >= 0, True, "waits for a store"),
-                (node.loading >= 0, False, "waits for a load"),
+                (node.storing != -1, True, "waits for a store"),
+                (node.loading != -1, False, "waits for a load"),
                 (any(node.pins.values()), True, "is pinned on the host"),
             ):
                 if wrong:
@@ -425,3 +397,9 @@ def target(job: TierTransfer, part: TierPart) -> Slot:
 def called(slot: Slot) -> str:
     """Such as "host swa slot 5"."""
     return f"{'host' if slot[0] else 'device'} {slot[1]} slot {slot[2]}"
+
+
+def at_slot(slot: Slot) -> AtSlot:
+    """The same, as the place of a failure."""
+    host, pool, number = slot
+    return AtSlot(pool, number, host)

@@ -89,11 +89,11 @@ def _marked(step: TierStep) -> Failure | None:
         at, mark = AtTreeNode(node.node, "full", host=True), named.get(node.node, -1)
         both = mark, node.storing
         if node.storing != mark:
-            want, got = (f"marked for the store of {n}" if n >= 0 else "not marked" for n in both)
+            want, got = (f"marked for the store of {n}" if n != -1 else "not marked" for n in both)
             return failure(
                 f"node {node.node} is {want}, as the records name it", f"it is {got}", at
             )
-        if node.node in written and mark < 0:
+        if node.node in written and node.node not in named:
             want = f"a record names node {node.node}, which store {written[node.node]} writes"
             return failure(want, "none does", at, AtTransfer(written[node.node]))
     if gone := sorted({*named} - {*step.nodes}):
