@@ -101,7 +101,7 @@ AREAS = (
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("reference/blocks", (), _OF_BLOCKS,
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
-    Area("reference/tiers", (), (f"{_TESTS}/tiers/test_clauses.py",),
+    Area("reference/tiers", (), (f"{_TESTS}/tiers/test_clauses.py", *_OF_BLOCKS),
          # what is counted, and what test_releases.py tests
          without=("reference/tiers/step.py TierStep.reached",
                   *(f"reference/tiers/{name}.py" for name in ("commands", "config", "facts")))),

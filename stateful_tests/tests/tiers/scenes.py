@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from reference.commands import token_id
+from reference.clauses import Clause
+from reference.failures import Failure
 from reference.tiers.clauses import TierStep, broken
 from reference.tiers.commands import Poll, TierCommand
 from reference.tiers.config import TierConfig
@@ -147,7 +149,7 @@ def together(*changes: Callable[[TierFacts], TierFacts]) -> Callable[[TierFacts]
     return change
 
 
-def violated(
+def failures(
     change: Callable[[TierFacts], TierFacts],
     *,
     was: TierFacts = FACTS,
@@ -155,14 +157,19 @@ def violated(
     sizes: TierConfig = SIZES,
     refused: bool = False,
     waiting: Collection[str] = WAITING,
-) -> tuple[list[str], str]:
-    """The clauses that a command violates after which the facts are changed, and what of the first."""
+) -> list[tuple[Clause, Failure]]:
+    """What a command violates after which the facts are changed."""
     ranges = LockRanges(sizes)
     ranges.follow(was)
     now = change(was)
-    found = broken(
+    return broken(
         TierStep(sizes, command or Poll(), refused, was, now, ranges.follow(now), waiting)
     )
+
+
+def violated(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple[list[str], str]:
+    """The clauses of these failures, and what of the first."""
+    found = failures(change, **scene)
     first = found[0][1] if found else None
     return [
         clause.id for clause, _ in found

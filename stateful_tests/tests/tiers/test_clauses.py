@@ -7,26 +7,29 @@ import pytest
 
 from ci.documents.reported import TierReport, reported
 from reference.blocks.commands import ResetCache
-from reference.commands import Evict, Insert
+from reference.commands import Abort, Close, Evict, Insert, Match, Piece, Unlock
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
-from reference.tiers.commands import Poll
+from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode
+from reference.tiers.commands import Await, Load, Poll, Prefetch
 from reference.tiers.facts import (
     BUSY,
     GONE,
     NOWHERE,
     OVER,
+    TierPart,
     TierRead,
     TierRecord,
     TierRequest,
     TierTransfer,
     TierUser,
 )
-from reference.tiers.locks import LockRanges
+from reference.tiers.locks import NOWHERE as NEVER
+from reference.tiers.locks import LockRange, LockRanges
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.tiers.scenes import (
-    A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, LOADS, NODES, OTHER, PAGE, PREFETCH, RECEIVED,
+    A, B, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, LOADS, NODES, OTHER, PAGE, PREFETCH, RECEIVED,
     RECEIVES, RECORDS, RECURRENT, REST, SIZES, STATE, STORING, TRANSFERS, USERS, WITH_STATES, count, facts,
-    kv, node, part, together, violated,
+    failures, kv, node, part, together, violated,
 )  # fmt: skip
 from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 
@@ -49,14 +52,28 @@ FAULTS = [  # what is changed, the clause that sees it first, how expected and o
      "device full slot 1 of position 0 holds KV of another token"),
     ("another token in the SWA pool", facts(memory=kv(DEVICE, (0, OTHER, *DEVICE[2:]))), "HOST-2",
      "device swa slot 1 of position 0 holds KV of another token"),
-    ("a lock too few", node(1, locks=count(1, 2)), "HOST-3", "locked 2 times; it is locked 1 times"),
+    ("a copy of another length that is being written", together(node(4, device=kv((4, 5), (4,))), facts(
+        free=kv((6,), (5, 6)), transfers=(
+            TRANSFERS[0], TRANSFERS[1]._replace(parts=(*part(4, 4), TierPart("full", 5, 5)))))),
+     "HOST-2", "2 slots for 1 tokens"),
+    ("a lock too few", node(1, locks=count(1, 2)), "HOST-3",
+     "the full KV of node 1 on the device is locked 2 times; it is locked 1 times"),
+    ("no lock where the host has no KV", together(
+        node(2, host=kv((), (2,)), locks=count(0, 1)), facts(host_free=kv((5, 2), (5,)))), "HOST-3",
+     "the full KV of node 2 on the device is locked 1 times; it is locked 0 times"),
     ("a lock too many", node(3, locks=count(1, 0)), "HOST-3", "locked 0 times; it is locked 1 times"),
     ("an SWA lock too few", node(2, locks=count(1, 0)), "HOST-3", "locked 1 times; it is locked 0 times"),
     ("a pin too few", node(4, pins=count(0, 1)), "HOST-3", "locked 1 times; it is locked 0 times"),
     ("a pin too many", node(3, pins=count(1, 0)), "HOST-3", "locked 0 times; it is locked 1 times"),
     ("a pin of the SWA KV too few", node(4, pins=count(1, 0)), "HOST-3", "1 times; it is locked 0 times"),
+    ("no pin of SWA KV that is not there", together(node(4, host=kv((4,), ()), pins=count(1, 0)), facts(
+        host_free=kv((5,), (5, 4)))), "HOST-3", "the swa KV of node 4 on the host is locked 1 times"),
     ("a node that is nowhere", together(node(3, host=kv((), (3,))), facts(host_free=kv((5, 3), (5,)))),
      "HOST-5", "its copy on the host is complete; it has none"),
+    ("half of a copy is complete", together(
+        node(3, stamps=B[2:4], host=kv((3, 5), (3, 5)), hashed=A[:2] + B[2:4]), facts(
+            host_free=kv(), transfers=(*TRANSFERS, TierTransfer(3, False, part(6, 5), (), True)))),
+     "HOST-5", "its store is in flight"),
     ("a node leaves before its store is done", together(node(2, device=kv()), facts(
         free=kv((5, 6, 3), (5, 6, 3)))), "HOST-5", "its store is in flight"),
     ("a source is freed", together(node(2, device=kv((), (3,)), locks=count(1, 1)), facts(
@@ -89,6 +106,10 @@ FAULTS = [  # what is changed, the clause that sees it first, how expected and o
      "h1 finds its own full KV at position 0; slot 1 holds KV of another token"),
     ("a read of nothing", facts(reads=(TierRead("h1", "full", 0, 1, 0, A[0]),)), "LOAD-1",
      "slot 1 holds nothing"),
+    ("a read of the padding page", facts(reads=(TierRead("h1", "full", 0, 0, 0, A[0]),)), "LOAD-1",
+     "h1 finds its own full KV at position 0; slot 0 holds nothing"),
+    ("a read of SWA KV of another text", facts(reads=(TierRead("h1", "swa", 0, 1, OTHER, A[0]),)), "LOAD-1",
+     "h1 finds its own swa KV at position 0; slot 1 holds KV of another token"),
     ("a read where there is no slot", facts(reads=(TierRead("h1", "swa", 0, 0, 0, A[0]),)), "LOAD-1",
      "it has no slot there"),
     ("a device slot is owned and free", facts(free=kv((5, 6, 1), (5, 6))), "TREE-16",
@@ -173,6 +194,9 @@ OF_A_DECODER = [
      "device full slot 4 of position 2 holds nothing"),
     ("a slot that is written to is another's", together(but(0, slots=kv((3, 5), (3,)))), "XFER-2",
      "prefill server of h2 writes; h1 and h2 have it"),
+    ("an SWA slot that is written to is a node's", together(
+        node(1, device=kv((1, 2), (1, 3))), facts(free=kv((6, 7, 8), (6, 7, 8, 2)))), "XFER-2",
+     "device swa slot 3 is kept for what the prefill server of h1 writes; node 1 and h1 have it"),
     ("a row is free while it is written to", facts(free_rows=(3, 2)), "XFER-2",
      "h2 keeps its row while its prefill server writes; it is free"),
     ("the row of who is written to is gone", but(1, row=-1), "XFER-2", "h2 keeps its row while"),
@@ -222,24 +246,87 @@ def test_a_lock_of_full_kv_alone_counts_in_one_pool():
 
 
 def test_what_counts_as_being_fetched_is_nothing_at_rest():
-    found, text = violated(facts(reserved=3), was=REST)
-    assert found == ["XFER-3"] and text.endswith("no token counts as being fetched; 3 do")
+    [(clause, failure)] = failures(facts(reserved=3), was=REST)
+    assert clause.id == "XFER-3" and failure.observed == "3 do"
+    assert failure.at == (AtCount("storage", "tokens being fetched", 0),)
+
+
+# Nodes of a path: "aa", "a", "a".
+PATH = (NODES[1], NODES[2], NODES[2]._replace(node=3, parent=2, start=3, stamps=A[3:4]))
+LOCKS = [  # user, window, what is changed, from where each pool is locked, where SWA KV is not
+    (False, 1, facts(), {"full": 0, "swa": 3}, ()),
+    (False, 2, facts(), {"full": 0, "swa": 2}, ()),
+    (False, 5, facts(), {"full": 0, "swa": 0}, ()),
+    (False, None, facts(), {"full": 0}, ()),
+    (True, 1, facts(), {"full": 3, "swa": 3}, ()),
+    (True, 1, node(3, host=kv((), (2,))), {"full": NEVER, "swa": 3}, ()),
+    (False, 2, node(2, device=kv((3,), ())), {"full": 0, "swa": 2}, ()),
+    (False, 2, together(node(2, device=kv((3,), ())), facts(loose=("tombstones",))),
+     {"full": 0, "swa": 0}, ((2, 3),)),
+    (True, 2, together(node(2, device=kv((3,), ())), facts(loose=("tombstones",))),
+     {"full": 3, "swa": 2}, ()),
+    (True, 2, together(node(2, host=kv((2,), ())), facts(loose=("tombstones",))),
+     {"full": 3, "swa": 0}, ((2, 3),)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", LOCKS)
+def test_a_lock_has_a_range_of_each_pool(row):
+    host, window, change, low, left_out = row
+    user = TierUser("h1", host, 3, 1)
+    sizes = SIZES if window else replace(SIZES, window=None, swa_pages=0, host_swa_pages=0)
+    ranges = LockRanges(replace(sizes, window=window))
+    assert ranges.follow(change(FACTS._replace(nodes=PATH, users=(user,)))) == [
+        LockRange(user, low, left_out)
+    ]
 
 
 # a poll takes pages of a storage in
-@pytest.mark.parametrize("command", [Insert("h3", ()), Poll()])
-def test_a_backup_locks_a_node_before_what_is_inserted_splits_it(command):
+@pytest.mark.parametrize(("command", "host", "at", "low"), [
+    (Insert("h3", ()), True, 1, {"full": 0, "swa": 0}), (Poll(), True, 1, {"full": 0, "swa": 0}),
+    (Unlock("h3"), True, 1, {"full": 1, "swa": 1}), (None, True, 1, {"full": 1, "swa": 1}),
+    (Poll(), False, 1, {"full": 0, "swa": 1}), (Poll(), True, 7, {"full": 0, "swa": 0}),
+])  # fmt: skip
+def test_a_backup_locks_a_node_before_what_is_inserted_splits_it(command, host, at, low):
     """Node 1 is backed up and split; both parts count the backup."""
-    ranges = LockRanges(SIZES)
+    ranges = LockRanges(replace(SIZES, window=1))
     ranges.follow(FACTS)
-    ranges.note(command)
+    if command:
+        ranges.note(command)
     last = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
+    user = TierUser("backup of 1", host, at, 9)
     now = FACTS._replace(
-        nodes=(NODES[1]._replace(node=7, stamps=A[:1]), last, *FACTS.nodes[1:]),
-        users=(*USERS, TierUser("backup of 1", True, 1, 9)),
+        nodes=(NODES[1]._replace(node=7, stamps=A[:1]), last, *FACTS.nodes[1:]), users=(user,)
     )
-    found = [each for each in ranges.follow(now) if each.user.name == "backup of 1"]
-    assert found[0].low == {"full": 0, "swa": 0}
+    assert ranges.follow(now) == [LockRange(user, low)]
+    ranges.begins(user, {1: NODES[1]})
+    if at == 1:
+        assert ranges.follow(now) == [LockRange(user, {"full": 0, "swa": 0})]
+
+
+TEXT, MORE = (Piece("a", 1),), (Piece("b", 2),)
+
+
+def test_who_holds_which_text_is_remembered():
+    """By name; of prompts the last six."""
+    ranges = LockRanges(SIZES)
+
+    def after(*commands):
+        for command in commands:
+            ranges.note(command)
+        return ranges.prompts, ranges.waiting, ranges.sessions
+
+    assert after(Match("h1", TEXT), Load("h2", MORE), Insert("h3", MORE, chunked=True)) == (
+        {"h1": TEXT, "h2": MORE, "h3": MORE}, {}, set(),
+    )  # fmt: skip
+    assert after(Insert("h1", TEXT), Unlock("h2"), Unlock("h3")) == ({}, {}, set())
+    asks = [Prefetch(name, TEXT) for name in ("h1", "h2", "h3", "h4")]
+    assert after(*asks, Abort("h1"), Match("h2", TEXT), Load("h3", TEXT))[1] == {"h4": TEXT}
+    assert after(Await("h5", TEXT), Await("h6", TEXT, resumable=True))[2] == {"h6"}
+    assert after(Close("h6"))[2] == set()
+    assert ranges.seen == [TEXT, TEXT, TEXT, MORE]
+    after(*(Insert("h1", MORE) for _ in range(4)))
+    assert ranges.seen == [MORE, MORE, MORE, MORE, TEXT, TEXT]
 
 
 def test_the_scenes_conform():
@@ -249,11 +336,106 @@ def test_the_scenes_conform():
     assert violated(facts(), was=REST) == ([], "")
 
 
+CONFORMS = [
+    ("a lock of a node that is gone", facts(users=(*USERS, TierUser("h9", False, 99, 9))), FACTS, SIZES),
+    ("a window that ends in a node", node(1, locks=count(2, 1)), FACTS, replace(SIZES, window=1)),
+    ("a parent on the host alone", facts(
+        nodes=(*REST.nodes, NODES[3]._replace(
+            node=5, parent=3, start=3, stamps=B[3:4], host=kv((5,), (5,)), hashed=A[:2] + B[2:4])),
+        host_free=kv(), host_memory=kv(*((*REST.host_memory["full"][:5], B[3]),) * 2)), REST, SIZES),
+    ("one row", facts(free_rows=(), free_first=()), RECEIVED._replace(
+        requests=(HELD._replace(row=1, first=0, slots=kv((4, 5, 3), (4, 5, 3))),)),
+     replace(DECODING, rows=1)),
+    ("what is loaded for a request alone", facts(transfers=(
+        TierTransfer(1, True, (TierPart("state", 2, 0),), (), True),)), RECURRENT, WITH_STATES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", CONFORMS, ids=lambda row: row[0])
+def test_what_only_resembles_a_fault_conforms(row):
+    _, change, was, sizes = row
+    assert violated(change, was=was, sizes=sizes) == ([], "")
+
+
+def unwritten(device=A[2], host=C[0], backed_up=A[0]):
+    """Before the command the sources of the transfers held other tokens."""
+    return facts(
+        memory=kv((*DEVICE[:3], device, *DEVICE[4:]), DEVICE),
+        host_memory=kv((backed_up, *HOST[1:4], host, 0), HOST),
+    )
+
+
+STALE = TRANSFERS[0]._replace(stale=True)
+BEFORE = [
+    ("the source of a store", unwritten(device=OTHER), "device full slot 3 stays as it is until store 1 has"),
+    ("the source of a load", unwritten(host=OTHER), "host full slot 4 stays as it is until load 2 has"),
+    ("the source of a backup", unwritten(backed_up=OTHER), "host full slot 0 stays as it is until backup 3"),
+    ("a source, before its store begins", together(
+        unwritten(device=OTHER), facts(transfers=TRANSFERS[1:])), ""),
+    ("a source, before a store that a reset left goes on", together(
+        unwritten(device=OTHER), facts(transfers=(STALE, TRANSFERS[1]))), ""),
+    ("a source, before its backup begins", together(
+        unwritten(backed_up=OTHER), facts(operations=(PREFETCH,))), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", BEFORE, ids=lambda row: row[0])
+def test_a_source_may_be_written_until_its_transfer_begins(row):
+    _, other, words = row
+    found, text = violated(lambda _: STORING, was=other(STORING))
+    assert found == ["XFER-1"] * bool(words) and text.startswith(words), (found, text)
+    assert not words or text.endswith("it was written")
+
+
+def test_a_fault_of_two_clauses_is_seen_by_both():
+    slots = PREFETCH._replace(slots=kv((4, 5), (5,)), moving=kv((4,)))
+    for change in (facts(host_free=kv((5,), ())), facts(operations=(BACKUP, slots))):
+        assert violated(change, was=STORING)[0] == ["HOST-1", "XFER-2"]
+    assert violated(facts(host_free=kv((5, 0), (5,))))[0] == ["HOST-1"]
+
+
+# Places of failures, by the name of their row.
+PLACES = {
+    "a host slot is lost": [AtSlot("full", 5, host=True)],
+    "a copy of another length": [AtSlot("full", 0, host=True)],
+    "a node that is nowhere": [AtTreeNode(3, host=True)],
+    "the source of an SWA store is freed": [AtSlot("swa", 3, host=False)],
+    "a destination is free as well": [AtSlot("full", 4, host=False), AtTransfer(2)],
+    "nobody names a node that is written": [AtTreeNode(2, host=True), AtTransfer(1)],
+    "a read of nothing": [AtSlot("full", 1, host=False)],
+    "a device slot is owned and free": [AtSlot("full", 1, host=False)],
+    "a page of another text is stored": [AtSlot("full", 0, host=True)],
+    "a row is free twice": [AtCount("server", "row", 1)],
+    "a row is lost": [AtCount("server", "row", 3)],
+    "a mark of a store stays": [AtTreeNode(2, host=True)],
+    "a mark of a load stays": [AtTreeNode(4)],
+    "a pin stays with its user": [AtTreeNode(4, host=True)],
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_failure_has_its_places(name):
+    scenes = (
+        (FAULTS, FACTS, SIZES),
+        (OF_A_STORAGE, STORING, SIZES),
+        (OF_A_DECODER, RECEIVED, DECODING),
+        (AT_REST, REST, SIZES),
+    )
+    [found] = [
+        failures(row[1], was=was, sizes=sizes)
+        for rows, was, sizes in scenes
+        for row in rows
+        if row[0] == name
+    ]
+    assert [*found[0][1].at] == PLACES[name]
+
+
 AT_REST = [
     ("a record stays", facts(records=RECORDS[1:]), "XFER-3", "there is a record of the load of node 4"),
     ("a mark of a load stays", node(4, loading=4), "XFER-3", "node 4 waits for a load"),
     ("a mark of a store stays", node(2, storing=2), "XFER-3", "node 2 waits for a store"),
-    ("a pin stays with its user", together(node(4, pins=count(1, 1)), facts(users=(USERS[0], USERS[3]))),
+    ("a pin stays with its user", together(
+        node(4, pins=count(1, 0)), facts(users=(USERS[0], USERS[3]._replace(full_only=True)))),
      "XFER-3", "node 4 is pinned on the host"),
     ("the tree's own check complains", facts(complaint="D-leaf extra: [1]"), "CHK-4", "D-leaf extra: [1]"),
     ("a parent has left the device", together(
@@ -305,6 +487,19 @@ def test_a_split_changes_no_range():
         )
 
 
+def test_a_split_leaves_the_state_with_the_last_part():
+    [whole] = RECURRENT.nodes
+    upper = whole._replace(
+        node=7, stamps=A[:1], device={"full": (1,), "state": ()}, host={"full": (0,), "state": ()},
+        locks={"full": 1, "state": 0},
+    )  # fmt: skip
+    rest = whole._replace(
+        parent=7, start=1, stamps=A[1:2], device={"full": (2,), "state": (1,)},
+        host={"full": (1,), "state": (0,)},
+    )  # fmt: skip
+    assert violated(facts(nodes=(upper, rest)), was=RECURRENT, sizes=WITH_STATES) == ([], "")
+
+
 def test_an_older_release_leaves_the_lock_on_the_host_with_the_last_part():
     was, cut = split(host=0)
     assert violated(cut, was=was._replace(loose=("host end",))) == ([], "")
@@ -329,10 +524,11 @@ def test_a_pin_of_full_kv_counts_what_is_there_unless_it_is_copied_when_evicted(
         facts(host_free=kv((5, 4), (5,)), transfers=transfers),
         facts(memory=kv((*DEVICE[:4], C[0], 0, 0), DEVICE)),
     )
-    assert violated(facts(), was=bare(FACTS)) == ([], "")
-    assert violated(facts(), was=bare(FACTS), sizes=replace(SIZES, policy="write_back"))[0] == [
-        "HOST-3"
-    ]
+    back = replace(SIZES, policy="write_back")
+    for was in (FACTS, bare(FACTS)):  # locked with KV on the host, or without
+        assert violated(bare, was=was) == ([], "")
+        assert violated(bare, was=was, sizes=back)[0] == ["HOST-3"]
+    assert violated(together(bare, node(4, pins=count(2, 1))), was=FACTS)[0] == ["HOST-3"]
 
 
 def test_a_store_that_has_copied_needs_its_source_no_more():
@@ -363,8 +559,11 @@ def test_a_transfer_from_before_a_reset_harms_nobody():
 
 
 def test_a_reset_forgets_the_copies():
-    found, text = violated(facts(), was=REST, command=ResetCache())
-    assert found == ["HOST-4"] and text.endswith("no hash in host memory; 4")
+    # a copy without SWA KV is one
+    bare = together(node(1, host=kv((0, 1), ())), facts(host_free=kv((5,), (5, 0, 1))))
+    [(clause, failure)] = failures(bare, was=REST, command=ResetCache())
+    assert clause.id == "HOST-4" and failure.observed == "4"
+    assert failure.at == (AtCount("host", "hashes", 0),)
     assert violated(facts(), was=REST, command=ResetCache(), refused=True) == ([], "")
 
 
@@ -374,6 +573,8 @@ def test_an_evict_frees_what_counts_as_evictable():
     assert found == ["TREE-17"] and text == "1 of 2 evictable full tokens are freed; 0 are"
     assert violated(facts(), was=was, command=Evict(0, 3))[0] == ["TREE-17"]
     assert violated(facts(), was=was, command=Evict(1), refused=True) == ([], "")
+    freed = together(node(2, device=kv((), (3,))), facts(free=kv((5, 6, 3), (5, 6))))
+    assert violated(freed, was=was, command=Evict(1)) == ([], "")
     assert violated(facts(), was=REST._replace(evictable=count()), command=Evict(3)) == ([], "")
     one_pool = replace(SIZES, window=None, swa_pages=0, host_swa_pages=0)
     assert one_pool.pools == ("full",)
