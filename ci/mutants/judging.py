@@ -115,7 +115,8 @@ AREAS = (
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE), (f"{_TESTS}/reference", f"{_TESTS}/check/test_own_tree_engine.py"),
          without=("reference/clauses", "reference/blocks", "reference/tiers", "reference/commands.py",
-                  "reference/geometry.py", "reference/given.py", "reference/cursors.py owed_")),  # of which proofs alone ask
+                  "reference/geometry.py", "reference/given.py",
+                  "reference/cursors.py owed_")),  # of which proofs alone ask
 )  # fmt: skip
 
 
