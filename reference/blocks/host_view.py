@@ -170,17 +170,16 @@ def window_start(layers: LayerGroup, query: int) -> int:
     return 0 if layers.window is None else max(0, query - layers.window + 1)
 
 
-def _read_or_written(lane: Lane, layers: LayerGroup, group: int, block: int) -> AtTable | None:
-    """Where a batch entry computes with a block, if it does. Of a recurrent group it uses the blocks of its
-    states alone."""
+def _read_or_written(
+    lane: Lane, layers: LayerGroup, group: int, block: int
+) -> AtTable | AtBlock | None:
+    """Where a batch entry computes with a block, if it does: in its table, or in a block that this lacks. Of
+    recurrent groups it uses the blocks of its states alone."""
     start, size, row = window_start(layers, lane.start), layers.block_size, lane.tables[group]
     end = -(-(lane.start + len(lane.tokens)) // size)
     used = {*row[start // size : end]}
     if layers.state:
-        used = {
-            at
-            for use in lane.states
-            if use.group == group
-            for at in (use.block, *(to for to, _ in use.writes))
-        }
-    return AtTable(lane.request, group, row.index(block)) if block in used else None
+        used = {at for use in lane.states for at in (use.block, *(to for to, _ in use.writes))}
+    if block not in used:
+        return None
+    return AtTable(lane.request, group, row.index(block)) if block in row else AtBlock(block)

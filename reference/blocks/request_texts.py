@@ -239,8 +239,8 @@ class RequestTexts:
             bearer = self.bearers.get(name)
             ends = bearer is not None and bearer.failed
             notes.append(OutputNote(name, output, (), ends, False, False))
-            if bearer is not None and ends and output.finished:
-                self._goes(bearer)
+            if ends and output.finished:
+                self._goes(self.bearers[name])
         return notes
 
     def _due(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:

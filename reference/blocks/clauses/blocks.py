@@ -22,10 +22,16 @@ from reference.failures import AtBlock, AtCount, AtTable, Failure, counted, fail
 def _counted(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         if block and refs != len(named := step.entries.get(block, ())):
-            who = ", ".join(f"{name} group {group}" for name, group, _ in named) or "nobody"
+            who = ", ".join(map(_in_words, named)) or "nobody"
             want = f"block {block} must have ref count {len(named)}: {who} holds it"
             return failure(want, f"its ref count is {refs}", AtBlock(block))
     return None
+
+
+def _in_words(entry: tuple[str, int, int]) -> str:
+    """Who holds a block, and for which group if a table names it."""
+    name, group, _ = entry
+    return f"{name} group {group}" if group >= 0 else name
 
 
 @clause(

@@ -21,6 +21,7 @@ clause = partial(register, REGISTERED)
 IN_FLIGHT = "what is in flight"
 # what is read where a table ends; where a slot has no KV of this group
 NO_BLOCK, NOT_WRITTEN = -1, 0
+OUTSIDE = -1, 0  # group and index of a block outside of tables
 
 
 @dataclass(eq=False)
@@ -49,10 +50,9 @@ class BlockStep(HostView):
                 for at, block in enumerate(blocks):
                     if block:
                         named.setdefault(block, []).append((name, group, at))
-        for block in self.after.kept:
-            named.setdefault(block, []).append((IN_FLIGHT, -1, 0))
-        for name, block in self.after.pinned:
-            named.setdefault(block, []).append((name, -1, 0))
+        outside = *((IN_FLIGHT, block) for block in self.after.kept), *self.after.pinned
+        for name, block in outside:
+            named.setdefault(block, []).append((name, *OUTSIDE))
         return named
 
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:

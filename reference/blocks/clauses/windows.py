@@ -170,7 +170,7 @@ def _written(step: BlockStep) -> Failure | None:
                 if at >= len(own) or own[at] != block:
                     got = f"block {block} is not in its table"
                     return failure(f"{where} into a block of its own", got, place)
-                if block in named and len(step.entries[block]) > 1:
+                if block in named:
                     if others := _who_had(step, block) - {lane.request}:
                         got = f"{' and '.join(sorted(others))} has block {block} too, and its hash is older"
                         behind = AtCount(lane.request, "start", (at + 1) * size)

@@ -87,7 +87,7 @@ class Scene:
     """What there is after the lines so far.
 
     texts: of each request with what was sampled for it; given: with what its client got. waiting: tokens of
-    a next turn, until the one before ends. keys, chunks, transfers: of host memory; kept: blocks.
+    a next turn, until the one before ends. keys, chunks, transfers: of host memory; kept, pinned: blocks.
     """
 
     config: EngineConfig
@@ -102,6 +102,7 @@ class Scene:
     chunks: dict[int, list[tuple[int, tuple[int, ...]]]] = field(default_factory=dict)
     transfers: dict[int, Transfer] = field(default_factory=dict)
     kept: tuple[int, ...] = ()
+    pinned: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         self.memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (self.config.blocks + 1)
@@ -152,7 +153,7 @@ class Scene:
         held = Counter(
             chain.from_iterable(table for fact in facts.values() for table in fact.tables)
         )
-        held.update(self.kept)
+        held.update([*self.kept, *(block for _, block in self.pinned)])
         held[0] = 0
         refs = tuple(held[block] for block in range(self.config.blocks + 1))
         free = tuple(block for block, count in enumerate(refs) if block and not count)
@@ -160,7 +161,7 @@ class Scene:
             refs, free, tuple(self.memory), tuple(self.hashes),
             mapped=Counter(published.block for published in self.hashes), requests=facts,
             lanes=tuple(getattr(self, "_lanes", ())), outputs=tuple(getattr(self, "_outputs", ())),
-            steps_in_flight=len(self.batches), kept=self.kept,
+            steps_in_flight=len(self.batches), kept=self.kept, pinned=self.pinned,
             host=self._host() if self.config.connects else None,
         )  # fmt: skip
 
@@ -433,6 +434,15 @@ def _keeps(scene: Scene, blocks: str) -> None:
     scene.kept = tuple(map(int, blocks.split()))
 
 
+def _pins_block(scene: Scene, name: str, block: str) -> None:
+    scene.pinned = (*scene.pinned, (name, int(block)))
+
+
+def _of_group(scene: Scene, chunk: str, index: str, group: str) -> None:
+    _, slots = scene.chunks[int(chunk)][int(index)]
+    scene.chunks[int(chunk)][int(index)] = int(group), slots
+
+
 def _host(change: Callable[[HostFacts, int, str], HostFacts]) -> Callable[..., None]:
     def state(scene: Scene, number: str = "0", value: str = "") -> None:
         scene._spoil(host=lambda facts: change(facts.host, int(number), value))
@@ -499,6 +509,9 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     r"(?P<way>store|load) (?P<job>\d) of (?P<first>[\d ]+) to (?P<second>[\d ]+)( (?P<how>\w+))?": _moves,
     r"transfer (?P<job>\d) ends": _ends,
     r"blocks are kept:? ?(?P<blocks>[\d ]*)": _keeps,
+    rf"{_WHO} pins block (?P<block>\d+)": _pins_block,
+    rf"{_WHO} is released": lambda scene, name: scene._spoil(released=lambda _: (name,)),
+    r"chunk (?P<chunk>\d) has its block (?P<index>\d) of group (?P<group>\d)": _of_group,
     r"chunk (?P<number>\d) has pins (?P<value>-?\d)": _host(_pins),
     r"chunks free (?P<value>[+-]) (?P<number>\d)": _host(_free_chunk),
     r"the connector keeps (?P<value>\w+)": _host(

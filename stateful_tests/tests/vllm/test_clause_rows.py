@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from impl.vllm.system import VLLMSystem
-from reference.blocks.clauses import BLOCK_CLAUSES, EVERY_CLAUSE
-from reference.blocks.commands import Add, Fail, Schedule
-from reference.blocks.facts import Output
+from reference.blocks.clauses import BLOCK_CLAUSES, EVERY_CLAUSE, BlockStep
+from reference.blocks.commands import Add, Copy, Fail, Schedule
+from reference.blocks.facts import HostKey, Output, Transfer
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Done, Mode
 from stateful_tests.lockstep.lockstep import replay
@@ -52,6 +52,32 @@ def test_of_who_waits_nothing_is_sure():
     scene = Scene(SIZES["full"])
     assert scene.violation("add r1 a5 for 4") is None
     assert scene.expected.bearers["r1"].sure == 0
+
+
+LOAD, STORE = (Transfer(0, load, ((0, 1, 0, 0),)) for load in (True, False))
+DONE = {"copied": True, "completed": True}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reached"),
+    [
+        ({}, {}, "HOST-1"),
+        ({}, {"free": (), "keys": (HostKey(0, 0, (7,), -1), HostKey(1, 0, (7,), 0))}, "HOST-2"),
+        ({}, {"transfers": (LOAD, STORE._replace(**DONE))}, "HOST-1 HOST-3 XFER-1 XFER-2"),
+        ({"transfers": (LOAD,)}, {"transfers": (LOAD._replace(**DONE),)}, "HOST-1 HOST-3"),
+        ({}, {"transfers": (STORE._replace(parts=()),)}, "HOST-1"),
+        ({"transfers": (STORE,)}, {}, "HOST-1 XFER-3"),
+        (None, None, ""),
+    ],
+)
+def test_clauses_of_host_memory_could_break_where_there_is_what_they_ask_about(
+    before, after, reached
+):
+    facts = Scene(SIZES["host"]).before
+    hosts = (None if has is None else facts.host._replace(**has) for has in (before, after))
+    sides = (facts._replace(host=host) for host in hosts)
+    step = BlockStep(SIZES["host"], Copy(), False, *sides, lanes=[], outputs=[], bearers={})
+    assert step.reached == {*reached.split()}
 
 
 class Breaks:
