@@ -63,7 +63,7 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
         found.append((each, failure))
         if each.id in ("OUT-1", "SES-2"):
             break
-    return by_cause(found) if found else found
+    return by_cause(found)
 
 
 # They read facts alone, and nothing that a command that was not carried out to its end may still owe.

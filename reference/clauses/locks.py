@@ -30,8 +30,7 @@ def locks_of(tree: Tree | None) -> Locks:
     """The locks that the reference keeps, for a step that stands by itself."""
     if tree is None:
         return {}
-    kept = ((k, k.state or not tree.states) for k in tree.locks if k.key)
-    return {k.holder: Locked(k.key, k.swa_from, k.swa_from, state) for k, state in kept}
+    return {k.holder: Locked(k.key, k.swa_from, k.swa_from, k.state) for k in tree.locks if k.key}
 
 
 def locks_after(

@@ -175,7 +175,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
             sums = f"counts {counted} in {_kind(account.pool)}, though every page has its one owner"
             why = whose[0] if whose else _terms_off(report, wrong, account.pool)
             heads.append(f"{sums}: {why}" if why else sums)
-    if report.alarm and not lines:
+    if not lines:
         lines = [report.alarm]
     return Failure(
         "every pool adds up, as every page has its one owner",

@@ -96,7 +96,8 @@ class Step:
             return None
         if isinstance(command, Close):
             session = self.was.session(command.session)
-            if session is not None and session.turn is None and session.slot is not None:
+            assert session is not None
+            if session.turn is None and session.slot is not None:
                 return session.name, session.slot
             return None
         request = self.acted

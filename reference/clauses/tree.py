@@ -363,8 +363,7 @@ def _resumable(step: Step) -> Failure | None:
     ):
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
-    locks = [k.key for k in step.locks.values()]
-    found = None
+    locks, found = [k.key for k in step.locks.values()], []
     # if all is in the tree, all of it is to be resumed
     for key in _finished_keys(step, was, command):
         first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
@@ -374,10 +373,8 @@ def _resumable(step: Step) -> Failure | None:
         )
         if gone is None:
             return None
-        found = found or (key, gone)
-    if found is None:
-        return None
-    key, end = found
+        found.append((key, gone))
+    key, end = found[0]
     expected = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
     observed = "a tombstone" if key[:end] in pages else "it is not there"
     return failure(

@@ -115,8 +115,9 @@ def _as_requested(step: Step) -> Failure | None:
 
 def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> Failure | None:
     before, after = step.before.states, step.after.states
-    if before is None or after is None or step.before.tree is None:
+    if before is None or after is None:
         return None
+    assert step.before.tree is not None
     could = sum(node.state is not None and not node.state_locks for node in step.before.tree.nodes)
     freed, want = len(before.nodes.keys() - after.nodes.keys()), min(command.states, could)
     if freed < want:

@@ -106,7 +106,7 @@ def _state_kept(step: Step) -> Failure | None:
         return None
     having = {node.path for node in step.after.tree.nodes if node.state is not None}
     for holder, lock in sorted(step.locks.items()):
-        if _needs_state(step, lock) and lock.key and lock.key not in having:
+        if _needs_state(step, lock) and lock.key not in having:
             expected = f"the state after {path_text(lock.key)}, locked by {holder}, is there"
             return failure(expected, "it is not", AtLock(holder), AtNode(lock.key, "state"))
     return None

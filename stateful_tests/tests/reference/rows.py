@@ -5,11 +5,13 @@
 
     LEN-1
       C above A | DECODED | request r1 kv_committed_len=7 | r1
+      E above A | DECODED | request r1 swa_evicted_seqlen=7 | r1 | cursor r1 swa_evicted_seqlen
       a full row | DECODED | request r1 kv_allocated_len=16
 
 A step has sizes (SIZES, and what differs) and commands: the last of them is the step. A row has a name,
 a step, what is spoilt in it (SPOILS, with semicolons between), and a part of what the clause says then.
-Where that is missing, the clause holds.
+Where that is missing, the clause holds. The places of its failure stand in a last column, if the row is
+about them.
 """
 
 from collections.abc import Callable
@@ -43,11 +45,12 @@ _NAMED = {"none": None, "zero": ZERO, "yes": True, "no": False, "-": ()}
 
 
 class Row(NamedTuple):
-    """A step, and two columns behind it: of a clause what is spoilt, and what the clause says then."""
+    """A step, and columns behind it: of a clause what is spoilt, what the clause says then, and where."""
 
     step: Step
     second: str = ""
     third: str = ""
+    fourth: str = ""
 
 
 def value(text: str, was: Any = None) -> Any:
@@ -113,6 +116,13 @@ def _stamped(step: Step, slot: str, text: str) -> Step:
     return changed(step, states=step.after.states._replace(stamps=stamps))
 
 
+def _torn(step: Step, what: str, holder: str, start: str, slots: str, *end: str) -> Step:
+    """what: torn or torn_swa; end: of the page, if it is the tree's."""
+    pool, whose = "full" if what == "torn" else "swa", holder.replace("_", " ")
+    torn = Torn(whose, pool, int(start), value(slots), *map(path, end))
+    return changed(step, **{what: (torn,)})
+
+
 def _none(step: Step, what: str, side: str = "after") -> Step:
     nothing = None if what in ("tree", "states") else {}
     return changed(step, before=side == "before", **{what: nothing})
@@ -134,7 +144,8 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "reads": lambda step, name, *words: reads(step, name, **_fields(list(words), step.after.holders[name])),
     "tree": lambda step, *words: in_tree(step, **_fields(list(words))),
     "tree_as_before": lambda step: changed(step, tree=step.before.tree),
-    "node": lambda step, number, *words: node(step, int(number), **_fields(list(words))),
+    "node": lambda step, number, *words: node(
+        step, int(number), **_fields(list(words), step.after.tree.nodes[int(number)])),
     "first_node_gone": lambda step: in_tree(step, nodes=lambda nodes: nodes[1:]),
     "long_node": lambda step: in_tree(step, nodes=lambda nodes: [*nodes, LONG]),
     "pages": pages,
@@ -150,8 +161,7 @@ SPOILS: dict[str, Callable[..., Step]] = {
     "free_lists": lambda step, listed: changed(
         step, pools=lambda pools: {name: pool._replace(free=value(listed)) for name, pool in pools.items()}),
     "free_rows": lambda step, rows: changed(step, free_rows=value(rows, step.after.free_rows)),
-    "torn": lambda step, what, holder, start, slots: changed(
-        step, **{what: (Torn(holder, "full" if what == "torn" else "swa", int(start), value(slots)),)}),
+    "torn": _torn,
     "entries": lambda step, what, *pairs: changed(step, **{what: tuple(map(value, pairs))}),
     "unmapped": lambda step, name, *at: changed(step, unmapped=tuple((name, int(each)) for each in at)),
     "request_more": lambda step, name, like: changed(step, requests=lambda has: has | {name: has[like]}),
@@ -225,12 +235,13 @@ class Rows:
         self.steps[name] = spoilt(self.step(step), spoils)
 
     def of_clauses(self) -> list[Any]:
-        """Parameters of a test: clause, step, and what the clause says; None where it holds."""
+        """Parameters of a test: clause, step, what the clause says (None where it holds), and where."""
         return [
             pytest.param(
                 clause,
                 spoilt(row.step, row.second),
                 row.third or None,
+                row.fourth,
                 id=f"{clause}{'' if row.third else ' holds'}: {name}",
             )
             for clause in self.tables

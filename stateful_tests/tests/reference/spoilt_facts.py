@@ -16,6 +16,7 @@ from reference.prefix_cache import key_of, page_name
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.tests.support.commands import script
+from stateful_tests.tests.support.places import in_words
 from stateful_tests.traces.files import prompt_of
 
 TREE = Geometry(2, 2, 12, 12, 3, 16, True)
@@ -171,11 +172,13 @@ def reads(step: Step, name: str, **reads: Any) -> Step:
     return changed(step, holders=lambda hs: hs | {name: hs[name]._replace(**reads)})
 
 
-def assert_clause(clause: str, step: Step, says: str | None) -> None:
-    """Assert that the clause holds (says None), or fails with these words."""
+def assert_clause(clause: str, step: Step, says: str | None, places: str = "") -> None:
+    """Assert that the clause holds (says None), or fails with these words and, if some are given, places."""
     failure = CLAUSES[clause].check(step)
     if says is None:
         assert failure is None
     else:
-        assert failure is not None and says in f"{failure.expected}, not {failure.observed}"
+        assert failure is not None
+        assert says in f"{failure.expected}, not {failure.observed}; {failure.head}."
+        assert places in ("", in_words(failure.at))
         assert not any(isinstance(at, AtState) and at.slot is None for at in failure.at)

@@ -9,6 +9,7 @@ import pytest
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
 from reference.clauses.memory_checks import TERMS, due, miscounted
+from reference.clauses.step import Step
 from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Reason, Refused,
     Report, Submit,
@@ -120,12 +121,13 @@ def test_a_check_that_lists_nobody(level, lists):
     assert violated(silent, *TURN, CheckBusy(level)) == (("CHK-2",) if level == 2 and lists else ())
 
 
-def test_a_report_at_level_0_is_one_too_many():
+@pytest.mark.parametrize(("alarm", "clauses"), [("", ("CHK-2",)), ("leak", ("CHK-1", "CHK-2"))])
+def test_a_report_at_level_0_is_one_too_many(alarm, clauses):
     class Eager(TorchKV):
         def check_busy(self, command):
-            return self.report()
+            return replace(self.report(), alarm=alarm)
 
-    assert violated(Eager(), *TURN, CheckBusy(0)) == ("CHK-2",)
+    assert violated(Eager(), *TURN, CheckBusy(0)) == clauses
 
 
 def test_an_idle_check_that_changes_something_is_seen():
@@ -229,6 +231,24 @@ def test_the_amount_is_reported():
         )
         assert_clause("CHK-1", step, f"of 24: {expected}")
         assert_clause("CHK-2", step, f"available {pages} ")
+
+
+def told(report: Report, **changes: object) -> Step:
+    return replace(SEEN, outcome=Done(report=report), **changes)
+
+
+def test_which_terms_are_wrong_is_reported():
+    report = account("full", available=0)(SEEN.outcome.report)
+    assert_clause("CHK-2", told(report), "available is 0, not 14", "counter full available 14")
+    fewer = told(replace(report, accounts=SEEN.outcome.report.accounts[1:]))
+    assert_clause("CHK-2", fewer, "full: not counted; .")
+    assert_clause("CHK-1", told(report), "has its one owner: available is 0, not 14")
+    level_0 = told(report, expected=Done(), command=CheckBusy(0))
+    assert_clause("CHK-1", level_0, "though every page has its one owner.")
+
+
+def test_an_alarm_is_reported_as_it_is():
+    assert_clause("CHK-1", told(replace(SEEN.outcome.report, alarm="leak")), "a false alarm\nleak")
 
 
 @pytest.mark.parametrize("clause", ["CHK-1", "CHK-2", "CHK-3"])

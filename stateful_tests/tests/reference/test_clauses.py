@@ -26,9 +26,9 @@ STATES = Rows(Path(__file__).with_name("clauses_of_states.txt"))
 STEPS = FILE.steps
 
 
-@pytest.mark.parametrize("clause, step, says", [*FILE.of_clauses(), *STATES.of_clauses()])
-def test_a_spoilt_fact_is_reported(clause, step, says):
-    assert_clause(clause, step, says)
+@pytest.mark.parametrize("clause, step, says, places", [*FILE.of_clauses(), *STATES.of_clauses()])
+def test_a_spoilt_fact_is_reported(clause, step, says, places):
+    assert_clause(clause, step, says, places)
 
 
 def test_the_twins_of_a_tree_are_the_nodes_that_begin_alike():

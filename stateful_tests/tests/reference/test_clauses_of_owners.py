@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.clauses import CLAUSES, broken, broken_off
+from reference.clauses import CLAUSES, about, broken, broken_off
 from reference.clauses.facts import Owned
 from reference.clauses.owed import pages_owed
 from reference.clauses.step import Step
@@ -22,9 +22,9 @@ FILE = Rows(Path(__file__).with_name("clauses_of_owners.txt"))
 STEPS, FREED, LOCKS = FILE.steps, FILE.tables["freed"], FILE.tables["locks"]
 
 
-@pytest.mark.parametrize("clause, step, says", FILE.of_clauses())
-def test_a_spoilt_fact_is_reported(clause, step, says):
-    assert_clause(clause, step, says)
+@pytest.mark.parametrize("clause, step, says, places", FILE.of_clauses())
+def test_a_spoilt_fact_is_reported(clause, step, says, places):
+    assert_clause(clause, step, says, places)
 
 
 def _stay(step: Step, pool: str) -> Iterator[Owned]:
@@ -61,7 +61,7 @@ def pages_of(text: str) -> dict[str, list[int]]:
 @pytest.mark.parametrize("clause, pool", [("FREE-1", "full"), ("FREE-2", "swa")])
 @pytest.mark.parametrize("name", FREED)
 def test_a_page_more_or_less_is_reported(name, clause, pool):
-    step, full, swa = FREED[name]
+    step, full, swa, _ = FREED[name]
     assert pages_owed(step)[pool] == pages_of(full if pool == "full" else swa)
     assert pages_owed(as_refused(step))[pool] == {}
     assert not as_refused(step).progress
@@ -74,6 +74,17 @@ def test_a_page_more_or_less_is_reported(name, clause, pool):
     for wrong in wrongs:
         assert_clause(clause, wrong, "SWA page" if pool == "swa" else "full page")
         assert_clause(clause, as_refused(wrong), None)
+
+
+@pytest.mark.parametrize(
+    ("step", "asked"),
+    [("plain: TURN; decode r1", {"SWA-2"}), ("bare: TURN; decode r1", set()),
+     ("tree: TURN; finish r1 keep 1", {"SWA-2", "LEN-2", "TREE-14"}),
+     ("state: insert h1 a1", {"TREE-3", "STA-3"})],
+)  # fmt: skip
+def test_a_clause_is_asked_about_its_commands_and_what_it_needs(step, asked):
+    some = {"SWA-2", "LEN-2", "TREE-14", "STA-3", "STA-8"} | asked
+    assert some & {clause.id for clause in about(FILE.step(step))} == asked
 
 
 def test_what_is_waived_is_not_checked():
@@ -129,7 +140,7 @@ def test_a_model_without_a_window_frees_no_swa_page():
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_more_or_less_is_reported(name):
-    step, text, _ = LOCKS[name]
+    step, text, *_ = LOCKS[name]
     counters = [tuple(map(int, pair.split(","))) for pair in text.split()]
     assert [(n.full_locks, n.swa_locks) for n in step.after.tree.nodes] == counters
     assert_clause("TREE-6", step, None)

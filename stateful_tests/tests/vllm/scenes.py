@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,6 @@ from reference.blocks.facts import (
     BlockFacts, HostFacts, HostKey, Lane, Output, Published, RequestFact, StateUse, Table, Transfer, chained,
 )  # fmt: skip
 from reference.blocks.request_texts import RequestTexts
-from reference.failures import Place
 from stateful_tests.lockstep.results import Violation, violation_of
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
@@ -71,15 +70,6 @@ def clause_rows() -> Iterator[ClauseRow]:
         clause, also, words = (part or "" for part in found.groups())
         further = frozenset(also.split())
         yield ClauseRow(title, sizes or "full", tuple(lines), clause, further, words, places)
-
-
-def in_words(places: Iterable[Place]) -> str:
-    """Places as a row states them: "table r1 0 2", the fields that it has, in their order."""
-    parts = []
-    for place in places:
-        kind = type(place).__name__.removeprefix("At").lower()
-        parts.append(" ".join([kind, *map(str, place)]).replace(" None", ""))
-    return ", ".join(parts)
 
 
 @dataclass

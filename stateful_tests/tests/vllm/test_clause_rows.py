@@ -14,7 +14,8 @@ from reference.blocks.request_texts import RequestTexts
 from reference.commands import Done, Mode
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.tests.vllm.scenes import SIZES, Scene, clause_rows, in_words
+from stateful_tests.tests.support.places import in_words
+from stateful_tests.tests.vllm.scenes import SIZES, Scene, clause_rows
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
 ROWS = list(clause_rows())
