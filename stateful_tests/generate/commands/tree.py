@@ -270,15 +270,18 @@ class EvictHarness(Harness[Evict]):
         if c.orders_differ and once_in(c.source, 2):
             return Evict(0, geometry.page_size)
         # SWA alone leaves tombstones: as often as the other two together.
-        if geometry.states and once_in(c.source, 2):  # states alone: their nodes stay
-            return Evict(0, 0, 1 + c.source.upto(geometry.states - 1))
+        states = 0
+        if geometry.states and once_in(c.source, 2):
+            states = 1 + c.source.upto(geometry.states - 1)
+            if not once_in(c.source, 4):  # alone: their nodes stay
+                return Evict(0, 0, states)
         pools = (
             pick(c.source, ("full", "swa", "swa", "both"))
             if geometry.window is not None
             else "full"
         )
         full = amount(can.full_evictable) if pools != "swa" else 0
-        return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
+        return Evict(full, amount(can.swa_evictable) if pools != "full" else 0, states)
 
     def of_nobody(self, scope: Scope, present: Present, fresh: Names) -> Commands:
         geometry = scope.geometry
