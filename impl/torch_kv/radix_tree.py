@@ -387,7 +387,7 @@ class RadixTree(NodeStates, EvictionQueues):
         for cut in sorted(cut for cut in cuts if cut > at):
             parent = path[-1] if path else self.root
             node = TreeNode(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
-            node.used = [self.clock + 1, self.clock + 1]  # with the path, at the end of the insert
+            node.used[SWA] = self.clock + 1  # as all of the path will be used in full KV
             parent.children[node.key[: self.page_size]] = node
             self._count += 1
             self._evictable[FULL] += len(node.key)

@@ -129,6 +129,9 @@ def test_a_faithful_scheduler_ends_with_any_output_of_the_rounds_under_way(kept)
     state = after(f"{FIRST}; decode r1; decode r1", Mode.FAITHFUL)
     outcome = step(state, *script(f"finish r1 keep {kept}"))[1]
     assert outcome == (Done() if kept > 1 else Refused(Reason.UNFAITHFUL))
+    other = "submit r2 (no session) +1; admit r2; extend r2 +1, r1 +1"
+    mixed = after(f"{FIRST}; decode r1; {other}", Mode.FAITHFUL)
+    assert step(mixed, *script(f"finish r1 keep {kept}"))[1] == outcome
 
 
 TWENTY = "open s1; submit r1 in s1 +20; admit r1"
