@@ -18,7 +18,7 @@ from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits
 from reference import model
 from reference.commands import (
-    SHARED, Command, Done, Mode, Outcome, Reason, Refused, SpecDecode, kind_name,
+    SHARED, Command, Done, Extend, Mode, Outcome, Reason, Refused, SpecDecode, kind_name,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import State
@@ -308,18 +308,21 @@ def _goes_on(
 ) -> tuple[StartedRun, tuple[Command, ...]]:
     """The run as one that begins with a line of the corpus, in the line's sizes, and the line's commands."""
     line = pick(run.source, corpus.beginnings(config.machine, config.mode))
-    other_rounds = {type(c).__name__ for c in line.commands} & run.profile.disabled & _ROUNDS
     try:
         check_fits(system, line.geometry, line.commands)
         fit_sizes(system, config.machine, line.geometry, exactly=True)
     except UnusableImplementation:
         return run, ()
-    if other_rounds and not system.capabilities.mixed_decode:
+    if _rounds(line.commands) & run.profile.disabled and not system.capabilities.mixed_decode:
         return run, ()
     return run._replace(geometry=line.geometry), line.commands
 
 
-_ROUNDS = {"Decode", "SpecDecode", "Launch"}
+def _rounds(commands: tuple[Command, ...]) -> set[str]:
+    """The kinds of rounds in a line. A batch of several may have some decode."""
+    several = any(isinstance(c, Extend) and len(c.lanes) > 1 for c in commands)
+    kinds = {type(c).__name__ for c in commands}.union(["Decode"] * several)
+    return kinds & {"Decode", "SpecDecode", "Launch"}
 
 
 def _example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:

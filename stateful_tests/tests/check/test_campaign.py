@@ -18,9 +18,10 @@ from impl.example_engine import ExampleEngine
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import (
-    Abort, Decode, Done, EvictSwa, Mode, Open, Reason, Refused, Retract, SpecDecode,
+    Abort, Decode, Done, EvictSwa, Extend, Launch, Mode, Open, Reason, Refused, Retract, SpecDecode,
 )  # fmt: skip
 from reference.geometry import PRESETS, preset
+from reference.state import Phase
 from reference.tiers.clauses import OF_CONNECTORS
 from stateful_tests.check import driving, finder, turns
 from stateful_tests.check.campaign import run
@@ -49,6 +50,38 @@ def test_a_run_ends_before_token_ids_do(monkeypatch):
     )
     assert (result.examples, result.findings) == (6, [])
     assert result.commands_by_kind["Submit"] > 0
+
+
+class OneKindOfRounds(ReferenceSystem):
+    """A server decodes plainly or speculatively, as SGLang's does."""
+
+    capabilities = replace(ReferenceSystem.capabilities, mixed_decode=False, mixed_batches=True)
+
+    def reset(self, geometry):
+        super().reset(geometry)
+        self.kinds = set()
+
+    def apply(self, command):
+        lanes = command.lanes if isinstance(command, Extend) else ()
+        running = [self.state.request(lane.request) for lane in lanes]
+        outcome = super().apply(command)
+        if isinstance(outcome, Refused):
+            return outcome
+        if isinstance(command, Decode) or any(r.phase is Phase.RUNNING for r in running):
+            self.kinds.add("plain")
+        if isinstance(command, SpecDecode | Launch):
+            self.kinds.add("with drafts")
+        if len(self.kinds) > 1:
+            raise UnusableImplementation("a run cannot mix Decode and SpecDecode")
+        return outcome
+
+
+def test_a_run_that_begins_with_a_line_has_one_kind_of_rounds():
+    """Runs 2, 6, 10 and so on begin so."""
+    for preset in ("page1", "page2", "page4", "tight"):
+        batch = driving.RunBatch(driving.unfitted("both", preset, Mode.FAITHFUL), range(60))
+        driven = driving.drive(OneKindOfRounds(), plan("smoke"), batch)
+        assert not any(found for _, found in driven.runs)
 
 
 class Asserts(ReferenceSystem):
