@@ -78,8 +78,8 @@ class OneKindOfRounds(ReferenceSystem):
 
 def test_a_run_that_begins_with_a_line_has_one_kind_of_rounds():
     """Runs 2, 6, 10 and so on begin so."""
-    for preset in ("page1", "page2", "page4", "tight"):
-        batch = driving.RunBatch(driving.unfitted("both", preset, Mode.FAITHFUL), range(60))
+    for name in ("page1", "page2", "page4", "tight"):
+        batch = driving.RunBatch(driving.unfitted("both", name, Mode.FAITHFUL), range(60))
         driven = driving.drive(OneKindOfRounds(), plan("smoke"), batch)
         assert not any(found for _, found in driven.runs)
 
