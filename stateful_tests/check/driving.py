@@ -326,10 +326,26 @@ def _rounds(commands: tuple[Command, ...]) -> set[str]:
 
 
 def _example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
-    run, done = start_run(system, plan, config, example), list[Any]()
-    first: tuple[Command, ...] = ()
     if example % 4 == 2 and plan.corpus:  # what is rare by itself has a sequel
-        run, first = _goes_on(system, config, run)
+        run, first = _goes_on(system, config, start_run(system, plan, config, example))
+        if first:
+            with suppress(UnusableImplementation):  # else it cannot be driven through the line
+                _run(system, plan, config, example, driven, run, first)
+                return
+    _run(system, plan, config, example, driven, start_run(system, plan, config, example))
+
+
+def _run(
+    system: Any,
+    plan: Plan,
+    config: Configuration,
+    example: int,
+    driven: Driven,
+    run: StartedRun,
+    first: tuple[Command, ...] = (),
+) -> None:
+    """One run. first: what it begins with."""
+    done = list[Any]()
     lockstep = Lockstep(
         system, run.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
     )

@@ -76,12 +76,24 @@ class OneKindOfRounds(ReferenceSystem):
         return outcome
 
 
-def test_a_run_that_begins_with_a_line_has_one_kind_of_rounds():
+class TakesNoTails(ReferenceSystem):
+    """SWA slots are for all that a prompt has, as in SGLang 0.5.10."""
+
+    capabilities = replace(ReferenceSystem.capabilities, swa_tail=False)
+
+    def apply(self, command):
+        if isinstance(command, Extend) and any(lane.tail for lane in command.lanes):
+            raise UnusableImplementation("takes SWA slots for all that it prefills")
+        return super().apply(command)
+
+
+@pytest.mark.parametrize("kind", [OneKindOfRounds, TakesNoTails])
+def test_a_run_that_begins_with_a_line_is_one_that_the_system_can_be_driven_through(kind):
     """Runs 2, 6, 10 and so on begin so."""
     for name in ("page1", "page2", "page4", "tight"):
-        batch = driving.RunBatch(driving.unfitted("both", name, Mode.FAITHFUL), range(60))
-        driven = driving.drive(OneKindOfRounds(), plan("smoke"), batch)
-        assert not any(found for _, found in driven.runs)
+        batch = driving.RunBatch(driving.unfitted("both", name, Mode.FAITHFUL), range(40))
+        driven = driving.drive(kind(), plan("smoke"), batch)
+        assert [found for _, found in driven.runs] == [[]] * 40
 
 
 class Asserts(ReferenceSystem):
