@@ -28,6 +28,7 @@ PLANTED = {
     "store-without-a-lock": "node.component_data[ComponentType.FULL].value",
     "swa-is-not-moved": f'kv_of(server, node_at({NODE}, "swa", host=True), text',
     "acknowledges-the-newest": f'kv_of(server, node_at({NODE}, "full", host=True), text',
+    "load-acknowledged-before-its-copy": f'kv_of(server, node_at({NODE}, "full", host=False), text',
     "load-back-of-the-wrong-nodes": f'kv_of(server, node_at({NODE}, "full", host=False), text',
     "load-without-a-lock": "node.component_data[ComponentType.FULL].lock_ref, 2",
 }  # fmt: skip
