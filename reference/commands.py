@@ -9,7 +9,7 @@ its bearer is gone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -40,6 +40,12 @@ def tree_key(tokens: Iterable[int], bigram: bool) -> tuple[int, ...]:
     """What a radix tree knows these tokens by: themselves, or each with the one that follows: then the last
     has no key (EAGLE: what the draft model keeps for a token it computes from the next one too)."""
     return tuple(a << 32 | b for a, b in pairwise(tokens)) if bigram else tuple(tokens)
+
+
+def tokens_of(key: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that a key of a radix tree is made of: of pairs one more than it has elements."""
+    last = [key[-1] & (1 << 32) - 1] if key and key[-1] >> 32 else []
+    return (*map(token_of, key), *last)
 
 
 def token_of(key: int) -> int:

@@ -6,7 +6,7 @@ A function for each kind of place. What a failure without such places is about, 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ci.export.recorded_run import Asserts, NotExportable, RecordedRun
+from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, in_tree, spelled, within
 from ci.export.tree_places import counter, node, tree_page
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.window import evicted_too_far
@@ -153,7 +153,8 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
             yield _Fact(("slot", name), f"holds_kv(server, {quoted(name)})", *keeps)
             yield from _cursors(run, f"slot of {name}", session.slot, seen.cursors)
         if turn is None:
-            texts = text_tokens(session.history), tuple(seen.history)
+            both = text_tokens(session.history), seen.history
+            texts = (spelled(run.geometry, text) for text in both)
             yield _Fact(("text", name), f"history({found})", *texts)
     for request in state.requests:
         ours = view.requests.get(request.name)
@@ -343,7 +344,7 @@ def _position(run: RecordedRun, place: AtPosition) -> Asserts | None:
     if seen is None:
         if owner not in lock_holders(run.after.state):
             return None
-        name, key = variable(owner), ids_text(lock_holders(run.after.state)[owner])
+        name, key = variable(owner), in_tree(run.geometry, lock_holders(run.after.state)[owner])
         locked = f"{name}.prefix_indices"
         if not run.kind.keeps_slots:
             locked = f"server.cache.path_device_indices({name}.last_node)"
@@ -364,8 +365,11 @@ def _position(run: RecordedRun, place: AtPosition) -> Asserts | None:
             request = held.removesuffix(run.holder)
             tokens = f"[*{request}.origin_input_ids, *{request}.output_ids]"
         lines.append(f"row = {run.row(held, end=run.cursor(held, 'cache_protected_len'))}.tolist()")
-        lines.append(f"tokens = {tokens}[: len(row)]")
-        return Asserts([*lines, "self.assertEqual(row, tree_slots(server.cache, tokens))"])
+        more = " + 1" if run.geometry.bigram else ""
+        lines.append(f"tokens = {tokens}[: len(row){more}]")
+        text = next((text_tokens(held.text) for held in run.step.held if held.name == owner), ())
+        slots = f"tree_slots(server.cache, tokens{within(run.geometry, text)})"
+        return Asserts([*lines, f"self.assertEqual(row, {slots})"])
     if pool == "swa" and position < len(seen.swa_read) and seen.swa_read[position] is None:
         lines.append(f"slot = {run.slot_at(held, position)}")
         return Asserts([*lines, "self.assertNotEqual(swa_slots(server, slot), 0)"])
@@ -414,7 +418,7 @@ def _slot(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
     for found in moment.view.tree.nodes if moment.view.tree is not None else ():
         if slot in found.slots:
             at = len(found.path) - len(found.slots) + list(found.slots).index(slot)
-            return [f"slot = tree_slots(server.cache, {ids_text(found.path)})[{at}]"]
+            return [f"slot = tree_slots(server.cache, {in_tree(run.geometry, found.path)})[{at}]"]
     return []
 
 

@@ -4,11 +4,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from impl.sglang.parts import namespaces
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.scheduler.call_log import quoted, variable
+from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.step import Step
-from reference.commands import Command, Outcome
+from reference.commands import Command, Outcome, tokens_of
 from reference.failures import Place
+from reference.geometry import Geometry
 from stateful_tests.lockstep.results import Moment, Violation
 
 
@@ -20,6 +22,24 @@ def not_raising(calls: Sequence[str]) -> list[str]:
     """Lines of a test that fails where the calls raise, whatever that is."""
     tried = [f"    {line}" for call in calls for line in call.split("\n")]
     return ["try:", *tried, "except Exception as error:", '    self.fail(f"it raises {error!r}")']
+
+
+def within(geometry: Geometry, tokens: Sequence[int]) -> str:
+    """The namespace in which a text is looked up, as a further argument."""
+    field = dict(geometry.settings).get(namespaces.SETTING)
+    inside = field is not None and namespaces.begins_other(tokens)
+    return f", {field}={quoted(namespaces.NAME)}" if inside else ""
+
+
+def spelled(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
+    """Tokens as the release has them: in a namespace those of another text."""
+    return tuple(namespaces.exchanged(tokens) if within(geometry, tokens) else tokens)
+
+
+def in_tree(geometry: Geometry, path: Sequence[int]) -> str:
+    """What the tree knows by this key, as arguments: its tokens, and its namespace."""
+    tokens = tokens_of(path)
+    return ids_text(spelled(geometry, tokens)) + within(geometry, tokens)
 
 
 class RecordedRun(NamedTuple):
@@ -37,6 +57,7 @@ class RecordedRun(NamedTuple):
     after: Moment
     kind: type[Release0510]
     unified: bool
+    geometry: Geometry
 
     @property
     def step(self) -> Step:
@@ -56,11 +77,11 @@ class RecordedRun(NamedTuple):
 
     @property
     def page_size(self) -> int:
-        return self.after.state.config.geometry.page_size
+        return self.geometry.page_size
 
     @property
     def window(self) -> int | None:
-        return self.after.state.config.geometry.window
+        return self.geometry.window
 
     def slot(self, session: str) -> str:
         return f"server.cache.{'session.' if self.unified else ''}slots[{quoted(session)}]{self.holder}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ci import templates
+from impl.sglang.parts import namespaces
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
@@ -36,10 +37,12 @@ def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
         "swa_tokens": geometry.swa_pages * page,
         "window": geometry.window,
         "tree": geometry.tree,
+        "bigram": geometry.bigram,
         "spec": "spec=True" in code,
     }
     given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
-    settings = "".join(f'\n        "{name}": "{value}",' for name, value in geometry.settings)
+    variables = {name: value for name, value in geometry.settings if name != namespaces.SETTING}
+    settings = "".join(f'\n        "{name}": "{value}",' for name, value in variables.items())
     if settings:
         given += f",\n    settings={{{settings}\n    }},"
     given += "".join(f",\n    {each}" for each in more) + "," * bool(more)
@@ -61,7 +64,8 @@ def definitions(
         plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
         rewinds="drop_previous_output" in code, spec="spec=True" in code,
         decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, late="late=" in code,
-        mixed="mix_with_running(" in code, host=isinstance(system, TierSystem),
+        mixed="mix_with_running(" in code, host=isinstance(system, TierSystem), bigram=geometry.bigram,
+        namespaces=namespaces.SETTING in dict(geometry.settings),
     )  # fmt: skip
     return _used(source, f"unittest\n{code}")
 
@@ -101,6 +105,8 @@ def _whole(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, 
         "lock_holders",
         "late",
         "mixed",
+        "bigram",
+        "namespaces",
     )
     host = isinstance(system, TierSystem)
     source = _rendered(system, {*_alike(versions)}, host=host, **dict.fromkeys(features, True))

@@ -1,6 +1,14 @@
 """What an exported test asks of a tree with a host tier, for each kind of place in it."""
 
-from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_raising
+from ci.export.recorded_run import (
+    Asserts,
+    NotExportable,
+    RecordedRun,
+    in_tree,
+    not_raising,
+    spelled,
+    within,
+)
 from impl.sglang.scheduler.call_log import ids_text
 from reference.failures import AtCount, AtSlot, AtTreeNode, Place
 from reference.tiers.config import TierConfig
@@ -52,9 +60,13 @@ def _slot(run: RecordedRun, step: TierStep, place: AtSlot) -> Asserts | None:
     if run.clause in ("HOST-2", "LOAD-1"):
         for node in step.after.nodes:
             if slot in (node.host if host else node.device)[pool]:
-                text, own = step.texts[node.node], f"text[{node.start}:]" if node.start else "text"
-                kv = f'kv_of(server, node_at(server.cache, text), {own}, "{pool}", {host=})'
-                return Asserts([f"text = {ids_text(text)}", f"self.assertEqual({kv}, {own})"])
+                text = (*step.texts[node.node], *node.following)
+                known = f"text = {ids_text(spelled(run.geometry, text))}"
+                start, end = node.start or "", "-1" if node.following else ""
+                own = f"text[{start}:{end}]" if start or end else "text"
+                found = f"node_at(server.cache, text{within(run.geometry, text)})"
+                kv = f'kv_of(server, {found}, {own}, "{pool}", {host=})'
+                return Asserts([known, f"self.assertEqual({kv}, {own})"])
         return None
     sources = [source.owned for source in step.sources() if source.at == place]
     if run.clause == "XFER-1" and not any(sources):
@@ -72,7 +84,8 @@ def _node(run: RecordedRun, step: TierStep, place: AtTreeNode) -> Asserts | None
         return Asserts([f"self.assertEqual({record}, {{}})" for record in records])
     if (node := step.nodes.get(place.node)) is None:
         return None
-    lines = [f"node = node_at(server.cache, {ids_text(step.texts[place.node])})"]
+    text = (*step.texts[place.node], *node.following)
+    lines = [f"node = node_at(server.cache, {in_tree(run.geometry, text)})"]
     part = f"node.component_data[ComponentType.{place.pool.upper()}]"
     match run.clause:
         case "HOST-3":

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from ci.export.recorded_run import Asserts, RecordedRun
+from ci.export.recorded_run import Asserts, RecordedRun, in_tree, spelled, within
 from impl.adapter import View
 from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.clauses.tree import wrong_token
 from reference.clauses.tree_locks import match_of, usable_length
-from reference.commands import Finish, Insert
+from reference.commands import Finish, Insert, tokens_of
 from reference.cursors import ceil_page
 from reference.failures import AtCounter, AtNode, AtTreePage
 from reference.prefix_cache import key_of
@@ -26,7 +26,7 @@ def node(run: RecordedRun, place: AtNode) -> Asserts | None:
     found = next((n for n in tree.nodes if n.path == path), None) if tree is not None else None
     if found is None:
         return None
-    at = f"node_at(server.cache, {ids_text(path)})"
+    at = f"node_at(server.cache, {in_tree(run.geometry, path)})"
     lines, name = ([f"node = {at}"], "node") if run.unified or must is None else ([], at)
     if must is not None:
         code = run.of_node(name, pool, "lock_ref")
@@ -37,7 +37,9 @@ def node(run: RecordedRun, place: AtNode) -> Asserts | None:
         return Asserts([*lines, f"self.assert{bound}"])
     if len(path) % run.page_size:
         lines = ["paths = [path for _, path in nodes(server.cache)]"]
-        return Asserts([*lines, f"self.assertNotIn({ids_text(path)}, paths)"])
+        key = ids_text(spelled(run.geometry, tokens_of(path)))
+        key = f"keys(server.cache, {key})" if run.geometry.bigram else key
+        return Asserts([*lines, f"self.assertNotIn({key}, paths)"])
     full, swa = (run.of_node("node", of, "value") for of in ("full", "swa"))
     if len(found.slots) != len(path) - found.start:
         return Asserts([*lines, f"self.assertEqual(len({full}), len(node.key))"])
@@ -64,7 +66,9 @@ def tree_page(run: RecordedRun, place: AtTreePage) -> Asserts | None:
         return Asserts([f"self.assertEqual({length}, {usable_length(run.step, key)})"])
     tree = run.after.facts.tree
     page = tree.pages.get(path) if tree is not None else None
-    slots = f"tree_slots(server.cache, {ids_text(path)})" + (f"[{start}:]" if start else "")
+    slots = f"tree_slots(server.cache, {in_tree(run.geometry, path)})" + (
+        f"[{start}:]" if start else ""
+    )
     if page is None:
         return Asserts([f"self.assertNotIn(None, {slots})"])
     facts = run.after.facts
@@ -88,10 +92,15 @@ def _contents(run: RecordedRun) -> Asserts | None:
     )
     if pool == "SWA" or had[at] == has[at]:
         return None
-    slots = "tree_slots(server.cache, tokens)"
-    notes, right, after = [f"tokens = {ids_text(node.path)}", f"before = {slots}"], "before", ""
+    tokens = tokens_of(node.path)
+    slots = f"tree_slots(server.cache, tokens{within(run.geometry, tokens)})"
+    notes, right, after = (
+        [f"tokens = {ids_text(spelled(run.geometry, tokens))}", f"before = {slots}"],
+        "before",
+        "",
+    )
     for name, text in _inserters(run).items():
-        if tuple(text[: len(node.path)]) == tuple(node.path):
+        if tuple(text[: len(tokens)]) == tokens:
             row = run.row(variable(name) + run.holder, end=str(len(node.path)))
             notes.insert(0, f"row = {row}.tolist()")
             right, after = (

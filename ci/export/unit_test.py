@@ -166,7 +166,7 @@ def unit_test(
     if beside:
         needed = imports(code, system, versions)
     else:
-        needed = definitions(code, trace.geometry, system, versions, sessions=sessions)
+        needed = definitions(code, run.geometry, system, versions, sessions=sessions)
     text = assembled(
         trace,
         file,
@@ -214,8 +214,6 @@ def started(geometry: Geometry | TierConfig, code: str) -> list[str]:
     """The lines before the first command. Raises NotExportable."""
     host = tier_places.sizes(geometry) if isinstance(geometry, TierConfig) else []
     geometry = geometry.device if isinstance(geometry, TierConfig) else geometry
-    if geometry.bigram or "namespaces" in dict(geometry.settings):
-        raise NotExportable("bigram keys and namespaces are no part of the exported tests")
     if geometry.states:
         raise NotExportable("recurrent state is no part of the exported tests")
     return [server(geometry, code, host), "self.addCleanup(server.settings.close)"]
@@ -247,6 +245,8 @@ def _record(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
         raise NotExportable(
             "a prompt that another server has computed is no part of the exported tests"
         )
+    is_tier = isinstance(trace.geometry, TierConfig)
+    geometry = trace.geometry.device if is_tier else trace.geometry
     lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
     steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
     for command in trace.commands:
@@ -261,8 +261,10 @@ def _record(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
             if "BROKEN" in violation.clauses and not check:
                 clause = "BROKEN"  # nothing else of the release can be asked any more
             kind, after = system.kind, lockstep.moment()
-            unified = isinstance(trace.geometry, TierConfig) or kind.is_unified(trace.geometry)
-            return RecordedRun(steps, command, violation, clause, before, after, kind, unified)
+            unified = is_tier or kind.is_unified(geometry)
+            return RecordedRun(
+                steps, command, violation, clause, before, after, kind, unified, geometry
+            )
     raise NotExportable(f"conforms on {system.name}: there is no fault to test")
 
 

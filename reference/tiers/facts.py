@@ -18,6 +18,7 @@ class TierNode(NamedTuple):
     device, host: its slots, by pool, none where it has no KV there. locks, pins: how many locks it counts on
     the device and on the host. storing: the number of the store that it is marked to wait for, -1 for none.
     hashed: the text, from the root on, that its hashes of pages stand for; None where it has none.
+    following: of a tree of bigrams, the token after its last one, which its key has as well.
     """
 
     node: int
@@ -31,6 +32,7 @@ class TierNode(NamedTuple):
     storing: int = -1
     loading: int = -1
     hashed: tuple[int, ...] | None = None
+    following: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams
 from impl.sglang.releases.names import called
 from impl.sglang.scheduler.server import LiveRequest, LockHolder
@@ -291,14 +292,18 @@ class Calls:
         return "server.allocator.free_group_end()"
 
     def _request(
-        self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None, **_: Any
-    ) -> str:
+        self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None,
+        **namespace: str,
+    ) -> str:  # fmt: skip
         name = variable(rid.partition("#")[0].removeprefix(LOCK_HOLDER))
         self._call_it(req, name)
         self._call_it(req.sampling_params, f"{name}.sampling_params")
         whose = "" if session is None else f", session={quoted(session)}"
         if undo is not None:
             whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
+        if namespace:
+            tokens = exchanged(tokens)
+            whose += "".join(f", {field}={quoted(value)}" for field, value in namespace.items())
         return f"{name} = server.request({quoted(rid.removeprefix(LOCK_HOLDER))}, {ids_text(tokens)}{whose})"
 
     def _batch(self, batch: Any, turns: Sequence[LiveRequest], mode: ForwardMode) -> str:
@@ -345,7 +350,8 @@ class Calls:
         self._newcomers.discard(id(holder.req))
         page = self._driver.server.geometry.page_size
         boundary = f", evicted={-(-evicted // page) * page}" if evicted > len(holder.slots) else ""
-        return f"compute(server, {self._name(holder.req)}, {ids_text(tokens)}{boundary})"
+        text = ids_text(self._driver.named_tokens(list(tokens)))
+        return f"compute(server, {self._name(holder.req)}, {text}{boundary})"
 
     # -- memory checks ----------------------------------------------------------------------------
 

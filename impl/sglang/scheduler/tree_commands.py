@@ -34,7 +34,8 @@ class TreeCommands(OnServer):
             server.states.require(1 + server.owed_states())  # the state that it locks stays
         holder = self._newcomer(command.holder)
         tree.unlock(holder.req)
-        holder.slots = self._found(holder, self.release.ids(self._named(holder, tokens)))
+        self._enter(holder, tokens)
+        holder.slots = self._found(holder, self.release.ids(self.named_tokens(tokens)))
         self.release.put(holder.req, "cache_protected_len", len(holder.slots))
         tree.lock(holder.req)
         holder.tokens = self._spelling(tokens, len(holder.slots))
@@ -72,6 +73,7 @@ class TreeCommands(OnServer):
             server.states.require(2 + server.states.buffers + server.owed_states())
 
         holder = holder or self._newcomer(command.holder)
+        self._enter(holder, computed)
         self._compute(holder, computed, command.evicted)
         if server.states is not None and computed:
             server.states.compute(holder.req, computed)
@@ -113,12 +115,16 @@ class TreeCommands(OnServer):
         """The tokens that tell the first `length` positions of a text: of bigrams one more."""
         return tokens[: length + self.server.geometry.bigram] if length else []
 
-    def _named(self, holder: LockHolder, tokens: list[int]) -> list[int]:
-        """The tokens as the release has them, in the namespace that its request is in from now on."""
-        namespace = self.server.namespace_of(tokens)
+    def _enter(self, holder: LockHolder, tokens: list[int]) -> None:
+        """The request of a lock holder is in the namespace of these tokens from now on."""
         if field := self.server.namespace:
-            setattr(holder.req, field, namespace.get(field))
-        return exchanged(tokens) if namespace else tokens
+            name = self.server.namespace_of(tokens).get(field)
+            if getattr(holder.req, field) != name:
+                setattr(holder.req, field, name)
+
+    def named_tokens(self, tokens: list[int]) -> list[int]:
+        """The tokens as the release has them."""
+        return exchanged(tokens) if self.server.namespace_of(tokens) else tokens
 
     def _newcomer(self, name: str) -> LockHolder:
         """A lock holder that has locked nothing."""
@@ -142,4 +148,4 @@ class TreeCommands(OnServer):
         boundary = -(-evicted // page) * page if evicted > prefix else 0
         if boundary:
             server.allocator.free_swa(cells[prefix : min(boundary, self._whole(end))].long())
-        self.release.computed(req, self._named(holder, list(tokens)), row, boundary)
+        self.release.computed(req, self.named_tokens(list(tokens)), row, boundary)

@@ -15,7 +15,7 @@ from impl.sglang.tiers.api import loose
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.decode_side import DecodeSide
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
-from reference.commands import token_of
+from reference.commands import token_of, tokens_of
 from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
@@ -132,6 +132,7 @@ class Gatherer:
             self._mark(node, "write_through_pending_id"),
             self._mark(node, "load_back_pending_id"),
             self._hashed(node.hash_value),
+            tokens_of(elements_of(node.key))[len(node.key) :],
         )
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:

@@ -4,18 +4,20 @@ import re
 import shutil
 import tomllib
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from textwrap import indent
 
 import pytest
 
 from ci.export import unit_test as export
+from ci.export.recorded_run import in_tree, spelled
 from ci.export.template_parts import SHARED, definitions, imports
 from impl.adapter import UnusableImplementation
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import small, variable
-from reference.commands import Mode
+from reference.commands import Mode, tokens_of
 from reference.geometry import PRESETS
 from stateful_tests.generate.choice_source import RandomChoices, pick
 from stateful_tests.generate.next_command import propose
@@ -60,12 +62,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     sizes = [each for each in PRESETS.values() if not each.states]  # states cannot be exported
     geometry = draw_geometry(source, pick(source, sizes))
     geometry = replace(geometry, tree=machine == "both")
-    settings = {
-        name: values
-        for name, values in system.capabilities.settings.items()
-        if name != "namespaces"
-    }
-    can = replace(system.capabilities, settings=settings, bigram=False)  # that cannot be exported
+    can = replace(system.capabilities, swa_tail=False)  # which cannot be exported
     geometry = with_settings(RandomChoices(f"settings {number}"), geometry, can)
     profile = draw_profile(source, can, machine)
     lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
@@ -81,7 +78,9 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     facts = {"server.rows.free_slots": list(view.free_rows)}
     for name, request in view.requests.items():
         var, cursors = variable(name), request.cursors
-        facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(map(small, request.text))
+        facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(
+            map(small, spelled(geometry, request.text))
+        )
         if request.row is not None and cursors is not None:
             row, end = f"{var}.{places['req_pool_idx']}", cursors.kv_allocated_len
             facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(
@@ -94,12 +93,14 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     if geometry.window is not None:
         facts["server.allocator.swa_available_size()"] = len(view.free_swa) * geometry.page_size
     if view.tree is not None:
-        paths = [list(map(small, node.path)) for node in view.tree.nodes]
         if system.kind.core == "python":
-            facts["sorted(path for _, path in nodes(server.cache))"] = sorted(paths)
-        for path, node in zip(paths, view.tree.nodes, strict=True):
-            slots = list(node.slots)
-            facts[f"tree_slots(server.cache, {path})[{-len(slots)}:]"] = slots
+            texts = [spelled(geometry, tokens_of(node.path)) for node in view.tree.nodes]
+            paths = [map(small, text) for text in texts]
+            known = [list(pairwise(path) if geometry.bigram else path) for path in paths]
+            facts["sorted(path for _, path in nodes(server.cache))"] = sorted(known)
+        for node in view.tree.nodes:
+            slots, found = list(node.slots), in_tree(geometry, node.path)
+            facts[f"tree_slots(server.cache, {found})[{-len(slots)}:]"] = slots
     lines = [line for _, line in system.noted.late]
     lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
     steps += [*lines, f"self.fail({ALIKE!r})"]
