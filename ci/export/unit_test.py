@@ -152,9 +152,9 @@ def unit_test(
     asserted = tier_places.asserted if of_tier else assertions.asserted
     asserts = Asserts(not_raising(calls[-1:])) if raised else asserted(run)
     text = "\n".join(asserts.assertions)
-    if system.kind.core == "rust" and re.search(
-        r"\b(nodes|node_at|swa_slots_in_tree|owners)\(", text
-    ):
+    by_nodes = "nodes|node_at|swa_slots_in_tree|owners"
+    by_nodes += "|tree_slots|slots_in_tree" if system.kind.keeps_slots else ""
+    if system.kind.core == "rust" and re.search(rf"\b({by_nodes})\(", text):
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes to inspect")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     steps = [*run.steps[:-1], (command, outcome, asserts.among(calls[:-1] if raised else calls))]

@@ -334,6 +334,15 @@ def test_with_the_core_in_rust(tmp_path):
     assert (code, output.count(ALIKE) // 2) == (run_test.FAILS, len(files)), output
 
 
+@at_night
+def test_an_older_core_in_rust_tells_no_slots():
+    trace = load(OLD / "a_finish_caches_overshoot.json")
+    system = driven("0.5.20+rust")
+    with pytest.raises(NotExportable, match="TREE-15: the tree's core in Rust hands out no nodes"):
+        export.unit_test(trace, "x", system)
+    system.close()
+
+
 def test_what_stands_in_no_one_file_is_refused():
     """Before anything runs."""
     assert [version for alike in SETS for version in alike] == list(TABLE)
