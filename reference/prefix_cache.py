@@ -105,6 +105,8 @@ def key_of(prompt: Prompt, bigram: bool = False) -> Key:
 
 # Room.
 
+_EMPTY = Tree(1, None)  # nothing to evict
+
 
 def with_room(
     state: State, pages: int, swa_pages: int, effects: Effects, states: int = 0
@@ -121,12 +123,13 @@ def with_room(
     missing_states = max(0, states - left.states)
     if not missing_full and not missing_swa and not missing_states:
         return state
-    sizes = radix.sizes(state.tree) if state.tree is not None else radix.Sizes(0, 0, 0, 0)
+    tree = state.tree or _EMPTY
+    sizes = radix.sizes(tree)
     if missing_full > sizes.full_evictable:
         return Reason.OUT_OF_FULL
     if missing_swa > sizes.swa_evictable:
         return Reason.OUT_OF_SWA
-    if missing_states > (evictable_states(state.tree) if state.tree is not None else 0):
+    if missing_states > evictable_states(tree):
         return Reason.OUT_OF_STATES
     return evicted(state, missing_full, missing_swa, effects, missing_states)[0]
 

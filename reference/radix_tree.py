@@ -203,9 +203,10 @@ def reshaped(tree: Tree, shape: list[tuple[Key, int, bool, bool]]) -> Tree:
         children = tuple(sorted(below.pop(path, ())))
         node = Node(path[start:], live or tree.window is None, 0, 0, children, int(state))
         below.setdefault(path[:start], []).append(node)
-    window = tree.window if tree.window is not None else 0
-    locks = (k._replace(swa_from=max(k.swa_from, len(k.key) - window)) for k in tree.locks)
-    return tree._replace(children=tuple(sorted(below.get((), ()))), locks=tuple(locks))
+    locks = tree.locks
+    if (window := tree.window) is not None:
+        locks = tuple(k._replace(swa_from=max(k.swa_from, len(k.key) - window)) for k in locks)
+    return tree._replace(children=tuple(sorted(below.get((), ()))), locks=locks)
 
 
 # Changing a persistent tree: everything on the path is copied, nothing else.
@@ -216,7 +217,7 @@ def _edit(
 ) -> tuple[Node, ...]:
     """`children` with the last node of `path` replaced by what `change` makes of it (none: removed)."""
     new = change(path[-1].node)
-    for above, below in zip(reversed(path[:-1]), reversed(path[1:])):
+    for above, below in zip(reversed(path[:-1]), reversed(path)):
         new = (above.node._replace(children=_replaced(above.node.children, below.node, new)),)
     return _replaced(children, path[0].node, new)
 
@@ -234,7 +235,7 @@ def changed(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) ->
 def _split(tree: Tree, key: Key) -> Tree:
     """Make the end of `key`, a whole number of pages that are there, the end of a node."""
     path = path_of(tree, key)
-    if not path or path[-1].end == len(key):
+    if path[-1].end == len(key):
         return tree
     at = len(key) - path[-1].start
 
@@ -282,15 +283,13 @@ def stamped(node: Node, **values: int | bool) -> tuple[Node, ...]:
 
 
 def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
-    """How much of `key` a request may resume from, in whole nodes.
+    """How much of `key`, which ends with a node, a request may resume from, in whole nodes.
 
     The KV of one window behind it must be live, or everything back to the root (TREE-5), and a recurrent
     model continues from the state there; full_only: nobody asks for that.
     """
     best, live_run, whole = 0, 0, True
     for placed in path_of(tree, key):
-        if placed.path != key[: placed.end]:
-            break
         live_run = live_run + len(placed.node.key) if placed.node.live else 0
         whole = whole and placed.node.live
         if full_only or (
@@ -356,7 +355,7 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
 
     For a request that has ended; one that goes on uses `insert_and_continue`.
     """
-    live_from = min(ceil_page(evicted, tree.page_size), len(key)) if tree.window is not None else 0
+    live_from = min(ceil_page(evicted, tree.page_size), len(key))
     tree, there = _entered(tree, key)
     if any(not p.node.live and p.start < live_from < p.end for p in path_of(tree, there)):
         tree = _split(tree, key[:live_from])
@@ -393,10 +392,10 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
     cuts = {live_from, len(key)}
     if tree.window is not None:
         cuts.add(max(live_from, len(key) - ceil_page(tree.window, tree.page_size)))
-    ends = sorted(cut for cut in cuts if cut > matched)
+    ends, now = sorted(cut for cut in cuts if cut > matched), tree.clock + 1
     leaf: tuple[Node, ...] = ()
     for start, end in reversed(list(zip([matched, *ends], ends))):
-        leaf = (Node(key[start:end], start >= live_from, tree.clock + 1, tree.clock + 1, leaf),)
+        leaf = (Node(key[start:end], start >= live_from, now, now, leaf),)
     if not matched:
         return tree._replace(children=tuple(sorted(tree.children + leaf)))
     return changed(

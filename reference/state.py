@@ -281,15 +281,10 @@ def state_lens(state: State) -> dict[str, int]:
     found: dict[str, int] = {}
     if not state.config.geometry.states:
         return found
-    turns = {session.turn for session in state.sessions if session.slot is not None}
     found = {session.name: session.state for session in state.sessions if session.slot is not None}
     for request in state.requests:
-        if request.cursors is not None and (
-            request.phase in IN_BATCH or request.phase is Phase.ADMITTED
-        ):
-            length = request.computed_len
-            if length or request.name in turns:
-                found[request.holder] = length
+        if request.cursors is not None and request.computed_len:
+            found[request.holder] = request.computed_len
     return found
 
 

@@ -48,22 +48,22 @@ def _without_leaf(tree: Tree) -> tuple[Tree, Freed] | None:
 def _without_swa(tree: Tree) -> tuple[Tree, Freed] | None:
     """Without the SWA KV that goes first."""
     placed = _oldest(tree, _swa_candidate, "swa_used")
-    freed = Freed(0, len(placed.node.key)) if placed is not None else Freed(0, 0)
-    return _less(tree, placed, freed, live=False)
+    if placed is None:
+        return None
+    return _less(tree, placed, Freed(0, len(placed.node.key)), live=False)
 
 
 @remembered
 def _without_state(tree: Tree) -> tuple[Tree, Freed] | None:
     """Without the state that goes first."""
-    return _less(tree, _oldest(tree, _state_candidate, "state_used"), Freed(0, 0, 1), state_used=0)
-
-
-def _less(
-    tree: Tree, placed: Placed | None, freed: Freed, **marks: Any
-) -> tuple[Tree, Freed] | None:
-    """Without a part of a node, or without the node where it is a leaf that nobody has locked."""
+    placed = _oldest(tree, _state_candidate, "state_used")
     if placed is None:
         return None
+    return _less(tree, placed, Freed(0, 0, 1), state_used=0)
+
+
+def _less(tree: Tree, placed: Placed, freed: Freed, **marks: Any) -> tuple[Tree, Freed]:
+    """Without a part of a node, or without the node where it is a leaf that nobody has locked."""
     if placed.node.children or full_locked(tree, placed):
         return changed(tree, placed.path, partial(stamped, **marks)), freed
     return _dropped(tree, placed)

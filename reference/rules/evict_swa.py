@@ -48,7 +48,7 @@ def evicted(state: State, request: Request, length: int, chosen: int | None) -> 
     after = evict_window(before, length, window, page_size)
     if chosen == before.swa_evicted_seqlen:
         after = before  # there was nothing to do
-    elif chosen is not None and chosen != after.swa_evicted_seqlen:
+    elif chosen is not None:
         low = max(before.swa_evicted_seqlen, before.cache_protected_len)
         high = max(low, eviction_limit(length, window, page_size))
         if not low <= chosen <= high or chosen % page_size:

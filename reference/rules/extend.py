@@ -76,9 +76,6 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     copies = 0 if state.config.geometry.tracks else len(inserting)
     state, grown = allocate(state, grown, context, tails, copies)
     for (request, allocated), lane in zip(grown, command.lanes):
-        processed = request.processed_outputs
-        if request.phase is Phase.RUNNING:
-            processed = processed[1], request.output
         length = cursors_of(request).kv_committed_len + lane.tokens
         last = length == request.origin + request.output
         request = request._replace(
@@ -88,7 +85,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
             started=True,
             output=request.output + last,
             phase=Phase.RUNNING if last else Phase.EXTENDING,
-            processed_outputs=processed,
+            processed_outputs=(request.processed_outputs[1], request.output),
         )
         state = state.with_request(own_eviction(state, request, context, after=True))
     for name in inserting:

@@ -80,12 +80,11 @@ def cut_of_turn(state: State, request: Request, target: int, context: RuleContex
         None,
         min(before.kv_committed_len, target),
     ):
-        first = request.settled_len + 1
-        if not request.in_flight or choice.kv_committed_len != min(first, target):
+        if not request.in_flight or choice.kv_committed_len != target:
             raise ChoiceNotAllowed(
                 f"{request.name}: kv_committed_len {choice.kv_committed_len} after a cut at {target}"
             )
-        before = before._replace(kv_committed_len=first)
+        before = before._replace(kv_committed_len=target)  # with the first token of the round
     kept, chosen = cut(before, target), None if choice is None else choice.kv_allocated_len
     if chosen is None or chosen == kept.kv_allocated_len:
         return kept

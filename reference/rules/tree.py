@@ -110,7 +110,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
         )
         if request.session is not None:  # as a window eviction: no later cut goes below
             require(state.config.mode is Mode.FAITHFUL and not geometry.states, Reason.UNFAITHFUL)
-            state = state.with_request(request._replace(evicted=max(request.evicted, length)))
+            state = state.with_request(request._replace(evicted=length))
     return state._replace(tree=radix.unlock_swa(tree, holder))
 
 
