@@ -209,6 +209,11 @@ def test_what_a_window_has_left_behind_may_be_given_back(rounds, given_back):
     assert (lock.swa_from == len(lock.key) == 6) is given_back
 
 
+def test_a_lock_pins_no_more_than_its_window():
+    tree = step_of(Insert("h", (Piece("a", 8),), 0, chunked=True)).now.tree
+    assert radix.lock_of(tree, "h").swa_from == 5
+
+
 def test_a_lock_that_stays_where_it_is_keeps_what_was_given_back():
     insert = Insert("h", (Piece("a", 4),), 0, chunked=True)
     tree = step_of(insert, UnlockSwa("h"), insert).now.tree

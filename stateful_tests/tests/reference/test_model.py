@@ -8,16 +8,23 @@ from dataclasses import replace
 
 import pytest
 
-from reference.commands import Choice, Done, Mode, Reason, Refused
-from reference.cursors import in_order
+from reference import radix_tree
+from reference.commands import Choice, Done, Freed, Mode, Piece, Reason, Refused, Submit, prompt_of
+from reference.cursors import counted_full, counted_swa, in_order, may_stop_at
 from reference.geometry import Geometry, GeometryError, preset
-from reference.state import Cursors, State, text_cut, text_tokens
-from reference.model import ChoiceNotAllowed, initial, step
+from reference.prefix_cache import extended, key_of, path_text, shares_lock
+from reference.radix_tree import Insertion
+from reference.state import Cursors, State, full_pages, holders, swa_pages, text_cut, text_tokens
+from reference.model import ChoiceNotAllowed, initial, step, step_with_effects
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.commands import script
 
 PAGE4 = Geometry(page_size=4, window=6, full_pages=12, swa_pages=9, rows=3, width=32)
+WITH_TREE = replace(PAGE4, tree=True)
+ONE = Geometry(1, 1, 12, 12, 2, 12, tree=True)
+STATES = Geometry(1, None, 12, 0, 2, 12, tree=True, states=4)
+TRACKS = replace(STATES, page_size=4, states=2, tracks=True)
 ONE_ROW = replace(PAGE4, full_pages=2, swa_pages=2, rows=1)
 
 
@@ -26,7 +33,7 @@ def after(text: str, mode: Mode = Mode.FREE, sizes: Geometry = PAGE4) -> State:
     state = initial(sizes, mode)
     for command in script(text):
         state, outcome = step(state, command)
-        assert outcome == Done(), f"{command}: {outcome}"
+        assert isinstance(outcome, Done), f"{command}: {outcome}"
     return state
 
 
@@ -38,11 +45,15 @@ def does(state: State, text: str, *choices: Choice) -> Cursors:
 FIRST = "open s1; submit r1 in s1 +10; admit r1; extend r1 +10"
 ROUND = "launch r1 +1 accept 1"
 ORDINARY = "submit r1 (no session) +1; admit r1; extend r1 +1"
+SHARED = "submit r1 (no session) a8 +1; admit r1; extend r1 +9"
+CACHED = "open s1; submit r1 in s1 a8 +1; admit r1; extend r1 +9"
+OTHER = "submit r2 (no session) +1; admit r2; extend r2 +1"
 
 # Two reasons apply; the first in the order of `Reason` is the one. That each comes where it should is in
 # test_rules, and on torch in tours.
 PAIRS: list[tuple[Reason, str, str, Geometry]] = [
     (Reason.EMPTY, "", "submit r1 in s9 +0", PAGE4),  # and unknown_session
+    (Reason.EMPTY, "", "submit r1 (no session) a2 -1", PAGE4),
     (Reason.EMPTY, FIRST, "spec_decode r1 +0 accept 1", PAGE4),  # and bad_length
     (Reason.UNKNOWN_SESSION, FIRST, "submit r1 in s9 +1", PAGE4),  # and request_exists
     (Reason.REQUEST_EXISTS, FIRST, "submit r1 in s1 +1", PAGE4),  # and turn_in_flight
@@ -51,7 +62,7 @@ PAIRS: list[tuple[Reason, str, str, Geometry]] = [
     (Reason.TURN_IN_FLIGHT, FIRST, "submit r2 in s1 +1 rewind 1", PAGE4),  # and shrinking_prefix
     (Reason.WRONG_PHASE, "submit r1 (no session) +1", "evict_swa r1 at length 9", preset("no-swa")),
     # A tree has the prompt by its result, so that is processed.
-    (Reason.BAD_LENGTH, FIRST, "retract r1 losing 1", replace(PAGE4, tree=True)),
+    (Reason.BAD_LENGTH, FIRST, "retract r1 losing 1", WITH_TREE),
     (Reason.NO_SWA, ORDINARY, "evict_swa r1 at length 9", preset("no-swa")),  # and bad_length
     # and bad_length
     (Reason.WRONG_PHASE, f"{FIRST}; {ROUND}; {ROUND}", "launch r1 +1 accept 2", PAGE4),
@@ -68,9 +79,24 @@ PAIRS: list[tuple[Reason, str, str, Geometry]] = [
     # A running request has no tail, even if all that it has is the tree's.
     (Reason.WRONG_PHASE,
      "submit r1 (no session) a8; admit r1; extend r1 +8; submit r2 (no session) +1; admit r2",
-     "extend r2 +1, r1 +1 tail", replace(PAGE4, tree=True)),
+     "extend r2 +1, r1 +1 tail", WITH_TREE),
     # A rejected prefill of a marked request needs a row of its own.
     (Reason.NO_ROW, f"{ORDINARY}; submit r2 (no session) +1", "abort r2 (marked)", replace(PAGE4, rows=1)),
+    (Reason.WRONG_PHASE, f"{FIRST}; retract r1", "abort r1 (marked)", PAGE4),
+    (Reason.WRONG_PHASE, ORDINARY, "extend r1 +1", PAGE4),  # a decode is no prefill
+    (Reason.BAD_LENGTH, FIRST, "finish r1 keep 0", PAGE4),
+    (Reason.BAD_LENGTH, FIRST, "retract r1 losing 2", PAGE4),
+    (Reason.BAD_LENGTH, f"{FIRST}; {ROUND}", "retract r1 losing 1", PAGE4),
+    (Reason.BAD_LENGTH, "", "evict full -1 swa 4", WITH_TREE),
+    (Reason.BAD_LENGTH, "", "evict full 4 swa -1", WITH_TREE),
+    (Reason.BAD_LENGTH, "", "evict full 4 states -1", replace(preset("state"), tree=True)),
+    (Reason.OUT_OF_STATES, f"{ORDINARY}; submit r2 (no session) +1; admit r2", "extend r2 +1",
+     replace(preset("state"), states=1)),
+    # The first turn of a session needs one as well.
+    (Reason.NO_ROW, f"{FIRST}; open s2; submit r2 in s2 +1; admit r2", "extend r2 +1",
+     replace(PAGE4, rows=1)),
+    # One batch entry is enough.
+    (Reason.BAD_LENGTH, f"{FIRST}; {OTHER}", "spec_decode r1 +1 accept 1, r2 +1 accept 2", PAGE4),
 ]  # fmt: skip
 
 
@@ -95,24 +121,30 @@ AHEAD = f"{FIRST}; spec_decode r1 +9 accept "
 
 
 @pytest.mark.parametrize(
-    "given, command",
+    "given, command, says",
     [
-        (f"{AHEAD} 2", "evict_swa r1 at length 13"),  # past the commit
-        (f"{AHEAD} 9; evict_swa r1 at length 19", "finish r1 keep 8"),  # takes it back
-        (f"{FIRST}; decode r1; evict_swa r1 at length 11", "retract r1 losing 1"),
+        (f"{AHEAD} 2", "evict_swa r1 at length 13", Refused(Reason.UNFAITHFUL)),  # past the commit
+        # takes it back
+        (f"{AHEAD} 9; evict_swa r1 at length 19", "finish r1 keep 8", Refused(Reason.UNFAITHFUL)),
+        (f"{AHEAD} 9; evict_swa r1 at length 19", "finish r1 keep 9", Done()),
+        (f"{FIRST}; decode r1; evict_swa r1 at length 11", "retract r1 losing 1", Refused(Reason.UNFAITHFUL)),
+        (f"{FIRST}; decode r1; evict_swa r1 at length 11", "retract r1", Done()),
+        ("", "insert h a12 SWA from 5", Refused(Reason.UNFAITHFUL)),
+        ("", "insert h a12 SWA from 4", Done()),
+        ("insert h a8 (goes on)", "insert h a12 SWA from 8", Done()),  # that was not its own
     ],
-)
-def test_a_faithful_scheduler_would_not(given, command):
-    assert step(after(given), *script(command))[1] == Done()
-    state = after(given, Mode.FAITHFUL)
-    assert step(state, *script(command)) == (state, Refused(Reason.UNFAITHFUL))
+)  # fmt: skip
+def test_a_faithful_scheduler_would_not(given, command, says):
+    free, faithful = (after(given, mode, WITH_TREE) for mode in Mode)
+    assert step(free, *script(command))[1] == Done()
+    assert step(faithful, *script(command))[1] == says
 
 
 @pytest.mark.parametrize(
     "given, says", [("", Done()), ("; unlock_swa r1", Refused(Reason.UNFAITHFUL))]
 )
 def test_who_has_unlocked_its_window_is_not_cut_below(given, says):
-    state = after(FIRST + 4 * "; decode r1" + given, Mode.FAITHFUL, replace(PAGE4, tree=True))
+    state = after(FIRST + 4 * "; decode r1" + given, Mode.FAITHFUL, WITH_TREE)
     assert step(state, *script("retract r1 losing 1"))[1] == says
 
 
@@ -134,8 +166,78 @@ def test_a_faithful_scheduler_ends_with_any_output_of_the_rounds_under_way(kept)
     assert step(mixed, *script(f"finish r1 keep {kept}"))[1] == outcome
 
 
+ALL = "evict full 48"
+
+
+@pytest.mark.parametrize(
+    "sizes, given, command, freed",
+    [
+        # the slot's lock stays
+        (WITH_TREE, f"{CACHED}; finish r1 keep 1; submit r2 in s1 +1; abort r2", ALL, Freed(0, 0)),
+        (WITH_TREE, f"{CACHED}; retract r1; abort r1", ALL, Freed(8, 8)),
+        (WITH_TREE, f"{SHARED}; retract r1", ALL, Freed(8, 8)),
+        (WITH_TREE, "insert h a8; open s1; submit r1 in s1 a12; admit r1; abort r1", ALL, Freed(8, 8)),
+        (WITH_TREE, "insert g b8 (goes on); insert h a8 (goes on); unlock_swa h", "evict full 0 swa 16",
+         Freed(0, 8)),
+        (WITH_TREE, f"{SHARED}; spec_decode r1 +5 accept 5; unlock_swa r1", "evict full 0 swa 8",
+         Freed(0, 8)),
+        # what a reader of full KV uses is no younger when it gets SWA KV again
+        (ONE, "insert g a2; evict full 0 swa 1; insert g b1; match h a1 (full KV alone); unlock h;"
+         " insert g a2", "evict full 0 swa 1", Freed(0, 1)),
+        (STATES, "insert g a1; insert h a2 (goes on)", "evict full 0 states 1", Freed(0, 0, 1)),
+        (STATES, "insert g a1; insert h a2", "evict full 1", Freed(1, 0, 1)),
+        (STATES, "insert g a2; match h a2 (full KV alone)", "evict full 0 states 1", Freed(0, 0, 1)),
+        (STATES, f"{ORDINARY}; decode r1; finish r1 keep 1", ALL, Freed(2, 0, 2)),
+        # its state is past the cut
+        (STATES, f"{ORDINARY}; decode r1; decode r1; finish r1 keep 1", ALL, Freed(1, 0, 1)),
+        (TRACKS, f"{ORDINARY}; spec_decode r1 +4 accept 4; finish r1 keep 3", ALL, Freed(4, 0, 1)),
+        # the tree gets a slot that the request has
+        (TRACKS, "submit r1 (no session) +8; admit r1; extend r1 +4; extend r1 +4; abort r1", ALL,
+         Freed(8, 0, 2)),
+    ],
+)  # fmt: skip
+def test_what_nobody_has_locked_is_evicted(sizes, given, command, freed):
+    assert step(after(given, sizes=sizes), *script(command))[1] == Done(freed=freed)
+
+
+@pytest.mark.parametrize(
+    "sizes, given, nodes",
+    [
+        (WITH_TREE, "insert h a6 SWA from 6", [("a4", False)]),
+        # a live node is not split where the SWA KV of others begins
+        (ONE, "insert g a3; insert h a4 SWA from 1", [("a2", True), ("a3", True), ("a4", True)]),
+    ],
+)  # fmt: skip
+def test_which_nodes_there_are(sizes, given, nodes):
+    found = radix_tree.nodes(after(given, sizes=sizes).tree)
+    assert [(path_text(placed.path), placed.node.live) for placed in found] == nodes
+
+
+def test_what_a_tree_evicts_is_given_back():
+    was, [evict] = after("insert h a4", sizes=WITH_TREE), script("evict full 4")
+    gone = step_with_effects(was, evict)[2].gone
+    assert gone["full"] == gone["swa"] == {("tree a4", 0)}
+
+
+def test_tombstones_alone_are_recovered():
+    tree, key = after("insert g a2; evict full 0 swa 1", sizes=ONE).tree, key_of(prompt_of("a3"))
+    assert radix_tree.insert(tree, key, 0)[1] == Insertion(2, 3, ((0, 1),))
+
+
+@pytest.mark.parametrize(
+    "given, holder, shares",
+    [
+        ("insert h b8 (goes on)", "s1", False),
+        ("insert h a12 (goes on)", "s1", True),
+        ("insert g b8 (goes on); insert h a12 (goes on)", "s1", True),
+        ("insert h a12 (goes on)", "g", False),  # who has locked nothing
+    ],
+)
+def test_whose_prefix_others_have_locked(given, holder, shares):
+    assert shares_lock(after(f"{CACHED}; {given}", sizes=WITH_TREE), holder) == shares
+
+
 TWENTY = "open s1; submit r1 in s1 +20; admit r1"
-SHARED = "submit r1 (no session) a8 +1; admit r1; extend r1 +9"
 
 
 def test_choices_are_followed_within_their_bounds():
@@ -145,12 +247,18 @@ def test_choices_are_followed_within_their_bounds():
         assert (
             does(state, evict, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
         )
-    shared = after(SHARED, sizes=replace(PAGE4, tree=True))
-    assert does(shared, "evict_swa r1 at length 9", Choice("r1", swa_evicted_seqlen=0)) == Cursors(
-        9, 9, 0, 8
-    )
-    assert does(state, ahead, Choice("r1", kv_allocated_len=28)) == Cursors(21, 28, 0, 0)
-    grown = after(f"{SHARED}; spec_decode r1 +16 accept 16", sizes=replace(PAGE4, tree=True))
+    shared = after(SHARED, sizes=WITH_TREE)
+    for chosen in (0, 8):  # nothing, or up to the tree's pages
+        assert does(
+            shared, "evict_swa r1 at length 9", Choice("r1", swa_evicted_seqlen=chosen)
+        ) == Cursors(9, 9, chosen, 8)
+    for chosen in (28, 32):  # 32 is the width of a row
+        allocates = Choice("r1", kv_allocated_len=chosen)
+        assert does(state, ahead, allocates) == Cursors(21, chosen, 0, 0)
+    full = after(f"{TWENTY}; extend r1 +20", sizes=replace(PAGE4, swa_pages=5))
+    evicted = does(full, "decode r1", Choice("r1", swa_evicted_seqlen=12))
+    assert evicted == Cursors(21, 21, 12, 0), "what it evicts is there for the round"
+    grown = after(f"{SHARED}; spec_decode r1 +16 accept 16", sizes=WITH_TREE)
     at_r = does(grown, "evict_swa r1 at length 25", Choice("r1", swa_evicted_seqlen=8))
     assert at_r == Cursors(25, 25, 8, 8), "it may stop exactly where the tree's pages end"
     for text, choice in (
@@ -163,6 +271,11 @@ def test_choices_are_followed_within_their_bounds():
             does(state, text, Choice("r1", **choice))
     with pytest.raises(ChoiceNotAllowed):  # what was evicted does not come back
         does(after(f"{TWENTY}; extend r1 +20; {evict}"), evict, Choice("r1", swa_evicted_seqlen=4))
+    with pytest.raises(ChoiceNotAllowed):  # the tree's pages are not its own
+        does(grown, "evict_swa r1 at length 25", Choice("r1", swa_evicted_seqlen=4))
+    bare = after(ORDINARY, sizes=preset("no-swa"))
+    with pytest.raises(ChoiceNotAllowed):
+        does(bare, "decode r1", Choice("r1", swa_evicted_seqlen=4))
 
 
 def test_a_server_may_claim_less_of_a_round_in_flight():
@@ -183,6 +296,9 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
     for claimed in (19, 24):
         with pytest.raises(ChoiceNotAllowed):
             step(state, launch, [Choice("r1", kv_committed_len=claimed)])
+    more = after(f"{TWENTY}; extend r1 +20; spec_decode r1 +3 accept 3")
+    kept, _ = step(more, finish, [Choice("r1", kv_committed_len=21)])
+    assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "all that the cut keeps"
     first, _ = step(state, launch, [Choice("r1", kv_allocated_len=23)])
     assert first.request("r1").cursors.kv_committed_len == 23, "without a claim all of it"
     with pytest.raises(ChoiceNotAllowed):  # with nothing in flight nobody computes it
@@ -204,14 +320,30 @@ def test_a_prefill_may_be_evicted_after_its_forward_pass():
 
 def test_a_cut_may_keep_less_where_its_window_was_evicted():
     ahead = f"{TWENTY}; extend r1 +20; spec_decode r1 +9 accept 1"
-    live, evicted = after(ahead), after(f"{ahead}; evict_swa r1 at length 29")
-    [finish] = script("finish r1 keep 1")
-    for stop in (0, 16, 20):
-        kept, _ = step(evicted, finish, [Choice("r1", kv_allocated_len=stop)])
-        assert kept.sessions[0].slot == Cursors(stop, stop, min(stop, 16), 0)
-    for state, stop in ((live, 20), (evicted, 18), (evicted, 24)):
+    evict = "evict_swa r1 at length 29"
+    finish, later = script("finish r1 keep 1; finish r1 keep 2")
+    live, evicted = after(ahead), after(f"{ahead}; {evict}")
+    # or past the cut, where all is accepted and live; or with a window of 1
+    past = after(f"{TWENTY}; extend r1 +20; spec_decode r1 +9 accept 9; {evict}")
+    short = after(f"{ahead}; {evict}", sizes=replace(PAGE4, window=1))
+    cuts = (evicted, finish), (evicted, later), (past, finish), (short, finish)
+    for (state, ends), stop in itertools.product(cuts, (0, 16, 20)):
+        kept, _ = step(state, ends, [Choice("r1", kv_allocated_len=stop)])
+        evicted_to = state.request("r1").cursors.swa_evicted_seqlen
+        assert kept.sessions[0].slot == Cursors(stop, stop, min(stop, evicted_to), 0)
+    assert may_stop_at(past.request("r1").cursors, 20, 20, 6, 4), "all up to the cut"
+    kept, _ = step(live, finish, [Choice("r1", kv_allocated_len=21)])
+    assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "what it keeps anyway"
+    bare = after(ahead, sizes=preset("no-swa"))
+    for state, stop in ((live, 20), (bare, 20), (evicted, 18), (evicted, 24)):
         with pytest.raises(ChoiceNotAllowed):
             step(state, finish, [Choice("r1", kv_allocated_len=stop)])
+
+
+@pytest.mark.parametrize("sizes, length", [(PAGE4, 0), (preset("state"), 10)])
+def test_a_session_knows_where_its_state_is(sizes, length):
+    for ends in ("retract r1", "finish r1 keep 1"):
+        assert after(f"{FIRST}; {ends}", sizes=sizes).session("s1").state == length
 
 
 def test_cursors_are_in_order():
@@ -221,10 +353,43 @@ def test_cursors_are_in_order():
         assert in_order(c) == all(chain == sorted(chain) for chain in chains), c
 
 
+def test_a_memory_check_counts_what_a_row_owns():
+    for c in itertools.starmap(Cursors, itertools.product(range(5), range(5), range(5), (0, 2, 4))):
+        if in_order(c):
+            assert counted_full(c, 2) == 2 * len(full_pages(c, 2)), c
+            assert counted_swa(c, 2) == 2 * len(swa_pages(c, 2)), c
+
+
 def test_texts():
     text = ((1, 3), (4, 5))
     assert text_tokens(text) == (1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4)
+    assert text_cut((*text, (5, 7)), 4) == ((1, 3), (4, 4))
+    assert extended(text, prompt_of("a2a3b1")) == (*text, (4000, 10), (4001, 11))
     assert [text_cut(text, n) for n in (0, 2, 3, 4)] == [(), ((1, 2),), ((1, 3),), ((1, 3), (4, 4))]
+
+
+@pytest.mark.parametrize("given", ["retract r1", "finish r1 keep 1; submit r2 in s1 +1"])
+def test_a_slot_holds_text_of_a_turn_that_has_started(given):
+    assert [holder.text for holder in holders(after(f"{FIRST}; {given}"))] == [((1, 11),)]
+
+
+@pytest.mark.parametrize(
+    "rounds, length", [("", 11), (f"; {ROUND}", 11), (f"; {ROUND}; {ROUND}", 12)]
+)
+def test_what_the_device_has_accepted_is_text(rounds, length):
+    assert after(f"{FIRST}{rounds}").request("r1").computed_text == ((1, length),)
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("a", Done()),
+        ("z", Done()),
+        *((text, Refused(Reason.EMPTY)) for text in ("", "A", "{", "ab")),
+    ],
+)
+def test_a_prompt_is_of_texts_that_there_are(text, says):
+    assert step(initial(PAGE4), Submit("r1", None, 0, 0, (Piece(text, 1),)))[1] == says
 
 
 @pytest.mark.parametrize(
