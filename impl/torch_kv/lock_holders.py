@@ -70,8 +70,7 @@ class LockHolders(Steps):
             assert self.window is not None
             left = request.settled - self.window >= request.cursors.cache_protected_len
             require(left, Reason.BAD_LENGTH)
-        if holder in self.locks:
-            tree.unlock_swa(self.locks[holder])
+        tree.unlock_swa(self.locks[holder])
 
     def insert(self, command: Insert) -> None:
         length, lock_holder = prompt_len(command.prompt), self.lock_holders.get(command.holder)
@@ -145,9 +144,9 @@ class LockHolders(Steps):
         return slots
 
     def free_own(self, full: Tensor, swa: Tensor) -> None:
-        """Free the pages of slots that no row names, int64 whole pages: `full` itself, SWA pages of `swa`."""
-        size = self.page_size
-        self.store.free_starts(full[::size], swa[::size] if self.window is not None else swa[:0])
+        """Free the pages of slots that no row names, int64 whole pages: `full` itself, SWA pages of `swa`
+        (none without SWA)."""
+        self.store.free_starts(full[:: self.page_size], swa[:: self.page_size])
 
     def view_tree(self, full_to_swa: list[int]) -> adapter.TreeView | None:
         """Nodes, lock holders and counters; waits for the device. full_to_swa: the mapping on the host."""

@@ -29,7 +29,7 @@ class TreeNode:
     slots: Tensor
     parent: TreeNode | None
     end: int
-    live: bool
+    live: bool = True
     locks: list[int] = field(default_factory=lambda: [0, 0])
     used: list[int] = field(default_factory=lambda: [0, 0])
     children: dict[Key, TreeNode] = field(default_factory=dict)

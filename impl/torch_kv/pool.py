@@ -26,7 +26,6 @@ class PagePool:
 
     def __init__(self, pages: int, page_size: int, device: torch.device) -> None:
         self.pages = pages
-        self.page_size = page_size
         self.device = device
         first = self.first_page
         # A stack that grows towards the front: what is free lies behind `_top`, the next to go first.

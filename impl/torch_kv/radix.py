@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from impl.adapter import TreeSizes
-from impl.torch_kv.cursors import ZERO, Lanes, N, RowCursors
+from impl.torch_kv.cursors import Lanes, N, RowCursors
 from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key, NodeLock, TreeNode
 from impl.torch_kv.requests import KVRequest, KVSession
@@ -67,8 +67,7 @@ class PrefixRules(SessionRules):
         slot = self.slot_of(request)
         if slot is None and self.tree is not None:
             node = self.tree.ending(self.match_key(request))
-            self.require_state(request, node, self.locks.get(self.holder_of(request)))
-        request.row, request.cursors, request.prefix = None, ZERO, None
+            self.require_state(request, node)
         if slot is not None:
             prefix = self.resume_length(request, self.key_length(request))
             self.free_tail(slot, prefix)
@@ -103,10 +102,10 @@ class PrefixRules(SessionRules):
         of those who have matched something name the tree's slots."""
         for request in requests:
             request.row = self.store.free_rows.pop()
-        started = [r for r in requests if r.prefix is not None and r.prefix.numel()]
-        if started:
+        found = [(r, r.prefix) for r in requests if r.prefix is not None and r.prefix.numel()]
+        if found:
+            started, slots = [request for request, _ in found], [prefix for _, prefix in found]
             lengths = [request.cursors.cache_protected_len for request in started]
-            slots = [request.prefix for request in started if request.prefix is not None]
             lanes = Lanes(self.store.device, started, lengths)
             self.store.cursors.move(lanes, self.matched)
             start = torch.zeros_like(lanes.row)
@@ -239,7 +238,7 @@ class PrefixRules(SessionRules):
 
     def finished_length(self, cursors: RowCursors[int], target: int) -> int:
         """Tokens that a finished request has for the tree: what counts and is committed, whole pages."""
-        return self.floor(max(0, min(cursors.kv_committed_len, target) - self.bigram))
+        return self.floor(min(cursors.kv_committed_len, target) - self.bigram)
 
     def drop(self, request: KVRequest) -> None:
         """An ordinary request ends or is retracted: what it holds goes, and then its lock."""
@@ -263,9 +262,9 @@ class PrefixRules(SessionRules):
     def wipe(self, session: KVSession, request: KVRequest) -> None:
         """Midway abort: the session's KV goes, once; its history stays (sgl-project/sglang#22790)."""
         held = self.held_by(session, request)
-        if held is not None:
-            self.release(held)
-            self.free_state(held)
+        assert held is not None  # for it has written some
+        self.release(held)
+        self.free_state(held)
         session.slot = None
         self.let_go(session.name)
 
@@ -274,7 +273,6 @@ class PrefixRules(SessionRules):
         if session.slot is not None:
             self.release(session.slot)
             self.free_state(session.slot)
-        session.slot = None
         self.let_go(session.name)
 
     # Room.

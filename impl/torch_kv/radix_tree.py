@@ -42,7 +42,7 @@ class RadixTree(NodeStates, EvictionQueues):
         self.window = window
         self.clock = 0
         self._empty = torch.zeros(0, dtype=torch.int64, device=store.device)
-        self.root = TreeNode((), self._empty, None, 0, live=True)
+        self.root = TreeNode((), self._empty, None, 0)
         self.states, self.with_state = states, set()
         self._count = 0
         self._evictable, self._protected = [0, 0], [0, 0]
@@ -75,7 +75,7 @@ class RadixTree(NodeStates, EvictionQueues):
             self._pin(above, FULL)
             if above.end > swa_from:
                 self._pin(above, SWA)
-        state = self.states is not None and node.parent is not None and not full_only
+        state = self.states is not None and not full_only
         if state:
             self.pin_state(node)
         return NodeLock(node, swa_from, state)
@@ -102,19 +102,18 @@ class RadixTree(NodeStates, EvictionQueues):
     def insert(
         self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0, state: int | None = None
     ) -> None:
-        """Hand the whole pages of `key` over to the tree; tokens past them stay the caller's.
+        """Hand `key`, whole pages, over to the tree.
 
-        slots: int64 [at least len(key) in whole pages] on the device, the full slots of the tokens; of
-        the first `prefix` tokens they are the tree's, on which the caller still holds a lock, and the
-        others belong to the caller alone. evicted: SWA pages of the tokens below it, rounded up to
-        whole pages, are gone; the mapping says so.
+        slots: int64 [at least len(key)] on the device, the full slots of the tokens; of the first `prefix`
+        tokens they are the tree's, on which the caller still holds a lock, and the others belong to the
+        caller alone. evicted: SWA pages of the tokens below it, rounded up to whole pages, are gone; the
+        mapping says so.
 
         What the tree has is kept and the caller's pages freed; but a tombstone that nobody has locked
         takes the caller's slots when they have SWA KV, and its own are freed. What is new becomes a
         leaf: a tombstone below `evicted`, live from there on (#22470), at most a window of it in one
         node (#26919). state: a slot with the state after `key`.
         """
-        key = self._whole_pages(key)
         live_from = self.live_from(evicted, len(key))
         path = self._cut_tombstone(self._enter(key), live_from)
         owed = Owed()
@@ -154,8 +153,7 @@ class RadixTree(NodeStates, EvictionQueues):
             end += self._shared(child.key, key[start : start + len(child.key)])
             first = start if child.live else max(start, live_from) if self.unread(child) else end
             yield start, end, min(first, end)
-        if end < len(key):
-            yield end, len(key), max(end, live_from)
+        yield end, len(key), max(end, live_from)
 
     def ending(self, key: Key) -> TreeNode:
         """The node that a match of `key` ends with on a recurrent model: one that is there, for a state is at
@@ -247,7 +245,7 @@ class RadixTree(NodeStates, EvictionQueues):
     def refresh_from(self, length: int) -> int:
         """Of a prefix that was used, SWA KV beyond this position was: one window (#26615)."""
         assert self.window is not None
-        return max(0, length - self.window)
+        return length - self.window
 
     def swa_from(self, node: TreeNode) -> int:
         """How far up a lock on `node` pins SWA KV: where nodes from its end on cover a window."""
@@ -275,7 +273,7 @@ class RadixTree(NodeStates, EvictionQueues):
 
     def live_from(self, evicted: int, end: int) -> int:
         """From where on an insert brings SWA KV; `end`: nowhere, all of it a tombstone (#22470)."""
-        return min(self._ceil(evicted), end) if self.window is not None else 0
+        return min(self._ceil(evicted), end)
 
     def leaf_cap(self) -> int:
         """Most live tokens of a fresh leaf: a window of whole pages, for a lock pins it whole (#26919)."""
@@ -400,15 +398,16 @@ class RadixTree(NodeStates, EvictionQueues):
     def refresh(self, path: list[TreeNode]) -> None:
         """A new moment: full KV of `path` was used, and SWA KV inside the window of its end."""
         self.clock += 1
-        length = path[-1].end if path else 0
+        if not path:
+            return
+        length = path[-1].end
         first = self.refresh_from(length) if self.window is not None else length
         for node in path:
             node.used[FULL] = self.clock
             if node.live and node.end > first:
                 node.used[SWA] = self.clock
             self._queue(node)
-        if path:
-            path[-1].state_used = self.clock
+        path[-1].state_used = self.clock
 
     # Freeing.
 

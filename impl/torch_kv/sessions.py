@@ -49,7 +49,7 @@ class SessionRules(StateRules):
 
         That is its window, [position - W, position).
         """
-        if self.window is None or position == 0:
+        if self.window is None:
             return True
         return evicted <= max(0, position - self.window)
 
@@ -69,8 +69,7 @@ class SessionRules(StateRules):
 
     def move(self, holders: Holders, rule: Rule, *arguments: list[int]) -> None:
         """Move the cursors of a batch (requests, or slots) by `rule`, on the device and in the mirror."""
-        if holders:
-            self.table_of(holders[0]).move(Lanes(self.store.device, holders, *arguments), rule)
+        self.table_of(holders[0]).move(Lanes(self.store.device, holders, *arguments), rule)
 
     def put(self, holder: KVRequest | Slot, cursors: RowCursors[int]) -> None:
         """Set the cursors of one holder, on the device and in the mirror."""
@@ -86,7 +85,7 @@ class SessionRules(StateRules):
         """
         first, swa_first, end = ranges(holder.cursors, *arguments)
         full, swa = max(end - first, 0), max(end - swa_first, 0)
-        if full or (swa and self.window is not None):
+        if full:  # for no SWA page goes without its full page
             lanes = Lanes(self.store.device, [holder], *([value] for value in arguments))
             cursors = self.table_of(holder).read(lanes.row)
             self.store.free(lanes.row, *ranges(cursors, *lanes.columns), full, swa)

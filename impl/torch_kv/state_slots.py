@@ -22,7 +22,6 @@ class StateSlots:
     read: request of the last batch -> the stamp of the state from which it went on."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
         self.free = list(range(size, 0, -1))
         self.stamps = [EMPTY] * (size + 1)
         self.read: dict[str, int] = {}
@@ -73,8 +72,9 @@ class NodeStates:
 
     def free_node_state(self, node: TreeNode) -> int:
         """The node's state goes; how many that are."""
-        if self.states is None or node.state is None:
+        if node.state is None:
             return 0
+        assert self.states is not None
         self.states.give(node.state)
         node.state = None
         self.with_state.discard(node)
@@ -96,14 +96,10 @@ class NodeStates:
         found = [node for node in self.with_state if self.state_candidate(node)]
         return min(found, key=lambda node: (node.state_used, node.end, node.path()), default=None)
 
-    def evictable_states(
-        self, but: TreeNode | None = None, unlocked: NodeLock | None = None
-    ) -> int:
-        """States that may be evicted. but: a node that keeps its own; unlocked: as if this lock had been let
-        go."""
-        mine = unlocked.node if unlocked is not None and unlocked.state else None
+    def evictable_states(self, but: TreeNode | None = None) -> int:
+        """States that may be evicted. but: a node that keeps its own."""
         others = [node for node in self.with_state if node is not but]
-        return sum(node.state_locks - (node is mine) <= 0 for node in others)
+        return sum(map(self.state_candidate, others))
 
     def outlives_state(self, node: TreeNode) -> bool:
         """Whether a node stays whose state goes: not a leaf, but where a lock reads its full KV."""

@@ -22,7 +22,8 @@ BUFFERS = 2
 
 class StateRules:
     """States of requests and of sessions' slots. states: None on a model without recurrent layers. tracks:
-    the tree gets states inside a text, which a request keeps in its buffers while its own goes on."""
+    the tree gets states inside a text, which a request keeps in its buffers while its own goes on. A later
+    turn, whose text goes into no tree, has its slot's row and takes no buffers."""
 
     states: StateSlots | None
     tree: RadixTree | None
@@ -38,7 +39,7 @@ class StateRules:
             if request.state is None:
                 request.state, request.state_len = self.states.take(), 0
                 self.clear_new(request.state)
-            if self.is_tracked(request):
+            if self.tracks:
                 request.buffers = [(self.states.take(), 0) for _ in range(BUFFERS)]
 
     def clear_new(self, slot: int) -> None:
@@ -66,17 +67,14 @@ class StateRules:
 
     def free_state(self, holder: KVRequest | Slot) -> None:
         """Give a slot back."""
-        if self.states is not None and holder.state is not None:
+        if holder.state is not None:
+            assert self.states is not None
             self.states.give(holder.state)
             holder.state = None
         if isinstance(holder, KVRequest):
             self.free_buffers(holder)
 
     # States that are kept for the tree.
-
-    def is_tracked(self, request: KVRequest) -> bool:
-        """Whether states of its text are kept: it goes into the tree, as that of no later turn does."""
-        return self.tracks and (request.session is None or request.session.slot is None)
 
     def tracked_end(self, start: int, end: int) -> int:
         """Where a batch keeps the state that computes [start, end): at its last end of a page; start:
@@ -111,13 +109,13 @@ class StateRules:
 
     # What is matched, restored and handed to the tree.
 
-    def require_state(self, request: KVRequest, node: TreeNode, lock: NodeLock | None) -> None:
-        """Refuse an admission behind `node` that finds no slot for its copy; lock: the one let go."""
+    def require_state(self, request: KVRequest, node: TreeNode) -> None:
+        """Refuse an admission behind `node` that finds no slot for its copy."""
         if self.states is None or node.parent is None:
             return
         assert self.tree is not None
         left = len(self.states.free) + (request.state is not None)
-        require(left or self.tree.evictable_states(node, lock), Reason.OUT_OF_STATES)
+        require(left or self.tree.evictable_states(node), Reason.OUT_OF_STATES)
 
     def match_state(self, request: KVRequest, node: TreeNode) -> None:
         """The request continues from a copy of a node's state, in a slot of its own."""

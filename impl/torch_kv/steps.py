@@ -143,9 +143,8 @@ class Steps(MemoryChecks):
     def compute_next(self, found: Sequence[KVRequest]) -> None:
         """Allocate and write the newest token of requests that run, and sample one each."""
         store, starts, ends = self.store, self._allocated(found), self._after_decode(found)
-        lanes = Lanes(
-            store.device, found, tail=self._stamps(found, [1] * len(found), [1] * len(found))
-        )
+        ones = [1] * len(found)
+        lanes = Lanes(store.device, found, tail=self._stamps(found, ones, ones))
         before, _ = store.cursors.move(lanes, self.decoded)
         span = store.span_of_one(lanes.row, before.kv_committed_len)
         fresh = [i for i, end in enumerate(ends) if end > starts[i]]  # the rest has slots ahead
@@ -309,14 +308,12 @@ class Steps(MemoryChecks):
     def states_taken(self, prompts: Sequence[KVRequest]) -> int:
         """Slots of recurrent state that a prefill takes: for whoever has none, and for a copy of each that
         goes into the tree."""
-        if self.states is None:
-            return 0
         copies = (
             sum(self.slot_of(request) is None for request in prompts)
             if self.tree is not None
             else 0
         )
-        buffers = BUFFERS * sum(r.row is None and self.is_tracked(r) for r in prompts)
+        buffers = BUFFERS * self.tracks * sum(request.row is None for request in prompts)
         return sum(request.state is None for request in prompts) + copies + buffers
 
     def _stamps(

@@ -74,8 +74,9 @@ class BatchSpan:
         )
 
     def each(self, values: Tensor) -> Tensor:
-        """What holds of an entry, int64 [B], for each of its positions: as `each`."""
-        return values if self._count is None else each(values, self._count, sum(self.counts))
+        """What holds of an entry, int64 [B], for each of its count[i] positions: as `each`."""
+        assert self._count is not None
+        return each(values, self._count, sum(self.counts))
 
 
 class KVStore:
@@ -140,8 +141,7 @@ class KVStore:
 
     def open_index(self, start: N) -> N:
         """Index of the first page that an allocation from position `start` on takes anew (OWN-5)."""
-        size = self.page_size
-        return -(-start // size) if isinstance(start, int) else whole(start + (size - 1), size)
+        return whole(start + (self.page_size - 1), self.page_size)
 
     def pages(self, starts: Sequence[int], ends: Sequence[int]) -> int:
         """Pages that positions [starts[i], ends[i]) take anew: the open page is filled first."""

@@ -53,7 +53,6 @@ class TorchKV(LockHolders):
         self.requests: dict[str, KVRequest] = {}
         self.lock_holders = {}
         self.locks = {}
-        self.tree = self.states = None
         called = {c.Launch: "launch_ahead", c.Close: "end_session"}
         self._methods: dict[type, Callable[[Any], Played]] = {
             kind: getattr(self, called.get(kind, kind_name(kind))) for kind in c.COMMANDS
