@@ -1,5 +1,7 @@
 """The physical side of torch_kv: allocation, freeing, checks, and what they cost."""
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -27,6 +29,11 @@ def test_what_waits_is_nobodys_and_goes_back_once():
     pool.hold()
     pool.release()
     assert pool.available == 2
+
+
+def test_on_a_cpu_no_kernel_runs_though_triton_is_installed(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert not KVStore(Geometry(1, None, 1, 0, rows=1, width=1), CPU).use_kernel
 
 
 def free(store: KVStore, rows: list[int], first: list[int], end: list[int]) -> None:
