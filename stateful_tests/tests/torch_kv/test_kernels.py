@@ -48,6 +48,8 @@ def test_the_kernels_leave_what_torch_leaves(page_size, window):
     size = Geometry(page_size, window, 600, 600 if window else 0, rows=3, width=200)
     stores = [KVStore(size, torch.device("cpu")) for _ in range(2)]
     stores[1].use_kernel = True
+    # what torch operators end with is not called there
+    vars(stores[1]).update(dict.fromkeys(("_enter", "_free_full", "_free_swa")))
     rows, device = [2, 0, 1], torch.device("cpu")
 
     def agree(slots=()):

@@ -43,6 +43,13 @@ def free(store: KVStore, rows: list[int], first: list[int], end: list[int]) -> N
     store.free(row, start, start, stop, pages, pages)
 
 
+def test_pages_of_two_rows_go_back_together():
+    store = KVStore(Geometry(4, 8, 6, 6, rows=2, width=16), CPU)
+    extend(store, [0, 1], [0, 0], [16, 8])
+    free(store, [0, 1], [1, 0], [4, 2])
+    assert [sorted(pool.free_list()) for pool in store.pools] == [[2, 3, 4, 5, 6]] * 2
+
+
 def cost_of_free(pages: int, freed: int, width: int = 512) -> int:
     store = KVStore(Geometry(4, 8, pages, pages, rows=2, width=width), counting_device.device())
     extend(store, [0], [0], [width])
