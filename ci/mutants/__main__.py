@@ -64,7 +64,8 @@ def mutants(
     """Change the built-in implementation, the rules and the clauses, one small change at a time, and see what
     notices each: random runs, the fixtures of the named bugs, tests.
 
-    Ends with 1 if one survives that ci/mutants/accepted.json does not have.
+    Ends with 1 if one survives that ci/mutants/accepted.json does not have, with 2 if unchanged code is
+    noticed as well.
     """
     with unusable("", judging.NoMutants):
         drawn, of = judging.sample(only, size, seed)
@@ -76,15 +77,26 @@ def mutants(
     judging.prepare()
     with executor(jobs, None) as where, Progress() as progress:
         judged = where.map(partial(judging.judge, plan, time_limit), to_judge)
+        areas: dict[judging.Area, None] = {}  # in which something was noticed
         try:
             with closing(judged):
                 for number, (mutant, noticed) in enumerate(zip(to_judge, judged), 1):
                     rows.append(row := _row(mutant, accepted.get(mutant.name, ""), noticed))
+                    if noticed.by and (area := judging.area_of(mutant)):
+                        areas[area] = None
                     if row["verdict"] == "survived":
                         progress.say(
                             f"survived: {row['path']}:{row['line']} {mutant.name.partition(' ')[2]}"
                         )
                     progress.line(f"{number} of {len(to_judge)} mutants judged")
+            alarms = where.map(partial(judging.unchanged, plan, time_limit), areas)
+            with closing(alarms), unusable("", judging.NoMutants):
+                for area, alarm in zip(areas, alarms):
+                    if alarm.by:
+                        raise judging.NoMutants(
+                            f"{area.folder}: {alarm.by} notices unchanged code as well ({alarm.where}):"
+                            " no verdict counts"
+                        )
         except KeyboardInterrupt:
             interrupted = True
     rows.sort(key=lambda row: (row["path"], row["line"], row["name"]))

@@ -132,7 +132,7 @@ class Noticed:
 
 
 class NoMutants(Exception):
-    """The selection has none, or a file that cannot be used: one line says why."""
+    """The selection has none, a file cannot be used, or no verdict counts: one line says why."""
 
 
 def area_of(mutant: Mutant) -> Area | None:
@@ -182,9 +182,20 @@ def prepare() -> None:
 
 def judge(plan: Plan, limit_s: float, mutant: Mutant) -> Noticed:
     """What notices the mutant, in a process that is forked for it."""
+    area = area_of(mutant)
+    assert area is not None
+    return _asked(plan, limit_s, area, mutant)
+
+
+def unchanged(plan: Plan, limit_s: float, area: Area) -> Noticed:
+    """What notices code that nobody has changed: it would notice any mutant of the area."""
+    return _asked(plan, limit_s, area, None)
+
+
+def _asked(plan: Plan, limit_s: float, area: Area, mutant: Mutant | None) -> Noticed:
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_judge, args=(plan, mutant, there))
+    process = context.Process(target=_judge, args=(plan, area, mutant, there))
     began = time.monotonic()
     process.start()
     there.close()
@@ -201,17 +212,16 @@ def judge(plan: Plan, limit_s: float, mutant: Mutant) -> Noticed:
     return Noticed(verdict.by, verdict.where, verdict.after, round(time.monotonic() - began, 2))
 
 
-def _judge(plan: Plan, mutant: Mutant, answer: Connection) -> None:
+def _judge(plan: Plan, area: Area, mutant: Mutant | None, answer: Connection) -> None:
     end_with_parent()
     there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (there + _MEMORY,) * 2)
     try:
-        put_in(mutant)
+        if mutant is not None:
+            put_in(mutant)
     except Exception as error:  # that is ours: nobody has noticed anything
         answer.send(error)
         return
-    area = area_of(mutant)
-    assert area is not None
     if area.fixtures:  # what is left to random runs then are false alarms, and those come soon
         plan = replace(plan, commands=plan.commands // 4)
     runs = [functools.partial(_runs, plan, system) for system in area.systems]

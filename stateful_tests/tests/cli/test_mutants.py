@@ -120,6 +120,17 @@ def test_a_survivor_is_shown(monkeypatch, capsys):
     assert f"again: python -m ci.mutants --only '{name}'" in out
 
 
+def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
+    name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
+    for asked in ("judge", "unchanged"):
+        monkeypatch.setattr(judging, asked, lambda *_: Noticed("READ-1", "random runs on torch"))
+    assert run(["--only", name, "-j", "1"], mutants) == 2
+    assert (
+        "reference: READ-1 notices unchanged code as well (random runs on torch): no verdict counts"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     "arguments, says",
     [
