@@ -105,8 +105,11 @@ def state_after(text):
     return state
 
 
-def test_a_slot_that_nobody_should_keep_is_explained_by_nothing():
-    turn, finish = "open s1; submit r1 in s1 +2; admit r1; extend r1 +2", Finish("r1", 1)
-    before, after = (state_after(text) for text in (turn, "open s1"))
+@pytest.mark.parametrize(
+    "turn, ended", [("open s1; submit r1 in s1", "open s1"), ("submit r1 (no session)", "")]
+)
+def test_a_slot_that_nobody_should_keep_is_explained_by_nothing(turn, ended):
+    finish = Finish("r1", 1)
+    before, after = map(state_after, (f"{turn} +2; admit r1; extend r1 +2", ended))
     shown = Shown({}, {"s1": Cursors(2, 2, 0, 0)})
     assert explained(header(), finish, before, after, shown) is None
