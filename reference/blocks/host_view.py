@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from reference.blocks.commands import EngineCommand, ResetConnector
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Lane, Part, Transfer
-from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, failure
+from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
 from reference.remembered import remembered
 from reference.states import EMPTY, PARTS
 from reference.tiers.records import KeptCopy, Count, HostUnit, Source
@@ -56,7 +56,7 @@ class HostView:
         kept, free = Counter(key.chunk for key in host.keys), Counter(host.free)
         moving = {part[2] for job in host.transfers for part in job.parts}
         for chunk in range(host.chunks):
-            owned = f"{kept[chunk]} hashes name it"
+            owned = "1 hash names it" if kept[chunk] == 1 else f"{kept[chunk]} hashes name it"
             yield HostUnit(
                 f"chunk {chunk}", AtChunk(chunk), kept[chunk], free[chunk], chunk in moving, owned
             )
@@ -105,7 +105,9 @@ class HostView:
         for key in host.keys if host is not None else ():
             loads, stores = self._users(key)
             want = -1 if stores else loads
-            wanted, got = (words.get(count, f"pinned {count} times") for count in (want, key.pins))
+            wanted, got = (
+                words.get(count, f"pinned {counted(count, 'time')}") for count in (want, key.pins)
+            )
             yield Count(f"chunk {key.chunk}", AtChunk(key.chunk), wanted, got)
 
     def _users(self, key: HostKey) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from reference.blocks.commands import ResetCache
-from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure, failure
+from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure, counted, failure
 from reference.remembered import remembered
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
@@ -161,7 +161,7 @@ class TierStep:
             for at in range(self.config.host_slots(pool)):
                 slot = True, pool, at
                 nodes, others = len(self.owners.get(slot, ())), self.held_back.get(slot, [])
-                owned = f"{nodes} nodes have it" + "".join(f", {other} has it" for other in others)
+                owned = _having(nodes) + "".join(f", {other} has it" for other in others)
                 owners = nodes + len(others)
                 yield HostUnit(called(slot), at_slot(slot), owners, self.free[slot], False, owned)
 
@@ -193,7 +193,8 @@ class TierStep:
         )
         tier = "host" if host else "device"
         holds = (
-            f"the {pool} KV of node {node.node} on the {tier} is that of its {len(stamps)} tokens"
+            f"the {pool} KV of node {node.node} on the {tier} is that of its"
+            f" {counted(len(stamps), 'token')}"
         )
         place, another = "position", "KV of another token"
         first = node.start
@@ -213,15 +214,16 @@ class TierStep:
     def pins(self) -> Iterator[Count]:
         wanted = self.wanted_counts
         for node in self.after.nodes:
-            for host, counted in ((False, node.locks), (True, node.pins)):
-                for pool, got in counted.items():
+            for host, locks in ((False, node.locks), (True, node.pins)):
+                for pool, got in locks.items():
                     users = wanted[host, pool, node.node]
                     if got != users and not self._harmless(node, host, pool, got):
                         tier = "host" if host else "device"
                         at = AtTreeNode(node.node, pool, host)
                         what = pool if pool == "state" else f"{pool} KV"
                         kv = f"the {what} of node {node.node} on the {tier}"
-                        yield Count(kv, at, f"locked {users} times", f"locked {got} times")
+                        want, seen = (f"locked {counted(n, 'time')}" for n in (users, got))
+                        yield Count(kv, at, want, seen)
 
     def _harmless(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
         """Of full KV on the host a lock counts what is there, unless KV is copied back only when evicted."""
@@ -242,7 +244,7 @@ class TierStep:
     def _source(self, transfer: str, slot: Slot, known: bool) -> Source:
         """What a transfer has still to read. known: it had before the command, too."""
         owners = len(self.owners.get(slot, ()))
-        lost = "it is free" if self.free[slot] else f"{owners} nodes have it"
+        lost = "it is free" if self.free[slot] else _having(owners)
         now = held(self.after, slot)
         before = held(self.before, slot) if known else now
         return Source(
@@ -392,6 +394,10 @@ def source(job: TierTransfer, part: TierPart) -> Slot:
 def target(job: TierTransfer, part: TierPart) -> Slot:
     """The slot that a transfer writes."""
     return (False, part.pool, part.device) if job.load else (True, part.pool, part.host)
+
+
+def _having(nodes: int) -> str:
+    return f"{counted(nodes, 'node')} {'has' if nodes == 1 else 'have'} it"
 
 
 def called(slot: Slot) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.failures import AtCount, AtTreeNode, Failure, failure
+from reference.failures import AtCount, AtTreeNode, Failure, counted, failure
 from reference.tiers.clauses.base import clause
 from reference.tiers.records import HasTier
 from reference.tiers.step import TierStep
@@ -23,7 +23,7 @@ def _owned(step: HasTier) -> Failure | None:
     for room in step.rooms():
         owners = room.owners + room.free
         if owners > 1 or not (owners or room.moving):
-            observed = f"{room.owned}, {room.free} times in the free list"
+            observed = f"{room.owned}, {counted(room.free, 'time')} in the free list"
             return failure(f"{room.called} has one owner", observed, room.at)
     return None
 
@@ -48,9 +48,8 @@ def _holds(step: HasTier) -> Failure | None:
             continue
         at = next((i for i, (a, b) in enumerate(zip(copy.found, copy.wanted)) if a != b), None)
         if at is None:
-            return failure(
-                copy.holds, f"{len(copy.found)} slots for {len(copy.wanted)} tokens", copy.at(0)
-            )
+            found, wanted = counted(len(copy.found), "slot"), counted(len(copy.wanted), "token")
+            return failure(copy.holds, f"{found} for {wanted}", copy.at(0))
         got = copy.another if copy.found[at] else copy.missing
         return failure(copy.holds, f"{copy.slot(at)} holds {got}", copy.at(at))
     return None

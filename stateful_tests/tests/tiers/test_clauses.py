@@ -37,7 +37,7 @@ COPIED = TRANSFERS[0]._replace(copied=True)
 FAULTS = [  # what is changed, the clause that sees it first, how expected and observed end
     ("two nodes have a host slot", node(3, host=kv((1,), (3,))), "HOST-1", "2 nodes have it, 0 times"),
     ("a host slot is owned and free", facts(host_free=kv((5, 0), (5,))), "HOST-1",
-     "1 nodes have it, 1 times"),
+     "1 node has it, 1 time"),
     ("a host slot is free twice", facts(host_free=kv((5, 5), (5,))), "HOST-1", "0 nodes have it, 2 times"),
     ("a host slot is lost", facts(host_free=kv((), (5,))), "HOST-1", "0 nodes have it, 0 times"),
     ("a copy of another token", facts(host_memory=kv((A[0], OTHER, *HOST[2:]), HOST)), "HOST-2",
@@ -47,7 +47,7 @@ FAULTS = [  # what is changed, the clause that sees it first, how expected and o
     ("a copy whose store has moved another token", facts(transfers=(COPIED, TRANSFERS[1])), "HOST-2",
      "host full slot 2 of position 2 holds nothing"),
     ("a copy of another length", together(node(1, host=kv((0,), (0, 1))), facts(host_free=kv((5, 1), (5,)))),
-     "HOST-2", "1 slots for 2 tokens"),
+     "HOST-2", "1 slot for 2 tokens"),
     ("another token on the device", facts(memory=kv((0, OTHER, *DEVICE[2:]), DEVICE)), "HOST-2",
      "device full slot 1 of position 0 holds KV of another token"),
     ("another token in the SWA pool", facts(memory=kv(DEVICE, (0, OTHER, *DEVICE[2:]))), "HOST-2",
@@ -55,19 +55,19 @@ FAULTS = [  # what is changed, the clause that sees it first, how expected and o
     ("a copy of another length that is being written", together(node(4, device=kv((4, 5), (4,))), facts(
         free=kv((6,), (5, 6)), transfers=(
             TRANSFERS[0], TRANSFERS[1]._replace(parts=(*part(4, 4), TierPart("full", 5, 5)))))),
-     "HOST-2", "2 slots for 1 tokens"),
+     "HOST-2", "2 slots for 1 token"),
     ("a lock too few", node(1, locks=count(1, 2)), "HOST-3",
-     "the full KV of node 1 on the device is locked 2 times; it is locked 1 times"),
+     "the full KV of node 1 on the device is locked 2 times; it is locked 1 time"),
     ("no lock where the host has no KV", together(
         node(2, host=kv((), (2,)), locks=count(0, 1)), facts(host_free=kv((5, 2), (5,)))), "HOST-3",
-     "the full KV of node 2 on the device is locked 1 times; it is locked 0 times"),
-    ("a lock too many", node(3, locks=count(1, 0)), "HOST-3", "locked 0 times; it is locked 1 times"),
-    ("an SWA lock too few", node(2, locks=count(1, 0)), "HOST-3", "locked 1 times; it is locked 0 times"),
-    ("a pin too few", node(4, pins=count(0, 1)), "HOST-3", "locked 1 times; it is locked 0 times"),
-    ("a pin too many", node(3, pins=count(1, 0)), "HOST-3", "locked 0 times; it is locked 1 times"),
-    ("a pin of the SWA KV too few", node(4, pins=count(1, 0)), "HOST-3", "1 times; it is locked 0 times"),
+     "the full KV of node 2 on the device is locked 1 time; it is locked 0 times"),
+    ("a lock too many", node(3, locks=count(1, 0)), "HOST-3", "locked 0 times; it is locked 1 time"),
+    ("an SWA lock too few", node(2, locks=count(1, 0)), "HOST-3", "locked 1 time; it is locked 0 times"),
+    ("a pin too few", node(4, pins=count(0, 1)), "HOST-3", "locked 1 time; it is locked 0 times"),
+    ("a pin too many", node(3, pins=count(1, 0)), "HOST-3", "locked 0 times; it is locked 1 time"),
+    ("a pin of the SWA KV too few", node(4, pins=count(1, 0)), "HOST-3", "1 time; it is locked 0 times"),
     ("no pin of SWA KV that is not there", together(node(4, host=kv((4,), ()), pins=count(1, 0)), facts(
-        host_free=kv((5,), (5, 4)))), "HOST-3", "the swa KV of node 4 on the host is locked 1 times"),
+        host_free=kv((5,), (5, 4)))), "HOST-3", "the swa KV of node 4 on the host is locked 1 time"),
     ("a node that is nowhere", together(node(3, host=kv((), (3,))), facts(host_free=kv((5, 3), (5,)))),
      "HOST-5", "its copy on the host is complete; it has none"),
     ("half of a copy is complete", together(
@@ -128,9 +128,9 @@ GONE_FETCH = PREFETCH._replace(state=GONE, moving=kv())
 OF_A_STORAGE = [
     ("an operation has a slot of a node", facts(
         operations=(BACKUP, PREFETCH._replace(slots=kv((4, 5), (5,))))), "HOST-1",
-     "1 nodes have it, prefetch 4 of h2 has it, 0 times in the free list"),
+     "1 node has it, prefetch 4 of h2 has it, 0 times in the free list"),
     ("a slot of an operation is free", facts(host_free=kv((5,), ())), "HOST-1",
-     "0 nodes have it, prefetch 4 of h2 has it, 1 times in the free list"),
+     "0 nodes have it, prefetch 4 of h2 has it, 1 time in the free list"),
     ("a slot waits to be freed and is an operation's", facts(returned=kv((5,))), "HOST-1",
      "prefetch 4 of h2 has it, the queue of slots to free has it, 0 times in the free list"),
     ("a slot of no operation is lost", facts(operations=(BACKUP,)), "HOST-1", "0 nodes have it, 0 times"),
@@ -234,9 +234,7 @@ def test_a_retracted_request_keeps_its_kv_on_the_host():
     )
     assert violated(facts(), was=was, sizes=sizes) == ([], "")
     found, text = violated(facts(host_free=kv((1, 0), (0,))), was=was, sizes=sizes)
-    assert (
-        found == ["HOST-1"] and "h3, which is retracted, has it, 1 times in the free list" in text
-    )
+    assert found == ["HOST-1"] and "h3, which is retracted, has it, 1 time in the free list" in text
 
 
 def test_a_lock_of_full_kv_alone_counts_in_one_pool():
@@ -483,7 +481,7 @@ def test_a_split_changes_no_range():
         found, text = violated(less[1], was=less[0])
         assert (
             found == ["HOST-3"]
-            and "node 5 on the host is locked 1 times; it is locked 0 times" in text
+            and "node 5 on the host is locked 1 time; it is locked 0 times" in text
         )
 
 
@@ -607,7 +605,7 @@ OF_STATES = (
         "device state slot 2 has one owner; h2 and the free list have it"),
     ("a host slot is lost", recurrent(host={"full": (0, 1), "state": ()}), "HOST-1", "host state slot 0"),
     ("a lock too many", recurrent(locks={"full": 1, "state": 2}), "HOST-3",
-        "the state of node 1 on the device is locked 1 times"),
+        "the state of node 1 on the device is locked 1 time"),
     ("a state that was not loaded", recurrent(reads=(TierRead("h2", "state", 1, 2, 0, STATE),)), "LOAD-1",
         "h2 finds its own state after token 2; slot 2 holds nothing"),
 )  # fmt: skip
