@@ -1,0 +1,57 @@
+"""The release that a checkout is nearest to: impl/nearest.py and its sketches."""
+
+import pytest
+
+from ci.sketches import driven_files
+from impl import nearest
+from impl.fetch import cache_folder
+from stateful_tests.lockstep.known_faults import releases
+
+ENGINES = ("sglang", "vllm", "lmdeploy", "transformers")
+
+
+@pytest.fixture
+def two_releases(tmp_path, monkeypatch):
+    """A sketch of releases 1.0 and 2.0 of an engine whose package is one file."""
+    monkeypatch.setattr(nearest, "FOLDER", tmp_path)
+    nearest.read.cache_clear()
+    texts = {"1.0": "shared = 1\nfirst = 1\nalso_first = 1\n", "2.0": "shared = 1\nsecond = 1\n"}
+    lines = {}
+    for number, (release, text) in enumerate(texts.items()):
+        (tmp_path / release).mkdir()
+        (tmp_path / release / "a.py").write_text(text)
+        for line in nearest.checksums([tmp_path / release / "a.py"]):
+            lines[line] = lines.get(line, 0) | 1 << number
+    sketch = nearest.Sketch(tuple(texts), ("a.py",), lines)
+    (tmp_path / "engine.txt").write_text(nearest.written(sketch))
+    yield tmp_path
+    nearest.read.cache_clear()
+
+
+def test_the_nearest_release_shares_most_lines(two_releases):
+    checkout = two_releases / "checkout"
+    checkout.mkdir()
+    (checkout / "a.py").write_text("shared = 1\n  second = 1\n# a comment\nx = 1\nof_its_own = 1\n")
+    assert nearest.nearest("engine", checkout) == ("2.0", 1)
+    assert nearest.distances("engine", checkout) == {"1.0": 4, "2.0": 1}
+
+
+def test_a_sketch_is_read_as_it_was_written(two_releases):
+    sketch = nearest.read("engine")
+    assert nearest.written(sketch) == (two_releases / "engine.txt").read_text()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_driven_release_is_in_the_sketch(engine):
+    assert nearest.read(engine).releases == tuple(releases(engine))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_each_release_is_nearest_to_itself(engine):
+    cached = [v for v in releases(engine) if (cache_folder() / f"{engine}-{v}").is_dir()]
+    if not cached:
+        pytest.skip(f"no release of {engine} is in the cache")
+    for release in (cached[0], cached[-1]):
+        root = cache_folder() / f"{engine}-{release}"
+        assert {*driven_files(engine, root)} <= {*nearest.read(engine).files}
+        assert nearest.distances(engine, root)[release] == 0
