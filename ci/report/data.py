@@ -19,6 +19,7 @@ from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode
 from reference.kinds import JudgedConfig
+from stateful_tests.check.bases import Base
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, sizes_for
@@ -80,12 +81,12 @@ def check_data(
     plan: Plan,
     *,
     capabilities: Capabilities,
-    base: str | None = None,
+    base: Base | None = None,
     masks: Sequence[Mask] = (),
     changed: Changes | None = None,
 ) -> Data:
-    """Everything about a check. base: what was there before; masks: the known faults that were looked for;
-    changed: what is driven first."""
+    """Everything about a check. base: what the system was compared with; masks: the known faults that were
+    looked for; changed: what is driven first."""
     data: Data = {
         "format": "kvspec-check",
         "version": 1,
@@ -139,9 +140,10 @@ def check_data(
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "stopped_early": result.stopped,
-        "findings": [finding_data(group, base, changed) for group in groups(result.findings)],
+        "findings": [finding_data(group, base and base.name, changed) for group in groups(result.findings)],
         "base": base and {
-            "implementation": base,
+            "implementation": base.name, "chosen": base.kind.value, "why": base.why,
+            "lines_that_differ": base.lines,
             "violates": sorted({f.clause for f in result.findings if f.old and not f.no_witness}),
         },
         "known": [_known(mask, result) for mask in masks],

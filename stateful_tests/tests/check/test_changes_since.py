@@ -9,7 +9,7 @@ from ci.commands.running import _CutShort
 from ci.report import data as report
 from ci.report.verdict import check_verdict
 from reference.commands import Finish, Mode
-from stateful_tests.check import campaign, changes, corpus, driving, tiers
+from stateful_tests.check import campaign, changes, corpus, driving, tiers, tree_history
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import CheckResult
 from stateful_tests.lockstep.systems import resolve
@@ -55,6 +55,8 @@ def root(tmp_path):
         ("LIMIT = 1", "LIMIT = 2", {"outside of functions"}),
         ("def gone():\n    return 3\n", "", set()),
         ("\nclass", "\n\nclass", set()),
+        ("        return 1", '        """One."""\n        return 1  # one', set()),
+        ("def free(self)", "def free(self) -> int", set()),
         ("LIMIT", "LIMIT = (", {"cannot be parsed"}),
     ],
 )
@@ -164,10 +166,10 @@ def test_an_interrupt_reports_what_was_told_at_once():
 
 
 def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):
-    assert changes.edited_files(root) == []
+    assert tree_history.edited_files(root) == []
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
-    assert changes.edited_files(root) == ["cache.py"]
-    assert changes.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
+    assert tree_history.edited_files(root) == ["cache.py"]
+    assert tree_history.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
 
 
 def test_what_git_cannot_tell_is_a_line(root, kvspec):
