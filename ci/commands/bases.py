@@ -148,10 +148,10 @@ def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base
 
 def _measured(before: Any, system: Any) -> Base:
     """The base, with how far it is from the system."""
-    from stateful_tests.check.bases import Base, BaseKind, lines_between
+    from stateful_tests.check.bases import Base, BaseKind, lines_between, root_of
     from stateful_tests.lockstep.systems import ENGINES
 
-    roots = [root for each in (system, before) if (root := getattr(each, "root", None))]
+    roots = [root for each in (system, before) if (root := root_of(each))]
     engine = re.split("[=@+]", system.name)[0]
     lines = lines_between(engine, *roots) if engine in ENGINES and len(roots) > 1 else None
     return Base(before, BaseKind.STATED, lines=lines)

@@ -66,8 +66,9 @@ def check(
 
     Each violated clause is reported with its smallest trace.
 
-    --impl sglang==all, vllm==all or lmdeploy==all drives every release, one after the other, and prints which
-    shows which clause; after it may stand +unified, +rust, +overlap (+async, +offload): all that have it.
+    --impl sglang==all (vllm==all, lmdeploy==all, transformers==all) drives every release, one after the
+    other, and prints which shows which clause; after it may stand +unified, +rust, +overlap (+async,
+    +offload): all that have it.
     """
     writable(junit, "--junit")
     if since is not None and selector.checkout is None:
@@ -124,7 +125,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
     from ci.report.progress import Progress
-    from stateful_tests.check import campaign, changes, driving, tiers, tree_history
+    from stateful_tests.check import campaign, changes, driving, lookup, tiers, tree_history
     from stateful_tests.check import masks as known
 
     began = time.monotonic()
@@ -181,6 +182,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                     system, plan, progress, before,
                     executor=executor, named=named, found=saved, masks=masks,
                     early=[*early.values()], interrupted=cut_short.interrupted, began=began,
+                    lookup=base and lookup.Lookup(base, system, executor, named.limits, note),
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
             note(f"{clause}, named above as NEW: a known fault explains it")
@@ -216,8 +218,8 @@ def replay(
 
     TRACE is a file, or @NAME: a fixture.
 
-    --impl sglang==all, vllm==all or lmdeploy==all says for every release what the trace does there; after it
-    may stand +unified, +rust, +overlap (+async, +offload).
+    --impl sglang==all (vllm==all, lmdeploy==all, transformers==all) says for every release what the trace
+    does there; after it may stand +unified, +rust, +overlap (+async, +offload).
     """
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")

@@ -254,6 +254,11 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(grouped.values())
 
 
+def _standing(finding: Finding) -> tuple[bool, bool, str]:
+    """What findings of one group share."""
+    return finding.old, finding.known_elsewhere, finding.fixed_in_part
+
+
 def _beside(at: int, groups: list[list[Finding]]) -> int:
     """The group of which a clause fails at the step of this one as well; itself where there is none. Another
     trace of a clause has another cause."""
@@ -262,11 +267,7 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
     failing = [clause for clause in first.run.violation.clauses if clause not in own]
     for clause in failing if first.number == 1 else ():
         for other, group in enumerate(groups):
-            names = {
-                f.name
-                for f in group
-                if (f.old, f.fixed_in_part) == (first.old, first.fixed_in_part)
-            }
+            names = {f.name for f in group if _standing(f) == _standing(first)}
             if clause in names:
                 return other
     return at
@@ -278,8 +279,9 @@ def finding_data(
     """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
     clause, or of all. no_witness: why no trace shows them where the base violates nothing. fixed_in_part: the
     known fault of which they are what is left. saved: where the trace is, of the first or of a clause. flaky:
-    not every replay shows them. changed: functions changed since a revision that the trace calls, and the
-    commands that call them."""
+    not every replay shows them. looked_up: what other releases show of the trace; known_elsewhere: it is a
+    known fault of a release that the tree has a part of. changed: functions changed since a revision that the
+    trace calls, and the commands that call them."""
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -303,12 +305,23 @@ def finding_data(
         "no_witness": group[0].no_witness or None,
         "fixed_in_part": group[0].fixed_in_part or None,
         "flaky": group[0].flaky,
+        "looked_up": _looked_up(group[0]),
+        "known_elsewhere": all(f.known_elsewhere for f in group),
         "without": list(group[0].without),
         "saved": None,
         "replay": None,
         "page": None,
         "changed": _changed(group[0].run, changed) if changed else [],
     } | run_data(group[0].run)
+
+
+def _looked_up(finding: Finding) -> Data | None:
+    """What the releases show of the trace of a finding."""
+    found, violation = finding.looked_up, finding.run.violation
+    if found is None:
+        return None
+    observed = violation.failure.observed if violation is not None else ""
+    return found._asdict() | {"text": found.text(finding.clause, observed)}
 
 
 def _changed(run: Run, changed: Changes) -> list[Data]:

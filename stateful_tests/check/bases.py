@@ -53,6 +53,12 @@ class Base(NamedTuple):
         return f"{text}, {self.lines} {'line' if self.lines == 1 else 'lines'}{changed}"
 
 
+def root_of(system: Any) -> Path | None:
+    """The folder that holds the files of a system; None of one that is not files of an engine."""
+    root = getattr(system, "root", None)
+    return root if isinstance(root, Path) else None
+
+
 def lines_between(engine: str, root: Path, other: Path) -> int:
     """How many lines of the driven files differ: those that one has and the other has not; the larger of
     the two counts, so a line that was edited counts once."""
