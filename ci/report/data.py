@@ -137,6 +137,7 @@ def check_data(
         "carried_out_by_kind": dict(result.carried_out),
         "examples_planned": result.planned or None,
         "incomplete": result.incomplete,
+        "left_out": dict(result.left_out),
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "stopped_early": result.stopped,

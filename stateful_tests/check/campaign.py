@@ -23,6 +23,7 @@ from stateful_tests.check.driving import (
 )  # fmt: skip
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
+from stateful_tests.check.left_out import left_out
 from stateful_tests.check.lookup import Lookup
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, for_system
@@ -71,7 +72,7 @@ def run(
     An interrupt ends the check with what was found until then. Raises UnusableImplementation when no
     configuration fits.
     """
-    plan = for_system(plan, system)
+    asked, plan = plan, for_system(plan, system)
     work: Callable[[RunBatch], Driven] = partial(drive, system, plan)
     if named is None:
         executor = SERIAL
@@ -80,7 +81,12 @@ def run(
     finder = Finder(system, base, masks, found)
     started = time.monotonic() if began is None else began
     campaign = _Campaign(system, plan, finder, progress, started, lookup)
-    return campaign.run(executor, work, early, interrupted=interrupted)
+    result = campaign.run(executor, work, early, interrupted=interrupted)
+    is_checkout = system.name.partition("+")[0].endswith("@checkout")
+    comparable = is_checkout and type(base) is type(system)
+    if base is not None and comparable and not result.new and not result.interrupted:
+        result.left_out = left_out(system, base, asked, result.unfit)
+    return result
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:

@@ -332,7 +332,8 @@ class CheckResult:
     come up for a while after a finding, so the rest of the plan was left. interrupted: by a signal.
     broke_off: why the system could not be driven on after a finding.
     required: situations that the corpus drives the system into; unfit: situation -> why its line could not be
-    driven. masked: known faults and clause -> violations that one of them explains.
+    driven. left_out: what runs on the base and not on the system -> why not.
+    masked: known faults and clause -> violations that one of them explains.
     """
 
     system: str
@@ -359,6 +360,7 @@ class CheckResult:
     excused: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -427,6 +429,8 @@ class CheckResult:
         missed = len({*self.required} - self.situations.keys())
         if self.system in OWN and missed and not self.stopped:
             reasons.append(f"{missed} of {len(self.required)} situations were not met")
+        for what, why in self.left_out.items():
+            reasons.append(f"left out: {what}: on the base and not here: {why}")
         if self.untriggered:
             reasons.append(f"never triggered {', '.join(self.untriggered)}")
         return reasons

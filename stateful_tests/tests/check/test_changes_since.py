@@ -8,6 +8,7 @@ import pytest
 from ci.commands.running import _CutShort
 from ci.report import data as report
 from ci.report.verdict import check_verdict
+from impl.adapter import UnusableImplementation
 from reference.commands import Finish, Mode
 from stateful_tests.check import campaign, changes, corpus, driving, tiers, tree_history
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -134,6 +135,18 @@ def test_a_fault_in_what_changed_is_told_at_once(base, new):
         assert word.startswith(f"NEW against {base}: FREE-1" if base else "violation: FREE-1"), word
     else:
         assert changes.new_fault(resolve(FAULTY), None, line) is None
+
+
+class CannotMix(ReferenceSystem):
+    """Says in the middle of a run that it cannot be driven on."""
+
+    def apply(self, command):
+        raise UnusableImplementation("a run cannot mix Decode and SpecDecode")
+
+
+def test_a_line_that_the_system_cannot_be_driven_through_shows_nothing():
+    line = corpus.fault_lines()[0]
+    assert changes.new_fault(CannotMix(), ReferenceSystem(), line) is None
 
 
 def test_what_was_told_at_once_is_in_the_report():
