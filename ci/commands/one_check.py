@@ -169,12 +169,15 @@ def _changed(
             for mode in plan.modes or system.capabilities.modes
             for line in driving.lines_of(system, plan, mode)
         ]
-        engine, _ = lookup.engine_and_ways(system.name)
-        changed = changes.changes(system, commit or revision, lines, tell, way_map(engine))
+        engine, ways = lookup.engine_and_ways(system.name)
+        of, own = way_map(engine), "+".join(ways)
+        changed = changes.changes(system, commit or revision, lines, tell, of, own)
         changed = changed._replace(revision=revision)
         note(changed.text)
-        if changed.missed:
-            wanted = changed.missed
+        # A function that is known to run in other ways alone is not looked for in this one.
+        if wanted := [
+            each for each in changed.missed if each not in of.functions or of.runs(each, own)
+        ]:
             changed = changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
     return changed
 

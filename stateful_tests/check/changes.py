@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 from impl.adapter import UnusableImplementation
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.tree_history import git, new_files
-from stateful_tests.check.way_map import NOTHING, Function, WayMap, functions_of
+from stateful_tests.check.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
 from stateful_tests.lockstep.lockstep import check_fits, replay, with_calls
 from stateful_tests.lockstep.results import Run, Trace
 
 ENOUGH = 60  # lines that call a function, before others are looked for
-PATIENCE = 300  # lines in which a function is looked for that no run is known to call
-OUTSIDE = "outside of functions"
+PATIENCE = 150  # lines in which a function is looked for that no run is known to call
 
 
 class Changes(NamedTuple):
@@ -76,22 +75,26 @@ def changes(
     lines: Sequence[CorpusLine],
     found: Callable[[CorpusLine], None] | None = None,
     of: WayMap = NOTHING,
+    way: str = "",
 ) -> Changes:
     """Look for lines that call what changed in the checkout of `system`, the shortest first.
 
     found: is given each of them as soon as it is found. of: what runs of the engine's releases call; a file
-    in which they call nothing is not loaded. Raises ValueError where git cannot tell.
+    in which they call nothing is not loaded. way: the one in which the system is driven. Raises ValueError
+    where git cannot tell.
     """
     changed = sorted({*changed_functions(system.root, revision)})
     ignored = tuple(each for each in changed if of.files and each[0] not in of.files)
-    # What stands outside of functions runs when its file is loaded.
-    wanted = {each for each in changed if each not in ignored and each[1] != OUTSIDE}
+    loaded = {
+        each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
+    }
+    wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[Function] = Counter()
     first = set()
     for at, line in enumerate(_in_turns(lines)):
         open_ = {function for function in wanted if called[function] < ENOUGH}
         if of.files and at >= PATIENCE:
-            open_ = {each for each in open_ if not called[each] and each in of.functions}
+            open_ = {each for each in open_ if not called[each] and of.runs(each, way)}
         if not open_:
             break
         try:

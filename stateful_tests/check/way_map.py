@@ -22,6 +22,7 @@ FILE = Path(__file__).with_name("ways.json")
 COMMANDS = 2_000  # of a plan that is measured; no function more is called by as many again
 
 Function = tuple[str, str]  # file, qualified name
+OUTSIDE = "outside of functions"  # the rest of a file: it runs when the file is loaded
 
 
 class WayMap(NamedTuple):
@@ -34,6 +35,10 @@ class WayMap(NamedTuple):
     def files(self) -> frozenset[str]:
         """The files that are loaded and run in some way."""
         return frozenset(file for file, _ in self.functions)
+
+    def runs(self, function: Function, way: str) -> bool:
+        """Whether a function is known to run in a way."""
+        return way in self.functions.get(function, ())
 
     def calling(self, functions: Collection[Function]) -> dict[str, set[Function]]:
         """Of some functions, those that run in each way."""
@@ -58,7 +63,10 @@ def way_map(engine: str) -> WayMap:
         for file, names in maps[engine]["functions"].items()
         for name, bits in names.items()
     }
-    return WayMap(ways, functions)
+    rest: dict[Function, frozenset[str]] = {}
+    for (file, _), having in functions.items():
+        rest[file, OUTSIDE] = rest.get((file, OUTSIDE), frozenset()) | having
+    return WayMap(ways, functions | rest)
 
 
 def measured(engine: str) -> dict[str, Any]:
