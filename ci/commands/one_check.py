@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 UNCALLED_RUNS = (
     1_500  # commands in which a changed function is looked for that no directed run calls
 )
+FOUND = (1, 3)  # exit codes of a check that has found something new
 # The worst exit code first.
 _WORST = (3, 1, 2, 130, 4, 0)
 Saves = Callable[[], None]  # saves the traces of a report, and notes there where they are
@@ -204,8 +205,8 @@ def _drive_ways(
     reports: list[Data],
     saves: list[Saves],
 ) -> None:
-    """Drive other ways in which changed functions run, if nothing was found so far. The result of the check
-    says what each showed, and which were not driven."""
+    """Drive other ways in which changed functions run, until something is found. The result of the check says
+    what each showed, and which were not driven."""
     engine = system.name.partition("@checkout")[0]
     base = (
         how.base.partition("+")[0] if how.base and how.base.startswith(f"{engine}==") else how.base
@@ -228,7 +229,7 @@ def _drive_ways(
         result.ways[way] = data["said"]
         reports.append(data)
         saves.append(save)
-        found = bool(data["interrupted"])
+        found = data["interrupted"] or data["exit_code"] in FOUND
 
 
 def _called_in(reports: list[Data]) -> set[tuple[str, str]]:

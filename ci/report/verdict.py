@@ -22,7 +22,7 @@ def check_verdict(
 ) -> str:
     """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
     parts = [said(result, masks, base)]
-    parts += [f"{_way(way)}: {words}" for way, words in result.ways.items()]
+    parts += [f"{_way(way)}: {words.replace('; ', ', ')}" for way, words in result.ways.items()]
     parts += [f"not driven: {_way(way)} ({why})" for way, why in result.not_driven.items()]
     if clauses := {**capabilities.waived, **capabilities.known}:
         parts.append(f"not checked: {', '.join(clauses)}")

@@ -107,10 +107,16 @@ class Tree:
     name, release = "sglang@checkout", "0.5.23"
 
 
+class Driven(list):
+    """Systems that were driven, and with which exit code they end."""
+
+    code = 0
+
+
 @pytest.fixture
 def drives(monkeypatch):
     """Ways end with an exit code; says which were driven, and with which plans."""
-    driven = []
+    driven = Driven()
 
     def drive(selector, plan, how):
         driven.append((selector.impl, plan.commands, how.ways, how.base))
@@ -118,7 +124,7 @@ def drives(monkeypatch):
             raise Unusable("no compiled core")
         since = {"called": ["a.py: host"] if "hicache" in selector.impl else []}
         said = "violates HOST-1" if "hicache" in selector.impl else "conforms"
-        data = {"said": said, "since": since, "interrupted": False, "exit_code": 0}
+        data = {"said": said, "since": since, "interrupted": False, "exit_code": driven.code}
         return data, lambda: driven.append("saved")
 
     monkeypatch.setattr(one_check, "driven", drive)
@@ -143,6 +149,12 @@ def test_ways_are_driven_beside_the_own_one_and_others_named(drives):
     command = "kvspec check --impl sglang+rust+overlap --sglang-path ../sglang"
     assert result.not_driven["rust+overlap"] == command
     assert one_check._called_in(reports) == {HOST}
+
+
+def test_a_way_that_finds_something_is_the_last(drives):
+    drives.code = 1
+    result = CheckResult("sglang@checkout", "smoke", 0)
+    assert len(drive_ways(result)) == 1 and "overlap" in result.not_driven
 
 
 def test_what_is_found_already_comes_first(drives):
