@@ -129,7 +129,7 @@ DRIVEN = """
 0.5.13 0.5.18 managers/scheduler_components/batch_result_processor.py | "free_group_begin" not in "SchedulerBatchResultProcessor.process_batch_result_prefill"
 0.5.18 ...    managers/scheduler_components/batch_result_processor.py | "free_group_begin" in "SchedulerBatchResultProcessor.process_batch_result_prefill"
 [locks]
-0.5.10 0.5.17 mem_cache/base_prefix_cache.py | "skip_lock_node_ids" not in "DecLockRefParams"
+0.5.11 0.5.17 mem_cache/unified_radix_cache.py | "root_node_handle" not in "UnifiedRadixCache"
 0.5.22 ...    managers/schedule_batch.py | Req.lock; Req.swa_branching_seqlen
 0.5.20 0.5.22 managers/schedule_batch.py | Req.lock_receipt
 0.5.10 0.5.17 mem_cache/base_prefix_cache.py | DecLockRefParams(swa_uuid_for_lock=_)
