@@ -70,12 +70,16 @@ class Checkout:
 
     def missing(self, version: str, order: list[str]) -> list[Missing]:
         """What a release of that version has and these files have not; `order`: all versions."""
-        at, found = order.index(version), []
-        for entry in self._table:
-            if order.index(entry.since) > at or (
-                entry.before != "..." and order.index(entry.before) <= at
-            ):
-                continue
+        at = order.index(version)
+        begun = [entry for entry in self._table if order.index(entry.since) <= at]
+        return self.lacking(
+            entry for entry in begun if entry.before == "..." or order.index(entry.before) > at
+        )
+
+    def lacking(self, entries: Iterable[ApiLine]) -> list[Missing]:
+        """What these files have not of some lines."""
+        found = []
+        for entry in entries:
             for use in entry.uses:
                 if (entry.file, use) not in self._known:
                     self._known[entry.file, use] = self._lacks(entry.file, use)

@@ -13,7 +13,7 @@ from impl import wheel_parts
 from impl.adapter import UnusableImplementation
 from impl.vllm import fetch
 from impl.vllm.engine import Stamps
-from impl.vllm.api import taken_for
+from impl.vllm.api import facts
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES
 from impl.vllm.runner import greedy
 from reference.blocks.commands import ResetConnector, Schedule
@@ -177,7 +177,7 @@ def test_what_shows_only_while_it_is_driven_is_reported_of_the_adapter(changed, 
 def test_a_checkout_that_states_no_version_is_driven_as_what_its_files_are(vllm, monkeypatch):
     monkeypatch.delenv("KVSPEC_CACHE")
     kept = {
-        version: taken_for(vllm(version).root)
+        version: facts(vllm(version).root).near.release
         for version in ("0.11.0", "0.23.0", "0.28.0", "0.33.0")
     }
     assert kept == {"0.11.0": "0.11.0", "0.23.0": "0.23.0", "0.28.0": "0.28.0", "0.33.0": "0.33.0"}
