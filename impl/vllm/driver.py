@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.failures import SystemFailed, own_errors
+from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
@@ -80,7 +80,9 @@ class EngineDriver:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
         self._stamps = Stamps()
-        self.scheduler, self._request = start(config, self.overlap, self._stamps, self.v2)
+        self.scheduler, self._request = start(
+            self.root, config, self.overlap, self._stamps, self.v2
+        )
         self.runner = self._worker(config)
         self._mover = worker_of(self.scheduler, self.runner.memory, config, 0, chained)
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
@@ -116,13 +118,10 @@ class EngineDriver:
         self._lanes, self._given, self._reset_done, self._copies = (), (), False, ()
         if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete, Fail)):
             return Refused(Reason.WRONG_PHASE)
-        unset = r"\w*config\.\w+"
-        problem = "does not fit the adapter", "vLLM"
-        with own_errors(self.root, *problem, "modules.py", lambda: unset, "bare_scheduler.py"):
-            try:
-                self._commands[type(command)](command)
-            except CommandRefused as refused:
-                return Refused(refused.reason)
+        try:
+            self._commands[type(command)](command)
+        except CommandRefused as refused:
+            return Refused(refused.reason)
         return Done()
 
     def close(self) -> None:
@@ -350,4 +349,5 @@ if __name__ == "__main__":
     importlib.import_module("torch").set_num_threads(1)
     root, options = Path(sys.argv[1]), sys.argv[2:]
     ways = {way: f"--{word}" in options for way, word in WAYS.items()}
-    sys.exit(serve(lambda: EngineDriver(root, **ways), root))
+    of = root, "vLLM", "modules.py", "bare_scheduler.py"
+    sys.exit(serve(lambda: Guarded(EngineDriver(root, **ways), *of), root))

@@ -69,7 +69,8 @@ class ModelRunnerV2(ModelRunner):
                 remove_request=_nothing, add_request=_nothing, apply_staged_writes=_nothing,
                 postprocess_state=_nothing, num_new_sampled_tokens_per_step=1,
             ),
-            model_config=Values(), kv_block_zeroer=Values(zero_block_ids=_nothing), kv_caches=self.memory,
+            model_config=Values(rswa_window=None),
+            kv_block_zeroer=Values(zero_block_ids=_nothing), kv_caches=self.memory,
             kv_cache_config=config,
         )  # fmt: skip
         vars(worker).update(dict.fromkeys((
@@ -90,7 +91,7 @@ class ModelRunnerV2(ModelRunner):
         if not order:
             return Ran((), {})
         gathered, _ = worker.gather_batch_req_state(scheduled, False)
-        padded = Values(num_tokens=scheduled.total_num_scheduled_tokens)
+        padded = Values(num_tokens=scheduled.total_num_scheduled_tokens, num_reqs=None)
         batch = worker.prepare_inputs(scheduled, gathered, padded, 0)
         gathered_tables, _ = worker.prepare_attn(batch)
         self.prepared(batch, gathered_tables)
