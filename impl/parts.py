@@ -104,7 +104,7 @@ def facts(
     known = release is not None and release in tables.releases
     near = Nearest(release, 0) if release and known else nearest(tables.engine, root)
     checkout = probe.Checkout(root, tables.below, modules, ())
-    missing = [line for step in _there(checkout, names(tables.core)) for line in step.lacks]
+    missing = _lost(_there(checkout, names(tables.core)))
     parts, without = [], []
     for name, table in tables.parts.items():
         found = _there(checkout, names(table))

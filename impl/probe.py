@@ -121,7 +121,9 @@ class Checkout:
             if member and member not in members:
                 return f"{first} has no {member}"
             node = members.get(member) if member else members.get("__init__", node)
-        if call is None or not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if call is None or not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ):
             return None
         if isinstance(node, ast.ClassDef):
             parameters = _fields(node)
@@ -160,7 +162,7 @@ class Checkout:
                 members |= self._members(self._home(found) or module, found)
         members = _stored(node) | members
         for statement in node.body:
-            if isinstance(statement, ast.FunctionDef):
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 members[statement.name] = statement
             for target in _targets(statement):
                 members[target] = statement
@@ -178,7 +180,7 @@ def _parsed(text: str) -> Names:
     waiting: list[ast.stmt] = list(ast.parse(text).body)
     while waiting:
         node = waiting.pop(0)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names[node.name] = node
         elif isinstance(node, ast.ImportFrom | ast.Import):
             for name in (alias.asname or alias.name for alias in node.names):
@@ -233,7 +235,9 @@ class _Parameters(NamedTuple):
         return None
 
 
-def _parameters(node: ast.FunctionDef, *, method: bool) -> _Parameters | None:
+def _parameters(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, *, method: bool
+) -> _Parameters | None:
     if any("property" in ast.unparse(d) for d in node.decorator_list):
         return None
     args = node.args

@@ -56,6 +56,12 @@ PARTS = {
 0.15.0 ... v1/core/sched/scheduler.py | Scheduler._update_request_as_session; Scheduler._handle_stopped_request
 0.15.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_streaming_request(_, _)
 """,
+    "retained windows": """
+0.33.0 ... v1/kv_cache_interface.py | SlidingWindowSpec.num_retained_tokens
+""",
+    "drafts of a batch": """
+0.24.0 ... v1/core/sched/output.py | SchedulerOutput.num_spec_tokens_to_schedule
+""",
     "deferred frees": """
 0.24.0 ... v1/core/sched/scheduler.py | Scheduler.deferred_frees; Scheduler.defer_block_free
 """,
@@ -158,7 +164,7 @@ _SAYS = {
 TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new release of vLLM")
 EVERY = TABLES.every
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads"})
-_OF_V2 = frozenset({"v2", "state+v2"})
+_OF_V2 = frozenset({"v2", "state+v2", "retained windows", "drafts of a batch"})
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
 # release has the one name or the other (impl.renamed).
 RENAMED: dict[str, str] = {}

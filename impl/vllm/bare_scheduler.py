@@ -95,6 +95,12 @@ def optional(owner: Any, name: str, default: Any) -> Any:
     return getattr(owner, name.rpartition(".")[2], default)
 
 
+def either(owner: Any, *names: str) -> Any:
+    """The attribute that a release has, of several names ("Class.member") for one thing."""
+    members = [name.rpartition(".")[2] for name in names]
+    return getattr(owner, next(member for member in members if hasattr(owner, member)))
+
+
 class StructuredOutput(Values):
     """Accepts every token: no request asks for a grammar."""
 
