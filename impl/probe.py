@@ -76,8 +76,12 @@ class Checkout:
     def missing(self, version: str, order: list[str], fact: str | None = None) -> list[Missing]:
         """What a release of that version has and these files have not; `order`: all versions. fact: of that
         fact alone."""
+        return self.lacking(self._of_version(version, order, fact))
+
+    def lacking(self, entries: Iterable[ApiLine]) -> list[Missing]:
+        """What these files have not of some lines."""
         found = []
-        for entry in self._of_version(version, order, fact):
+        for entry in entries:
             for use in entry.uses:
                 if (why := self._why_not(entry.file, use)) is not None:
                     found.append(Missing(why, f"{self._below}/{entry.file}", entry.by))
@@ -143,7 +147,9 @@ class Checkout:
             if member and member not in members:
                 return f"{first} has no {member}"
             node = members.get(member) if member else members.get("__init__", node)
-        if call is None or not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if call is None or not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ):
             return None
         if isinstance(node, ast.ClassDef):
             parameters = _fields(node)
@@ -198,7 +204,7 @@ class Checkout:
                 members |= self._members(self._home(found) or module, found)
         members = _stored(node) | members
         for statement in node.body:
-            if isinstance(statement, ast.FunctionDef):
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
                 members[statement.name] = statement
             for target in _targets(statement):
                 members[target] = statement
@@ -216,7 +222,7 @@ def _parsed(text: str) -> Names:
     waiting: list[ast.stmt] = list(ast.parse(text).body)
     while waiting:
         node = waiting.pop(0)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names[node.name] = node
         elif isinstance(node, ast.ImportFrom | ast.Import):
             for name in (alias.asname or alias.name for alias in node.names):
@@ -271,7 +277,9 @@ class _Parameters(NamedTuple):
         return None
 
 
-def _parameters(node: ast.FunctionDef, *, method: bool) -> _Parameters | None:
+def _parameters(
+    node: ast.FunctionDef | ast.AsyncFunctionDef, *, method: bool
+) -> _Parameters | None:
     if any("property" in ast.unparse(d) for d in node.decorator_list):
         return None
     args = node.args

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from impl.vllm.bare_scheduler import taken
+from impl.vllm.bare_scheduler import either, optional, taken
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 
@@ -139,12 +139,12 @@ class Offloads:
         """What a worker does ahead of the forward pass of a batch."""
         self.worker.handle_preemptions(scheduled.kv_connector_metadata)
         self.worker.bind_connector_metadata(scheduled.kv_connector_metadata)
-        if getattr(scheduled, "has_sync_kv_loads", False):
+        if optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.worker.start_load_kv(None)
 
     def after(self, scheduled: Any) -> Any:
         """What it does behind that; returns its KVConnectorOutput."""
-        if not getattr(scheduled, "has_sync_kv_loads", False):
+        if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.worker.start_load_kv(None)
         self.worker.wait_for_save()
         sending, recving = self.worker.get_finished(scheduled.finished_req_ids)
@@ -292,11 +292,6 @@ def worker_of(
     return Loads(scheduler, transfers, config, written) if config.peer else None
 
 
-def either(of: Any, *names: str) -> Any:
-    """The first attribute of these names that a release has."""
-    return getattr(of, next(name for name in names if hasattr(of, name)))
-
-
 def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
     """Of a CPU manager (hash and group, chunk, pins), in whichever list of its policy."""
     found = []
@@ -304,5 +299,11 @@ def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
         for key, of_key in kept.items():
             chunk: Any = getattr(of_key, "chunk", of_key)
             if hasattr(chunk, "ref_cnt"):
-                found.append((key, either(chunk, "chunk_id", "block_id"), chunk.ref_cnt))
+                found.append(
+                    (
+                        key,
+                        either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"),
+                        chunk.ref_cnt,
+                    )
+                )
     return found

@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from impl.adapter import AnySystem, UnusableImplementation
+from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from impl.process.remote_system import DoesNotStart
 from reference.commands import Refused
 from reference.geometry import Geometry
@@ -118,7 +118,7 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             trace = replace(trace, clause=shown)
             try:
                 seen = replay(system, trace).violation
-            except DoesNotStart:
+            except (DoesNotStart, Misfit):
                 raise
             except UnusableImplementation as error:
                 unplayed = str(error)
