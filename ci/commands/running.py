@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ci.commands import release_row
+from ci.commands import bases, release_row
 from ci.commands.parallel import parallel_options
 from ci.commands.planning import plan_options
 from ci.commands.shared import (
@@ -22,7 +21,6 @@ from ci.commands.shared import (
 
 if TYPE_CHECKING:
     from ci import Data
-    from impl.adapter import System
     from stateful_tests.check.corpus import CorpusLine
     from stateful_tests.check.tiers import Plan
     from stateful_tests.lockstep.results import Run
@@ -30,9 +28,11 @@ if TYPE_CHECKING:
 
 base_option = click.option(
     "--base",
-    metavar="IMPL|DIR",
+    metavar="IMPL|DIR|git:REV",
     help="What to compare with, run as --impl runs: what it violates as well is not new, and does not fail."
-    " [default: of a checkout the release that it was taken from]",
+    " git:REV: that commit of the checkout. [default: of a checkout with a git history the merge base with"
+    " --since or else the upstream branch, or HEAD where that has all that is committed; without changes of"
+    " its own the nearest release]",
 )
 
 
@@ -66,8 +66,9 @@ def check(
 
     Each violated clause is reported with its smallest trace.
 
-    --impl sglang==all, vllm==all or lmdeploy==all drives every release, one after the other, and prints which
-    shows which clause; after it may stand +unified, +rust, +overlap (+async, +offload): all that have it.
+    --impl sglang==all (vllm==all, lmdeploy==all, transformers==all) drives every release, one after the
+    other, and prints which shows which clause; after it may stand +unified, +rust, +overlap (+async,
+    +offload): all that have it.
     """
     writable(junit, "--junit")
     if since is not None and selector.checkout is None:
@@ -124,19 +125,13 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
     from ci.report.progress import Progress
-    from stateful_tests.check import campaign, changes, driving, tiers
+    from stateful_tests.check import campaign, changes, driving, lookup, tiers, tree_history
     from stateful_tests.check import masks as known
 
     began = time.monotonic()
     with ExitStack() as opened:
-        before = (
-            None if how.base is None else opened.enter_context(closing(_base(how.base, selector)))
-        )
-        system = opened.enter_context(closing(selector.resolve()))
-        if how.base is None and selector.checkout is not None:
-            before = _taken_from(system, selector)
-            if before is not None:
-                opened.enter_context(closing(before))
+        base, system = bases.with_system(how.base, selector, how.since, opened)
+        before = None if base is None else base.system
         plan, changed = tiers.for_system(plan, system), None
         early: dict[str, Run] = {}  # clause -> the run that showed it
         cut_short = _CutShort(early)
@@ -165,7 +160,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
             if changed is not None:
                 note(changed.text)
                 plan = replace(plan, first=changed.first)
-        elif selector.checkout and (edited := changes.edited_files(Path(selector.checkout))):
+        elif selector.checkout and (edited := tree_history.edited_files(Path(selector.checkout))):
             files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
             note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
         strange = ":" in selector.impl  # it may hold what there is once
@@ -187,6 +182,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
                     system, plan, progress, before,
                     executor=executor, named=named, found=saved, masks=masks,
                     early=[*early.values()], interrupted=cut_short.interrupted, began=began,
+                    lookup=base and lookup.Lookup(base, system, executor, named.limits, note),
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
             note(f"{clause}, named above as NEW: a known fault explains it")
@@ -195,7 +191,7 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
             plan,
             capabilities=system.capabilities,
             masks=masks,
-            base=None if before is None else before.name,
+            base=base,
             changed=changed,
         )
 
@@ -204,38 +200,6 @@ def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Call
         saved.tidy(data["findings"])
 
     return data, save
-
-
-def _base(named: str, selector: SystemSelector) -> System:
-    """The base of a check of `selector`, driven in the same ways: by its name, or a checkout, which is loaded
-    here."""
-    from stateful_tests.check.tiers import CLIENTS, sizes_for
-    from stateful_tests.lockstep import systems
-
-    folder, engine = named if Path(named).is_dir() else None, re.split("[=+]", selector.impl)[0]
-    of_folder = engine if engine in systems.ENGINES else "sglang"
-    with unusable(f"--base {named:.80}: ", Unusable):
-        spec = systems.as_base(named if folder is None else of_folder, selector.impl)
-        system = SystemSelector(spec, folder, selector.device).resolve()
-        if folder is not None:
-            schedules = system.capabilities.schedules
-            with unusable("it does not load: "):
-                system.reset(
-                    sizes_for(CLIENTS, "full") if schedules else sizes_for("sessions", "page1")
-                )
-    return system
-
-
-def _taken_from(system: Any, selector: SystemSelector) -> System | None:
-    """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
-    engine, of_checkout, ways = system.name.partition("@checkout")
-    if not of_checkout:
-        return None
-    try:
-        return SystemSelector(f"{engine}=={system.release}{ways}", None, selector.device).resolve()
-    except Unusable as error:
-        note(f"without a base: {error}")
-        return None
 
 
 @click.command()
@@ -254,8 +218,8 @@ def replay(
 
     TRACE is a file, or @NAME: a fixture.
 
-    --impl sglang==all, vllm==all or lmdeploy==all says for every release what the trace does there; after it
-    may stand +unified, +rust, +overlap (+async, +offload).
+    --impl sglang==all (vllm==all, lmdeploy==all, transformers==all) says for every release what the trace
+    does there; after it may stand +unified, +rust, +overlap (+async, +offload).
     """
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
@@ -272,8 +236,11 @@ def replay(
 
     replays: list[Data] = []
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, selector)))
-        system = opened.enter_context(closing(selector.resolve()))
+        before, system = None, None
+        if base is not None:
+            compared, system = bases.with_system(base, selector, None, opened)
+            before = compared and compared.system
+        system = system or opened.enter_context(closing(selector.resolve()))
         for path, trace in loaded:
             with unusable(f"{path}: "):
                 run = lockstep.with_calls(system, lockstep.replay(system, trace))

@@ -8,6 +8,7 @@ from impl.adapter import Capabilities
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import COMMANDS, kind_name
 from reference.tiers.commands import TIER_COMMANDS
+from stateful_tests.check.bases import Base
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
@@ -21,7 +22,7 @@ def check_verdict(
     result: CheckResult,
     masks: Sequence[Mask],
     capabilities: Capabilities,
-    base: str | None,
+    base: Base | None,
     changed: Changes | None = None,
 ) -> str:
     """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
@@ -32,6 +33,8 @@ def check_verdict(
         {finding.clause for finding in result.findings if finding.old and finding.no_witness}
     )
     known = [mask.fault.id for mask in masks if mask.holds]
+    elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
+    lost = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
     unseen = changed.unseen if changed is not None else ""
@@ -40,9 +43,11 @@ def check_verdict(
         (result.exit_code == 3, "the system broke"),
         (bool(broken), f"violates {_names(broken)}"),
         (bool(flaky), f"flaky: {_names(flaky)}, not in every replay"),
-        (bool(old or untold or known) and not result.new, "nothing new"),
-        (bool(old), f"{_names(old)} also in {base}"),
+        (bool(old or untold or known or elsewhere) and not result.new, "nothing new"),
+        (bool(old), f"{_names(old)} also in {base.name if base else None}"),
         (bool(untold), f"{_names(untold)} without a witness"),
+        (bool(elsewhere), f"known in other releases: {_names(elsewhere)}"),
+        (bool(lost), f"known: {_names(lost)}"),
         (bool(known), _known(known)),
         (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
         (cut, f"interrupted after {result.so_far}"),
@@ -60,7 +65,9 @@ def check_verdict(
         ),
     ]
     said = "; ".join(text for holds, text in parts if holds) or "conforms"
-    return f"{result.system}: {said}{_unchecked(capabilities)} ({covered(result)}, {result.seconds:.1f} s)"
+    against = f"; base: {base.text}" if base is not None else ""
+    done = f"{covered(result)}, {result.seconds:.1f} s"
+    return f"{result.system}: {said}{_unchecked(capabilities)}{against} ({done})"
 
 
 def covered(result: CheckResult) -> str:

@@ -8,8 +8,9 @@ import pytest
 from ci.commands.running import _CutShort
 from ci.report import data as report
 from ci.report.verdict import check_verdict
+from impl.adapter import UnusableImplementation
 from reference.commands import Finish, Mode
-from stateful_tests.check import campaign, changes, corpus, driving, tiers
+from stateful_tests.check import campaign, changes, corpus, driving, tiers, tree_history
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import CheckResult
 from stateful_tests.lockstep.systems import resolve
@@ -55,6 +56,8 @@ def root(tmp_path):
         ("LIMIT = 1", "LIMIT = 2", {"outside of functions"}),
         ("def gone():\n    return 3\n", "", set()),
         ("\nclass", "\n\nclass", set()),
+        ("        return 1", '        """One."""\n        return 1  # one', set()),
+        ("def free(self)", "def free(self) -> int", set()),
         ("LIMIT", "LIMIT = (", {"cannot be parsed"}),
     ],
 )
@@ -134,6 +137,18 @@ def test_a_fault_in_what_changed_is_told_at_once(base, new):
         assert changes.new_fault(resolve(FAULTY), None, line) is None
 
 
+class CannotMix(ReferenceSystem):
+    """Says in the middle of a run that it cannot be driven on."""
+
+    def apply(self, command):
+        raise UnusableImplementation("a run cannot mix Decode and SpecDecode")
+
+
+def test_a_line_that_the_system_cannot_be_driven_through_shows_nothing():
+    line = corpus.fault_lines()[0]
+    assert changes.new_fault(CannotMix(), ReferenceSystem(), line) is None
+
+
 def test_what_was_told_at_once_is_in_the_report():
     """Also where the runs of the plan do not come to it."""
     system, before = resolve(FAULTY), resolve("reference")
@@ -164,10 +179,10 @@ def test_an_interrupt_reports_what_was_told_at_once():
 
 
 def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):
-    assert changes.edited_files(root) == []
+    assert tree_history.edited_files(root) == []
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
-    assert changes.edited_files(root) == ["cache.py"]
-    assert changes.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
+    assert tree_history.edited_files(root) == ["cache.py"]
+    assert tree_history.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
 
 
 def test_what_git_cannot_tell_is_a_line(root, kvspec):
