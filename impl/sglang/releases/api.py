@@ -32,6 +32,8 @@ DRIVEN = """
 0.5.10 ...    mem_cache/cache_init_params.py | CacheInitParams(disable=_, req_to_token_pool=_, token_to_kv_pool_allocator=_, page_size=_, sliding_window_size=_, is_eagle=_)
 0.5.10 ...    mem_cache/base_prefix_cache.py | MatchPrefixParams(key=_, req=_); EvictParams(num_tokens=_, swa_num_tokens=_)
 0.5.10 ...    managers/scheduler.py | Scheduler.abort_request(_)
+0.5.10 ...    mem_cache/base_prefix_cache.py | EvictResult.num_tokens_evicted; EvictResult.swa_num_tokens_evicted
+0.5.10 ...    managers/schedule_batch.py | Req.sampling_params; Req.session; Req.is_retracted
 [chunks]
 0.5.10 0.5.13 managers/schedule_batch.py | Req.fill_ids
 0.5.13 ...    managers/schedule_batch.py | Req.full_untruncated_fill_ids
@@ -85,6 +87,8 @@ DRIVEN = """
 0.5.13 0.5.20 mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.free_pages; PagedTokenToKVPoolAllocator.release_pages
 0.5.20 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.get_all_free_pages()
 [allocators]
+0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator.get_kvcache
+0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.get_kvcache
 0.5.10 0.5.13 mem_cache/allocator.py | TokenToKVPoolAllocator(_, kvcache=_, dtype=_, device=_, need_sort=_); alloc_extend_naive(_, _, _, _, _, _, _)
 0.5.10 0.5.13 mem_cache/allocator.py | PagedTokenToKVPoolAllocator(_, _, kvcache=_, dtype=_, device=_, need_sort=_)
 0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
@@ -144,6 +148,18 @@ DRIVEN = """
 0.5.10 0.5.22 mem_cache/chunk_cache.py | ChunkCache(_); SWAChunkCache(_)
 0.5.10 0.5.21 mem_cache/swa_radix_cache.py | SWARadixCache(_)
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache(_); ComponentType; UnifiedRadixCache.evict(_); UnifiedRadixCache.match_prefix(_)
+[tree nodes]
+0.5.10 0.5.21 mem_cache/radix_cache.py | TreeNode.children; TreeNode.key; TreeNode.value; TreeNode.lock_ref
+0.5.10 0.5.21 mem_cache/swa_radix_cache.py | TreeNode.full_lock_ref; TreeNode.swa_lock_ref; TreeNode.swa_tombstone
+0.5.10 0.5.21 {sessions} | {SessionCache}.inner
+0.5.16 0.5.17 mem_cache/unified_radix_cache.py | UnifiedTreeNode.component_data; UnifiedTreeNode.children; UnifiedTreeNode.key; UnifiedTreeNode.parent
+0.5.17 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeNode.component_data; UnifiedTreeNode.children; UnifiedTreeNode.key; UnifiedTreeNode.parent
+0.5.16 0.5.17 mem_cache/unified_cache_components/tree_component.py | ComponentData.value; ComponentData.lock_ref
+0.5.17 0.5.20 mem_cache/unified_cache/components/tree_component.py | ComponentData.value; ComponentData.lock_ref
+0.5.20 ...    mem_cache/unified_cache/components/base.py | ComponentData.value; ComponentData.lock_ref
+[match results]
+0.5.10 0.5.22 mem_cache/base_prefix_cache.py | MatchResult.device_indices
+0.5.10 ...    mem_cache/base_prefix_cache.py | MatchResult.last_device_node
 [namespaces]
 0.5.10 0.5.18 mem_cache/radix_cache.py | "cache_salt" not in "RadixKey"
 0.5.10 0.5.18 mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_)

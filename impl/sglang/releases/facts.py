@@ -35,6 +35,8 @@ FACTS: dict[str, tuple[str, ...]] = {
     "caches": ("_modules", "is_unified", "make_cache", "make_tree", "shown_tree"),
     "locks": ("tree", "hold"),
     "hand-ins": ("hand_in", "drop"),
+    "tree nodes": (),
+    "match results": (),
     "namespaces": (),
     "rounds": ("spec_file", "spec_prepare", "prepare_spec", "spec_end"),
     "claims": ("claimed", "commit", "skipped"),

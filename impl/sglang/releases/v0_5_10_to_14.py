@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import Cursors, UnusableImplementation
-from impl.isolation import cut
+from impl.isolation import cut, loaded
 from impl.lazy import torch
 from impl.sglang.parts import stand_ins, memory_checks, trees
 from impl.sglang.parts.aborts import Aborts
@@ -94,10 +94,12 @@ class Release0510(Objects):
         if root is None:
             return
         self._install(root)
+        stand_ins.take_defaults(root)
         try:
             self._import(root)
             if not stand_ins.on_gpu():
                 self._without_kernels()
+            loaded()
         except (ImportError, AttributeError, KeyError, OSError, SyntaxError) as error:
             raise UnusableImplementation(
                 f"sglang {self.version}: its bookkeeping does not load: {type(error).__name__}: {error}"
