@@ -53,7 +53,7 @@ class VLLMSystem(WorkerSystem):
             assert version is not None
             self.root = release_root(version, v2, offloads)
             self.name = f"vllm=={version}"
-        found = facts(self.root, version, v2, offloads)
+        found = facts(self.root, version, **self.ways)
         parts.require(found, TABLES, self.name, self.root)
         self.release, self.parts = found.near.release, found.parts
         if version not in RELEASES:
