@@ -61,8 +61,8 @@ class ReleaseSystem(WorkerSystem):
             self.root, self.tables, self.modules, self.tables.parts, release=version
         )
         parts.require(found, self.tables, self.name, self.root)
-        self.release = version or found.near.release
-        if path is not None:
+        self.release = found.near.release
+        if version not in self.releases:
             self.remark = parts.told(found, self.root)
 
     def command_line(self) -> list[str]:

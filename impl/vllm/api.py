@@ -34,7 +34,7 @@ CORE = """
 0.11.0 ... v1/request.py | Request.is_finished(); RequestStatus.FINISHED_ABORTED
 0.11.0 ... v1/engine/__init__.py | EngineCoreOutputs.outputs; EngineCoreOutput.request_id; EngineCoreOutput.new_token_ids; EngineCoreOutput.finish_reason
 0.11.0 ... v1/outputs.py | ModelRunnerOutput.req_ids; ModelRunnerOutput.req_id_to_index; ModelRunnerOutput.sampled_token_ids; DraftTokenIds(_, _)
-0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec(_, _); KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
+0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec(_, _); KVCacheGroupSpec.layer_names; KVCacheGroupSpec.kv_cache_spec; KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
 0.11.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_states(_)
 """
 # What some releases have. A tree is driven with those that it has, whatever it is near to.
@@ -55,6 +55,9 @@ PARTS = {
 0.15.0 ... v1/request.py | Request.resumable; Request.streaming_queue; StreamingUpdate
 0.15.0 ... v1/core/sched/scheduler.py | Scheduler._update_request_as_session; Scheduler._handle_stopped_request
 0.15.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_streaming_request(_, _)
+""",
+    "resolved block sizes": """
+0.20.0 ... v1/core/kv_cache_utils.py | resolve_kv_cache_block_sizes(_, _)
 """,
     "retained windows": """
 0.33.0 ... v1/kv_cache_interface.py | SlidingWindowSpec.num_retained_tokens
@@ -88,6 +91,13 @@ PARTS = {
 0.22.0 ... v1/worker/mamba_utils.py | stage_postprocess_inputs_to_gpu(_, _, _, _, _, _)
 0.27.0 ... v1/worker/mamba_utils.py | preprocess_mamba(scheduler_output=_, kv_cache_config=_, cache_config=_, mamba_state_idx=_, input_batch=_, requests=_, forward_context=_, mamba_state_copy_funcs=_, copy_bufs=_, align_ctx=_)
 """,
+    "copies by kind": """
+0.29.0 ... v1/worker/mamba_utils.py | validate_mamba_state_copy_funcs
+0.29.0 ... v1/kv_cache_interface.py | MambaSpec.num_prefill_checkpoint_blocks; KVCacheConfig.prefix_cache_retention_interval
+""",
+    "checkpoints within a chunk": """
+0.31.0 ... model_executor/layers/mamba/checkpoint.py | compute_mamba_prefill_checkpoints
+""",
     "v2": """
 0.12.0 ... v1/core/sched/output.py | NewRequestData.prefill_token_ids; SchedulerOutput.total_num_scheduled_tokens
 0.12.0 ... v1/worker/gpu/states.py | RequestState.prefill_len; RequestState.num_computed_tokens; RequestState.draft_tokens
@@ -117,6 +127,10 @@ PARTS = {
 0.11.0 ... v1/core/sched/scheduler.py | Scheduler.connector; Scheduler.vllm_config; Scheduler.kv_cache_config; Scheduler.finished_req_ids; Scheduler.finished_recving_kv_req_ids
 0.11.0 ... v1/core/sched/output.py | SchedulerOutput.kv_connector_metadata; SchedulerOutput.finished_req_ids
 0.11.0 ... v1/outputs.py | KVConnectorOutput.finished_sending; KVConnectorOutput.finished_recving; ModelRunnerOutput.kv_connector_output
+0.11.0 ... v1/request.py | Request.num_prompt_tokens
+0.11.0 ... v1/core/kv_cache_manager.py | KVCacheBlocks.get_block_ids()
+0.11.0 ... v1/kv_cache_interface.py | SlidingWindowSpec.sliding_window
+0.21.0 ... v1/kv_offload/base.py | GPULoadStoreSpec.group_sizes
 0.12.0 ... v1/core/sched/scheduler.py | Scheduler.failed_recving_kv_req_ids
 0.12.0 ... v1/outputs.py | KVConnectorOutput.invalid_block_ids
 0.14.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.handle_preemptions(_)
@@ -178,12 +192,19 @@ def drives(release: str, part: str) -> bool:
 
 
 def facts(
-    root: Path, release: str | None = None, v2: bool = False, offloads: bool = False
+    root: Path,
+    release: str | None = None,
+    *,
+    overlap: bool = False,
+    v2: bool = False,
+    offloads: bool = False,
 ) -> parts.Facts:
-    """What the files under `root` have. release: that they are, if that is known. v2: for model runner V2;
-    offloads: for its OffloadingConnector."""
+    """What the files under `root` have. release: that they are, if that is known. overlap: for asynchronous
+    scheduling; v2: for model runner V2; offloads: for its OffloadingConnector."""
     wanted = {"v2": v2, "offload": offloads}
     unwanted = (frozenset() if v2 else _OF_V2) | (frozenset() if offloads else _OF_CONNECTORS)
+    if not overlap:
+        unwanted |= {"drafts in flight"}
     names = partial(in_uses, names=renamed_in(root))
     asked = [part for part, is_wanted in wanted.items() if is_wanted]
     return parts.facts(root, TABLES, VLLM, asked, unwanted, release, names)

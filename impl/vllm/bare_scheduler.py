@@ -97,8 +97,8 @@ def optional(owner: Any, name: str, default: Any) -> Any:
 
 def either(owner: Any, *names: str) -> Any:
     """The attribute that a release has, of several names ("Class.member") for one thing."""
-    members = [name.rpartition(".")[2] for name in names]
-    return getattr(owner, next(member for member in members if hasattr(owner, member)))
+    found = [optional(owner, name, None) for name in names]
+    return next(each for each in found if each is not None)
 
 
 class StructuredOutput(Values):
@@ -206,8 +206,8 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
     """Tokens of the scheduler's block and of a hash."""
     sizes = {group.block_size for group in config.groups}
     settings.cache_config.block_size = min(sizes)
-    if hasattr(utils, "resolve_kv_cache_block_sizes"):
-        scheduler_size, hash_size = utils.resolve_kv_cache_block_sizes(pool, settings)
+    if resolved := optional(utils, "resolve_kv_cache_block_sizes", None):
+        scheduler_size, hash_size = resolved(pool, settings)
         return int(scheduler_size), int(hash_size)
     return min(sizes), min(sizes)  # the release asserts what it needs of them
 

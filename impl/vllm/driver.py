@@ -268,7 +268,8 @@ class EngineDriver:
     def _reset_connector(self, _: ResetConnector) -> None:
         require(isinstance(self._mover, Offloads), Reason.EMPTY)
         manager = self.scheduler.connector.connector_scheduler.manager
-        require(hasattr(manager, "reset_cache"), Reason.UNFAITHFUL)  # 0.21 answers with a warning
+        can = optional(manager, "CPUOffloadingManager.reset_cache", None)
+        require(can is not None, Reason.UNFAITHFUL)  # 0.21 answers with a warning
         if self.scheduler.reset_connector_cache() is False:
             raise SystemFailed("reset_connector_cache() returns False: host memory is not reset")
 

@@ -10,7 +10,7 @@ from impl import parts
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.api import TABLES, WAYS, facts
+from impl.vllm.api import RELEASES, TABLES, WAYS, facts
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
 
@@ -53,10 +53,10 @@ class VLLMSystem(WorkerSystem):
             assert version is not None
             self.root = release_root(version, v2, offloads)
             self.name = f"vllm=={version}"
-        found = facts(self.root, version, v2, offloads)
+        found = facts(self.root, version, **self.ways)
         parts.require(found, TABLES, self.name, self.root)
-        self.release, self.parts = version or found.near.release, found.parts
-        if path is not None:
+        self.release, self.parts = found.near.release, found.parts
+        if version not in RELEASES:
             self.remark = parts.told(found, self.root)
         if {"state", *["state+v2"] * v2} <= self.parts:
             self.capabilities = replace(self.capabilities, recurrent=True)

@@ -99,7 +99,9 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
     named, *ways = system.name.split("+")
     engine, _, release = named.partition("==")
     if named.endswith("@checkout"):
-        engine, release = named.removesuffix("@checkout"), system.release
+        engine = named.removesuffix("@checkout")
+    # A checkout, or a version that no table has, was taken for a release.
+    release = getattr(system, "release", release)
     if not release:
         return
     for fault in of_system(cast("Engine", engine), release, ways):
