@@ -127,7 +127,7 @@ def _of_history(
     opened.enter_context(closing(before))
     _load(before)
     before.name = revision.name
-    return _measured(before, system)._replace(kind=kind, why=revision.why)
+    return _measured(before, system)._replace(kind=kind, why=revision.why, commit=revision.commit)
 
 
 def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base | None:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ci.commands import bases, release_row
+from ci.commands import bases, one_check, release_row
 from ci.commands.parallel import parallel_options
 from ci.commands.planning import plan_options
 from ci.commands.shared import (
-    ReportOut, Saved, SystemSelector, Unusable, load_trace, note, replay_command, save_option, save_traces,
-    system_options, unusable, worker_limits, writable, write_beside,
+    ReportOut, SystemSelector, Unusable, load_trace, replay_command, save_option, system_options, unusable,
+    writable, write_beside,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from ci import Data
-    from stateful_tests.check.corpus import CorpusLine
     from stateful_tests.check.tiers import Plan
-    from stateful_tests.lockstep.results import Run
 
 
 base_option = click.option(
@@ -74,10 +70,10 @@ def check(
     if since is not None and selector.checkout is None:
         raise Unusable("--since goes with a checkout, such as --sglang-path or --vllm-path")
 
-    how = _How(where, save_dir, base, since, html)
+    how = one_check.How(where, save_dir, base, since, html)
 
     def one(impl: str) -> tuple[Data, Callable[[], None]]:
-        return _driven(replace(selector, impl=impl), plan, how)
+        return one_check.driven(replace(selector, impl=impl), plan, how)
 
     if names := release_row.names(selector.impl):
         release_row.alone(selector, junit=junit)
@@ -94,112 +90,6 @@ def check(
     code = out.end(data) if out.file != "-" else 0
     render_check.check(out.console, data, detailed=verbose)
     return out.end(data) if out.file == "-" else code
-
-
-class _How(NamedTuple):
-    """How a check is run. where: makes the executor. since: the git revision of --since. html: pages too."""
-
-    where: Callable[..., Any]
-    save_dir: str
-    base: str | None
-    since: str | None
-    html: bool
-
-
-@dataclass
-class _CutShort:
-    """An interrupt before the plan begins. Where `told` has a finding, the report still comes."""
-
-    told: Collection[str]
-    interrupted: bool = False
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self.interrupted |= kind is KeyboardInterrupt
-        return kind is KeyboardInterrupt and bool(self.told)
-
-
-def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Callable[[], None]]:
-    """The report of a check of one system, and what saves its traces and notes there where they are."""
-    from ci.report import data as report
-    from ci.report.progress import Progress
-    from stateful_tests.check import campaign, changes, driving, lookup, tiers, tree_history
-    from stateful_tests.check import masks as known
-
-    began = time.monotonic()
-    with ExitStack() as opened:
-        base, system = bases.with_system(how.base, selector, how.since, opened)
-        before = None if base is None else base.system
-        plan, changed = tiers.for_system(plan, system), None
-        early: dict[str, Run] = {}  # clause -> the run that showed it
-        cut_short = _CutShort(early)
-        if how.since is not None:
-            told: set[str] = set()
-
-            def tell(line: CorpusLine) -> None:
-                run = changes.new_fault(system, before, line)
-                if (
-                    run is not None
-                    and run.violation is not None
-                    and run.violation.clause not in told
-                ):
-                    told.update(run.violation.clauses)
-                    early[run.violation.clause] = run
-                    note(report.first_word(run, "" if before is None else before.name))
-
-            note(f"since {how.since}: looks for directed runs that call what changed")
-            with unusable(f"--since {how.since:.80}: ", ValueError), cut_short:
-                lines = [
-                    line
-                    for mode in plan.modes or system.capabilities.modes
-                    for line in driving.lines_of(system, plan, mode)
-                ]
-                changed = changes.changes(system, how.since, lines, tell)
-            if changed is not None:
-                note(changed.text)
-                plan = replace(plan, first=changed.first)
-        elif selector.checkout and (edited := tree_history.edited_files(Path(selector.checkout))):
-            files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
-            note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
-        strange = ":" in selector.impl  # it may hold what there is once
-        cuda = selector.device == "cuda"
-        named = driving.Named(selector.impl, selector.device, selector.checkout, **worker_limits())
-        with (
-            how.where(pays=not strange and not cuda, fork=not cuda) as executor,
-            Progress() as progress,
-        ):
-            saved = Saved(system.name, how.save_dir, progress.say)
-            with unusable(f"--impl {selector.impl}: "):
-                masks = []
-                with cut_short:
-                    for mask in known.masks(system, before):
-                        masks.append(mask)
-                        progress.line(mask.line)
-                named = named._replace(also_checked=known.also_checked(system, masks))
-                result = campaign.run(
-                    system, plan, progress, before,
-                    executor=executor, named=named, found=saved, masks=masks,
-                    early=[*early.values()], interrupted=cut_short.interrupted, began=began,
-                    lookup=base and lookup.Lookup(base, system, executor, named.limits, note),
-                )  # fmt: skip
-        for clause in early.keys() - {finding.clause for finding in result.findings}:
-            note(f"{clause}, named above as NEW: a known fault explains it")
-        data = report.check_data(
-            result,
-            plan,
-            capabilities=system.capabilities,
-            masks=masks,
-            base=base,
-            changed=changed,
-        )
-
-    def save() -> None:
-        save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)
-        saved.tidy(data["findings"])
-
-    return data, save
 
 
 @click.command()

@@ -13,7 +13,7 @@ from ci.compare import snapshot, step_table
 from ci.explain import because
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
-from ci.report.verdict import check_verdict, not_declared, waived
+from ci.report.verdict import check_verdict, not_declared, said, waived
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
@@ -152,10 +152,13 @@ def check_data(
             "revision": changed.revision, "lines_first": len(changed.first),
             "called": [f"{file}: {name}" for file, name in changed.called],
             "missed": [f"{file}: {name}" for file, name in changed.missed],
+            "not_loaded": [f"{file}: {name}" for file, name in changed.ignored],
         },
     }  # fmt: skip
     return data | {
-        "verdict": check_verdict(result, masks, capabilities, base, changed),
+        "said": said(result, masks, base),
+        "verdict": check_verdict(result, masks, capabilities, base),
+        "ways_not_driven": dict(result.not_driven),
         "exit_code": result.exit_code,
     }
 

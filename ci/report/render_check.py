@@ -61,6 +61,10 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if data["longest"]:
         done += f"; texts of up to {data['longest']} tokens"
     say(out, f"{data['tier']}, seed {data['seed']}: {done}")
+    for way in data.get("ways", ()):
+        if way["exit_code"] or detailed:
+            out.print()
+            check(out, way, detailed=detailed)
 
 
 def _of_the_plan(data: Data) -> str:

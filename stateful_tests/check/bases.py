@@ -30,13 +30,14 @@ class Base(NamedTuple):
     """The base of a check.
 
     why: what the base is to the checkout, in words. lines: how many lines of the driven files differ between
-    the two; None where one of them has no such files.
+    the two; None where one of them has no such files. commit: the base's, if it is of the checkout's history.
     """
 
     system: Any
     kind: BaseKind
     why: str = ""
     lines: int | None = None
+    commit: str = ""
 
     @property
     def name(self) -> str:

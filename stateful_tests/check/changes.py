@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -17,47 +17,56 @@ from typing import Any, NamedTuple
 from impl.adapter import UnusableImplementation
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.tree_history import git, new_files
+from stateful_tests.check.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
 from stateful_tests.lockstep.lockstep import check_fits, replay, with_calls
 from stateful_tests.lockstep.results import Run, Trace
 
 ENOUGH = 60  # lines that call a function, before others are looked for
-OUTSIDE = "outside of functions"
-
-Function = tuple[str, str]  # file, qualified name
+PATIENCE = 150  # lines in which a function is looked for that no run is known to call
 
 
 class Changes(NamedTuple):
-    """first: lines of the corpus that call what changed. called: changed function -> how many of `first` call
-    it; missed: those that none calls, and files with changes outside of functions."""
+    """What changed in a checkout since `revision`.
+
+    first: lines of the corpus that call what changed. called: changed function -> how many of `first` call
+    it; 0 of one that other runs call. missed: those that nothing calls. ignored: those in files that kvspec
+    does not load.
+    """
 
     revision: str
     first: frozenset[CorpusLine]
     called: dict[Function, int]
     missed: tuple[Function, ...]
+    ignored: tuple[Function, ...] = ()
 
     @property
     def text(self) -> str:
         """In a line."""
         text = f"since {self.revision}: {len(self.first)} directed runs come first, which call"
         text += f" {len(self.called)} of {len(self.called) + len(self.missed)} changes"
-        missed = [f"{file}: {name}" for file, name in self.missed]
-        more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
-        return text + (f"; none calls {', '.join(missed[:5])}{more}" if missed else "")
+        text += f"; none calls {named(self.missed)}" if self.missed else ""
+        return text + (f"; kvspec does not load {named(self.ignored)}" if self.ignored else "")
 
-    @property
-    def unseen(self) -> str:
-        """How many of the changes no directed run calls, such as "1 of 3 changes"; "" for none."""
-        missed = len(self.missed)
-        return f"{missed} of {missed + len(self.called)} changes" if missed else ""
+    def also_called(self, functions: Collection[Function]) -> Changes:
+        """The same, where other runs call these."""
+        found = dict.fromkeys((each for each in self.missed if each in functions), 0)
+        missed = tuple(each for each in self.missed if each not in functions)
+        return self._replace(called=self.called | found, missed=missed)
 
     def among(self, called: Sequence[Sequence[str]]) -> dict[Function, list[int]]:
         """The changed functions among those that commands call, and the numbers of the commands."""
         wanted, found = {*self.called, *self.missed}, dict[Function, list[int]]()
         for at, of_command in enumerate(called):
-            for function in dict.fromkeys(_functions(of_command)):
+            for function in dict.fromkeys(functions_of(of_command)):
                 if function in wanted:
                     found.setdefault(function, []).append(at)
         return found
+
+
+def named(functions: Sequence[Function], most: int = 5) -> str:
+    """Functions as text, `most` of them by name."""
+    names = ", ".join(f"{file}: {name}" for file, name in functions[:most])
+    return names + (f" and {len(functions) - most} more" if len(functions) > most else "")
 
 
 def changes(
@@ -65,21 +74,32 @@ def changes(
     revision: str,
     lines: Sequence[CorpusLine],
     found: Callable[[CorpusLine], None] | None = None,
+    of: WayMap = NOTHING,
+    way: str = "",
 ) -> Changes:
     """Look for lines that call what changed in the checkout of `system`, the shortest first.
 
-    found: is given each of them as soon as it is found. Raises ValueError where git cannot tell.
+    found: is given each of them as soon as it is found. of: what runs of the engine's releases call; a file
+    in which they call nothing is not loaded. way: the one in which the system is driven. Raises ValueError
+    where git cannot tell.
     """
-    wanted = {*changed_functions(system.root, revision)}
+    changed = sorted({*changed_functions(system.root, revision)})
+    ignored = tuple(each for each in changed if of.files and each[0] not in of.files)
+    loaded = {
+        each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
+    }
+    wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[Function] = Counter()
     first = set()
-    for line in _in_turns(lines):
+    for at, line in enumerate(_in_turns(lines)):
         open_ = {function for function in wanted if called[function] < ENOUGH}
+        if of.files and at >= PATIENCE:
+            open_ = {each for each in open_ if not called[each] and of.runs(each, way)}
         if not open_:
             break
         try:
             check_fits(system, line.geometry, line.commands)
-            calls = open_ & {*_functions(chain(*system.called(line.geometry, line.commands)))}
+            calls = open_ & {*functions_of(chain(*system.called(line.geometry, line.commands)))}
         except UnusableImplementation:
             continue
         called.update(calls)
@@ -88,7 +108,7 @@ def changes(
             if found is not None:
                 found(line)
     missed = tuple(sorted(wanted - called.keys()))
-    return Changes(revision, frozenset(first), dict(called), missed)
+    return Changes(revision, frozenset(first), dict(called), missed, ignored)
 
 
 def _in_turns(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
@@ -121,12 +141,6 @@ def new_fault(system: Any, base: Any, line: CorpusLine) -> Run | None:
     except UnusableImplementation:  # no witness
         known = True
     return None if known else with_calls(system, replace(run, trace=ends))
-
-
-def _functions(called: Iterable[str]) -> Iterator[Function]:
-    for text in called:
-        file, _, names = text.partition(": ")
-        yield from ((file, name) for name in names.split(", "))
 
 
 def changed_functions(root: Path, revision: str) -> Iterator[Function]:

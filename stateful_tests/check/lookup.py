@@ -38,7 +38,7 @@ class Shows(StrEnum):
     UNDRIVEN = "undriven"
 
 
-class Shown(NamedTuple):
+class SeenOnRelease(NamedTuple):
     """What a release shows of a trace. fault: the id of a known fault, with FAULT. root: the folder of the
     release's files."""
 
@@ -58,7 +58,7 @@ class Lookup:
     executor: Executor = SERIAL
     limits: Limits = LIMITS
     say: Callable[[str], None] = lambda _: None
-    _shown: dict[Trace, list[Shown]] = field(default_factory=dict)
+    _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
 
     @property
     def may_excuse(self) -> bool:
@@ -105,7 +105,7 @@ class Lookup:
                 if all(any(each.fault for each in self._shown[trace]) for trace in wanted):
                     break
 
-    def _said(self, shown: Sequence[Shown]) -> LookedUp:
+    def _said(self, shown: Sequence[SeenOnRelease]) -> LookedUp:
         """What releases show of a trace, the nearest first."""
         told = LookedUp(
             conform=sum(each.what is Shows.CONFORMS for each in shown),
@@ -153,22 +153,22 @@ def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
     return ["+".join([f"{engine}=={version}", *ways]) for version in order]
 
 
-def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[Shown]:
+def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
     """What a release, by name, shows of each trace."""
     try:
         system = systems.resolve(name, limits=limits)
     except UnusableImplementation:  # such as a wheel that cannot be fetched
-        return [Shown(name, Shows.UNDRIVEN)] * len(traces)
+        return [SeenOnRelease(name, Shows.UNDRIVEN)] * len(traces)
     try:
         return [shown_on(system, trace) for trace in traces]
     finally:
         system.close()
 
 
-def shown_on(system: Any, trace: Trace) -> Shown:
+def shown_on(system: Any, trace: Trace) -> SeenOnRelease:
     """What a system shows of a trace that violates `trace.clause` elsewhere."""
     clause = trace.clause or ""
-    nothing = Shown(system.name, Shows.UNDRIVEN, root=root_of(system))
+    nothing = SeenOnRelease(system.name, Shows.UNDRIVEN, root=root_of(system))
     try:
         run = replay(system, trace)
         if run.violation is None:

@@ -9,6 +9,13 @@ from stateful_tests.lockstep.known_faults import Engine, releases
 from stateful_tests.lockstep.systems import ENGINES
 
 ALL = "all"  # in the place of a version
+# The ways to run of each engine, each behind a plus sign.
+WAYS: dict[str, tuple[str, ...]] = {
+    "sglang": ("", "overlap", "hicache", "rust", "unified", "rust+overlap", "rust+hicache"),
+    "vllm": ("", "async", "offload", "v2", "async+v2", "async+offload"),
+    "transformers": ("",),
+    "lmdeploy": ("",),
+}
 
 
 def names(impl: str) -> list[str]:

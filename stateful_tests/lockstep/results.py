@@ -19,6 +19,7 @@ from reference.state import State
 
 FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing
 OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
+_NAMED = 5  # changed functions that a verdict names
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
 
 
@@ -333,6 +334,8 @@ class CheckResult:
     broke_off: why the system could not be driven on after a finding.
     required: situations that the corpus drives the system into; unfit: situation -> why its line could not be
     driven. left_out: what runs on the base and not on the system -> why not.
+    uncalled: changed functions that no run called. ways: other way to run the system -> what its check says;
+    not_driven: way in which changed functions run -> the command that drives it, or why it was not driven.
     masked: known faults and clause -> violations that one of them explains.
     """
 
@@ -361,6 +364,9 @@ class CheckResult:
     required: tuple[str, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    uncalled: tuple[str, ...] = ()
+    ways: dict[str, str] = field(default_factory=dict)
+    not_driven: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -429,6 +435,9 @@ class CheckResult:
         missed = len({*self.required} - self.situations.keys())
         if self.system in OWN and missed and not self.stopped:
             reasons.append(f"{missed} of {len(self.required)} situations were not met")
+        if self.uncalled:
+            more = f" and {len(self.uncalled) - _NAMED} more" if len(self.uncalled) > _NAMED else ""
+            reasons.append(f"no run calls {', '.join(self.uncalled[:_NAMED])}{more}, which changed")
         for what, why in self.left_out.items():
             reasons.append(f"left out: {what}: on the base and not here: {why}")
         if self.untriggered:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ci.commands.running import _CutShort
+from ci.commands.one_check import CutShort
 from ci.report import data as report
 from ci.report.verdict import check_verdict
 from impl.adapter import UnusableImplementation
@@ -96,10 +96,10 @@ def test_lines_that_call_it_come_first(root):
         f"{changes.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
         in found.text
     )
-    result = CheckResult("checkout", "smoke", 0)
-    said = check_verdict(result, (), system.capabilities, None, found)
-    assert "no directed run calls 1 of 2 changes" in said
-    assert found._replace(missed=()).unseen == ""
+    assert found.also_called({("cache.py", "gone")}).missed == ()
+    result = CheckResult("checkout", "smoke", 0, uncalled=("cache.py: gone",))
+    said = check_verdict(result, (), system.capabilities, None)
+    assert "no run calls cache.py: gone, which changed" in said and result.exit_code == 4
     called = [
         (),
         ("cache.py: Cache.free, gone", "other.py: gone"),
@@ -166,7 +166,7 @@ def test_what_was_told_at_once_is_in_the_report():
 def test_an_interrupt_reports_what_was_told_at_once():
     """And nothing is driven."""
     line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
-    run, told = changes.new_fault(resolve(FAULTY), resolve("reference"), line), _CutShort({})
+    run, told = changes.new_fault(resolve(FAULTY), resolve("reference"), line), CutShort({})
     with pytest.raises(KeyboardInterrupt), told:
         raise KeyboardInterrupt
     told.told = [run]
