@@ -25,6 +25,11 @@ class UnusableImplementation(Exception):
     """The requested implementation is unavailable (exit code 2): one line says why."""
 
 
+class Misfit(UnusableImplementation):
+    """The adapter does not fit the files that it drives, which says nothing about them. The check ends: a
+    configuration, a line of the corpus or a trace on which it shows is not left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a system can be driven through: `apply` gets no other command.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from impl import fetch
+from impl import fetch, parts
 from impl.adapter import Capabilities, UnusableImplementation
+from impl.isolation import Bookkeeping
+from impl.parts import Tables
+from impl.process.failures import Guarded
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.process.worker import serve
 from impl.wheel_parts import unpack_parts
@@ -24,14 +26,17 @@ REQUESTS_ALONE = Capabilities(
 class ReleaseSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`), in a worker. Raises UnusableImplementation.
 
-    package: its name. releases: that are driven, the oldest first; a checkout that states none of them counts
-    as the newest. driver: the module of the worker. kept: beginnings of the names of files that are kept of a
-    wheel; needed: a file or folder without which it is not driven. source: the folder of a checkout that has
-    the package.
+    package: its name. releases: that are driven, the oldest first. tables: of its API, each part of which is
+    needed. modules: that are loaded. driver: the module of the worker.
+    kept: beginnings of the names of files that are kept of a wheel; needed: a file or folder without which a
+    wheel is not driven. source: the folder of a checkout that has the package.
     """
 
     package = driver = needed = ""
     releases: tuple[str, ...] = ()
+    remark = ""  # what the user of a checkout should know about how it is driven
+    tables: Tables
+    modules: Bookkeeping
     kept: tuple[str, ...] = ()
     source = "."
     capabilities = REQUESTS_ALONE
@@ -46,13 +51,19 @@ class ReleaseSystem(WorkerSystem):
             self.root = fetch.release_root(self.package, str(version), self._unpacked)
         else:
             self.root = Path(path, self.source).expanduser().resolve()
-        if not (self.root / self.needed).exists():
+        if not (self.root / (self.needed if path is None else self.package)).exists():
             since = "" if path else f"; the first release that is driven is {self.releases[0]}"
             where = path or "its wheel"
             raise UnusableImplementation(
                 f"{self.name}: there is no {self.needed} in {where}{since}"
             )
-        self.release = version or self._stated()
+        found = parts.facts(
+            self.root, self.tables, self.modules, self.tables.parts, release=version
+        )
+        parts.require(found, self.tables, self.name, self.root)
+        self.release = found.near.release
+        if version not in self.releases:
+            self.remark = parts.told(found, self.root)
 
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", self.driver, str(self.root), self.name]
@@ -63,11 +74,6 @@ class ReleaseSystem(WorkerSystem):
     def _is_kept(self, path: PurePosixPath) -> bool:
         return path.suffix == ".py" and path.as_posix().startswith(self.kept)
 
-    def _stated(self) -> str:
-        file = self.root / self.package / "version.py"
-        found = re.search(r"__version__ = '([\d.]+)'", file.read_text()) if file.is_file() else None
-        return found[1] if found and found[1] in self.releases else self.releases[-1]
-
 
 def work(driver: Callable[[Path, str], Any]) -> int:
     """What the module of a worker does: it serves the driver of the release that its command line names."""
@@ -75,4 +81,5 @@ def work(driver: Callable[[Path, str], Any]) -> int:
 
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
     root, name = Path(sys.argv[1]), sys.argv[2]
-    return serve(lambda: driver(root, name), root)
+    of = root, "LMDeploy or transformers", "loading.py", "driver.py"
+    return serve(lambda: Guarded(driver(root, name), *of), root)

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import Misfit, UnusableImplementation
 from impl.lmdeploy.loading import CAPABILITIES, load
 from impl.lmdeploy.states import CheckpointedStates
+from impl.process.failures import SystemFailed
 from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
-from impl.vllm.bare_scheduler import Values, taken
+from impl.vllm.bare_scheduler import Values, either, optional, taken
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig
@@ -29,6 +30,18 @@ from reference.blocks.facts import BlockFacts, Lane, Published, RequestFact, cha
 from reference.commands import Abort, Reason
 
 _AHEAD = 16  # tokens that a server allocates slots for ahead of a decode (prefill_interval)
+
+
+class BatchInputs(Values):
+    """`ModelInputs` and `ModelInputsDelta`. What a batch is not given is None, as there."""
+
+    is_chunk = is_last_chunk = logits_indices = state_offsets = None
+
+
+# What a model gives out beside tokens, and nobody asks for.
+_NOT_ASKED = dict.fromkeys(
+    ("all_routed_experts", "ce_loss", "kv_connector_output", "logits", "logprobs", "model_metas")
+)
 
 
 class LMDeployDriver(SelfSchedulingDriver):
@@ -39,7 +52,7 @@ class LMDeployDriver(SelfSchedulingDriver):
     def __init__(self, root: Path, name: str = "lmdeploy") -> None:
         self.name, self._of = name, load(root)
         maker, loop = self._of["inputs_maker"], self._of["engine_loop"]
-        maker.ModelInputs = maker.ModelInputsDelta = Values
+        maker.ModelInputs = maker.ModelInputsDelta = BatchInputs
         maker.fill_logits_indices = lambda inputs, *_: inputs
         loop.InferOutput = Values
 
@@ -74,9 +87,10 @@ class LMDeployDriver(SelfSchedulingDriver):
         self.scheduler = self._of["paging"].Scheduler(plan, cache, meta)
         self._notes_released(self.scheduler)
         self.maker = self._maker(plan, cache)
-        later = hasattr(self.maker, "preempt_invalid_decode_seqs")  # up to 0.17 under another name
-        self._preempt = (
-            self.maker.preempt_invalid_decode_seqs if later else self.maker.deactivate_evict_seqs
+        self._preempt = either(
+            self.maker,
+            "InputsMakerAsync.preempt_invalid_decode_seqs",
+            "InputsMakerAsync.deactivate_evict_seqs",
         )
         self.loop = object.__new__(self._of["engine_loop"].EngineLoop)
         vars(self.loop).update(
@@ -87,7 +101,9 @@ class LMDeployDriver(SelfSchedulingDriver):
             resp_queue=Values(put_nowait=self._deliver),
         )
         self._checkpoints = self.scheduler.block_trie.state_checkpoints
-        self._publish = getattr(self.loop, "_publish_forward_checkpoints", self._publish_later)
+        self._publish = optional(
+            self.loop, "EngineLoop._publish_forward_checkpoints", self._publish_later
+        )
         # of the worker's batch (step_inputs.py), as `_prefilled` makes them
         self._rows: list[Any] = []
         # requests, what was made for them, output
@@ -112,7 +128,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         parts = {
             "executor": Values(device_type="cpu", forward_async=_sent),
             "scheduler": self.scheduler,
-            "state_checkpoints": getattr(self.scheduler, "state_checkpoints", None),
+            "state_checkpoints": optional(self.scheduler, "Scheduler.state_checkpoints", None),
             "adapter_manager": Values(num_adapters=lambda: 0),
             "engine_strategy": self._of["engine"].AREngineStrategy(plan, cache),
             "sampling_strategy": Values(make_sampling_inputs=lambda _: None),
@@ -167,7 +183,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         wants = self._of["messages"].SamplingParam(max_new_tokens=command.max_tokens)
         session = self.scheduler.add_session(self.sent)
         sequence = session.add_sequence(np.array(tokens), sampling_param=wants)
-        sequence.resp = Values()
+        sequence.resp = Values(data=None, _input_logprobs=None)
         self._names[self.sent] = command.request
 
     def _dispatch(self) -> None:
@@ -190,7 +206,8 @@ class LMDeployDriver(SelfSchedulingDriver):
 
     def _notes_released(self, scheduler: Any) -> None:
         """Note requests that give all their blocks back, whatever they get in the same command."""
-        owner = getattr(scheduler, "sequence_lifecycle", None) or scheduler.block_manager
+        lifecycle = optional(scheduler, "Scheduler.sequence_lifecycle", None)
+        owner = lifecycle or scheduler.block_manager
         method = "release_paging_resources" if owner is not scheduler.block_manager else "free"
         whole = getattr(owner, method)
 
@@ -233,9 +250,8 @@ class LMDeployDriver(SelfSchedulingDriver):
         if inputs is not None:
             batch, source = list(_prefilled(inputs, running)), inputs
             self._rows += [row for row, _ in batch] if samples else []
-        assert [row.seq for row, _ in batch] == running, (
-            "the worker has another batch than the engine"
-        )
+        if [row.seq for row, _ in batch] != running:
+            raise SystemFailed("the worker has another batch than the engine")
         tokens, stopped = [], []
         ignored, tables = source.num_ignored_history.tolist(), source.block_offsets.tolist()
         for (row, given), skipped, table in zip(batch, ignored, tables):
@@ -250,6 +266,7 @@ class LMDeployDriver(SelfSchedulingDriver):
             stopped=torch.tensor(stopped),
             new_token_timestamp=0,
             stop_pos=torch.zeros(len(batch), dtype=torch.long),
+            **_NOT_ASKED,
         )
 
     def _run(self, row: Any, tokens: list[int], table: list[int], samples: bool) -> int:
@@ -387,7 +404,7 @@ def _ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
         coroutine.send(None)
     except StopIteration as end:
         return end.value
-    raise AssertionError("the maker of batches waits for something that is not played")
+    raise Misfit("the maker of batches waits for something that is not played")
 
 
 if __name__ == "__main__":

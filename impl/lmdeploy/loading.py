@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.isolation import Bookkeeping, Inert, install
+from impl.lmdeploy.api import RELEASES, TABLES
 from impl.release_system import REQUESTS_ALONE, ReleaseSystem
 from impl.vllm.bare_scheduler import Values
 
@@ -23,6 +24,7 @@ _CALLED = ("envs", "config", "messages", "paging", "engine.inputs_maker", "engin
 # What they import is inert but for these.
 _REAL = (*_CALLED, "block", "long_context", "prefix_cache_state", "engine.cache_inputs",
          "strategies.base", "disagg.config", "disagg.conn.protocol")  # fmt: skip
+_LOADED = (*(f"{_PACKAGE}.{name}" for name in _REAL), "lmdeploy.messages")
 CAPABILITIES = replace(REQUESTS_ALONE, recurrent=True)
 
 
@@ -30,7 +32,9 @@ class LMDeploySystem(ReleaseSystem):
     """LMDeploy's PyTorch engine."""
 
     package = "lmdeploy"
-    releases = ("0.16.0", "0.17.0", "0.18.0")
+    releases = RELEASES
+    tables = TABLES
+    modules = Bookkeeping("lmdeploy", _LOADED, imported_only=("pydantic",))
     driver = "impl.lmdeploy.driver"
     capabilities = CAPABILITIES
     kept = ("lmdeploy/pytorch/", "lmdeploy/messages.py", "lmdeploy/version.py")
@@ -39,8 +43,7 @@ class LMDeploySystem(ReleaseSystem):
 
 def load(root: Path) -> dict[str, Any]:
     """The release's modules by their last name, in this process."""
-    real = (*(f"{_PACKAGE}.{name}" for name in _REAL), "lmdeploy.messages")
-    install(root, Bookkeeping("lmdeploy", real, imported_only=("pydantic",)), {})
+    install(root, LMDeploySystem.modules, {})
     modules: dict[str, Any] = {
         name.rpartition(".")[2]: importlib.import_module(f"{_PACKAGE}.{name}") for name in _CALLED
     }

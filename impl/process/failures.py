@@ -9,11 +9,12 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import Misfit, UnusableImplementation
 
 # Our own folder, and what its modules are called: `impl`, or `kvspec.impl` where that is installed.
 _IMPL = Path(__file__).resolve().parents[1]
@@ -80,23 +81,61 @@ def described(error: BaseException, root: Path | None = None) -> str:
 
 @contextmanager
 def own_errors(
-    root: Path, misfit: str, engine: str, modules: str, unset: Callable[[], str], values: str
+    root: Path, misfit: str, engine: str, modules: str, unset: str, values: str
 ) -> Iterator[None]:
     """An error in the adapter of the files under `root` is reported as the adapter's, never as the release's:
-    it raises UnusableImplementation.
+    it raises Misfit.
 
-    modules: its file that says what is loaded; values: the one with settings; unset: gives a pattern of a
-    line that asks for one that it does not have.
+    modules: its file that says what is loaded; values: the one with settings; unset: a pattern of a line that
+    asks for one that is None.
     """
     try:
         yield
     except (UnusableImplementation, SystemFailed):
         raise
     except Exception as error:
-        if (why := _fault_of_adapter(error, root, modules, unset(), values)) is None:
+        if (why := _fault_of_adapter(error, root, modules, unset, values)) is None:
             raise
         where = f"CONTRIBUTING.md, 'A new release of {engine}'"
-        raise UnusableImplementation(f"{root} {misfit}: {why} ({where})") from error
+        raise Misfit(f"{root} {misfit}: {why} ({where})") from error
+
+
+def refuses(error: Exception, root: Path) -> bool:
+    """Whether the files under `root` refuse a configuration: it is their own line that says no."""
+    places = [
+        Path(frame.filename)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(root) or Path(frame.filename).is_relative_to(_IMPL)
+    ]
+    said = isinstance(error, AssertionError | ValueError | NotImplementedError)
+    return said and bool(places) and places[-1].is_relative_to(root)
+
+
+SETTING = r"\w*config\.\w+"  # a line that asks for a setting
+
+
+class Guarded:
+    """A driver of the files under `root` whose own errors are none of theirs: see `own_errors`.
+
+    engine, modules, values: as there.
+    """
+
+    def __init__(self, driver: Any, root: Path, engine: str, modules: str, values: str) -> None:
+        self.driver, self.name = driver, driver.name
+        self.capabilities, self.close = driver.capabilities, driver.close
+        self._of = root, "does not fit the adapter", engine, modules, SETTING, values
+
+    def reset(self, geometry: Any) -> None:
+        with own_errors(*self._of):
+            self.driver.reset(geometry)
+
+    def apply(self, command: Any) -> Any:
+        with own_errors(*self._of):
+            return self.driver.apply(command)
+
+    def view(self) -> Any:
+        with own_errors(*self._of):
+            return self.driver.view()
 
 
 def _fault_of_adapter(
@@ -111,12 +150,14 @@ def _fault_of_adapter(
         stands_in = any(called[1] in names for names in ours)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
+        if stands_in and frame.name == "__getattr__" and file.is_relative_to(_IMPL):
+            continue  # whoever asked is what counts
         if file.is_relative_to(_IMPL):
             return f"{message} at {file.relative_to(_IMPL.parent)}:{frame.lineno}, in the adapter"
         if file.is_relative_to(root):
             at = f"at {file.relative_to(root)}:{frame.lineno}"
             if stands_in:
-                return f"{message} {at}, which asks more of the adapter's stand-in"
+                return f"{message} {at}, which asks more of the adapter's stand-in ({values})"
             if "'Inert" in message:
                 return f"{message} {at}, which uses a module that is not loaded ({modules})"
             if "NoneType" in message and (found := re.search(unset, frame.line or "")):

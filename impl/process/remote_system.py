@@ -20,7 +20,7 @@ from typing import IO, Any, ClassVar
 import msgspec
 
 from impl import HOME
-from impl.adapter import Capabilities, UnusableImplementation, View
+from impl.adapter import Capabilities, Misfit, UnusableImplementation, View
 from impl.process import child, wire
 from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
@@ -229,7 +229,8 @@ class WorkerSystem:
         reply = self._receive(self.limits.timeout_s, what)
         if isinstance(reply, wire.WorkerFailure):
             if reply.unusable:
-                raise UnusableImplementation(reply.error)
+                kind = Misfit if reply.misfit else UnusableImplementation
+                raise kind(reply.error)
             self._broken = reply.error
             self._view = reply.view or self._view
         if isinstance(reply, wire.WorkerFailure | wire.StepReply):

@@ -83,11 +83,13 @@ class StepReply(msgspec.Struct, tag=True, frozen=True):
 class WorkerFailure(msgspec.Struct, tag=True, frozen=True):
     """The system failed, or cannot be used at all (`unusable`): one line says why.
 
-    view: what it shows after it has failed, where it still shows something.
+    misfit: because the adapter does not fit it. view: what it shows after it has failed, where it still shows
+    something.
     """
 
     error: str
     unusable: bool = False
+    misfit: bool = False
     view: View | BlockFacts | None = None
     noted: Noted = Noted()
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from impl.adapter import AnySystem, System, UnusableImplementation, View
+from impl.adapter import AnySystem, Misfit, System, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, described, said_of
 from reference.blocks.facts import BlockFacts
@@ -137,7 +137,7 @@ def _seen(system: Any, root: Path | None, what: str = VIEW) -> View | BlockFacts
 
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:
     if isinstance(error, UnusableImplementation):
-        return wire.WorkerFailure(str(error), unusable=True)
+        return wire.WorkerFailure(str(error), unusable=True, misfit=isinstance(error, Misfit))
     return wire.WorkerFailure(described(error, root))
 
 

@@ -48,7 +48,14 @@ class PagingDriver(SelfSchedulingDriver):
         self.clear(geometry.groups[0].block_size)
         self.config = geometry
         model = Values(
-            num_hidden_layers=1, num_attention_heads=1, head_dim=32, hidden_size=32, vocab_size=1
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            head_dim=32,
+            hidden_size=32,
+            vocab_size=1,
+            layer_types=None,
+            num_key_value_heads=None,
+            sliding_window=None,
         )
         sizes = Values(
             page_size=self.block_size,
@@ -57,6 +64,9 @@ class PagingDriver(SelfSchedulingDriver):
             allow_block_sharing=geometry.caching,
             max_memory_percent=1.0,
             fallback_max_blocks_per_request=0,
+            max_blocks_per_request=None,
+            return_logprobs=False,
+            use_async_batching=False,
         )
         alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
         self.cache = self._of["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
@@ -74,7 +84,9 @@ class PagingDriver(SelfSchedulingDriver):
             output_router=self,
             use_async_batching=False,
             logit_processor=None,
-            model_runner=Values(maybe_pad_inputs=lambda tokens, read, _: (tokens, read)),
+            model_runner=Values(
+                maybe_pad_inputs=lambda tokens, read, _: (tokens, read), pad_inputs=False
+            ),
             _update_tp_group_state=lambda: False,
         )
         # of a hash: the stamps of its block, after those before

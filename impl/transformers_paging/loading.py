@@ -9,6 +9,7 @@ from typing import Any
 
 from impl.isolation import Bookkeeping, install
 from impl.release_system import ReleaseSystem
+from impl.transformers_paging.api import RELEASES, TABLES
 
 PACKAGE = "transformers.generation.continuous_batching"
 _FOLDER = PACKAGE.replace(".", "/")
@@ -18,7 +19,9 @@ class TransformersSystem(ReleaseSystem):
     """Continuous batching of transformers."""
 
     package = "transformers"
-    releases = ("5.23.0",)
+    releases = RELEASES
+    tables = TABLES
+    modules = Bookkeeping("transformers", (PACKAGE,), imported_only=("tqdm", "psutil"))
     driver = "impl.transformers_paging.driver"
     kept = (f"{_FOLDER}/",)
     needed = f"{_FOLDER}/cache_allocators"  # which later releases have
@@ -35,7 +38,7 @@ def load(root: Path) -> dict[str, Any]:
     vars(torch)["_dynamo"] = type(
         "_Dynamo", (), {"mark_static_address": staticmethod(lambda _: None)}
     )
-    install(root, Bookkeeping("transformers", (PACKAGE,), imported_only=("tqdm", "psutil")), {})
+    install(root, TransformersSystem.modules, {})
     names = (
         "cache",
         "cache_allocators.cache_allocator",

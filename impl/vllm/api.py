@@ -1,14 +1,14 @@
-"""What the adapter uses of a vLLM; see `impl.probe`. Add a line where it starts to use something else.
-Parameters and attributes tell other differences between releases (bare_scheduler.py, driver.py)."""
+"""What the adapter uses of a vLLM; see `impl.probe` for a line and `impl.parts` for a part. Add a line where the
+adapter starts to use something else."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from impl import probe
+from impl import parts, probe
 from impl.adapter import UnusableImplementation
 from impl.renamed import in_uses, name_of
 from impl.vllm.modules import VLLM
@@ -17,107 +17,218 @@ from impl.vllm.modules import VLLM
 WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}
 RELEASES = tuple(f"0.{minor}.0" for minor in range(11, 34))
 # ruff: noqa: E501
-API = """
+CORE = """
 0.11.0 ... v1/core/sched/scheduler.py | Scheduler.add_request(_); Scheduler.schedule(); Scheduler.update_from_output(_, _); Scheduler.finish_requests(_, _)
 0.11.0 ... v1/core/sched/scheduler.py | Scheduler.has_requests(); Scheduler.reset_prefix_cache(); Scheduler.requests; Scheduler.kv_cache_manager
+0.11.0 ... v1/core/sched/scheduler.py | Scheduler.update_draft_token_ids(_)
 0.11.0 ... v1/core/sched/async_scheduler.py | AsyncScheduler
+0.11.0 ... v1/core/sched/output.py | SchedulerOutput.scheduled_new_reqs; SchedulerOutput.scheduled_cached_reqs; SchedulerOutput.num_scheduled_tokens
+0.11.0 ... v1/core/sched/output.py | SchedulerOutput.scheduled_spec_decode_tokens; NewRequestData.req_id
 0.11.0 ... v1/core/kv_cache_utils.py | init_none_hash(_); get_request_block_hasher; get_block_hash(_); get_group_id(_)
 0.11.0 ... v1/core/kv_cache_utils.py | KVCacheBlock.block_id; KVCacheBlock.ref_cnt; KVCacheBlock.block_hash; FreeKVCacheBlockQueue.get_all_free_blocks()
-0.11.0 ... v1/core/block_pool.py | BlockPool.blocks; BlockPool.free_block_queue; BlockPool.cached_block_hash_to_block
+0.11.0 ... v1/core/block_pool.py | BlockPool.blocks; BlockPool.free_block_queue; BlockPool.cached_block_hash_to_block; BlockHashToBlockMap._cache
 0.11.0 ... v1/core/kv_cache_manager.py | KVCacheManager.coordinator; KVCacheManager.block_pool
 0.11.0 ... v1/core/kv_cache_coordinator.py | KVCacheCoordinator.single_type_managers
 0.11.0 ... v1/core/single_type_kv_cache_manager.py | SingleTypeKVCacheManager.req_to_blocks; SingleTypeKVCacheManager.num_cached_block
-0.11.0 ... v1/request.py | Request.status; Request._all_token_ids; Request.num_computed_tokens; RequestStatus.FINISHED_ABORTED
-0.11.0 ... v1/outputs.py | ModelRunnerOutput; DraftTokenIds
-0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec; KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
+0.11.0 ... v1/request.py | Request.status; Request._all_token_ids; Request.num_computed_tokens; Request.request_id; Request.priority
+0.11.0 ... v1/request.py | Request.is_finished(); RequestStatus.FINISHED_ABORTED
+0.11.0 ... v1/engine/__init__.py | EngineCoreOutputs.outputs; EngineCoreOutput.request_id; EngineCoreOutput.new_token_ids; EngineCoreOutput.finish_reason
+0.11.0 ... v1/outputs.py | ModelRunnerOutput.req_ids; ModelRunnerOutput.req_id_to_index; ModelRunnerOutput.sampled_token_ids; DraftTokenIds(_, _)
+0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec(_, _); KVCacheGroupSpec.layer_names; KVCacheGroupSpec.kv_cache_spec; KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
 0.11.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_states(_)
+"""
+# What some releases have. A tree is driven with those that it has, whatever it is near to.
+PARTS = {
+    "resumed requests": """
 0.12.0 ... v1/core/sched/output.py | CachedRequestData.resumed_req_ids
-0.24.0 ... v1/core/block_pool.py | BlockPool.cached_block_hashes_by_block
-0.24.0 ... v1/core/sched/scheduler.py | Scheduler.deferred_frees
-0.29.0 ... v1/core/sched/output.py | SchedulerOutput.has_sync_kv_loads
-"""
-API_STATE = """
-0.27.0 ... v1/kv_cache_interface.py | MambaSpec
-0.27.0 ... v1/worker/mamba_utils.py | MambaBuffers.create; preprocess_mamba; postprocess_mamba_align_gpu; stage_postprocess_inputs_to_gpu
-0.27.0 ... model_executor/layers/mamba/mamba_utils.py | get_conv_copy_spec; get_temporal_copy_spec; is_conv_state_dim_first
-"""
-API_V2 = """
-0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.finish_requests(_); GPUModelRunner.free_states(_); GPUModelRunner.add_requests(_)
-0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.update_requests(_); GPUModelRunner.gather_batch_req_state(_, _)
-0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.prepare_inputs(_, _, _, _); GPUModelRunner.prepare_attn(_); GPUModelRunner.postprocess_sampled(_, _, _, _, _)
-0.31.0 ... v1/worker/gpu/states.py | RequestState
-0.31.0 ... v1/worker/gpu/block_table.py | BlockTables
-0.31.0 ... v1/worker/gpu/input_batch.py | InputBuffers; get_num_sampled_and_rejected(_, _, _, _, _)
-"""
-API_OFFLOAD = """
-0.21.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector
-0.21.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.lookup(_, _); CPUOffloadingManager.prepare_load(_, _)
+""",
+    "drafts in flight": """
+0.12.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._get_valid_sampled_token_count(); GPUModelRunner._copy_valid_sampled_token_count
+""",
+    "resets of the running": """
+0.12.0 ... v1/core/sched/scheduler.py | Scheduler.reset_prefix_cache(reset_running_requests=_)
+""",
+    "internal names": """
+0.14.0 ... v1/engine/__init__.py | EngineCoreRequest.external_req_id
+""",
+    "sessions": """
+0.15.0 ... v1/request.py | Request.resumable; Request.streaming_queue; StreamingUpdate
+0.15.0 ... v1/core/sched/scheduler.py | Scheduler._update_request_as_session; Scheduler._handle_stopped_request
+0.15.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_streaming_request(_, _)
+""",
+    "resolved block sizes": """
+0.20.0 ... v1/core/kv_cache_utils.py | resolve_kv_cache_block_sizes(_, _)
+""",
+    "retained windows": """
+0.33.0 ... v1/kv_cache_interface.py | SlidingWindowSpec.num_retained_tokens
+""",
+    "drafts of a batch": """
+0.24.0 ... v1/core/sched/output.py | SchedulerOutput.num_spec_tokens_to_schedule
+""",
+    "deferred frees": """
+0.24.0 ... v1/core/sched/scheduler.py | Scheduler.deferred_frees; Scheduler.defer_block_free
+""",
+    "further hashes": """
+0.24.0 ... v1/core/block_pool.py | BlockPool.cached_block_hashes_by_block; BlockPool._insert_block_hash
+""",
+    "copies on write": """
+0.26.0 ... v1/core/sched/output.py | SchedulerOutput.kv_cache_block_copies
+0.26.0 ... v1/core/kv_cache_manager.py | KVCacheManager.take_kv_cache_block_copies
+0.26.0 ... v1/core/kv_cache_utils.py | KVCacheBlockCopy.src_block_id; KVCacheBlockCopy.dst_block_id
+""",
+    "pinned tails": """
+0.27.0 0.29.0 v1/core/kv_cache_manager.py | KVCacheManager._partial_tail_pins
+0.27.0 0.29.0 v1/core/single_type_kv_cache_manager.py | SingleTypeKVCacheManager.take_pending_partial_tail_offloads
+""",
+    "state": """
+0.11.0 ... v1/kv_cache_interface.py | MambaSpec.mamba_type
+0.15.0 ... v1/kv_cache_interface.py | MambaSpec.mamba_cache_mode
+0.15.0 ... v1/worker/mamba_utils.py | preprocess_mamba; batch_memcpy
+0.15.0 ... model_executor/layers/mamba/mamba_utils.py | get_conv_copy_spec; get_temporal_copy_spec
+0.20.0 ... model_executor/layers/mamba/mamba_utils.py | is_conv_state_dim_first
+0.22.0 ... v1/worker/mamba_utils.py | MambaBuffers.create; MambaBuffers.preprocess; MambaBuffers.postprocess_align
+0.22.0 ... v1/worker/mamba_utils.py | postprocess_mamba_align_gpu(bufs=_, num_reqs=_, num_accepted_tokens_gpu=_, num_accepted_tokens_cpu_tensor=_, input_batch=_, kv_cache_config=_, forward_context=_, mamba_state_copy_funcs=_)
+0.22.0 ... v1/worker/mamba_utils.py | stage_postprocess_inputs_to_gpu(_, _, _, _, _, _)
+0.27.0 ... v1/worker/mamba_utils.py | preprocess_mamba(scheduler_output=_, kv_cache_config=_, cache_config=_, mamba_state_idx=_, input_batch=_, requests=_, forward_context=_, mamba_state_copy_funcs=_, copy_bufs=_, align_ctx=_)
+""",
+    "copies by kind": """
+0.29.0 ... v1/worker/mamba_utils.py | validate_mamba_state_copy_funcs
+0.29.0 ... v1/kv_cache_interface.py | MambaSpec.num_prefill_checkpoint_blocks; KVCacheConfig.prefix_cache_retention_interval
+""",
+    "checkpoints within a chunk": """
+0.31.0 ... model_executor/layers/mamba/checkpoint.py | compute_mamba_prefill_checkpoints
+""",
+    "v2": """
+0.12.0 ... v1/core/sched/output.py | NewRequestData.prefill_token_ids; SchedulerOutput.total_num_scheduled_tokens
+0.12.0 ... v1/worker/gpu/states.py | RequestState.prefill_len; RequestState.num_computed_tokens; RequestState.draft_tokens
+0.12.0 ... v1/worker/gpu/block_table.py | BlockTables.num_blocks
+0.12.0 ... v1/worker/gpu/input_batch.py | InputBuffers.input_ids; InputBatch.query_start_loc; InputBatch.input_ids; InputBatch.positions
+0.12.0 ... v1/worker/gpu/input_batch.py | InputBatch.seq_lens; InputBatch.idx_mapping; InputBatch.req_ids; InputBatch.cu_num_logits
+0.13.0 ... v1/worker/gpu/input_batch.py | get_num_sampled_and_rejected(_, _, _, _, _)
+0.14.0 ... v1/worker/gpu/block_table.py | BlockTables.apply_staged_writes()
+0.15.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.finish_requests(_); GPUModelRunner.free_states(_); GPUModelRunner.add_requests(_)
+0.15.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.update_requests(_); GPUModelRunner.prepare_inputs
+0.15.0 ... v1/worker/gpu/input_batch.py | InputBuffers(_, _, _)
+0.17.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.prepare_attn(_)
+0.17.0 ... v1/worker/gpu/states.py | RequestState.all_token_ids
+0.23.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.postprocess_sampled(_, _, _, _, _)
+0.28.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.gather_batch_req_state(_, _)
+0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.prepare_inputs(_, _, _, _)
+""",
+    "state+v2": """
+0.21.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridModelState; MambaHybridModelState.prepare_attn(_, _, _, _, _, _)
+0.25.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridModelState.preprocess_state(_, _, _, _)
+0.32.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridModelState.initialize_kv_cache(_, _)
+""",
+    "offload": """
+0.11.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.connector_worker; OffloadingConnector.connector_scheduler
+0.11.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.start_load_kv(_); OffloadingConnector.wait_for_save(); OffloadingConnector.get_finished(_)
+0.11.0 ... distributed/kv_transfer/kv_connector/v1/base.py | KVConnectorRole.WORKER; KVConnectorBase_V1.bind_connector_metadata(_); KVConnectorBase_V1.clear_connector_metadata()
+0.11.0 ... v1/core/sched/scheduler.py | Scheduler.connector; Scheduler.vllm_config; Scheduler.kv_cache_config; Scheduler.finished_req_ids; Scheduler.finished_recving_kv_req_ids
+0.11.0 ... v1/core/sched/output.py | SchedulerOutput.kv_connector_metadata; SchedulerOutput.finished_req_ids
+0.11.0 ... v1/outputs.py | KVConnectorOutput.finished_sending; KVConnectorOutput.finished_recving; ModelRunnerOutput.kv_connector_output
+0.11.0 ... v1/request.py | Request.num_prompt_tokens
+0.11.0 ... v1/core/kv_cache_manager.py | KVCacheBlocks.get_block_ids()
+0.11.0 ... v1/kv_cache_interface.py | SlidingWindowSpec.sliding_window
+0.21.0 ... v1/kv_offload/base.py | GPULoadStoreSpec.group_sizes
+0.12.0 ... v1/core/sched/scheduler.py | Scheduler.failed_recving_kv_req_ids
+0.12.0 ... v1/outputs.py | KVConnectorOutput.invalid_block_ids
+0.14.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.handle_preemptions(_)
+0.18.0 ... v1/outputs.py | KVConnectorOutput.kv_connector_worker_meta
+0.19.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager._policy; CPUOffloadingManager._free_list
+0.19.0 ... distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py | OffloadingConnectorScheduler.manager
+0.19.0 ... distributed/kv_transfer/kv_connector/v1/offloading/worker.py | OffloadingConnectorWorker.worker; OffloadingConnectorWorker._unsubmitted_store_jobs
+0.20.0 ... distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py | OffloadingConnectorScheduler._req_status
+0.20.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.lookup(_, _); CPUOffloadingManager.prepare_load(_, _)
+0.21.0 ... distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py | OffloadingConnectorScheduler._jobs; OffloadingConnectorScheduler._block_id_to_pending_jobs
+0.21.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.build_connector_worker_meta()
+0.11.0 0.25.0 v1/kv_offload/worker/worker.py | TransferResult
+0.25.0 ... v1/kv_offload/base.py | TransferResult
+0.21.0 0.30.0 v1/kv_offload/cpu/policies/base.py | BlockStatus.ref_cnt; BlockStatus.block_id
+0.21.0 0.30.0 v1/kv_offload/cpu/manager.py | CPUOffloadingManager._num_allocated_blocks
+0.30.0 ... v1/kv_offload/cpu/policies/base.py | ChunkStatus.ref_cnt; ChunkStatus.chunk_id
+0.30.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager._num_allocated_chunks
+""",
+    "reset": """
+0.13.0 ... v1/core/sched/scheduler.py | Scheduler.reset_connector_cache()
+0.22.0 ... v1/kv_offload/base.py | OffloadingManager.reset_cache()
 0.22.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.reset_cache()
-0.21.0 ... v1/core/sched/scheduler.py | Scheduler.reset_connector_cache()
-0.21.0 0.30.0 v1/kv_offload/cpu/policies/base.py | BlockStatus.ref_cnt
-0.30.0 ... v1/kv_offload/cpu/policies/base.py | ChunkStatus.ref_cnt
-"""
-EVERY = API + API_STATE.lstrip() + API_V2.lstrip() + API_OFFLOAD.lstrip()
+0.22.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.reset_cache()
+""",
+    "sync loads": """
+0.29.0 ... v1/core/sched/output.py | SchedulerOutput.has_sync_kv_loads
+""",
+    "failed loads": """
+0.30.0 ... v1/outputs.py | KVConnectorOutput.failed_recving
+0.30.0 ... v1/core/sched/scheduler.py | Scheduler._handle_failed_recving
+""",
+}
+_SAYS = {
+    "sessions": "sessions",
+    "drafts in flight": "drafts under asynchronous scheduling",
+    "deferred frees": "deferred frees",
+    "further hashes": "further hashes of a block",
+    "copies on write": "copies on write",
+    "state": "recurrent state",
+    "state+v2": "recurrent state",
+    "reset": "resets of host memory",
+    "sync loads": "loads within a step",
+    "failed loads": "failed loads of several groups",
+}
+TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new release of vLLM")
+EVERY = TABLES.every
+_OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads"})
+_OF_V2 = frozenset({"v2", "state+v2", "retained windows", "drafts of a batch"})
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
 # release has the one name or the other (impl.renamed).
 RENAMED: dict[str, str] = {}
-# The first release that is driven so.
-SINCE = {
-    "session": "0.15.0",
-    "offload": "0.21.0",
-    "reset": "0.22.0",
-    "state": "0.27.0",
-    "v2": "0.31.0",
-    "state+v2": "0.32.0",
-}
+# The first release that is driven so, by the tables.
+SINCE = {part: TABLES.since(part) for part in PARTS}
 
 
-def drives(release: str, what: str) -> bool:
-    """Whether a release is driven so; one that is newer than all is."""
-    known = release in RELEASES
-    return RELEASES.index(release) >= RELEASES.index(SINCE[what]) if known else _later(release)
+def drives(release: str, part: str) -> bool:
+    """Whether a release has a part by the tables; one that no table knows counts as the newest."""
+    return release not in RELEASES or TABLES.documented(part, release)
 
 
-def _later(release: str) -> bool:
-    numbers, newest = (
-        [int(n) for n in re.findall(r"\d+", text)] for text in (release, RELEASES[-1])
-    )
-    return numbers > newest
-
-
-def taken_for(root: Path) -> str:
-    """The release that a checkout under `root` is driven as: the one that it states; where it states none
-    that is driven, the one that has all the names that it has and no more, else the newest."""
-    file = root / "vllm" / "_version.py"
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    stated = re.search(r"version = '(\d+\.\d+\.\d+)", text)
-    if stated and stated[1] in RELEASES:
-        return stated[1]
-    order, table = list(RELEASES), tuple(probe.entries(in_uses(API, renamed_in(root))))
-    checkout = probe.Checkout(root, "vllm", VLLM, table)
-    for release in reversed(RELEASES):
-        newer = [entry for entry in table if order.index(entry.since) > order.index(release)]
-        later = [use for entry in newer for use in entry.uses]
-        if not checkout.missing(release, order) and len(checkout.missing(order[-1], order)) == len(
-            later
-        ):
-            return release
-    return order[-1]
+def facts(
+    root: Path,
+    release: str | None = None,
+    *,
+    overlap: bool = False,
+    v2: bool = False,
+    offloads: bool = False,
+) -> parts.Facts:
+    """What the files under `root` have. release: that they are, if that is known. overlap: for asynchronous
+    scheduling; v2: for model runner V2; offloads: for its OffloadingConnector."""
+    wanted = {"v2": v2, "offload": offloads}
+    unwanted = (frozenset() if v2 else _OF_V2) | (frozenset() if offloads else _OF_CONNECTORS)
+    if not overlap:
+        unwanted |= {"drafts in flight"}
+    names = partial(in_uses, names=renamed_in(root))
+    asked = [part for part, is_wanted in wanted.items() if is_wanted]
+    return parts.facts(root, TABLES, VLLM, asked, unwanted, release, names)
 
 
 def renamed_in(root: Path) -> dict[str, str]:
-    """Of RENAMED what the files under `root` have by the new name."""
-    order = list(RELEASES)
+    """Of RENAMED what the files under `root` have by the new name. Raises UnusableImplementation for a name that
+    no table has."""
+    checkout = probe.Checkout(root, "vllm", VLLM, ())
 
     def lacks(name: str, table: str) -> bool:
-        entries = [e for e in probe.entries(table) if any(name_of(use) == name for use in e.uses)]
-        only = [
-            e._replace(uses=tuple(use for use in e.uses if name_of(use) == name)) for e in entries
+        lines = [
+            line._replace(uses=tuple(use for use in line.uses if name_of(use) == name))
+            for line in probe.entries(table)
         ]
-        return bool(probe.Checkout(root, "vllm", VLLM, only).missing(order[-1], order))
+        return bool(checkout.lacking(lines))
 
+    known = {name_of(use) for _, use in uses()}
     names = {}
     for name, new in RENAMED.items():
+        if name not in known:
+            raise UnusableImplementation(
+                f"RENAMED of impl/vllm/api.py: no line of its tables has {name}, so nothing would follow it"
+            )
         if lacks(name, EVERY) and not lacks(
             in_uses(name, {name: new}), in_uses(EVERY, {name: new})
         ):
@@ -127,22 +238,6 @@ def renamed_in(root: Path) -> dict[str, str]:
 
 def uses() -> Iterator[tuple[str, ast.expr]]:
     """Module and use, of all tables."""
-    for entry in probe.entries(EVERY):
-        for use in entry.uses:
-            yield "vllm." + entry.file.removesuffix(".py").replace("/", "."), use
-
-
-def require(root: Path, name: str, release: str, v2: bool = False, offloads: bool = False) -> None:
-    """Raise UnusableImplementation that names everything that the files under `root` lack of what that
-    release has. v2: for model runner V2; offloads: for its OffloadingConnector."""
-    more = API_STATE.lstrip() * drives(release, "state")
-    more += API_V2.lstrip() * v2 + API_OFFLOAD.lstrip() * offloads
-    since = [SINCE[way] for way, wanted in (("v2", v2), ("offload", offloads)) if wanted]
-    at_least = max([release if release in RELEASES else RELEASES[-1], *since], key=RELEASES.index)
-    entries = tuple(probe.entries(in_uses(API + more, renamed_in(root))))
-    missing = probe.Checkout(root, "vllm", VLLM, entries).missing(at_least, list(RELEASES))
-    if missing:
-        raise UnusableImplementation(
-            f"{name} {root}: {probe.named(missing)}. Nothing was driven: CONTRIBUTING.md,"
-            " 'A new release of vLLM', says how to follow it"
-        )
+    for line in probe.entries(EVERY):
+        for use in line.uses:
+            yield "vllm." + line.file.removesuffix(".py").replace("/", "."), use

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from impl.vllm.bare_scheduler import taken
+from impl.vllm.bare_scheduler import either, optional, taken
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 
@@ -50,7 +50,8 @@ class Transfers:
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
         """As releases up to 0.27 submit a job."""
         source, target = spec
-        submit = self.submit_store if hasattr(source, "group_sizes") else self.submit_load
+        of_blocks = optional(source, "GPULoadStoreSpec.group_sizes", None) is not None
+        submit = self.submit_store if of_blocks else self.submit_load
         return submit(job_id, source, target)
 
     def wait(self, job_ids: set[int]) -> None:
@@ -61,9 +62,8 @@ class Transfers:
     def get_finished(self) -> list[Any]:
         names = ("vllm.v1.kv_offload.base", "vllm.v1.kv_offload.worker.worker")
         modules = map(importlib.import_module, names)
-        kind = next(
-            module.TransferResult for module in modules if hasattr(module, "TransferResult")
-        )
+        kinds = [optional(module, "TransferResult", None) for module in modules]
+        kind = next(filter(None, kinds))
         done, self.completed = self.completed, []
         return [kind(job_id=job, success=True) for job in done]
 
@@ -139,12 +139,12 @@ class Offloads:
         """What a worker does ahead of the forward pass of a batch."""
         self.worker.handle_preemptions(scheduled.kv_connector_metadata)
         self.worker.bind_connector_metadata(scheduled.kv_connector_metadata)
-        if getattr(scheduled, "has_sync_kv_loads", False):
+        if optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.worker.start_load_kv(None)
 
     def after(self, scheduled: Any) -> Any:
         """What it does behind that; returns its KVConnectorOutput."""
-        if not getattr(scheduled, "has_sync_kv_loads", False):
+        if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.worker.start_load_kv(None)
         self.worker.wait_for_save()
         sending, recving = self.worker.get_finished(scheduled.finished_req_ids)
@@ -167,7 +167,9 @@ def peer(**given: Any) -> Any:
             self.remote: dict[str, int] = {}
             self.started_loads: list[tuple[Any, tuple[list[int], ...], int, int]] = []
             specs = [group.kv_cache_spec for group in given["kv_cache_config"].kv_cache_groups]
-            self.windows = any(getattr(spec, "sliding_window", None) for spec in specs)
+            self.windows = any(
+                optional(spec, "SlidingWindowSpec.sliding_window", None) for spec in specs
+            )
 
         def get_num_new_matched_tokens(
             self, request: Any, computed: int, *_: Any
@@ -259,7 +261,9 @@ class Loads:
         """The oldest load ends behind its first `blocks` blocks; False where there is none, or where a
         release has no word for it: with several groups the request is named, which is possible since 0.30."""
         whole, queue = len(self._config.groups) > 1, self.transfers.queues[True]
-        if not queue or (whole and not hasattr(self._output(), "failed_recving")):
+        if not queue or (
+            whole and optional(self._output(), "KVConnectorOutput.failed_recving", None) is None
+        ):
             return False
         job = queue[0]
         lost = {part[1] for part in job.parts[blocks:]}
@@ -292,17 +296,18 @@ def worker_of(
     return Loads(scheduler, transfers, config, written) if config.peer else None
 
 
-def either(of: Any, *names: str) -> Any:
-    """The first attribute of these names that a release has."""
-    return getattr(of, next(name for name in names if hasattr(of, name)))
-
-
 def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
     """Of a CPU manager (hash and group, chunk, pins), in whichever list of its policy."""
     found = []
     for kept in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
         for key, of_key in kept.items():
             chunk: Any = getattr(of_key, "chunk", of_key)
-            if hasattr(chunk, "ref_cnt"):
-                found.append((key, either(chunk, "chunk_id", "block_id"), chunk.ref_cnt))
+            if optional(chunk, "ChunkStatus.ref_cnt", None) is not None:
+                found.append(
+                    (
+                        key,
+                        either(chunk, "ChunkStatus.chunk_id", "BlockStatus.block_id"),
+                        chunk.ref_cnt,
+                    )
+                )
     return found

@@ -14,15 +14,91 @@ from typing import Any
 
 
 class Values:
-    """Attributes as given; any other is None."""
+    """A stand-in with the attributes that are given. A release that reads another one is told so: what would
+    stand there is not known."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
+        known = ", ".join(list(self.__dict__)[:3])
+        raise AttributeError(f"the stand-in with {known} has no {name}", name=name, obj=self)
+
+
+class No:
+    """The answer to a question, whether it is a method or a property."""
+
+    def __call__(self, *_: Any, **__: Any) -> bool:
+        return False
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Questions(Values):
+    """A stand-in that answers no to questions: the host is no accelerator, the model a decoder of text, the
+    drafter none in particular."""
+
+    def __getattr__(self, name: str) -> Any:
+        return No() if name.startswith(("is_", "use_", "uses_")) else super().__getattr__(name)
+
+
+# What is None in a stand-in because nothing that is driven has it: stand-in -> attribute -> why.
+UNSET = {
+    "vllm_config": {
+        "lora_config": "no adapters",
+        "kv_transfer_config": "no connector, unless the sizes have one",
+        "kv_events_config": "nobody listens to events",
+        "ec_transfer_config": "no encoder",
+    },
+    "model_config": {
+        "enable_return_routed_experts": "no experts",
+        "return_sampling_mask": "nobody asks for it",
+        "supports_multimodal_inputs": "texts alone",
+    },
+    "scheduler_config": {
+        "long_prefill_token_threshold_adaptive": "the limit of a chunk is fixed",
+        "max_num_active_seqs": "max_num_seqs bounds the requests",
+        "max_num_scheduled_tokens": "max_num_batched_tokens bounds a batch",
+    },
+    "cache_config": {
+        "kv_cache_layout": "nothing stands in memory in any layout",
+        "enable_mamba_fine_grained_prefix_cache": "prefix_match_unit says it",
+        "hash_block_size": "prefix_match_unit says it, where states are driven",
+    },
+    "speculative_config": {
+        "num_speculative_tokens_per_batch_size": "as many drafts whatever the batch",
+    },
+    "observability_config": {"kv_cache_metrics": "nobody reads metrics"},
+    "sampling_params": {
+        "extra_args": "no connector's parameters",
+        "ignore_eos": "requests stop at the stop token",
+        "logprobs": "nobody asks for them",
+        "num_logprobs": "nobody asks for them",
+        "prompt_logprobs": "nobody asks for them",
+        "repetition_detection": "requests end by length or stop token alone",
+        "sampling_type": "greedy",
+        "skip_reading_prefix_cache": "the prefix cache is read",
+        "structured_outputs": "no grammar",
+    },
+}
+
+
+def unset(stand_in: str) -> dict[str, Any]:
+    """The attributes of a stand-in that are None."""
+    return dict.fromkeys(UNSET[stand_in])
+
+
+def optional(owner: Any, name: str, default: Any) -> Any:
+    """An attribute ("Class.member") that not all releases have. The tables of the API (api.py) say which have
+    it, and it was looked up in the files: so a name that is not there is none that was changed."""
+    return getattr(owner, name.rpartition(".")[2], default)
+
+
+def either(owner: Any, *names: str) -> Any:
+    """The attribute that a release has, of several names ("Class.member") for one thing."""
+    found = [optional(owner, name, None) for name in names]
+    return next(each for each in found if each is not None)
 
 
 class StructuredOutput(Values):
@@ -102,7 +178,9 @@ def pool_of(config: Any) -> Any:
         made.prefix_cache_retention_interval = max(0, config.retention)
     if config.host_chunks:  # the size of host memory follows from that of a block
         layers = [name for group in groups for name in group.layer_names]
-        made.kv_cache_tensors = [Values(size=64 * made.num_blocks, shared_by=layers)]
+        made.kv_cache_tensors = [
+            Values(size=64 * made.num_blocks, shared_by=layers, block_stride=None)
+        ]
     return made
 
 
@@ -128,8 +206,8 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
     """Tokens of the scheduler's block and of a hash."""
     sizes = {group.block_size for group in config.groups}
     settings.cache_config.block_size = min(sizes)
-    if hasattr(utils, "resolve_kv_cache_block_sizes"):
-        scheduler_size, hash_size = utils.resolve_kv_cache_block_sizes(pool, settings)
+    if resolved := optional(utils, "resolve_kv_cache_block_sizes", None):
+        scheduler_size, hash_size = resolved(pool, settings)
         return int(scheduler_size), int(hash_size)
     return min(sizes), min(sizes)  # the release asserts what it needs of them
 
@@ -141,16 +219,12 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
     def yes_if_eagle() -> bool:
         return bool(eagle)
 
-    def no() -> bool:
-        return False
-
-    speculative = Values(
+    speculative = Questions(
         num_speculative_tokens=drafts, max_num_new_slots_for_drafting=0, disable_eagle_block_drop=False,
         use_eagle=yes_if_eagle, use_eagle_block_drop=yes_if_eagle, needs_eagle_block_drop=yes_if_eagle,
-        uses_draft_model=no, use_dflash=no, use_dspark=no, use_ngram_gpu=no, use_multi_module_mtp=no,
-        uses_extract_hidden_states=no,
+        **unset("speculative_config"),
     )  # fmt: skip
-    settings = Values(
+    settings = Questions(
         scheduler_config=Values(
             max_num_seqs=config.max_seqs, max_num_batched_tokens=config.max_batched_tokens,
             max_model_len=config.max_model_len, policy="priority" if config.priority else "fcfs",
@@ -158,27 +232,33 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
             chunked_prefill_enabled=config.chunked, async_scheduling=overlap, watermark=0.0,
             max_num_partial_prefills=1, max_long_partial_prefills=1, prefill_schedule_interval=1,
             max_num_encoder_input_tokens=0, encoder_cache_size=0, disable_hybrid_kv_cache_manager=False,
-            scheduler_reserve_full_isl=True,
+            scheduler_reserve_full_isl=True, **unset("scheduler_config"),
         ),
         cache_config=Values(
             num_gpu_blocks=config.blocks + 1, enable_prefix_caching=config.caching,
             mamba_cache_mode="align" if config.caching and any(g.state for g in config.groups) else "none",
             mamba_block_size=max((g.block_size for g in config.groups if g.state), default=None),
-            prefix_match_unit=config.match or None, enable_mamba_shared_prefix_checkpoint=False,
+            prefix_match_unit=config.match or None,
+            prefix_cache_retention_interval=max(0, config.retention) if config.retention else None,
+            enable_mamba_shared_prefix_checkpoint=False, **unset("cache_config"),
         ),
-        model_config=Values(max_model_len=config.max_model_len, runner_type="generate"),
+        model_config=Questions(
+            max_model_len=config.max_model_len, runner_type="generate", **unset("model_config")
+        ),
         parallel_config=Values(
             pipeline_parallel_size=1, decode_context_parallel_size=1, prefill_context_parallel_size=1,
             data_parallel_size=1, data_parallel_rank=0, data_parallel_index=0,
         ),
-        observability_config=Values(per_request_spec_decode_metrics="none"),
+        observability_config=Values(
+            per_request_spec_decode_metrics="none", **unset("observability_config")
+        ),
         speculative_config=speculative if drafts else None, num_speculative_tokens=drafts,
         num_lookahead_tokens=drafts if eagle else 0, num_prefill_lookahead_tokens=int(eagle),
         num_hash_lookahead_tokens=int(eagle and config.caching), use_v2_model_runner=v2,
         max_concurrent_batches=1 + overlap,
         max_in_flight_tokens=(1 + overlap) * config.max_batched_tokens,
         ec_manager_config=Values(get_encoder_cache_manager_obj=lambda: None),
-        aux_output_config=Values(enabled=False),
+        aux_output_config=Values(enabled=False), **unset("vllm_config"),
     )  # fmt: skip
     if config.host_chunks or config.peer:
         offloading(vars(settings), config)
@@ -231,6 +311,7 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
             stop_token_ids=[1],
             eos_token_id=0,
             all_stop_token_ids={1},
+            **unset("sampling_params"),
         )
         offered = {
             "request_id": name,

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.failures import SystemFailed, own_errors
+from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
-from impl.vllm.bare_scheduler import pool_of, results
+from impl.vllm.bare_scheduler import optional, pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.renamed import alias, name_of
@@ -80,7 +80,9 @@ class EngineDriver:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
         self._stamps = Stamps()
-        self.scheduler, self._request = start(config, self.overlap, self._stamps, self.v2)
+        self.scheduler, self._request = start(
+            self.root, config, self.overlap, self._stamps, self.v2
+        )
         self.runner = self._worker(config)
         self._mover = worker_of(self.scheduler, self.runner.memory, config, 0, chained)
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
@@ -116,13 +118,10 @@ class EngineDriver:
         self._lanes, self._given, self._reset_done, self._copies = (), (), False, ()
         if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete, Fail)):
             return Refused(Reason.WRONG_PHASE)
-        unset = r"\w*config\.\w+"
-        problem = "does not fit the adapter", "vLLM"
-        with own_errors(self.root, *problem, "modules.py", lambda: unset, "bare_scheduler.py"):
-            try:
-                self._commands[type(command)](command)
-            except CommandRefused as refused:
-                return Refused(refused.reason)
+        try:
+            self._commands[type(command)](command)
+        except CommandRefused as refused:
+            return Refused(refused.reason)
         return Done()
 
     def close(self) -> None:
@@ -205,7 +204,7 @@ class EngineDriver:
     def _schedule(self, command: Schedule) -> None:
         require(self.scheduler.has_requests(), Reason.EMPTY)
         scheduled = self.scheduler.schedule()
-        copies = getattr(scheduled, "kv_cache_block_copies", None) or ()
+        copies = optional(scheduled, "SchedulerOutput.kv_cache_block_copies", None) or ()
         self._copies = tuple((copy.src_block_id, copy.dst_block_id) for copy in copies)
         stop = [self._ids.get(name, "") for name in command.stop]
         if self._mover is not None:
@@ -269,7 +268,8 @@ class EngineDriver:
     def _reset_connector(self, _: ResetConnector) -> None:
         require(isinstance(self._mover, Offloads), Reason.EMPTY)
         manager = self.scheduler.connector.connector_scheduler.manager
-        require(hasattr(manager, "reset_cache"), Reason.UNFAITHFUL)  # 0.21 answers with a warning
+        can = optional(manager, "CPUOffloadingManager.reset_cache", None)
+        require(can is not None, Reason.UNFAITHFUL)  # 0.21 answers with a warning
         if self.scheduler.reset_connector_cache() is False:
             raise SystemFailed("reset_connector_cache() returns False: host memory is not reset")
 
@@ -281,7 +281,9 @@ class EngineDriver:
         pool, groups = manager.block_pool, self.config.groups
         managers = manager.coordinator.single_type_managers
         requests = {}
-        deferred = [blocks for _, blocks in getattr(self.scheduler, "deferred_frees", ())]
+        deferred = [
+            blocks for _, blocks in optional(self.scheduler, "Scheduler.deferred_frees", ())
+        ]
         kept = [block.block_id for blocks in deferred for block in blocks]
         for name, request in self.scheduler.requests.items():
             tables = tuple(
@@ -297,7 +299,7 @@ class EngineDriver:
                 tables,
             )
         published = []
-        further = getattr(pool, "cached_block_hashes_by_block", {})
+        further = optional(pool, "BlockPool.cached_block_hashes_by_block", {})
         for block in pool.blocks:
             if block.block_hash is not None:
                 for key in (block.block_hash, *further.get(block.block_id, ())):
@@ -308,13 +310,13 @@ class EngineDriver:
                     published.append(Published(block.block_id, group, stamps))
         mapped: dict[int, int] = {}
         cache = pool.cached_block_hash_to_block
-        for blocks in getattr(cache, "_cache", cache).values():
+        for blocks in cache._cache.values():
             for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
                 mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
         named = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
         named.update(*(m.num_cached_block for m in managers))
         # 0.27 and 0.28: a state at the end of a prompt, which the connector is offered
-        pins = getattr(manager, "_partial_tail_pins", {}).items()
+        pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
         written = self.runner.memory
         memory = [written.get(block.block_id, (-1, ())) for block in pool.blocks]
         known = self.scheduler.requests
@@ -350,4 +352,5 @@ if __name__ == "__main__":
     importlib.import_module("torch").set_num_threads(1)
     root, options = Path(sys.argv[1]), sys.argv[2:]
     ways = {way: f"--{word}" in options for way, word in WAYS.items()}
-    sys.exit(serve(lambda: EngineDriver(root, **ways), root))
+    of = root, "vLLM", "modules.py", "bare_scheduler.py"
+    sys.exit(serve(lambda: Guarded(EngineDriver(root, **ways), *of), root))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from impl.adapter import UnusableImplementation
-from impl.vllm.bare_scheduler import made
+from impl.isolation import cut
+from impl.process.failures import refuses
+from impl.vllm.bare_scheduler import Values, made, settings_of
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import chain
 
@@ -48,11 +52,11 @@ class Stamps:
 
 
 def start(
-    config: EngineConfig, overlap: bool, stamps: Stamps, v2: bool = False
+    root: Path, config: EngineConfig, overlap: bool, stamps: Stamps, v2: bool = False
 ) -> tuple[Any, Callable[..., Any]]:
     """A scheduler of the release that this process has loaded, and what makes a request for it.
 
-    overlap: the asynchronous one; v2: as for model runner V2.
+    root: of its files. overlap: the asynchronous one; v2: as for model runner V2.
 
     Raises UnusableImplementation where the release refuses the configuration, or sets a block of state to
     max_model_len as it does without prefix caching (mamba_block_size).
@@ -64,7 +68,39 @@ def start(
             "without caching, this vLLM has a block of state for max_model_len"
         )
     try:
+        _validate(root, settings_of(config, overlap, v2), v2)
         return made(config, overlap, stamps, v2)
     except Exception as error:
+        if not refuses(error, root):
+            raise
         message = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnusableImplementation(f"this vLLM refuses the configuration: {message}") from error
+
+
+# Of a server's configuration: what they refuse is not driven. A release's wheel is kept without this file.
+_CONFIG = "vllm/config/vllm.py"
+_VALIDATORS = frozenset(
+    f"VllmConfig.{name}" for name in ("validate_block_size", "validate_mamba_block_size")
+)
+
+
+@lru_cache(maxsize=2)
+def _validators(root: Path, v2: bool) -> tuple[Callable[..., Any], ...]:
+    file = root / _CONFIG
+    if not file.is_file():
+        return ()
+    env = {"envs": Values(VLLM_USE_V2_MODEL_RUNNER=v2)}
+    return tuple(cut(file, _VALIDATORS, env).values())
+
+
+def _validate(root: Path, settings: Any, v2: bool) -> None:
+    """Have a checkout's own validators judge the settings. They read more of a configuration than a scheduler
+    does: one that reads what the settings do not have judges nothing here."""
+    settings.cache_config.block_size = settings.cache_config.mamba_block_size
+    if settings.cache_config.block_size is None:
+        return
+    for validator in _validators(root, v2):
+        try:
+            validator(settings)
+        except (AttributeError, NameError):
+            continue

@@ -12,7 +12,7 @@ from typing import Any
 
 from impl.isolation import Bookkeeping, Inert, Provided, cut
 from impl.isolation import install as install_hook
-from impl.vllm.bare_scheduler import Values
+from impl.vllm.bare_scheduler import Questions, Values
 
 REAL = (
     "vllm.v1.core", "vllm.v1.request", "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_layout",
@@ -130,10 +130,7 @@ def _provided() -> Provided:
             "strip_covered_mm_data": lambda features, *_, **__: features,
         },
         "vllm.platforms": {
-            "current_platform": Values(
-                is_xpu=_no, is_tpu=_no, register_custom_kv_cache_specs=_no, is_cuda=_no, is_rocm=_no,
-                is_cuda_alike=_no,
-            ),
+            "current_platform": Questions(device_type="cpu", register_custom_kv_cache_specs=_nothing),
         },
         "vllm.distributed.kv_events": {"MEDIUM_GPU": "GPU", "MEDIUM_CPU": "CPU"},
         "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": None, "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},

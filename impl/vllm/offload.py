@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from impl.vllm.bare_connectors import (
-    CONNECTORS, Loads, Offloads, Transfers, chunks_of, create_connector, either,
+    CONNECTORS, Loads, Offloads, Transfers, chunks_of, create_connector,
 )  # fmt: skip
+from impl.vllm.bare_scheduler import either
 from impl.vllm.engine import Stamps
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts, HostKey, Transfer
@@ -98,7 +99,11 @@ def host_facts(
         (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs)),
     )
     keys = tuple(sorted(_key(*kept, config, stamps) for kept in chunks_of(manager)))
-    allocated = either(manager, "_num_allocated_chunks", "_num_allocated_blocks")
+    allocated = either(
+        manager,
+        "CPUOffloadingManager._num_allocated_chunks",
+        "CPUOffloadingManager._num_allocated_blocks",
+    )
     nothing = [(-1, ())] * config.chunk_blocks
     named = [key.chunk for key in keys] + [part[2] for job in jobs for part in job.parts]
     chunks = max([allocated, *(chunk + 1 for chunk in named)])

@@ -14,6 +14,7 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 from impl.isolation import Inert
+from impl.vllm.bare_scheduler import optional
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, Table, chain, chained
@@ -229,7 +230,9 @@ class ModelRunnerV1(ModelRunner):
         added = {r.req_id for r in scheduled.scheduled_new_reqs} | set(batch.req_id_to_index) - set(
             before
         )
-        added |= set(getattr(scheduled.scheduled_cached_reqs, "resumed_req_ids", ()))
+        added |= set(
+            optional(scheduled.scheduled_cached_reqs, "CachedRequestData.resumed_req_ids", ())
+        )
         lanes, results = [], {}
         for at, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
             state, index = worker.requests[name], batch.req_id_to_index[name]

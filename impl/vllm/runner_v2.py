@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from impl.vllm.bare_scheduler import Values, taken
+from impl.vllm.bare_scheduler import Values, optional, taken
 from impl.vllm.runner import ModelRunner, Ran
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
@@ -47,7 +47,9 @@ class ModelRunnerV2(ModelRunner):
                 -(-config.max_model_len // size) + config.drafts * (at in config.recurrent)
                 for at, size in enumerate(sizes)
             ],
-            "sliding_window_reach": [getattr(spec, "num_retained_tokens", 0) for spec in specs],
+            "sliding_window_reach": [
+                optional(spec, "SlidingWindowSpec.num_retained_tokens", 0) for spec in specs
+            ],
         }
         self.worker = worker = runner.GPUModelRunner.__new__(runner.GPUModelRunner)
         worker.req_states = states.RequestState(**taken(states.RequestState.__init__, shape))
@@ -69,7 +71,8 @@ class ModelRunnerV2(ModelRunner):
                 remove_request=_nothing, add_request=_nothing, apply_staged_writes=_nothing,
                 postprocess_state=_nothing, num_new_sampled_tokens_per_step=1,
             ),
-            model_config=Values(), kv_block_zeroer=Values(zero_block_ids=_nothing), kv_caches=self.memory,
+            model_config=Values(rswa_window=None),
+            kv_block_zeroer=Values(zero_block_ids=_nothing), kv_caches=self.memory,
             kv_cache_config=config,
         )  # fmt: skip
         vars(worker).update(dict.fromkeys((
@@ -90,7 +93,7 @@ class ModelRunnerV2(ModelRunner):
         if not order:
             return Ran((), {})
         gathered, _ = worker.gather_batch_req_state(scheduled, False)
-        padded = Values(num_tokens=scheduled.total_num_scheduled_tokens)
+        padded = Values(num_tokens=scheduled.total_num_scheduled_tokens, num_reqs=None)
         batch = worker.prepare_inputs(scheduled, gathered, padded, 0)
         gathered_tables, _ = worker.prepare_attn(batch)
         self.prepared(batch, gathered_tables)
@@ -142,7 +145,7 @@ class ModelRunnerV2(ModelRunner):
             self.keep(name, lane.sampled)
         if most:
             made = torch.tensor([self.drafts(self.text[name][1], most) for name in lanes])
-            made[:, getattr(scheduled, "num_spec_tokens_to_schedule", most) :] = -1
+            made[:, optional(scheduled, "SchedulerOutput.num_spec_tokens_to_schedule", most) :] = -1
             states.draft_tokens[batch.idx_mapping] = made
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from impl.vllm.bare_scheduler import Values, block_sizes, settings_of, taken
+from impl.vllm.bare_scheduler import Values, block_sizes, optional, settings_of, taken
 from impl.vllm.runner import ModelRunnerV1, _Batch
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, StateUse, chain
@@ -88,7 +88,8 @@ class RecurrentLayers:
     def __init__(self, config: EngineConfig, memory: StateMemory, pool: Any) -> None:
         self.config, self.memory, self.align = config, memory, config.caching
         self._checkpoints: Callable[..., Any] | None = None
-        found = vars(importlib.import_module(_CHECKPOINT)).get("compute_mamba_prefill_checkpoints")
+        module = importlib.import_module(_CHECKPOINT)
+        found = vars(module).get("compute_mamba_prefill_checkpoints")
         if config.checkpoints and self.align and found is not None:
             utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
             settings = settings_of(config, False, False)
@@ -115,7 +116,7 @@ class RecurrentLayers:
             _copy_all,
         )
         copies = layers.get_conv_copy_spec, layers.get_temporal_copy_spec
-        if not hasattr(utils, "validate_mamba_state_copy_funcs"):
+        if optional(utils, "validate_mamba_state_copy_funcs", None) is None:
             return utils, copies
         return utils, {
             pool.kv_cache_groups[self.config.recurrent[0]].kv_cache_spec.mamba_type: copies

@@ -49,6 +49,7 @@ class StateRunnerV2(ModelRunnerV2):
         settings = Values(
             cache_config=Values(
                 mamba_cache_mode="align" if self.layers.align else "none",
+                use_kda_recoverssm=False,
                 mamba_block_size=config.groups[config.recurrent[0]].block_size,
             ),
             compilation_config=Values(static_forward_context=self.layers.context(pool)),

@@ -6,10 +6,11 @@ import os
 import sys
 from dataclasses import replace
 
+from impl import parts
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.api import WAYS, drives, require, taken_for
+from impl.vllm.api import RELEASES, TABLES, WAYS, facts
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
 
@@ -52,17 +53,18 @@ class VLLMSystem(WorkerSystem):
             assert version is not None
             self.root = release_root(version, v2, offloads)
             self.name = f"vllm=={version}"
-        self.release = version or taken_for(self.root)
-        if path is not None:
-            self.remark = f"{self.root}: taken for {self.release}"
-        require(self.root, self.name, self.release, v2, offloads)
-        if drives(self.release, "state+v2" if v2 else "state"):
+        found = facts(self.root, version, **self.ways)
+        parts.require(found, TABLES, self.name, self.root)
+        self.release, self.parts = found.near.release, found.parts
+        if version not in RELEASES:
+            self.remark = parts.told(found, self.root)
+        if {"state", *["state+v2"] * v2} <= self.parts:
             self.capabilities = replace(self.capabilities, recurrent=True)
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
             self.capabilities = replace(self.capabilities, commands=every)
-        for what, kinds in (("session", {"More", "End"}), ("reset", {"ResetConnector"})):
-            if not drives(self.release, what):
+        for part, kinds in (("sessions", {"More", "End"}), ("reset", {"ResetConnector"})):
+            if part not in self.parts:
                 left = self.capabilities.commands - kinds
                 self.capabilities = replace(self.capabilities, commands=left)
         self.name += "".join(f"+{WAYS[way]}" for way, given in self.ways.items() if given)

@@ -14,7 +14,7 @@ from multiprocessing.util import Finalize
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from impl.adapter import AnySystem, Capabilities, UnusableImplementation
+from impl.adapter import AnySystem, Capabilities, Misfit, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits
 from reference import model
 from reference.commands import (
@@ -243,6 +243,8 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
         if example % 2:
             _end(lockstep, done, driven)
         found = violations(lockstep, done, "generated")
+    except Misfit:
+        raise
     except UnusableImplementation as error:
         driven.unfit[line.situation] = str(error).removeprefix(system.name).lstrip(": ")
     else:
@@ -387,6 +389,8 @@ def _engine_example(
     drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
     try:
         lockstep = _begun(system, draws.fitted(drawn, profile), config, driven)
+    except Misfit:
+        raise
     except UnusableImplementation:  # a release need not take every configuration
         lockstep = _begun(system, sizes, config, driven)
     beside, steps = draws.beside(lockstep), plan.steps * (8 if example % 32 == 8 else 1)

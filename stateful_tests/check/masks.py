@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from impl.adapter import AnySystem, UnusableImplementation
+from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from impl.process.remote_system import DoesNotStart
 from reference.commands import Refused
 from reference.geometry import Geometry
@@ -99,7 +99,9 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
     named, *ways = system.name.split("+")
     engine, _, release = named.partition("==")
     if named.endswith("@checkout"):
-        engine, release = named.removesuffix("@checkout"), system.release
+        engine = named.removesuffix("@checkout")
+    # A checkout, or a version that no table has, was taken for a release.
+    release = getattr(system, "release", release)
     if not release:
         return
     for fault in of_system(cast("Engine", engine), release, ways):
@@ -118,7 +120,7 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             trace = replace(trace, clause=shown)
             try:
                 seen = replay(system, trace).violation
-            except DoesNotStart:
+            except (DoesNotStart, Misfit):
                 raise
             except UnusableImplementation as error:
                 unplayed = str(error)

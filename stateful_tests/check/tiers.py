@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import product
 from typing import Any
 
-from impl.adapter import AnySystem, UnusableImplementation
+from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from reference.blocks.config import ENGINE_PRESETS
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, GeometryError, preset
@@ -175,6 +175,8 @@ def taken(system: Any, candidates: Iterable[Any]) -> Any:
     for sizes in candidates:
         try:
             system.reset(sizes)
+        except Misfit:
+            raise
         except UnusableImplementation as error:
             reason = reason or error
         except (Exception, SystemExit):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from typing import Any
 
-from impl.adapter import AnySystem, UnusableImplementation
+from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from reference.geometry import GeometryError
 from stateful_tests.check.driving import Configuration, RunBatch, lines_of
 from stateful_tests.check.tiers import CORPUS, Plan, fit_sizes, sizes_for
@@ -31,6 +31,8 @@ def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
     for machine, name in product(plan.machines, plan.presets):
         try:
             fit = fit_sizes(system, machine, sizes_for(machine, name))
+        except Misfit:
+            raise
         except (UnusableImplementation, GeometryError) as error:
             reason = error
             continue

@@ -13,7 +13,7 @@ from impl import wheel_parts
 from impl.adapter import UnusableImplementation
 from impl.vllm import fetch
 from impl.vllm.engine import Stamps
-from impl.vllm.api import taken_for
+from impl.vllm.api import facts
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES
 from impl.vllm.runner import greedy
 from reference.blocks.commands import ResetConnector, Schedule
@@ -164,7 +164,7 @@ def test_a_checkout_of_tomorrow_names_what_it_lacks(changed, file, old, new, rep
         ("        from vllm.models import tables\n        assert tables.count(self) + 1\n",
          "which uses a module that is not loaded (modules.py)"),
         ("        self.structured_output_manager.validate_tokens(self)\n", "the adapter's stand-in"),
-        ("        assert self.vllm_config.new_config.size > 0\n", "no value for the setting vllm_config.new"),
+        ("        assert self.vllm_config.new_config.size > 0\n", "has no new_config at vllm/v1/core/sched"),
     ],
 )  # fmt: skip
 def test_what_shows_only_while_it_is_driven_is_reported_of_the_adapter(changed, new, reported):
@@ -177,7 +177,7 @@ def test_what_shows_only_while_it_is_driven_is_reported_of_the_adapter(changed, 
 def test_a_checkout_that_states_no_version_is_driven_as_what_its_files_are(vllm, monkeypatch):
     monkeypatch.delenv("KVSPEC_CACHE")
     kept = {
-        version: taken_for(vllm(version).root)
+        version: facts(vllm(version).root).near.release
         for version in ("0.11.0", "0.23.0", "0.28.0", "0.33.0")
     }
     assert kept == {"0.11.0": "0.11.0", "0.23.0": "0.23.0", "0.28.0": "0.28.0", "0.33.0": "0.33.0"}

@@ -1,0 +1,212 @@
+"""Which parts of an engine's API a tree has, looked up in its files one by one, whatever version it states.
+
+A part is a table of lines (see `impl.probe`). Its lines with the same `since` and `before` came together and
+are a step. A tree has a part if it has every step of it. A step that ends at a release and the step of that
+part that begins there are alternatives: the tree needs one of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from impl import nearest as nearest_lines
+from impl import probe
+from impl.adapter import UnusableImplementation
+from impl.isolation import Bookkeeping
+from impl.nearest import Nearest, nearest
+
+_FAR = 300  # lines: a tree that differs more than that from the oldest release may be older
+_LEANS = (
+    3  # lines of a neighbouring release alone: a tree with as many lies between the two releases
+)
+
+
+class Step(NamedTuple):
+    """Lines that came together. there: which of its uses a tree has; lacks: the others, in words."""
+
+    since: str
+    before: str
+    there: int
+    lacks: tuple[probe.Missing, ...]
+
+    @property
+    def whole(self) -> bool:
+        return not self.lacks
+
+
+class Tables(NamedTuple):
+    """The API of an engine.
+
+    core: the lines that every tree needs. parts: name -> its lines. says: name -> what a tree without that
+    part is driven without. below: the folder that the files of the lines are in. guide: the section of
+    CONTRIBUTING.md.
+    """
+
+    engine: str
+    below: str
+    releases: Sequence[str]
+    core: str
+    parts: Mapping[str, str]
+    says: Mapping[str, str]
+    guide: str
+
+    @property
+    def every(self) -> str:
+        """The lines of all tables."""
+        return "\n".join(table.strip() for table in (self.core, *self.parts.values()))
+
+    def since(self, part: str) -> str:
+        """The first release that has a part, by the table."""
+        return next(release for release in self.releases if self.documented(part, release))
+
+    def documented(self, part: str, release: str) -> bool:
+        """Whether a release has a part, by the table."""
+        at = self.releases.index(release)
+
+        found = []
+        for since, before in steps(self.parts[part]):
+            begun = self.releases.index(since) <= at
+            ended = before != "..." and self.releases.index(before) <= at
+            lacks = () if begun and not ended else (probe.Missing("", ""),)
+            found.append(Step(since, before, 0, lacks))
+        return _has_all(found)
+
+
+class Facts(NamedTuple):
+    """What a tree has.
+
+    near: the release that it is taken for. parts: names of those that it has. missing: what nothing can be
+    driven without. remark: what it is driven without, "" for nothing.
+    """
+
+    near: Nearest
+    parts: frozenset[str]
+    missing: tuple[probe.Missing, ...]
+    remark: str
+
+
+def facts(
+    root: Path,
+    tables: Tables,
+    modules: Bookkeeping,
+    wanted: Iterable[str] = (),
+    unwanted: Iterable[str] = (),
+    release: str | None = None,
+    names: Callable[[str], str] = str,
+) -> Facts:
+    """Look up what the files under `root` have.
+
+    wanted: parts that were asked for by name. unwanted: parts that this way does not use. release: what the
+    files are, if that is known. names: a table with the names that the tree has.
+    """
+    known = release is not None and release in tables.releases
+    near = Nearest(release, 0) if release and known else nearest(tables.engine, root)
+    checkout = probe.Checkout(root, tables.below, modules, ())
+    missing = _lost(_there(checkout, names(tables.core)))
+    parts, without = [], []
+    for name, table in tables.parts.items():
+        found = _there(checkout, names(table))
+        expected = near.release in tables.releases and tables.documented(name, near.release)
+        if name in wanted:
+            missing += _lost(found)
+        if _has_all(found):
+            parts.append(name)
+        elif name not in unwanted and expected:
+            torn = [step for step in found if step.there and not _holds(step, found)]
+            missing += [line for step in torn for line in step.lacks]
+            if not torn and leans(root, near.release, tables):
+                without.append(name)
+            elif not torn:
+                missing += _lost(found)
+    said = [tables.says[name] for name in without if tables.says.get(name)]
+    return Facts(
+        near,
+        frozenset(parts),
+        tuple(dict.fromkeys(missing)),
+        f"driven without {', '.join(said)}, of which it has nothing" if said else "",
+    )
+
+
+def require(found: Facts, tables: Tables, name: str, root: Path) -> None:
+    """Raise UnusableImplementation that names everything that is missing, and for which release the tree was
+    taken."""
+    if not found.missing:
+        return
+    near, oldest, newest = found.near, tables.releases[0], tables.releases[-1]
+    guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
+    taken = f"taken for {near.release}, the nearest release ({_lines(near.lines)})"
+    if near.release == oldest and near.lines > _FAR:
+        older = f"{taken}; it is older than {oldest}, the oldest release that is driven"
+        raise UnusableImplementation(f"{name} {root}: {older}. Nothing was driven")
+    if near.release == newest and near.lines:
+        taken += f"; it may be newer than {newest}, the newest release that is driven"
+    raise UnusableImplementation(f"{name} {root}: {probe.named(found.missing)}; {taken}. {guide}")
+
+
+def _lines(count: int) -> str:
+    if not count:
+        return "no line differs"
+    return f"{count:,} line{'s differ' if count > 1 else ' differs'}"
+
+
+def told(found: Facts, root: Path) -> str:
+    """How a tree is driven, in a line."""
+    near = f"{root}: taken for {found.near.release}, the nearest release"
+    return f"{near} ({_lines(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")
+
+
+def steps(table: str) -> dict[tuple[str, str], list[probe.ApiLine]]:
+    """The lines of a table by (since, before)."""
+    found: dict[tuple[str, str], list[probe.ApiLine]] = {}
+    for line in probe.entries(table):
+        found.setdefault((line.since, line.before), []).append(line)
+    return found
+
+
+def _there(checkout: probe.Checkout, table: str) -> list[Step]:
+    found = []
+    for (since, before), lines in steps(table).items():
+        lacks = checkout.lacking(lines)
+        uses = sum(len(line.uses) for line in lines)
+        found.append(Step(since, before, uses - len(lacks), tuple(lacks)))
+    return found
+
+
+def _instead(step: Step, steps: Iterable[Step]) -> list[Step]:
+    """The alternatives to a step."""
+    return [other for other in steps if step.before == other.since or other.before == step.since]
+
+
+def _holds(step: Step, steps: Iterable[Step]) -> bool:
+    return step.whole or any(other.whole for other in _instead(step, steps))
+
+
+def _has_all(steps: Sequence[Step]) -> bool:
+    return all(_holds(step, steps) for step in steps)
+
+
+def _lost(steps: Sequence[Step]) -> list[probe.Missing]:
+    """What a part lacks. Of two alternatives the later one is named."""
+    lost = [step for step in steps if not _holds(step, steps)]
+    later = [step for step in lost if not any(step.before == other.since for other in lost)]
+    return [line for step in later for line in step.lacks]
+
+
+def leans(root: Path, release: str, tables: Tables) -> bool:
+    """Whether a tree that is nearest to a release lies between it and a neighbour: it has lines that the
+    neighbour has and the release has not. Such a tree may lack what the release has; any other renamed it."""
+    sketch = nearest_lines.read(tables.engine)
+    at = sketch.releases.index(release)
+    there = nearest_lines.checksums(root / file for file in sketch.files)
+    return any(
+        sum(
+            mask >> other & 1 and not mask >> at & 1
+            for line, mask in sketch.lines.items()
+            if line in there
+        )
+        >= _LEANS
+        for other in (at - 1, at + 1)
+        if 0 <= other < len(sketch.releases)
+    )

@@ -1,0 +1,135 @@
+"""An error of the adapter is none of the tree: it ends a check, and leaves no configuration out."""
+
+import os
+import shutil
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from impl.adapter import Misfit, UnusableImplementation
+from impl.vllm.bare_scheduler import Questions, Values
+from reference.blocks.commands import Add, Schedule
+from reference.blocks.config import engine_preset
+from stateful_tests.check import tiers
+from stateful_tests.check.turns import configurations
+from stateful_tests.lockstep.systems import resolve
+
+SCHEDULER = "vllm/v1/core/sched/scheduler.py"
+CONFIG = "vllm/config/vllm.py"
+START = "        self.max_num_running_reqs ="
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """Makes a copy of the newest release of an engine in which a file says something else, or is new."""
+
+    def change(release, file, new, old=None):
+        try:
+            root = resolve(release).root
+        except UnusableImplementation as error:
+            pytest.skip(str(error))
+        target = tmp_path / "checkout"
+        shutil.copytree(root, target, copy_function=os.symlink)
+        text = (root / file).read_text(encoding="utf-8") if old else new
+        assert old is None or old in text
+        (target / file).unlink(missing_ok=True)
+        (target / file).parent.mkdir(exist_ok=True)
+        (target / file).write_text(text.replace(old, new, 1) if old else new, encoding="utf-8")
+        return resolve(release.partition("==")[0], checkout=str(target))
+
+    return change
+
+
+def test_a_stand_in_says_what_it_does_not_know():
+    with pytest.raises(AttributeError, match="the stand-in with size has no width"):
+        _ = Values(size=1).width
+    assert getattr(Values(size=1), "width", 7) == 7
+    asked = Questions(size=1)
+    assert not asked.is_rocm and not asked.use_ngram_gpu()
+    with pytest.raises(AttributeError, match="has no width"):
+        _ = asked.width
+
+
+def test_a_drafter_that_is_asked_something_unknown_is_no_refusal(changed):
+    """The presets with drafts would be left out, and a check of the drafter's fork be green."""
+    asks = "        if vllm_config.speculative_config: vllm_config.speculative_config.rounds_of_tree()\n"
+    system = changed("vllm==0.33.0", SCHEDULER, asks + START, START)
+    unknown = pytest.raises(Misfit, match=f"no rounds_of_tree at {SCHEDULER}:")
+    with closing(system), unknown:
+        configurations(system, tiers.for_system(tiers.plan("smoke"), system))
+
+
+def test_a_question_of_a_drafter_is_answered_no(changed):
+    asks = "        if vllm_config.speculative_config: assert not vllm_config.speculative_config.use_tree()\n"
+    with closing(changed("vllm==0.33.0", SCHEDULER, asks + START, START)) as system:
+        system.reset(engine_preset("drafts"))
+
+
+def test_only_the_lines_of_a_tree_refuse_a_configuration(changed):
+    says = "        if vllm_config.speculative_config: raise ValueError('no drafts here')\n"
+    with closing(changed("vllm==0.33.0", SCHEDULER, says + START, START)) as system:
+        system.reset(engine_preset("full"))
+        with pytest.raises(
+            UnusableImplementation, match="refuses the configuration: no drafts"
+        ) as caught:
+            system.reset(engine_preset("drafts"))
+        assert not isinstance(caught.value, Misfit)
+
+
+VALIDATORS = """
+class VllmConfig:
+    def validate_block_size(self) -> None:
+        if self.cache_config.mamba_cache_mode == "align":
+            if self.scheduler_config.long_prefill_token_threshold > 0:
+                assert self.scheduler_config.long_prefill_token_threshold >= self.cache_config.block_size
+    def validate_mamba_block_size(self):
+        return self.model_config.what_no_scheduler_reads
+"""
+
+
+def test_what_a_checkouts_own_configuration_refuses_is_not_driven(changed):
+    with closing(changed("vllm==0.33.0", CONFIG, VALIDATORS)) as system:
+        config = engine_preset("state-tight")
+        system.reset(config)
+        with pytest.raises(
+            UnusableImplementation, match=r"refuses .*long_prefill|refuses .*Assertion"
+        ):
+            system.reset(replace(config, long_prefill=1))
+        system.reset(replace(engine_preset("tight"), long_prefill=1))
+
+
+def test_a_key_that_a_driver_misses_is_none_of_the_tree(changed):
+    """LMDeploy: what was made for a batch has no plans of copies any more."""
+    file, key = "lmdeploy/pytorch/engine/inputs_maker.py", "            cache_inputs=result"
+    with closing(changed("lmdeploy==0.18.0", file, "            plans=result", key)) as system:
+        system.reset(engine_preset("full"))
+        system.apply(Add("r1", 2, 3))
+        with pytest.raises(
+            Misfit, match=r"KeyError: 'cache_inputs' at impl/lmdeploy/driver.py:\d+, in the ad"
+        ):
+            system.apply(Schedule())
+
+
+def test_an_error_of_the_tree_stays_its_own(changed):
+    with closing(
+        changed("lmdeploy==0.18.0", "lmdeploy/pytorch/paging/scheduler.py",
+                "    def has_unfinished(self):\n        return {}['x']\n    def _was(self):\n",
+                "    def has_unfinished(self):\n")
+    ) as system:  # fmt: skip
+        system.reset(engine_preset("full"))
+        system.apply(Add("r1", 2, 3))
+        assert "KeyError" in system.apply(Schedule()).error
+
+
+def test_a_renamed_attribute_of_lmdeploy_is_named_at_once(changed):
+    with pytest.raises(
+        UnusableImplementation,
+        match=r"SchedulerSequence has no num_history_ids; taken for 0\.18\.0",
+    ):
+        changed(
+            "lmdeploy==0.18.0",
+            "lmdeploy/pytorch/messages.py",
+            "def num_past_ids",
+            "def num_history_ids",
+        )

@@ -1,0 +1,114 @@
+"""Which parts of vLLM's API a tree has is looked up in its files, one by one."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+from impl import parts, probe
+from impl.adapter import UnusableImplementation
+from impl.vllm import api
+from impl.vllm.modules import VLLM
+from impl.vllm.system import VLLMSystem
+
+# What versions once decided.
+FIRST = {
+    "sessions": "0.15.0", "offload": "0.21.0", "reset": "0.22.0", "state": "0.27.0", "v2": "0.31.0",
+    "state+v2": "0.32.0",
+}  # fmt: skip
+
+
+def test_the_tables_say_since_when_a_release_is_driven_so():
+    assert {part: api.SINCE[part] for part in FIRST} == FIRST
+
+
+@pytest.mark.parametrize("release", api.RELEASES)
+def test_a_release_has_the_parts_and_the_lines_that_the_tables_say(vllm, release):
+    root = vllm(release).root
+    found = api.facts(root)
+    assert found.near == (release, 0)
+    assert found.parts == {part for part in api.PARTS if api.TABLES.documented(part, release)}
+    checkout, at = probe.Checkout(root, "vllm", VLLM, ()), api.RELEASES.index(release)
+    for table in (api.CORE, *api.PARTS.values()):
+        for (since, before), lines in parts.steps(table).items():
+            lacks = checkout.lacking(lines)
+            if api.RELEASES.index(since) > at:
+                assert lacks, lines[0]
+            elif before == "..." or api.RELEASES.index(before) > at:
+                assert not lacks
+
+
+@pytest.fixture
+def copied(vllm, tmp_path):
+    """Makes a copy of a release in which words are others."""
+
+    def copy(release, **words):
+        target = tmp_path / release
+        shutil.copytree(vllm(release).root, target, copy_function=os.symlink)
+        for file in target.rglob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            changed = text
+            for old, new in words.items():
+                changed = changed.replace(old, new)
+            if changed != text:
+                file.unlink()
+                file.write_text(changed, encoding="utf-8")
+        return target
+
+    return copy
+
+
+def refused(root, **ways):
+    with pytest.raises(UnusableImplementation) as caught:
+        VLLMSystem(path=root, **ways)
+    return str(caught.value)
+
+
+def test_invented_names_are_named_together_and_no_part_is_driven_without(copied):
+    root = copied(
+        "0.33.0",
+        external_req_id="outer_id",
+        has_sync_kv_loads="loads_now",
+        deferred_frees="later_frees",
+        _req_status="_status_of",
+    )
+    began = time.monotonic()
+    said = refused(root, offloads=True)
+    assert time.monotonic() - began < 10
+    for name in ("external_req_id", "has_sync_kv_loads", "deferred_frees", "_req_status"):
+        assert f"has no {name}" in said
+    assert "taken for 0.33.0, the nearest release" in said
+    assert "it may be newer than 0.33.0, the newest release that is driven" in said
+
+
+def test_a_tree_between_two_releases_is_driven_with_what_it_has(copied, vllm):
+    """Nearest to 0.24.0, whose deferred frees it does not have yet: its pool is that of 0.23.0."""
+    root = copied("0.24.0", deferred_frees="_x", defer_block_free="_y")
+    pool = root / "vllm/v1/core/block_pool.py"
+    pool.unlink()
+    shutil.copy(vllm("0.23.0").root / "vllm/v1/core/block_pool.py", pool)
+    found = api.facts(root)
+    assert found.near.release == "0.24.0"
+    assert found.parts >= {"sessions", "drafts in flight"}
+    assert not found.parts & {"deferred frees", "further hashes"}
+    assert not found.missing
+    assert "without deferred frees, further hashes of a block, of which" in found.remark
+
+
+def test_a_tree_older_than_all_is_one_sentence(copied):
+    root = copied("0.11.0", get_group_id="group_of", block_hash="hash_of_block", Request="Asked")
+    said = refused(root)
+    assert "older than 0.11.0, the oldest release that is driven. Nothing was driven" in said
+    assert "get_group_id" not in said
+
+
+def test_a_way_that_a_tree_lacks_is_refused_by_what_it_lacks(vllm):
+    said = refused(vllm("0.30.0").root, v2=True)
+    assert "GPUModelRunner.prepare_inputs takes 3 arguments, not 4" in said
+    assert "taken for 0.30.0, the nearest release (no line differs)" in said
+
+
+def test_a_renamed_name_that_no_table_has_is_refused(vllm, monkeypatch):
+    monkeypatch.setattr(api, "RENAMED", {"Scheduler.no_such_thing": "thing"})
+    assert "no line of its tables has Scheduler.no_such_thing" in refused(vllm("0.33.0").root)
