@@ -184,14 +184,14 @@ def _changed(
 
 
 def _other_ways(system: Any, changed: Changes, asked: Plan) -> OtherWays | None:
-    from stateful_tests.check import lookup
+    from stateful_tests.check import lookup, masks
     from stateful_tests.check.other_ways import other_ways
     from stateful_tests.check.way_map import way_map
 
     engine, ways = lookup.engine_and_ways(system.name)
     functions = [*changed.called, *changed.missed]
     return other_ways(
-        way_map(engine), engine, lookup.release_of(system), "+".join(ways), functions,
+        way_map(engine), engine, masks.release_of(system), "+".join(ways), functions,
         changed.missed, asked,
     )  # fmt: skip
 
@@ -225,6 +225,10 @@ def _drive_ways(
             )
         except Unusable as error:
             result.not_driven[way] = str(error)
+            continue
+        except KeyboardInterrupt:
+            result.interrupted = found = True
+            result.not_driven[way] = command
             continue
         result.ways[way] = data["said"]
         reports.append(data)
