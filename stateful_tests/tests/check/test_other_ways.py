@@ -179,3 +179,13 @@ def test_the_worst_exit_code_counts():
         1,
         3,
     ]
+
+
+def test_of_a_file_that_is_cut_up_only_the_cut_functions_are_loaded():
+    of = MAP._replace(cut=frozenset({"a.py"}))
+    assert of.loads(ALLOC) and not of.loads(("a.py", "new")) and MAP.loads(("a.py", "new"))
+    assert not MAP.loads(("b.py", "new"))
+    scheduler = "sglang/srt/managers/scheduler.py"
+    assert scheduler in way_map.way_map("sglang").cut
+    assert not way_map.way_map("sglang").loads((scheduler, "Scheduler.run_batch"))
+    assert way_map._is_loaded("lmdeploy", "lmdeploy/pytorch/paging/scheduler.py")
