@@ -164,22 +164,25 @@ def _changed(
     revision = how.since or (base.name if base is not None else "")
     note(f"since {revision}: looks for runs that call what changed")
     changed: Changes | None = None
+    engine, ways = lookup.engine_and_ways(system.name)
+    of, own = way_map(engine), "+".join(ways)
     with unusable(f"--since {revision:.80}: ", ValueError), cut_short:
         lines = [
             line
             for mode in plan.modes or system.capabilities.modes
             for line in driving.lines_of(system, plan, mode)
         ]
-        engine, ways = lookup.engine_and_ways(system.name)
-        of, own = way_map(engine), "+".join(ways)
         changed = changes.changes(system, commit or revision, lines, tell, of, own)
         changed = changed._replace(revision=revision)
         note(changed.text)
-        # A function that is known to run in other ways alone is not looked for in this one.
-        if wanted := [
-            each for each in changed.missed if each not in of.functions or of.runs(each, own)
-        ]:
-            changed = changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
+    if changed is None:  # interrupted
+        return None
+    # A function that is known to run in other ways alone is not looked for in this one.
+    wanted = [each for each in changed.missed if each not in of.functions or of.runs(each, own)]
+    if not wanted:
+        return changed
+    with unusable(f"--impl {selector.impl}: "), cut_short:
+        changed = changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
     return changed
 
 

@@ -47,7 +47,7 @@ class Changes(NamedTuple):
         text += f"; none calls {named(self.missed)}" if self.missed else ""
         if not (self.called or self.missed):
             text = f"since {self.revision}: no function that kvspec drives changed"
-        return text + (f"; kvspec does not load {named(self.ignored)}" if self.ignored else "")
+        return text + (f"; kvspec does not load {named(self.ignored, 2)}" if self.ignored else "")
 
     def also_called(self, functions: Collection[Function]) -> Changes:
         """The same, where other runs call these."""
