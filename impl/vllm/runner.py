@@ -14,7 +14,7 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 from impl.isolation import Inert
-from impl.vllm.bare_scheduler import optional
+from impl.optional import optional
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, Table, chain, chained
