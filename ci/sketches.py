@@ -13,9 +13,10 @@ from pathlib import Path
 
 from impl import nearest
 from stateful_tests.lockstep import known_faults, systems
+from stateful_tests.lockstep.known_faults import Engine
 
 # The files whose lines count: those that are loaded, less what changes for other reasons.
-_FILES = {
+_FILES: dict[Engine, tuple[str, ...]] = {
     "sglang": (
         "sglang/srt/mem_cache/allocat*.py",
         "sglang/srt/mem_cache/base_prefix_cache.py",
@@ -61,7 +62,7 @@ _FILES = {
 }
 
 
-def sketch_of(engine: str) -> nearest.Sketch:
+def sketch_of(engine: Engine) -> nearest.Sketch:
     """The sketch of all driven releases of an engine."""
     releases = tuple(known_faults.releases(engine))
     roots = [_root(f"{engine}=={release}") for release in releases]
@@ -73,7 +74,7 @@ def sketch_of(engine: str) -> nearest.Sketch:
     return nearest.Sketch(releases, tuple(files), lines)
 
 
-def driven_files(engine: str, root: Path) -> Iterator[str]:
+def driven_files(engine: Engine, root: Path) -> Iterator[str]:
     """The files of a release whose lines count."""
     for pattern in _FILES[engine]:
         yield from (file.relative_to(root).as_posix() for file in root.glob(pattern))
@@ -86,5 +87,6 @@ def _root(release: str) -> Path:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or _FILES:
+    wanted = sys.argv[1:]
+    for name in [engine for engine in _FILES if not wanted or engine in wanted]:
         (nearest.FOLDER / f"{name}.txt").write_text(nearest.written(sketch_of(name)), "ascii")

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from impl.adapter import Misfit
+
 Provided = dict[str, dict[str, Any]]  # module -> the names in it that are not inert
 
 
@@ -47,36 +49,88 @@ def _within(name: str, prefixes: tuple[str, ...]) -> bool:
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
-class Inert:
-    """Stands for anything that is imported and never matters: callable, falsy, empty."""
+# What an inert thing may be asked while a server runs: the last part of its name -> why nothing is lost.
+_MAY_BE_EMPTY = {
+    "pop_aborted_reqs()": "no diffusion model",
+    "collect_inflight_reqs()": "no request is received from another server",
+    "mbs": "no pipeline",
+    "running_mbs": "no pipeline",
+    "enable_hicache_storage": "a client aborts in the queue, before a storage is asked",
+    "DEEPGEMM_PAGED_SPARSE_MQA_LOGITS": "no kernel runs",
+    "profiler_enabled()": "nobody profiles",
+}
+# What it may be given a tensor: a record of what is not kept, an assertion of the release's own.
+_MAY_TAKE_TENSORS = {"RelayPayload", "expect"}
+_QUESTIONS = ("is_", "use_", "uses_", "has_", "can_", "should_", "supports_", "enable_", "need_")
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+
+class _Loaded:
+    """Whether the release is loaded; from then on an inert thing that would decide something is an error."""
+
+    done = False
+
+
+def loaded() -> None:
+    """Say that the release is loaded, and runs from now on."""
+    _Loaded.done = True
+
+
+class Inert:
+    """Stands for anything that is imported and never matters: callable, falsy, empty.
+
+    It matters where a running server launches it as a kernel, gives it a tensor to write, goes through it or
+    branches on it: then it raises Misfit. A question about the host or the model, such as `is_foo()`, is
+    answered no.
+    """
+
+    def __init__(self, *_: Any, path: str = "it", **__: Any) -> None:
+        object.__setattr__(self, "_path", path)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _Loaded.done and any(map(_is_tensor, (*args, *kwargs.values()))):
+            if self._path.rpartition(".")[2] not in _MAY_TAKE_TENSORS:
+                self._decides("is given a tensor")
         # As a decorator it leaves what it decorates alone.
         if len(args) == 1 and not kwargs and callable(args[0]):
             return args[0]
-        return Inert()
+        return Inert(path=f"{self._path}()")
 
     def __getattr__(self, name: str) -> Inert:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = Inert()
+        value = Inert(path=f"{self._path}.{name}")
         object.__setattr__(self, name, value)
         return value
 
     def __bool__(self) -> bool:
+        self._is_asked("decides a branch")
         return False
 
     def __iter__(self) -> Any:
+        self._is_asked("is gone through")
         return iter(())
 
     def __len__(self) -> int:
+        self._is_asked("is counted")
         return 0
 
     def __getitem__(self, _: Any) -> Inert:
+        if _Loaded.done:
+            self._decides("is launched or read")
         return self
+
+    def _is_asked(self, how: str) -> None:
+        asked = self._path.rpartition(".")[2]
+        question = asked.startswith(_QUESTIONS) or asked.endswith("_enabled()")
+        if _Loaded.done and not question and asked not in _MAY_BE_EMPTY:
+            self._decides(how)
+
+    def _decides(self, how: str) -> None:
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        raise Misfit(f"{place}: {self._path} {how}, and is not loaded (parts/modules.py)")
 
     def __or__(self, _: Any) -> Inert:
         return self
@@ -93,13 +147,17 @@ class Inert:
         pass
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, sys.modules["torch"].Tensor)
+
+
 class InertModule(types.ModuleType):
     """A module in which every name is inert, but for those provided."""
 
     def __getattr__(self, name: str) -> Inert:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = Inert()
+        value = Inert(path=f"{self.__name__}.{name}")
         setattr(self, name, value)
         return value
 

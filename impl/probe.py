@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase as fnmatch
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +22,14 @@ Names = dict[str, ast.AST]  # of a module, or of a class
 
 class ApiLine(NamedTuple):
     """A line of the table: what releases from `since` on, before `before`, have in `file`. by: which part of
-    the adapter uses it."""
+    the adapter uses it. fact: which fact of the API it is of."""
 
     since: str
     before: str  # "..." stands for none
     file: str
     uses: tuple[ast.expr, ...]
     by: str = ""
+    fact: str = ""
 
 
 class Missing(NamedTuple):
@@ -47,13 +49,16 @@ def named(missing: Iterable[Missing]) -> str:
     return "; ".join(f"{file}: {', '.join(whats)}" for file, whats in by_file.items())
 
 
-def entries(table: str, by: str = "") -> Iterator[ApiLine]:
-    """The lines of a table."""
+def entries(table: str, by: str = "", fact: str = "") -> Iterator[ApiLine]:
+    """The lines of a table. One such as [chunks] names the fact that those below it are of."""
     for line in table.strip().splitlines():
+        if line.startswith("["):
+            fact = line.strip("[]")
+            continue
         where, _, uses = line.partition(" | ")
         since, before, file = where.split()
         parsed = [ast.parse(use.strip(), mode="eval").body for use in uses.split(";")]
-        yield ApiLine(since, before, file, tuple(parsed), by)
+        yield ApiLine(since, before, file, tuple(parsed), by, fact)
 
 
 class Checkout:
@@ -65,27 +70,46 @@ class Checkout:
     ) -> None:
         self._root, self._below, self._modules_of, self._table = root, below, modules, table
         self._modules: dict[str, Names | None] = {}
-        self._known: dict[tuple[str, ast.expr], str | None] = {}
+        self._known: dict[tuple[str, str], str | None] = {}
         self._classes: dict[ast.ClassDef, Names] = {}
 
-    def missing(self, version: str, order: list[str]) -> list[Missing]:
-        """What a release of that version has and these files have not; `order`: all versions."""
-        at = order.index(version)
-        begun = [entry for entry in self._table if order.index(entry.since) <= at]
-        return self.lacking(
-            entry for entry in begun if entry.before == "..." or order.index(entry.before) > at
-        )
+    def missing(self, version: str, order: list[str], fact: str | None = None) -> list[Missing]:
+        """What a release of that version has and these files have not; `order`: all versions. fact: of that
+        fact alone."""
+        return self.lacking(self._of_version(version, order, fact))
 
     def lacking(self, entries: Iterable[ApiLine]) -> list[Missing]:
         """What these files have not of some lines."""
         found = []
         for entry in entries:
             for use in entry.uses:
-                if (entry.file, use) not in self._known:
-                    self._known[entry.file, use] = self._lacks(entry.file, use)
-                if (why := self._known[entry.file, use]) is not None:
+                if (why := self._why_not(entry.file, use)) is not None:
                     found.append(Missing(why, f"{self._below}/{entry.file}", entry.by))
         return found
+
+    def uses(self, version: str, order: list[str], fact: str) -> set[tuple[str, str]]:
+        """The uses of a fact in a release of that version: file and use, as text."""
+        lines = self._of_version(version, order, fact)
+        return {(line.file, ast.unparse(use)) for line in lines for use in line.uses}
+
+    def has(self, use: tuple[str, str]) -> bool:
+        """Whether the files can be used so."""
+        file, text = use
+        return self._why_not(file, ast.parse(text, mode="eval").body) is None
+
+    def _of_version(self, version: str, order: list[str], fact: str | None) -> Iterator[ApiLine]:
+        at = order.index(version)
+        for line in self._table:
+            ended = line.before != "..." and order.index(line.before) <= at
+            if order.index(line.since) <= at and not ended and fact in (None, line.fact):
+                yield line
+
+    def _why_not(self, file: str, use: ast.expr) -> str | None:
+        """Why a use is not possible, None where it is; looked up once."""
+        key = file, ast.unparse(use)
+        if key not in self._known:
+            self._known[key] = self._lacks(file, use)
+        return self._known[key]
 
     def module(self, file: str) -> Names | None:
         """Its names; None where there is no such file. Raises UnusableImplementation for what is no Python,
@@ -110,6 +134,8 @@ class Checkout:
         if module is None:
             there = (self._root / self._below / file).exists()
             return "it cannot be read" if there else "there is no such file"
+        if isinstance(use, ast.Compare):
+            return self._lacks_text(module, use)
         call = use if isinstance(use, ast.Call) else None
         name = ast.unparse(use if call is None else call.func)
         first, _, member = name.partition(".")
@@ -132,6 +158,22 @@ class Checkout:
         return parameters and parameters.refuse(
             name, len(call.args), [str(k.arg) for k in call.keywords]
         )
+
+    def _lacks_text(self, module: Names, use: ast.Compare) -> str | None:
+        """Why the code lacks the text that `"x += 1" in "Class.method"` wants, or has what `not in` excludes.
+        The text is as `ast.unparse` writes it; a method may be a pattern of shells."""
+        name, text = ast.literal_eval(use.comparators[0]), ast.literal_eval(use.left)
+        first, _, method = name.partition(".")
+        node = self._find(module, first)
+        if method and isinstance(node, ast.ClassDef):
+            members = self._members(module, node)
+            node = next((members[each] for each in members if fnmatch(each, method)), None)
+        if node is None:
+            return f"there is no {name}"
+        wanted = isinstance(use.ops[0], ast.In)
+        if (text in ast.unparse(node)) is wanted:
+            return None
+        return f"{name} does not say {text!r}" if wanted else f"{name} says {text!r}"
 
     def _find(self, module: Names, name: str) -> ast.AST | None:
         """What a module calls `name`; an import is followed, one of a module that is not loaded is None."""

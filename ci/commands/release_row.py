@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,30 +21,10 @@ if TYPE_CHECKING:
 
 
 def names(impl: str) -> list[str]:
-    """The releases that `sglang==all` or `vllm==all` stands for, with the tree that is named behind it those
-    that have it; none where `impl` is one system."""
-    from stateful_tests.lockstep import known_faults
+    """The systems that `sglang==all`, or another engine's, stands for; none where `impl` is one system."""
+    from stateful_tests.lockstep import driven_releases
 
-    package, *ways = impl.split("+")
-    releases: Iterable[str] = ()
-    if package == "sglang==all":
-        from impl.sglang.releases.catalogue import TABLE
-        from impl.sglang.releases.variants import VARIANTS
-        from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST
-
-        order = list(TABLE)
-        releases = VARIANTS.get(ways[0] if ways else "", TABLE)
-        if ways[-1:] == ["hicache"]:
-            tiered = order[order.index(FIRST_IN_RUST if "rust" in ways else FIRST) :]
-            releases = [name for name in tiered if name in releases]
-    elif package == "vllm==all":
-        from impl.vllm.api import RELEASES, SINCE
-
-        first = max(RELEASES.index(SINCE.get(way, RELEASES[0])) for way in ("", *ways))
-        releases = RELEASES[first:]
-    elif package == "lmdeploy==all":
-        releases = known_faults.releases("lmdeploy")
-    return ["+".join([package.replace("all", version), *ways]) for version in releases]
+    return driven_releases.names(impl)
 
 
 def alone(selector: SystemSelector, **options: str | None) -> None:

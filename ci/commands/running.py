@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ci.commands import release_row
+from ci.commands import bases, one_check, release_row
 from ci.commands.parallel import parallel_options
 from ci.commands.planning import plan_options
 from ci.commands.shared import (
-    ReportOut, Saved, SystemSelector, Unusable, load_trace, note, replay_command, save_option, save_traces,
-    system_options, unusable, worker_limits, writable, write_beside,
+    ReportOut, SystemSelector, Unusable, load_trace, replay_command, save_option, system_options, unusable,
+    writable, write_beside,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from ci import Data
-    from impl.adapter import System
-    from stateful_tests.check.corpus import CorpusLine
     from stateful_tests.check.tiers import Plan
-    from stateful_tests.lockstep.results import Run
 
 
 base_option = click.option(
     "--base",
-    metavar="IMPL|DIR",
+    metavar="IMPL|DIR|git:REV",
     help="What to compare with, run as --impl runs: what it violates as well is not new, and does not fail."
-    " [default: of a checkout the release that it was taken from]",
+    " git:REV: that commit of the checkout. [default: of a checkout with a git history the merge base with"
+    " --since or else the upstream branch, or HEAD where that has all that is committed; without changes of"
+    " its own the nearest release]",
 )
 
 
@@ -66,17 +62,18 @@ def check(
 
     Each violated clause is reported with its smallest trace.
 
-    --impl sglang==all, vllm==all or lmdeploy==all drives every release, one after the other, and prints which
-    shows which clause; after it may stand +unified, +rust, +overlap (+async, +offload): all that have it.
+    --impl sglang==all (vllm==all, lmdeploy==all, transformers==all) drives every release, one after the
+    other, and prints which shows which clause; after it may stand +unified, +rust, +overlap (+async,
+    +offload): all that have it.
     """
     writable(junit, "--junit")
     if since is not None and selector.checkout is None:
         raise Unusable("--since goes with a checkout, such as --sglang-path or --vllm-path")
 
-    how = _How(where, save_dir, base, since, html)
+    how = one_check.How(where, save_dir, base, since, html)
 
     def one(impl: str) -> tuple[Data, Callable[[], None]]:
-        return _driven(replace(selector, impl=impl), plan, how)
+        return one_check.driven(replace(selector, impl=impl), plan, how)
 
     if names := release_row.names(selector.impl):
         release_row.alone(selector, junit=junit)
@@ -95,149 +92,6 @@ def check(
     return out.end(data) if out.file == "-" else code
 
 
-class _How(NamedTuple):
-    """How a check is run. where: makes the executor. since: the git revision of --since. html: pages too."""
-
-    where: Callable[..., Any]
-    save_dir: str
-    base: str | None
-    since: str | None
-    html: bool
-
-
-@dataclass
-class _CutShort:
-    """An interrupt before the plan begins. Where `told` has a finding, the report still comes."""
-
-    told: Collection[str]
-    interrupted: bool = False
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        self.interrupted |= kind is KeyboardInterrupt
-        return kind is KeyboardInterrupt and bool(self.told)
-
-
-def _driven(selector: SystemSelector, plan: Plan, how: _How) -> tuple[Data, Callable[[], None]]:
-    """The report of a check of one system, and what saves its traces and notes there where they are."""
-    from ci.report import data as report
-    from ci.report.progress import Progress
-    from stateful_tests.check import campaign, changes, driving, tiers
-    from stateful_tests.check import masks as known
-
-    began = time.monotonic()
-    with ExitStack() as opened:
-        before = (
-            None if how.base is None else opened.enter_context(closing(_base(how.base, selector)))
-        )
-        system = opened.enter_context(closing(selector.resolve()))
-        if how.base is None and selector.checkout is not None:
-            before = _taken_from(system, selector)
-            if before is not None:
-                opened.enter_context(closing(before))
-        plan, changed = tiers.for_system(plan, system), None
-        early: dict[str, Run] = {}  # clause -> the run that showed it
-        cut_short = _CutShort(early)
-        if how.since is not None:
-            told: set[str] = set()
-
-            def tell(line: CorpusLine) -> None:
-                run = changes.new_fault(system, before, line)
-                if (
-                    run is not None
-                    and run.violation is not None
-                    and run.violation.clause not in told
-                ):
-                    told.update(run.violation.clauses)
-                    early[run.violation.clause] = run
-                    note(report.first_word(run, "" if before is None else before.name))
-
-            note(f"since {how.since}: looks for directed runs that call what changed")
-            with unusable(f"--since {how.since:.80}: ", ValueError), cut_short:
-                lines = [
-                    line
-                    for mode in plan.modes or system.capabilities.modes
-                    for line in driving.lines_of(system, plan, mode)
-                ]
-                changed = changes.changes(system, how.since, lines, tell)
-            if changed is not None:
-                note(changed.text)
-                plan = replace(plan, first=changed.first)
-        elif selector.checkout and (edited := changes.edited_files(Path(selector.checkout))):
-            files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
-            note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
-        strange = ":" in selector.impl  # it may hold what there is once
-        cuda = selector.device == "cuda"
-        named = driving.Named(selector.impl, selector.device, selector.checkout, **worker_limits())
-        with (
-            how.where(pays=not strange and not cuda, fork=not cuda) as executor,
-            Progress() as progress,
-        ):
-            saved = Saved(system.name, how.save_dir, progress.say)
-            with unusable(f"--impl {selector.impl}: "):
-                masks = []
-                with cut_short:
-                    for mask in known.masks(system, before):
-                        masks.append(mask)
-                        progress.line(mask.line)
-                named = named._replace(also_checked=known.also_checked(system, masks))
-                result = campaign.run(
-                    system, plan, progress, before,
-                    executor=executor, named=named, found=saved, masks=masks,
-                    early=[*early.values()], interrupted=cut_short.interrupted, began=began,
-                )  # fmt: skip
-        for clause in early.keys() - {finding.clause for finding in result.findings}:
-            note(f"{clause}, named above as NEW: a known fault explains it")
-        data = report.check_data(
-            result,
-            plan,
-            capabilities=system.capabilities,
-            masks=masks,
-            base=None if before is None else before.name,
-            changed=changed,
-        )
-
-    def save() -> None:
-        save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)
-        saved.tidy(data["findings"])
-
-    return data, save
-
-
-def _base(named: str, selector: SystemSelector) -> System:
-    """The base of a check of `selector`, driven in the same ways: by its name, or a checkout, which is loaded
-    here."""
-    from stateful_tests.check.tiers import CLIENTS, sizes_for
-    from stateful_tests.lockstep import systems
-
-    folder, engine = named if Path(named).is_dir() else None, re.split("[=+]", selector.impl)[0]
-    of_folder = engine if engine in systems.ENGINES else "sglang"
-    with unusable(f"--base {named:.80}: ", Unusable):
-        spec = systems.as_base(named if folder is None else of_folder, selector.impl)
-        system = SystemSelector(spec, folder, selector.device).resolve()
-        if folder is not None:
-            schedules = system.capabilities.schedules
-            with unusable("it does not load: "):
-                system.reset(
-                    sizes_for(CLIENTS, "full") if schedules else sizes_for("sessions", "page1")
-                )
-    return system
-
-
-def _taken_from(system: Any, selector: SystemSelector) -> System | None:
-    """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
-    engine, of_checkout, ways = system.name.partition("@checkout")
-    if not of_checkout:
-        return None
-    try:
-        return SystemSelector(f"{engine}=={system.release}{ways}", None, selector.device).resolve()
-    except Unusable as error:
-        note(f"without a base: {error}")
-        return None
-
-
 @click.command()
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @system_options
@@ -254,8 +108,8 @@ def replay(
 
     TRACE is a file, or @NAME: a fixture.
 
-    --impl sglang==all, vllm==all or lmdeploy==all says for every release what the trace does there; after it
-    may stand +unified, +rust, +overlap (+async, +offload).
+    --impl sglang==all (vllm==all, lmdeploy==all, transformers==all) says for every release what the trace
+    does there; after it may stand +unified, +rust, +overlap (+async, +offload).
     """
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
@@ -272,8 +126,11 @@ def replay(
 
     replays: list[Data] = []
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, selector)))
-        system = opened.enter_context(closing(selector.resolve()))
+        before, system = None, None
+        if base is not None:
+            compared, system = bases.with_system(base, selector, None, opened)
+            before = compared and compared.system
+        system = system or opened.enter_context(closing(selector.resolve()))
         for path, trace in loaded:
             with unusable(f"{path}: "):
                 run = lockstep.with_calls(system, lockstep.replay(system, trace))

@@ -112,7 +112,8 @@ class SystemSelector:
     checkout: str | None = None
     device: str = "cpu"
 
-    def resolve(self) -> System:
+    def resolve(self, *, quiet: bool = False) -> System:
+        """The system. quiet: without a note that says what a checkout was taken for."""
         from stateful_tests.lockstep import systems as registry
 
         if ":" in self.impl and os.getcwd() not in sys.path:
@@ -125,7 +126,7 @@ class SystemSelector:
             raise
         except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
             raise Unusable(f"--impl {self.impl}: {type(error).__name__}: {error}") from error
-        if remark := getattr(system, "remark", ""):
+        if (remark := getattr(system, "remark", "")) and not quiet:
             note(remark)
         if ":" in self.impl:
             with suppress(AttributeError):  # an adapter may have slots

@@ -13,12 +13,13 @@ from ci.compare import snapshot, step_table
 from ci.explain import because
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
-from ci.report.verdict import check_verdict, not_declared, waived
+from ci.report.verdict import check_verdict, not_declared, said, waived
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode
 from reference.kinds import JudgedConfig
+from stateful_tests.check.bases import Base
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, sizes_for
@@ -80,12 +81,12 @@ def check_data(
     plan: Plan,
     *,
     capabilities: Capabilities,
-    base: str | None = None,
+    base: Base | None = None,
     masks: Sequence[Mask] = (),
     changed: Changes | None = None,
 ) -> Data:
-    """Everything about a check. base: what was there before; masks: the known faults that were looked for;
-    changed: what is driven first."""
+    """Everything about a check. base: what the system was compared with; masks: the known faults that were
+    looked for; changed: what is driven first."""
     data: Data = {
         "format": "kvspec-check",
         "version": 1,
@@ -136,12 +137,14 @@ def check_data(
         "carried_out_by_kind": dict(result.carried_out),
         "examples_planned": result.planned or None,
         "incomplete": result.incomplete,
+        "left_out": dict(result.left_out),
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "stopped_early": result.stopped,
-        "findings": [finding_data(group, base, changed) for group in groups(result.findings)],
+        "findings": [finding_data(group, base and base.name, changed) for group in groups(result.findings)],
         "base": base and {
-            "implementation": base,
+            "implementation": base.name, "chosen": base.kind.value, "why": base.why,
+            "lines_that_differ": base.lines,
             "violates": sorted({f.clause for f in result.findings if f.old and not f.no_witness}),
         },
         "known": [_known(mask, result) for mask in masks],
@@ -149,10 +152,13 @@ def check_data(
             "revision": changed.revision, "lines_first": len(changed.first),
             "called": [f"{file}: {name}" for file, name in changed.called],
             "missed": [f"{file}: {name}" for file, name in changed.missed],
+            "not_loaded": [f"{file}: {name}" for file, name in changed.ignored],
         },
     }  # fmt: skip
     return data | {
-        "verdict": check_verdict(result, masks, capabilities, base, changed),
+        "said": said(result, masks, base),
+        "verdict": check_verdict(result, masks, capabilities, base),
+        "ways_not_driven": dict(result.not_driven),
         "exit_code": result.exit_code,
     }
 
@@ -252,6 +258,11 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(grouped.values())
 
 
+def _standing(finding: Finding) -> tuple[bool, bool, str]:
+    """What findings of one group share."""
+    return finding.old, finding.known_elsewhere, finding.fixed_in_part
+
+
 def _beside(at: int, groups: list[list[Finding]]) -> int:
     """The group of which a clause fails at the step of this one as well; itself where there is none. Another
     trace of a clause has another cause."""
@@ -260,11 +271,7 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
     failing = [clause for clause in first.run.violation.clauses if clause not in own]
     for clause in failing if first.number == 1 else ():
         for other, group in enumerate(groups):
-            names = {
-                f.name
-                for f in group
-                if (f.old, f.fixed_in_part) == (first.old, first.fixed_in_part)
-            }
+            names = {f.name for f in group if _standing(f) == _standing(first)}
             if clause in names:
                 return other
     return at
@@ -276,8 +283,9 @@ def finding_data(
     """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
     clause, or of all. no_witness: why no trace shows them where the base violates nothing. fixed_in_part: the
     known fault of which they are what is left. saved: where the trace is, of the first or of a clause. flaky:
-    not every replay shows them. changed: functions changed since a revision that the trace calls, and the
-    commands that call them."""
+    not every replay shows them. looked_up: what other releases show of the trace; known_elsewhere: it is a
+    known fault of a release that the tree has a part of. changed: functions changed since a revision that the
+    trace calls, and the commands that call them."""
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -301,12 +309,23 @@ def finding_data(
         "no_witness": group[0].no_witness or None,
         "fixed_in_part": group[0].fixed_in_part or None,
         "flaky": group[0].flaky,
+        "looked_up": _looked_up(group[0]),
+        "known_elsewhere": all(f.known_elsewhere for f in group),
         "without": list(group[0].without),
         "saved": None,
         "replay": None,
         "page": None,
         "changed": _changed(group[0].run, changed) if changed else [],
     } | run_data(group[0].run)
+
+
+def _looked_up(finding: Finding) -> Data | None:
+    """What the releases show of the trace of a finding."""
+    found, violation = finding.looked_up, finding.run.violation
+    if found is None:
+        return None
+    observed = violation.failure.observed if violation is not None else ""
+    return found._asdict() | {"text": found.text(finding.clause, observed)}
 
 
 def _changed(run: Run, changed: Changes) -> list[Data]:

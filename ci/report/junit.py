@@ -62,6 +62,8 @@ def _result(
     data: Data,
 ) -> Failure | Error | Skipped:
     """What a violated clause comes to: skipped where known faults explain it."""
+    if clause in violated and violated[clause][1]["known_elsewhere"]:
+        return Skipped(violated[clause][1]["looked_up"]["text"])
     if clause in violated:
         return _violated(kind, *violated[clause])
     known = [

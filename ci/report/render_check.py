@@ -14,7 +14,10 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     verdict(out, data["verdict"], data)
     base = data["base"]["implementation"] if data["base"] else None
     old = [found for found in data["findings"] if found["also_in"]]
-    new = [found for found in data["findings"] if not found["also_in"]]
+    elsewhere = [found for found in data["findings"] if found["known_elsewhere"]]
+    new = [
+        found for found in data["findings"] if not (found["also_in"] or found["known_elsewhere"])
+    ]
     for number, found in enumerate(new, 1):
         out.print()
         of = f" {number} of {len(new)}" if len(new) > 1 else ""
@@ -28,6 +31,13 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         names = ", ".join(c["id"] for c in found["clauses"])
         none = f" (no witness: {found['no_witness']})" if found["no_witness"] else ""
         say(out, f"  {names}: {found['saved'] or found['not_saved']}{none}", whole=True)
+    if elsewhere:
+        out.print()
+        say(out, f"not in {base}, and known in other releases", "bold")
+    for found in elsewhere:
+        names = ", ".join(c["id"] for c in found["clauses"])
+        saved = found["saved"] or found["not_saved"]
+        say(out, f"  {names}: {saved} ({found['looked_up']['text']})", whole=True)
     if data["known"]:
         out.print()
         engine = data["implementation"].partition("==")[0]
@@ -51,6 +61,10 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if data["longest"]:
         done += f"; texts of up to {data['longest']} tokens"
     say(out, f"{data['tier']}, seed {data['seed']}: {done}")
+    for way in data.get("ways", ()):
+        if way["exit_code"] or detailed:
+            out.print()
+            check(out, way, detailed=detailed)
 
 
 def _of_the_plan(data: Data) -> str:

@@ -48,6 +48,8 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
             words["witness"] = f"none: {data['no_witness']}"
         if data.get("fixed_in_part"):
             words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
+        if data.get("looked_up"):
+            words["looked up"] = data["looked_up"]["text"]
         if apart:
             words["apart"] = (
                 f"the other traces of {first['id']} need {apart}, and this one does not"

@@ -8,7 +8,7 @@ from impl.adapter import Capabilities
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import COMMANDS, kind_name
 from reference.tiers.commands import TIER_COMMANDS
-from stateful_tests.check.changes import Changes
+from stateful_tests.check.bases import Base
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
 from stateful_tests.lockstep.results import CheckResult
@@ -18,13 +18,21 @@ _Part = tuple[bool, str]  # whether the verdict says it, and what
 
 
 def check_verdict(
-    result: CheckResult,
-    masks: Sequence[Mask],
-    capabilities: Capabilities,
-    base: str | None,
-    changed: Changes | None = None,
+    result: CheckResult, masks: Sequence[Mask], capabilities: Capabilities, base: Base | None
 ) -> str:
     """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
+    parts = [said(result, masks, base)]
+    parts += [f"{_way(way)}: {words.replace('; ', ', ')}" for way, words in result.ways.items()]
+    parts += [f"not driven: {_way(way)} ({why})" for way, why in result.not_driven.items()]
+    if clauses := {**capabilities.waived, **capabilities.known}:
+        parts.append(f"not checked: {', '.join(clauses)}")
+    if base is not None:
+        parts.append(f"base: {base.text}")
+    return f"{result.system}: {'; '.join(parts)} ({covered(result)}, {result.seconds:.1f} s)"
+
+
+def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
+    """What a check found, or that it conforms."""
     old = sorted(
         {finding.clause for finding in result.findings if finding.old and not finding.no_witness}
     )
@@ -32,24 +40,23 @@ def check_verdict(
         {finding.clause for finding in result.findings if finding.old and finding.no_witness}
     )
     known = [mask.fault.id for mask in masks if mask.holds]
+    elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
+    lost = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
-    unseen = changed.unseen if changed is not None else ""
     cut, missing = result.interrupted, "; ".join(result.incomplete)
     parts: list[_Part] = [
         (result.exit_code == 3, "the system broke"),
         (bool(broken), f"violates {_names(broken)}"),
         (bool(flaky), f"flaky: {_names(flaky)}, not in every replay"),
-        (bool(old or untold or known) and not result.new, "nothing new"),
-        (bool(old), f"{_names(old)} also in {base}"),
+        (bool(old or untold or known or elsewhere) and not result.new, "nothing new"),
+        (bool(old), f"{_names(old)} also in {base.name if base else None}"),
         (bool(untold), f"{_names(untold)} without a witness"),
+        (bool(elsewhere), f"known in other releases: {_names(elsewhere)}"),
+        (bool(lost), f"known: {_names(lost)}"),
         (bool(known), _known(known)),
         (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
         (cut, f"interrupted after {result.so_far}"),
-        (
-            bool(unseen) and not result.new,
-            f"no directed run calls {unseen}",
-        ),
         (
             not cut and not result.new and bool(missing),
             f"incomplete: nothing was found, but {missing}",
@@ -59,8 +66,11 @@ def check_verdict(
             f"{result.so_far} until the time limit",
         ),
     ]
-    said = "; ".join(text for holds, text in parts if holds) or "conforms"
-    return f"{result.system}: {said}{_unchecked(capabilities)} ({covered(result)}, {result.seconds:.1f} s)"
+    return "; ".join(text for holds, text in parts if holds) or "conforms"
+
+
+def _way(way: str) -> str:
+    return f"+{way}" if way else "without overlap and other ways"
 
 
 def covered(result: CheckResult) -> str:
@@ -97,11 +107,6 @@ def waived(clause: str, capabilities: Capabilities) -> str | None:
     """Why a clause was not checked."""
     known = capabilities.known.get(clause)
     return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
-
-
-def _unchecked(capabilities: Capabilities) -> str:
-    clauses = {**capabilities.waived, **capabilities.known}
-    return f"; not checked: {', '.join(clauses)}" if clauses else ""
 
 
 def _known(faults: Sequence[str]) -> str:

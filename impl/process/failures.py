@@ -9,7 +9,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,20 +81,20 @@ def described(error: BaseException, root: Path | None = None) -> str:
 
 @contextmanager
 def own_errors(
-    root: Path, misfit: str, engine: str, modules: str, unset: Callable[[], str], values: str
+    root: Path, misfit: str, engine: str, modules: str, unset: str, values: str
 ) -> Iterator[None]:
     """An error in the adapter of the files under `root` is reported as the adapter's, never as the release's:
     it raises Misfit.
 
-    modules: its file that says what is loaded; values: the one with settings; unset: gives a pattern of a
-    line that asks for one that it does not have.
+    modules: its file that says what is loaded; values: the one with settings; unset: a pattern of a line that
+    asks for one that is None.
     """
     try:
         yield
     except (UnusableImplementation, SystemFailed):
         raise
     except Exception as error:
-        if (why := _fault_of_adapter(error, root, modules, unset(), values)) is None:
+        if (why := _fault_of_adapter(error, root, modules, unset, values)) is None:
             raise
         where = f"CONTRIBUTING.md, 'A new release of {engine}'"
         raise Misfit(f"{root} {misfit}: {why} ({where})") from error
@@ -111,6 +111,9 @@ def refuses(error: Exception, root: Path) -> bool:
     return said and bool(places) and places[-1].is_relative_to(root)
 
 
+SETTING = r"\w*config\.\w+"  # a line that asks for a setting
+
+
 class Guarded:
     """A driver of the files under `root` whose own errors are none of theirs: see `own_errors`.
 
@@ -120,7 +123,7 @@ class Guarded:
     def __init__(self, driver: Any, root: Path, engine: str, modules: str, values: str) -> None:
         self.driver, self.name = driver, driver.name
         self.capabilities, self.close = driver.capabilities, driver.close
-        self._of = root, "does not fit the adapter", engine, modules, _setting, values
+        self._of = root, "does not fit the adapter", engine, modules, SETTING, values
 
     def reset(self, geometry: Any) -> None:
         with own_errors(*self._of):
@@ -133,10 +136,6 @@ class Guarded:
     def view(self) -> Any:
         with own_errors(*self._of):
             return self.driver.view()
-
-
-def _setting() -> str:
-    return r"\w*config\.\w+"
 
 
 def _fault_of_adapter(

@@ -67,6 +67,7 @@ class WorkerSystem:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
         self.noted = wire.Noted()
+        self._calls: set[str] | None = None  # what it has called, while that is noted
         self._slowest_s = 0.0  # answer so far
         self._started = False  # once, so that it can be
         self._process: subprocess.Popen[bytes] | None = None
@@ -120,6 +121,16 @@ class WorkerSystem:
         if reply.refused is not None:
             return Refused(reply.refused)
         return Done(reply.choices, reply.report, reply.freed)
+
+    @contextlib.contextmanager
+    def noting_calls(self) -> Iterator[set[str]]:
+        """Note what resets and commands call in files of the system: a set that grows, of texts as in
+        wire.Noted. Takes several times as long."""
+        self._calls = set()
+        try:
+            yield self._calls
+        finally:
+            self._calls = None
 
     @property
     def alive(self) -> bool:
@@ -211,6 +222,8 @@ class WorkerSystem:
             if isinstance(message, wire.Apply)
             else "in answer to a reset"
         )
+        if self._calls is not None:
+            message = msgspec.structs.replace(message, called=True)
         with contextlib.suppress(OSError):  # where nobody reads, there is no answer either
             wire.send(self._process.stdin, message)
         reply = self._receive(self.limits.timeout_s, what)
@@ -222,6 +235,8 @@ class WorkerSystem:
             self._view = reply.view or self._view
         if isinstance(reply, wire.WorkerFailure | wire.StepReply):
             self.noted = reply.noted
+            if self._calls is not None:
+                self._calls.update(reply.noted.called)
         return reply
 
     def _receive(self, timeout_s: float, what: str) -> wire.Reply | None:

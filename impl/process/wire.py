@@ -32,21 +32,24 @@ LOOK_S = 0.1  # how often one who waits for a message looks after whoever sends 
 
 
 class Reset(msgspec.Struct, tag=True, frozen=True):
-    """Start empty with these sizes."""
+    """Start empty with these sizes. called: note what that calls."""
 
     geometry: Geometry
+    called: bool = False
 
 
 class EngineReset(msgspec.Struct, tag=True, frozen=True):
-    """Start an engine that schedules by itself."""
+    """Start an engine that schedules by itself. called: note what that calls."""
 
     geometry: EngineConfig
+    called: bool = False
 
 
 class TierReset(msgspec.Struct, tag=True, frozen=True):
-    """Start a tree with a host tier."""
+    """Start a tree with a host tier. called: note what that calls."""
 
     geometry: TierConfig
+    called: bool = False
 
 
 class Apply(msgspec.Struct, tag=True, frozen=True):

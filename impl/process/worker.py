@@ -60,7 +60,7 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     gc.enable()
     while (body := wire.receive(asks)) is not None:
         ask, called = wire.ASKS.decode(body), dict[str, dict[str, None]]()
-        if isinstance(ask, wire.Apply) and ask.called:
+        if ask.called:
             sys.setprofile(_noting(called, root or _folder_of(system)))
         try:
             reply = _answer(system, ask, root)

@@ -23,6 +23,8 @@ from stateful_tests.check.driving import (
 )  # fmt: skip
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.finder import Finder, Found
+from stateful_tests.check.left_out import left_out
+from stateful_tests.check.lookup import Lookup
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, for_system
 from stateful_tests.check.turns import batches, configurations, planned
@@ -52,6 +54,7 @@ def run(
     early: Sequence[Run] = (),
     interrupted: bool = False,
     began: float | None = None,
+    lookup: Lookup | None = None,
 ) -> CheckResult:
     """Carry the plan out on `system`.
 
@@ -65,10 +68,11 @@ def run(
     found: is called with a violation before it is shrunk, and with each smaller trace.
     early: runs that were found before, each with a violation. interrupted: report these, and drive no more.
     began: `time.monotonic()` when the check began; its seconds and time limit count from there.
+    lookup: looks findings up in other releases.
     An interrupt ends the check with what was found until then. Raises UnusableImplementation when no
     configuration fits.
     """
-    plan = for_system(plan, system)
+    asked, plan = plan, for_system(plan, system)
     work: Callable[[RunBatch], Driven] = partial(drive, system, plan)
     if named is None:
         executor = SERIAL
@@ -76,8 +80,13 @@ def run(
         work = partial(drive_named, named, plan)
     finder = Finder(system, base, masks, found)
     started = time.monotonic() if began is None else began
-    campaign = _Campaign(system, plan, finder, progress, started)
-    return campaign.run(executor, work, early, interrupted=interrupted)
+    campaign = _Campaign(system, plan, finder, progress, started, lookup)
+    result = campaign.run(executor, work, early, interrupted=interrupted)
+    is_checkout = system.name.partition("+")[0].endswith("@checkout")
+    comparable = is_checkout and type(base) is type(system)
+    if base is not None and comparable and not result.new and not result.interrupted:
+        result.left_out = left_out(system, base, asked, result.unfit)
+    return result
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
@@ -101,6 +110,7 @@ class _Campaign:
     finder: Finder
     progress: Progress | None
     started: float
+    lookup: Lookup | None = None
     lines: int = 0  # of the corpus, which wait
     counted: Counted = field(default_factory=Counted)
     # how the system failed, "" where it did not
@@ -155,6 +165,8 @@ class _Campaign:
                 config.machine != CORPUS for config in machines
             )
         result.findings = self.finder.findings()
+        if self.lookup is not None and not result.interrupted:
+            result.findings = self.lookup.told(result.findings)
         result.masked = dict(self.finder.masked)
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
@@ -174,10 +186,18 @@ class _Campaign:
         limit = self.plan.time_limit_s
         result.timed_out = limit is not None and time.monotonic() - self.started > limit
         since = self.finder.commands - self.finder.last_new
-        result.stopped = self.finder.has_new and (
-            since > self.plan.after_finding or self._hopeless()
+        result.stopped = (
+            self.finder.has_new
+            and (since > self.plan.after_finding or self._hopeless())
+            and self._stays_new()
         )
         return result.timed_out or result.stopped
+
+    def _stays_new(self) -> bool:
+        """Whether something is new that no other release explains: before that ends the check."""
+        if self.lookup is not None:
+            self.finder.elsewhere |= self.lookup.known_elsewhere(self.finder.new)
+        return self.finder.has_new
 
     def _hopeless(self) -> bool:
         """No run has come to a command, or runs hang at the same place again: more of them show the same."""

@@ -1,16 +1,14 @@
 """What changed in a checkout since a git revision, and the lines of the corpus that call it.
 
-A function counts as changed where `git diff` shows a line of it. Lines outside of functions are the file's.
+A function counts as changed where its syntax tree differs: comments, docstrings and annotations do not count.
+What differs outside of functions is the file's.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -18,46 +16,57 @@ from typing import Any, NamedTuple
 
 from impl.adapter import UnusableImplementation
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
+from stateful_tests.check.tree_history import git, new_files
+from stateful_tests.check.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
 from stateful_tests.lockstep.lockstep import check_fits, replay, with_calls
 from stateful_tests.lockstep.results import Run, Trace
 
 ENOUGH = 60  # lines that call a function, before others are looked for
-
-Function = tuple[str, str]  # file, qualified name
+PATIENCE = 150  # lines in which a function is looked for that no run is known to call
 
 
 class Changes(NamedTuple):
-    """first: lines of the corpus that call what changed. called: changed function -> how many of `first` call
-    it; missed: those that none calls, and files with changes outside of functions."""
+    """What changed in a checkout since `revision`.
+
+    first: lines of the corpus that call what changed. called: changed function -> how many of `first` call
+    it; 0 of one that other runs call. missed: those that nothing calls. ignored: those in files that kvspec
+    does not load.
+    """
 
     revision: str
     first: frozenset[CorpusLine]
     called: dict[Function, int]
     missed: tuple[Function, ...]
+    ignored: tuple[Function, ...] = ()
 
     @property
     def text(self) -> str:
         """In a line."""
         text = f"since {self.revision}: {len(self.first)} directed runs come first, which call"
         text += f" {len(self.called)} of {len(self.called) + len(self.missed)} changes"
-        missed = [f"{file}: {name}" for file, name in self.missed]
-        more = f" and {len(missed) - 5} more" if len(missed) > 5 else ""
-        return text + (f"; none calls {', '.join(missed[:5])}{more}" if missed else "")
+        text += f"; none calls {named(self.missed)}" if self.missed else ""
+        return text + (f"; kvspec does not load {named(self.ignored)}" if self.ignored else "")
 
-    @property
-    def unseen(self) -> str:
-        """How many of the changes no directed run calls, such as "1 of 3 changes"; "" for none."""
-        missed = len(self.missed)
-        return f"{missed} of {missed + len(self.called)} changes" if missed else ""
+    def also_called(self, functions: Collection[Function]) -> Changes:
+        """The same, where other runs call these."""
+        found = dict.fromkeys((each for each in self.missed if each in functions), 0)
+        missed = tuple(each for each in self.missed if each not in functions)
+        return self._replace(called=self.called | found, missed=missed)
 
     def among(self, called: Sequence[Sequence[str]]) -> dict[Function, list[int]]:
         """The changed functions among those that commands call, and the numbers of the commands."""
         wanted, found = {*self.called, *self.missed}, dict[Function, list[int]]()
         for at, of_command in enumerate(called):
-            for function in dict.fromkeys(_functions(of_command)):
+            for function in dict.fromkeys(functions_of(of_command)):
                 if function in wanted:
                     found.setdefault(function, []).append(at)
         return found
+
+
+def named(functions: Sequence[Function], most: int = 5) -> str:
+    """Functions as text, `most` of them by name."""
+    names = ", ".join(f"{file}: {name}" for file, name in functions[:most])
+    return names + (f" and {len(functions) - most} more" if len(functions) > most else "")
 
 
 def changes(
@@ -65,21 +74,32 @@ def changes(
     revision: str,
     lines: Sequence[CorpusLine],
     found: Callable[[CorpusLine], None] | None = None,
+    of: WayMap = NOTHING,
+    way: str = "",
 ) -> Changes:
     """Look for lines that call what changed in the checkout of `system`, the shortest first.
 
-    found: is given each of them as soon as it is found. Raises ValueError where git cannot tell.
+    found: is given each of them as soon as it is found. of: what runs of the engine's releases call; a file
+    in which they call nothing is not loaded. way: the one in which the system is driven. Raises ValueError
+    where git cannot tell.
     """
-    wanted = {*changed_functions(system.root, revision)}
+    changed = sorted({*changed_functions(system.root, revision)})
+    ignored = tuple(each for each in changed if of.files and each[0] not in of.files)
+    loaded = {
+        each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
+    }
+    wanted = {each for each in changed if each not in ignored and each not in loaded}
     called: Counter[Function] = Counter()
     first = set()
-    for line in _in_turns(lines):
+    for at, line in enumerate(_in_turns(lines)):
         open_ = {function for function in wanted if called[function] < ENOUGH}
+        if of.files and at >= PATIENCE:
+            open_ = {each for each in open_ if not called[each] and of.runs(each, way)}
         if not open_:
             break
         try:
             check_fits(system, line.geometry, line.commands)
-            calls = open_ & {*_functions(chain(*system.called(line.geometry, line.commands)))}
+            calls = open_ & {*functions_of(chain(*system.called(line.geometry, line.commands)))}
         except UnusableImplementation:
             continue
         called.update(calls)
@@ -88,7 +108,7 @@ def changes(
             if found is not None:
                 found(line)
     missed = tuple(sorted(wanted - called.keys()))
-    return Changes(revision, frozenset(first), dict(called), missed)
+    return Changes(revision, frozenset(first), dict(called), missed, ignored)
 
 
 def _in_turns(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
@@ -107,7 +127,12 @@ def new_fault(system: Any, base: Any, line: CorpusLine) -> Run | None:
 
     Without a base, traces of known faults show nothing new.
     """
-    run = replay(system, Trace(line.geometry, line.mode, line.commands))
+    try:
+        run = replay(system, Trace(line.geometry, line.mode, line.commands))
+    except (
+        UnusableImplementation
+    ):  # it cannot be driven through the line, which the plan leaves out as well
+        return None
     if run.violation is None or (base is None and line.origin == FIXTURE):
         return None
     ends = replace(run.trace, commands=run.trace.commands[: run.violation.step + 1])
@@ -118,73 +143,79 @@ def new_fault(system: Any, base: Any, line: CorpusLine) -> Run | None:
     return None if known else with_calls(system, replace(run, trace=ends))
 
 
-def _functions(called: Iterable[str]) -> Iterator[Function]:
-    for text in called:
-        file, _, names = text.partition(": ")
-        yield from ((file, name) for name in names.split(", "))
-
-
 def changed_functions(root: Path, revision: str) -> Iterator[Function]:
     """The functions under `root` that changed since `revision`. Raises ValueError where git cannot tell."""
-    plain = ("-U0", "--relative", "--no-ext-diff", "--no-color", "--no-prefix")
-    diff = _git(root, "diff", *plain, revision, "--", "*.py")
-    for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
-        name = re.search(r"^\+\+\+ (.*?)\t?$", part, re.MULTILINE)
-        if name is None or not (root / name[1]).is_file():
-            continue  # renamed alone, or deleted
-        changed: set[int] = set()
-        for at, count in re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", part, re.MULTILINE):
-            changed |= {*range(int(at), int(at) + max(1, int(count or 1)))}
-        yield from _of_lines(root, name[1], changed)
-    for file in _git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines():
-        yield from _of_lines(root, file, None)
+    plain = ("--name-only", "--relative", "--no-ext-diff", "-z")
+    names = git(root, "diff", *plain, revision, "--", "*.py").split("\0")
+    for name in sorted({*filter(None, names), *new_files(root)}):
+        file = root / name
+        if not file.is_file():
+            continue  # deleted
+        try:
+            before = git(root, "show", f"{revision}:./{name}")
+        except ValueError:
+            before = ""  # a new file
+        yield from ((name, function) for function in _differing(before, file.read_bytes()))
 
 
-def edited_files(root: Path) -> list[str]:
-    """The Python files under `root` with changes that are not committed; none where git cannot tell."""
-    with suppress(ValueError):
-        return _git(root, "diff", "--relative", "--name-only", "HEAD", "--", "*.py").splitlines()
-    return []
-
-
-def _of_lines(root: Path, file: str, changed: set[int] | None) -> Iterator[Function]:
-    """The functions of a file that have one of these lines; all of them for None."""
-    text = (root / file).read_bytes()
+def _differing(before: str, after: bytes) -> Iterator[str]:
+    """The functions of a file that were not so before; `OUTSIDE` where the rest differs."""
     try:
-        tree = ast.parse(text)
+        now = _parts(ast.parse(after))
     except (SyntaxError, ValueError):
-        yield file, "cannot be parsed"
+        yield "cannot be parsed"
         return
-    outside = {at for at, line in enumerate(text.splitlines(), 1) if line.strip()} & {
-        *(changed or ())
-    }
-    for name, lines in _defined(tree, ""):
-        if changed is None or changed.intersection(lines):
-            yield file, name
-        outside.difference_update(lines)
-    if outside:
-        yield file, "outside of functions"
+    try:
+        was = _parts(ast.parse(before))
+    except (SyntaxError, ValueError):
+        was = {}
+    for name, text in now.items():
+        if text != was.get(name, ""):
+            yield name
 
 
-def _defined(tree: ast.AST, inside: str) -> Iterator[tuple[str, range]]:
-    """The outermost functions, and methods of classes, with their lines."""
+def _parts(tree: ast.Module) -> dict[str, str]:
+    """The outermost functions and methods of a module, and the rest of it, each as its syntax tree in text:
+    without docstrings, and without annotations of functions."""
+    _Bare().visit(tree)
+    parts: dict[str, str] = {}
+    for name, node in _defined(tree, ""):
+        parts[name] = parts.get(name, "") + ast.dump(node)
+    _WithoutFunctions().visit(tree)
+    return parts | {OUTSIDE: ast.dump(tree) if tree.body else ""}
+
+
+class _Bare(ast.NodeTransformer):
+    """Removes what changes nothing when the code runs."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            del node.body[0]
+        return node
+
+
+class _WithoutFunctions(ast.NodeTransformer):
+    """Removes functions and methods, and leaves the rest of a module."""
+
+    def visit_FunctionDef(self, _: ast.FunctionDef) -> None:
+        """Removed."""
+
+    def visit_AsyncFunctionDef(self, _: ast.AsyncFunctionDef) -> None:
+        """Removed."""
+
+
+def _defined(tree: ast.AST, inside: str) -> Iterator[tuple[str, ast.AST]]:
+    """The outermost functions, and methods of classes."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            yield inside + node.name, range(first, (node.end_lineno or first) + 1)
+            yield inside + node.name, node
         else:
             yield from _defined(
                 node, f"{inside}{node.name}." if isinstance(node, ast.ClassDef) else inside
             )
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise ValueError(f"git: {error.strerror}") from None
-    if done.returncode:
-        words = done.stderr.strip().splitlines() or ["git failed"]
-        raise ValueError(words[0].removeprefix("fatal: "))
-    return done.stdout

@@ -80,8 +80,8 @@ class Finder:
     found: is called with a violation before it is shrunk, and with each smaller trace.
     once: of each clause the first violation alone is shrunk, and no trace looked for that needs other things.
     started: by the monotonic clock. commands: carried out so far, as whoever drives counts them; last_new:
-    those before the last finding. masked: violations, by the known faults one of which they show and the
-    clause.
+    those before the last finding. elsewhere: names of findings that are known faults of other releases, so
+    the plan goes on. masked: violations, by the known faults one of which they show and the clause.
     """
 
     system: AnySystem
@@ -92,6 +92,7 @@ class Finder:
     started: float = field(default_factory=time.monotonic)
     commands: int = 0
     last_new: int = 0
+    elsewhere: set[str] = field(default_factory=set)
     masked: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
     _caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
     _shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `_caught` yet
@@ -102,8 +103,17 @@ class Finder:
 
     @property
     def has_new(self) -> bool:
-        """A run found something that is not the base's as well."""
-        return any(known.is_new and not known.fixed_in_part for known in self._caught.values())
+        """A run found something that is not the base's as well, nor another release's."""
+        return bool(self.new)
+
+    @property
+    def new(self) -> dict[str, Trace]:
+        """The traces of such findings, by name."""
+        return {
+            name: replace(known.trace, clause=name.split()[0])
+            for name, known in self._caught.items()
+            if known.is_new and not known.fixed_in_part and name not in self.elsewhere
+        }
 
     def find_what_is_left(self) -> None:
         """What is left of known faults that were fixed in part is found already, until there is a witness."""

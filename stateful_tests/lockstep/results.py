@@ -19,6 +19,7 @@ from reference.state import State
 
 FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing
 OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
+_NAMED = 5  # changed functions that a verdict names
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
 
 
@@ -180,6 +181,51 @@ class Run:
         return len(self.rows) - len(self.history)
 
 
+class LookedUp(NamedTuple):
+    """What the releases of an engine show of the trace of a finding.
+
+    fault: the known fault that a release shows, with the first and the last of the releases that have it, and
+    the release that fixed it, "" where none has. between: the tree has a part of what such a release has and
+    the base has not, so the tree has the fault from there. conform: how many releases conform; violate: those
+    that violate the clause, where no known fault explains it; driven: how many could be driven.
+    """
+
+    fault: str = ""
+    first: str = ""
+    last: str = ""
+    fixed: str = ""
+    between: bool = False
+    conform: int = 0
+    violate: tuple[str, ...] = ()
+    driven: int = 0
+
+    def text(self, clause: str, observed: str) -> str:
+        """In words. observed: of the finding."""
+        if self.fault:
+            having = self.first if self.first == self.last else f"{self.first} to {self.last}"
+            return f"known: {self.fault}, in {having}; {self._your_tree}"
+        if not self.driven:
+            return "no release can be driven through this trace"
+        if self.violate:
+            return f"{', '.join(self.violate)} violate it as well, and no known fault explains it"
+        replayed = (
+            f"none of {self.driven} releases {'breaks' if clause == 'BROKEN' else 'violates it'}"
+        )
+        if clause == "BROKEN" and self.conform == self.driven:
+            _, _, frame = observed.rpartition(" at ")
+            at = f" Look at {frame}." if frame else ""
+            return f"{replayed}: kvspec's adapter may be the cause.{at}"
+        return f"first seen here: {replayed}"
+
+    @property
+    def _your_tree(self) -> str:
+        if self.between:
+            return "your tree lies between such a release and the base"
+        if self.fixed:
+            return "your tree is older than the fix, or has lost it"
+        return "your tree has what brought it"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A distinct violated clause with its smallest trace (run.violation names it).
@@ -189,6 +235,7 @@ class Finding:
     trace does not need, and those of the same clause do that were found before. old: the base shows it as
     well, or violates something else in all its traces. no_witness: why no trace shows it on the tree alone.
     fixed_in_part: the known fault of which it is what is left. flaky: no replay of its trace shows it again.
+    looked_up: what the releases show of its trace, where it is new.
     """
 
     clause: str
@@ -203,6 +250,12 @@ class Finding:
     no_witness: str = ""
     fixed_in_part: str = ""
     flaky: bool = False
+    looked_up: LookedUp | None = None
+
+    @property
+    def known_elsewhere(self) -> bool:
+        """It is a known fault of a release that the tree has a part of: neither old nor new."""
+        return self.looked_up is not None and self.looked_up.between
 
     @property
     def name(self) -> str:
@@ -280,7 +333,10 @@ class CheckResult:
     come up for a while after a finding, so the rest of the plan was left. interrupted: by a signal.
     broke_off: why the system could not be driven on after a finding.
     required: situations that the corpus drives the system into; unfit: situation -> why its line could not be
-    driven. masked: known faults and clause -> violations that one of them explains.
+    driven. left_out: what runs on the base and not on the system -> why not.
+    uncalled: changed functions that no run called. ways: other way to run the system -> what its check says;
+    not_driven: way in which changed functions run -> the command that drives it, or why it was not driven.
+    masked: known faults and clause -> violations that one of them explains.
     """
 
     system: str
@@ -307,6 +363,10 @@ class CheckResult:
     excused: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    uncalled: tuple[str, ...] = ()
+    ways: dict[str, str] = field(default_factory=dict)
+    not_driven: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -326,8 +386,13 @@ class CheckResult:
 
     @property
     def new(self) -> list[Finding]:
-        """What the base does not show."""
-        return [finding for finding in self.findings if not finding.old]
+        """What the base does not show, and no release explains."""
+        return [each for each in self.findings if not (each.old or each.known_elsewhere)]
+
+    @property
+    def known_elsewhere(self) -> list[Finding]:
+        """Known faults of releases that the tree has a part of."""
+        return [each for each in self.findings if each.known_elsewhere and not each.old]
 
     @property
     def exit_code(self) -> int:
@@ -370,6 +435,11 @@ class CheckResult:
         missed = len({*self.required} - self.situations.keys())
         if self.system in OWN and missed and not self.stopped:
             reasons.append(f"{missed} of {len(self.required)} situations were not met")
+        if self.uncalled:
+            more = f" and {len(self.uncalled) - _NAMED} more" if len(self.uncalled) > _NAMED else ""
+            reasons.append(f"no run calls {', '.join(self.uncalled[:_NAMED])}{more}, which changed")
+        for what, why in self.left_out.items():
+            reasons.append(f"left out: {what}: on the base and not here: {why}")
         if self.untriggered:
             reasons.append(f"never triggered {', '.join(self.untriggered)}")
         return reasons

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from impl.optional import optional
 from reference.commands import POSITION_BITS, SHARED, tree_key
 
 SETTING = "namespaces"  # its values are names of a request's fields
@@ -30,7 +31,7 @@ def exchanged(tokens: Iterable[int]) -> list[int]:
 
 def elements_of(key: Any) -> list[int]:
     """The elements of a RadixKey as the specification has them (`tree_key`)."""
-    inside = key.extra_key is not None or getattr(key, "cache_salt", None) is not None
+    inside = key.extra_key is not None or optional(key, "RadixKey.cache_salt") is not None
     tokens, bigram = list(key.token_ids), bool(key.is_bigram)
     # up to 0.5.12, where a slice forgets that it has bigrams
     if tokens and isinstance(tokens[0], tuple):

@@ -6,31 +6,119 @@ are replaced by the release's own torch formulation of them.
 
 from __future__ import annotations
 
+import ast
 import types
 from collections.abc import Callable
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl.lazy import Tensor, torch
 
-UNSET: set[str] = set()  # attributes read of a Bag that had no such value
+# What is None in a stand-in because nothing that is driven has it, with the reason.
+UNSET = {
+    "abort_all": "a client aborts one request",
+    "abort_message": "the client aborts without one",
+    "bootstrap_host": "no other server sends a prompt",
+    "bootstrap_port": "no other server sends a prompt",
+    "bootstrap_room": "no other server sends a prompt",
+    "cache_salt": "no namespace, unless the run has one",
+    "chunked_req": "no prefill beside a server that only decodes",
+    "conv_shard_groups": "one device",
+    "conv_slice_axis": "one device",
+    "cpu_copy_carries_mamba": "a retracted request's states are not copied to the host",
+    "cpu_group": "one device",
+    "custom_logit_processor": "tokens are made up",
+    "custom_params": "tokens are made up",
+    "dcp_enabled": "one device",
+    "disagg_prefill_dp_rank": "no other server sends a prompt",
+    "disaggregation_decode_enable_offload_kvcache": "no server that only decodes",
+    "disaggregation_enable_kv_checksum": "stamps tell what arrived",
+    "dllm_config": "no diffusion model",
+    "enable_decode_hicache": "a decode server with a host tier is not driven",
+    "enable_encoder_swa_bounded_replay": "no encoder",
+    "enable_hisparse": "no sparse attention",
+    "enable_int8_mamba_checkpoint": "states are copied as they are",
+    "enable_lora": "no adapters",
+    "enable_mamba_extra_buffer_lazy": "not driven command by command (README, Limits)",
+    "enable_metrics": "nobody reads metrics",
+    "enable_overlap": "the driver plays when results are processed",
+    "enable_priority_scheduling": "requests are served as commands say",
+    "extra_key": "no namespace, unless the run has one",
+    "extra_metric_labels": "nobody reads metrics",
+    "finished_reason": "the client aborts without one",
+    "grammar_retained_tokens": "no grammar",
+    "hicache_storage_backend": "a storage is attached later",
+    "http_worker_ipc": "one front end",
+    "last_batch": "commands say what runs",
+    "lora_id": "no adapters",
+    "mm_receiver": "texts alone",
+    "model_config": "texts alone",
+    "offset": "nothing is taken back, unless the command says so",
+    "priority": "requests are served as commands say",
+    "RECEIVER": "the receiver of prompts is played (decode_side.py)",
+    "retraction_policy": "commands say who is retracted",
+    "return_sampling_mask": "nobody asks for it",
+    "routed_dp_rank": "one server",
+    "routed_experts_start_len": "no experts",
+    "routing_key": "one server",
+    "sampling_logprobs_mode": "nobody asks for it",
+    "speculative_eagle_topk": "one chain of drafts",
+    "speculative_num_steps": "commands say how many drafts",
+    "time_stats": "nobody reads metrics",
+    "token_ids_logprob": "nobody asks for it",
+    "token_to_kv_pool_allocator": "of a server that only decodes the queues have it",
+    "tp_rank": "one device",
+    "verify_done": "batches run in stream order",
+}
+
+
+def unset() -> str:
+    """A pattern of a line that asks for one of UNSET."""
+    return rf"\b({'|'.join(UNSET)})\b"
 
 
 class Bag:
-    """Attributes as given; every other is None."""
+    """Attributes as given, and those that UNSET declares as None. What else a release reads is not known:
+    AttributeError, which ends a check with the name and the place."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        UNSET.add(name)
-        return None
+        if name in UNSET:
+            return None
+        known = ", ".join(sorted(self.__dict__)[:3])
+        raise AttributeError(f"the stand-in with {known} has no {name}", name=name, obj=self)
+
+
+class Settings(Bag):
+    """The settings of a server. One that is not given has the default that the tree's own server_args.py
+    states; see `take_defaults`."""
+
+    def __getattr__(self, name: str) -> Any:
+        defaults: dict[str, Any] = self.__dict__.get("tree_defaults", {})
+        return defaults[name] if name in defaults else super().__getattr__(name)
+
+
+def take_defaults(root: Path) -> None:
+    """Have SERVER_ARGS know the plain defaults of the ServerArgs under `root`, where that file is there."""
+    file = root / "sglang/srt/server_args.py"
+    defaults = {}
+    tree = ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else ast.Module([], [])
+    for node in tree.body:
+        for field in node.body if isinstance(node, ast.ClassDef) else ():
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(field.value, ast.Constant)
+            ):
+                defaults[field.target.id] = field.value.value
+    SERVER_ARGS.tree_defaults = defaults
 
 
 # The server's command line: a CPU (see use_gpu), no disaggregation; the rest is set for each server.
-SERVER_ARGS: Any = Bag(
+SERVER_ARGS: Any = Settings(
     attention_backend="torch_native",  # selects the plain torch paths
     kernel=Bag(attention_backend="torch_native"),
     chunked_prefill_size=-1,
@@ -69,8 +157,8 @@ class SpecAlgorithm:
         return self.on
 
     def __getattr__(self, name: str) -> Callable[..., bool]:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if not name.startswith(("is_", "supports_", "has_", "needs_", "requires_", "uses_")):
+            raise AttributeError(f"the stand-in has no {name}", name=name, obj=self)
         return lambda *_, **__: False
 
 

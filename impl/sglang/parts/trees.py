@@ -15,6 +15,7 @@ from typing import Any
 
 from impl.adapter import NodeView, TreeSizes
 from impl.lazy import Tensor, torch
+from impl.optional import optional
 from impl.sglang.parts.namespaces import elements_of
 from reference.commands import Freed
 
@@ -52,7 +53,7 @@ class ReleaseTree:
 
         Returns the slots of what was found.
         """
-        salt = {"cache_salt": req.cache_salt} if getattr(req, "cache_salt", None) else {}
+        salt = {"cache_salt": req.cache_salt} if optional(req, "Req.cache_salt") else {}
         key = self._key(token_ids=ids, extra_key=req.extra_key, **salt)
         found = self.found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
         req.prefix_indices, req.last_node = found.device_indices, found.last_device_node
@@ -131,7 +132,9 @@ class ComponentTree(SWARadixTree):
         super().__init__(cache, mapping)
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
         self._kinds, self._full, self._swa = kinds, kinds.FULL, kinds.SWA
-        self.has_states = getattr(kinds, "MAMBA", None) in getattr(cache, "tree_components", ())
+        self.has_states = optional(kinds, "ComponentType.MAMBA") in optional(
+            cache, "UnifiedRadixCache.tree_components", ()
+        )
 
     def sizes(self) -> TreeSizes:
         if self.mapping is None:

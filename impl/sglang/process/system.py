@@ -10,7 +10,7 @@ from pathlib import Path
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import STATES_ON_GPU, checkout_root, release_root
-from impl.sglang.releases.catalogue import TABLE, detect, supported
+from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
 from reference.commands import Mode, Reason
@@ -95,7 +95,7 @@ class SGLangSystem(WorkerSystem):
         self.capabilities = replace(
             self.capabilities,
             commands=self.capabilities.commands | (_LATE if overlap else frozenset()),
-            swa_tail=list(TABLE).index(release.version) >= list(TABLE).index("0.5.12"),
+            swa_tail=release.swa_tail,
             uncounted=release.uncounted,
             recurrent=recurrent and not overlap,
             tracks=recurrent,
@@ -103,7 +103,7 @@ class SGLangSystem(WorkerSystem):
             settings={name: values for name, values in settings.items() if name not in os.environ},
         )
         flags = {"--gpu": gpu, "--overlap": overlap, "--calls": calls}
-        self._options = [release.version, *(option for option, wanted in flags.items() if wanted)]
+        self._options = [spec_of(release), *(option for option, wanted in flags.items() if wanted)]
         self._options += [] if tree is None else [f"--tree={tree}"]
         self.kind, self.release, self.overlap = release, release.version, overlap
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> int:
     """Serve until stdin ends. Returns an exit status."""
-    root, version, options = Path(arguments[0]), arguments[1], arguments[2:]
+    root, spec, options = Path(arguments[0]), arguments[1], arguments[2:]
     logging.disable(logging.CRITICAL)
 
     def make() -> Driver:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
             from impl.sglang.parts.stand_ins import use_gpu
 
             use_gpu()
-        release = supported(version)
+        release = supported(spec)
         for tree in VARIANTS:
             if f"--tree={tree}" in options:
                 release = variant(release, tree)

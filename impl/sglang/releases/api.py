@@ -1,6 +1,7 @@
 """What the adapter uses of a checkout of SGLang; see `impl.probe`. Add a line where a release or the adapter
 starts to use something else. A name in braces is what the class of each release says; any other name is
-replaced by what the class has for it in `renamed`."""
+replaced by what the class has for it in `renamed`. A line such as [chunks] names the fact (facts.py) that the
+lines below it are of; all trees need those of [all]."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import ast
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from impl import probe
 from impl.renamed import in_uses
@@ -16,6 +18,7 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 # ruff: noqa: E501
 DRIVEN = """
+[all]
 0.5.10 ...    managers/schedule_batch.py | Req(rid=_, origin_input_text=_, origin_input_ids=_, sampling_params=_, vocab_size=_)
 0.5.10 ...    managers/schedule_batch.py | Req.finished(); Req.init_next_round_input(_); Req.set_finish_with_abort(_)
 0.5.10 ...    managers/schedule_batch.py | Req.to_finish; Req.output_ids; Req.origin_input_ids; Req.last_node
@@ -23,67 +26,89 @@ DRIVEN = """
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch.prepare_for_extend(); ScheduleBatch.prepare_for_decode()
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch.mix_with_running(_)
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch._evict_swa(_, _); FINISH_ABORT(); FINISH_LENGTH(length=_)
-0.5.10 0.5.19 managers/schedule_batch.py | ScheduleBatch.release_req(_, _, _); ScheduleBatch.retract_decode(_)
-0.5.19 ...    managers/schedule_batch.py | ScheduleBatch.release_req(_, _); ScheduleBatch.retract_decode()
-0.5.10 ...    managers/schedule_batch.py | Req.{looks}(_); Req.{chunks}
+0.5.10 ...    mem_cache/swa_memory_pool.py | SWAKVPool
+0.5.10 ...    mem_cache/memory_pool.py | ReqToTokenPool(size=_, max_context_len=_, device=_, enable_memory_saver=_)
+0.5.10 ...    mem_cache/memory_pool.py | ReqToTokenPool.free_slots; ReqToTokenPool.req_to_token; ReqToTokenPool.size
+0.5.10 ...    mem_cache/cache_init_params.py | CacheInitParams(disable=_, req_to_token_pool=_, token_to_kv_pool_allocator=_, page_size=_, sliding_window_size=_, is_eagle=_)
+0.5.10 ...    mem_cache/base_prefix_cache.py | MatchPrefixParams(key=_, req=_); EvictParams(num_tokens=_, swa_num_tokens=_)
+0.5.10 ...    managers/scheduler.py | Scheduler.abort_request(_)
+0.5.10 ...    mem_cache/base_prefix_cache.py | EvictResult.num_tokens_evicted; EvictResult.swa_num_tokens_evicted
+0.5.10 ...    managers/schedule_batch.py | Req.sampling_params; Req.session; Req.is_retracted
+[chunks]
 0.5.10 0.5.13 managers/schedule_batch.py | Req.fill_ids
 0.5.13 ...    managers/schedule_batch.py | Req.full_untruncated_fill_ids
 0.5.10 0.5.15 managers/schedule_batch.py | Req.set_extend_input_len(_)
 0.5.13 0.5.15 managers/schedule_batch.py | Req.fill_len
 0.5.15 0.5.22 managers/schedule_batch.py | Req.set_extend_range(_, _); Req.extend_range
-0.5.22 ...    managers/schedule_batch.py | Req.extend_end; Req.prefix_len; Req.lock; Req.swa_branching_seqlen
+0.5.22 ...    managers/schedule_batch.py | Req.extend_end; Req.prefix_len
+0.5.10 0.5.22 managers/schedule_batch.py | Req.prefix_indices
+0.5.22 ...    mem_cache/common.py | match_kv_cache(_, _, _)
+[chunk counter]
+0.5.10 ...    managers/schedule_batch.py | Req.{chunks}
+[cursors]
 0.5.10 ...    managers/schedule_batch.py | {req_pool_idx}; {kv_committed_len}; {kv_allocated_len}
 0.5.10 ...    managers/schedule_batch.py | {swa_evicted_seqlen}; {cache_protected_len}
 0.5.16 ...    managers/schedule_batch.py | Req.kv
 0.5.21 ...    managers/schedule_batch.py | ReqKvInfo.set_evicted_seqlen(_, _)
 0.5.16 0.5.19 managers/schedule_batch.py | ReqKvInfo(kv_allocated_len=_, swa_evicted_seqlen=_)
 0.5.19 ...    managers/schedule_batch.py | ReqKvInfo.holds_kv
-0.5.20 0.5.22 managers/schedule_batch.py | Req.lock_receipt
-0.5.10 0.5.22 managers/schedule_batch.py | Req.prefix_indices
+[checkpoints]
+0.5.11 ...    mem_cache/common.py | {checkpoints}(_, _)
+[release]
+0.5.10 0.5.22 mem_cache/common.py | release_kv_cache(_, _, is_insert=_)
+0.5.22 ...    mem_cache/common.py | release_kv_cache(_, _, checkpoint=_)
+[retraction]
+0.5.10 0.5.19 managers/schedule_batch.py | ScheduleBatch.release_req(_, _, _); ScheduleBatch.retract_decode(_)
+0.5.19 ...    managers/schedule_batch.py | ScheduleBatch.release_req(_, _); ScheduleBatch.retract_decode()
+[checks]
+0.5.10 ...    {checker} | {Checker}.self_check_during_busy()
+0.5.13 ...    {checker} | {Checker}._check_req_pool()
+0.5.13 ...    {checker} | {Checker}._check_all_pools(_); {Checker}._report_leak(_, _)
+0.5.13 ...    {checker} | {Checker}._check_tree_cache(); {Checker}._check_pool_invariant(_, _, _, _, _, _, _)
+0.5.13 ...    {observer} | {Observer}.get_pool_stats(); {Observer}.session_held_req_count()
+[session modules]
 0.5.10 ...    {controller} | SessionController(_); SessionController.open(_); SessionController.close(_)
 0.5.10 ...    {controller} | SessionController.get(_); SessionController.sessions
 0.5.10 ...    {controller} | SessionController.maybe_reap(_); SessionController._last_reap_time
 0.5.10 ...    {controller} | Session.create_req(_, _, _); Session.req_nodes
-0.5.11 ...    {controller} | Session.close_on_finish
-0.5.14 ...    {controller} | Session.committed_origin_len
 0.5.10 ...    {sessions} | {SessionCache}(_); {SessionCache}.slots
+[session slots]
 0.5.10 0.5.19 {sessions} | SessionSlot.is_holding_kv
 0.5.19 ...    {sessions} | SessionSlot.kv
-0.5.10 0.5.14 mem_cache/common.py | release_kv_cache(_, _)
-0.5.14 0.5.22 mem_cache/common.py | release_kv_cache(_, _, is_insert=_)
-0.5.22 ...    mem_cache/common.py | release_kv_cache(_, _, checkpoint=_); match_kv_cache(_, _, _)
-0.5.11 ...    mem_cache/common.py | {checkpoints}(_, _)
+0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.session; UnifiedRadixCache.full_evictable_size(); UnifiedRadixCache.swa_evictable_size()
+[allocation]
 0.5.10 0.5.16 mem_cache/common.py | alloc_token_slots(_, _)
 0.5.10 0.5.16 mem_cache/common.py | alloc_paged_token_slots_extend(tree_cache=_, prefix_lens=_, prefix_lens_cpu=_, seq_lens=_, seq_lens_cpu=_, last_loc=_, extend_num_tokens=_)
 0.5.16 ...    mem_cache/allocation.py | alloc_token_slots(_, _)
 0.5.16 ...    mem_cache/allocation.py | alloc_paged_token_slots_extend(tree_cache=_, prefix_lens=_, prefix_lens_cpu=_, seq_lens=_, seq_lens_cpu=_, last_loc=_, extend_num_tokens=_)
+0.5.16 ...    mem_cache/allocation.py | assign_req_to_token_pool_func
+[free pages]
+0.5.13 0.5.20 mem_cache/allocator/paged.py | "staged_pages" not in "PagedTokenToKVPoolAllocator"
+0.5.13 0.5.20 mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.free_pages; PagedTokenToKVPoolAllocator.release_pages
+0.5.20 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.get_all_free_pages()
+[allocators]
+0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator.get_kvcache
+0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.get_kvcache
 0.5.10 0.5.13 mem_cache/allocator.py | TokenToKVPoolAllocator(_, kvcache=_, dtype=_, device=_, need_sort=_); alloc_extend_naive(_, _, _, _, _, _, _)
 0.5.10 0.5.13 mem_cache/allocator.py | PagedTokenToKVPoolAllocator(_, _, kvcache=_, dtype=_, device=_, need_sort=_)
 0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
-0.5.12 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator.alloc_extend_swa_tail(_, _, _, _, _, _, swa_tail_len=_)
-0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.alloc_extend_swa_tail(_, _, _, _, _, _, swa_tail_len=_)
 0.5.13 ...    mem_cache/allocator/__init__.py | TokenToKVPoolAllocator
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator(_, _, kvcache=_, dtype=_, device=_, need_sort=_); alloc_extend_naive(_, _, _, _, _, _, _)
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.available_size(); PagedTokenToKVPoolAllocator.free_group_begin()
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.free_group_end()
 0.5.10 0.5.13 mem_cache/allocator.py | alloc_extend_kernel; alloc_decode_kernel
 0.5.13 ...    mem_cache/allocator/paged.py | alloc_extend_kernel; alloc_decode_kernel
-0.5.16 ...    mem_cache/allocation.py | assign_req_to_token_pool_func
-0.5.13 0.5.20 mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.free_pages; PagedTokenToKVPoolAllocator.release_pages
-0.5.20 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.get_all_free_pages()
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_attn_allocator; SWATokenToKVPoolAllocator.swa_attn_allocator
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_to_swa_index_mapping; SWATokenToKVPoolAllocator.free_swa(_)
-0.5.10 ...    mem_cache/swa_memory_pool.py | SWAKVPool
-0.5.10 ...    mem_cache/memory_pool.py | ReqToTokenPool(size=_, max_context_len=_, device=_, enable_memory_saver=_)
-0.5.10 ...    mem_cache/memory_pool.py | ReqToTokenPool.free_slots; ReqToTokenPool.req_to_token; ReqToTokenPool.size
+[states]
+0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool._alloc_ping_pong_buffer(_)
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool(size=_, mamba_size=_, mamba_spec_state_size=_, max_context_len=_, device=_, enable_memory_saver=_, cache_params=_, mamba_layer_ids=_, enable_mamba_extra_buffer=_, enable_overlap_schedule=_)
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.mamba_allocator; HybridReqToTokenPool.mamba_pool; HybridReqToTokenPool.get_mamba_indices(_)
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.translate_mamba_indices(_); HybridReqToTokenPool.copy_mamba_state(_, _)
 0.5.22 ...    mem_cache/memory_pool.py | MambaPool.clear_slots(_); MambaPool.mamba_cache
 0.5.22 ...    mem_cache/memory_pool.py | MambaSlotAllocator; HybridReqToTokenPool.mamba_initial_tracking_slots
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.req_index_to_mamba_ping_pong_track_buffer_mapping
-0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool._alloc_ping_pong_buffer(_)
 0.5.22 ...    managers/schedule_batch.py | ReqKvInfo.mamba_ping_pong_track_buffer; ReqKvInfo.mamba_last_track_idx
 0.5.22 ...    managers/schedule_batch.py | ReqKvInfo.mamba_last_track_seqlen; ScheduleBatch.mamba_track_mask
 0.5.22 ...    managers/schedule_batch.py | ScheduleBatch.mamba_track_indices; ScheduleBatch.mamba_track_seqlens
@@ -95,33 +120,68 @@ DRIVEN = """
 0.5.22 ...    managers/schedule_batch.py | ScheduleBatch.mamba_cow_src_indices; ScheduleBatch.mamba_cow_dst_indices; ScheduleBatch.mamba_clear_indices
 0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.mamba_evictable_size(); UnifiedRadixCache.tree_components
 0.5.22 ...    mem_cache/base_prefix_cache.py | EvictParams(num_tokens=_, swa_num_tokens=_, mamba_num=_); EvictResult.mamba_num_evicted
-0.5.10 ...    mem_cache/cache_init_params.py | CacheInitParams(disable=_, req_to_token_pool=_, token_to_kv_pool_allocator=_, page_size=_, sliding_window_size=_, is_eagle=_)
-0.5.16 ...    mem_cache/cache_init_params.py | CacheInitParams.tree_components
-0.5.10 ...    mem_cache/base_prefix_cache.py | MatchPrefixParams(key=_, req=_); EvictParams(num_tokens=_, swa_num_tokens=_)
+[token ids]
+0.5.10 0.5.13 managers/schedule_batch.py | "array('q'" not in "Req"
+0.5.13 ...    managers/schedule_batch.py | "array('q'" in "Req"
+[claims]
+0.5.10 0.5.11 managers/scheduler_output_processor_mixin.py | "accept_lens[i] - 1" not in "SchedulerOutputProcessorMixin._resolve_spec_*tok*"
+0.5.11 0.5.12 managers/scheduler_output_processor_mixin.py | "accept_lens[i] - 1" in "SchedulerOutputProcessorMixin._resolve_spec_*tok*"
+0.5.12 0.5.13 managers/scheduler_output_processor_mixin.py | "kv_committed_len -= 1" in "SchedulerOutputProcessorMixin._resolve_spec_*tok*"
+0.5.13 0.5.15 managers/scheduler_components/batch_result_processor.py | "kv_committed_len -= 1" in "SchedulerBatchResultProcessor._resolve_spec_*tok*"
+0.5.15 ...    managers/scheduler_components/batch_result_processor.py | "kv_committed_len -= 1" not in "SchedulerBatchResultProcessor._resolve_spec_*tok*"
+[prefill results]
+0.5.13 0.5.18 managers/scheduler_components/batch_result_processor.py | "free_group_begin" not in "SchedulerBatchResultProcessor.process_batch_result_prefill"
+0.5.18 ...    managers/scheduler_components/batch_result_processor.py | "free_group_begin" in "SchedulerBatchResultProcessor.process_batch_result_prefill"
+[locks]
+0.5.11 0.5.17 mem_cache/unified_radix_cache.py | "root_node_handle" not in "UnifiedRadixCache"
+0.5.22 ...    managers/schedule_batch.py | Req.lock; Req.swa_branching_seqlen
+0.5.20 0.5.22 managers/schedule_batch.py | Req.lock_receipt
 0.5.10 0.5.17 mem_cache/base_prefix_cache.py | DecLockRefParams(swa_uuid_for_lock=_)
 0.5.17 0.5.20 mem_cache/base_prefix_cache.py | DecLockRefParams(swa_uuid_for_lock=_, skip_lock_node_ids=_)
-0.5.19 0.5.22 mem_cache/base_prefix_cache.py | IncLockRefResult.to_dec_params(); BasePrefixCache.free_kv_row(_, _)
-0.5.10 0.5.18 mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_)
-0.5.18 ...    mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_, cache_salt=_); RadixKey.cache_salt
-0.5.18 ...    managers/schedule_batch.py | Req.cache_salt
+0.5.19 0.5.22 mem_cache/base_prefix_cache.py | IncLockRefResult.to_dec_params()
+0.5.17 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.root_node_handle()
+0.5.16 0.5.22 mem_cache/unified_radix_cache.py | UnifiedRadixCache.inc_lock_ref(_); UnifiedRadixCache.dec_lock_ref(_, _)
+0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.lock(_); UnifiedRadixCache.unlock(_); UnifiedRadixCache.prefix_device_indices(_)
+[caches]
+0.5.16 ...    mem_cache/cache_init_params.py | CacheInitParams.tree_components
 0.5.10 0.5.21 mem_cache/radix_cache.py | RadixCache(_)
 0.5.10 0.5.22 mem_cache/chunk_cache.py | ChunkCache(_); SWAChunkCache(_)
 0.5.10 0.5.21 mem_cache/swa_radix_cache.py | SWARadixCache(_)
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache(_); ComponentType; UnifiedRadixCache.evict(_); UnifiedRadixCache.match_prefix(_)
-0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.session; UnifiedRadixCache.full_evictable_size(); UnifiedRadixCache.swa_evictable_size()
-0.5.17 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.root_node_handle()
-0.5.16 0.5.22 mem_cache/unified_radix_cache.py | UnifiedRadixCache.inc_lock_ref(_); UnifiedRadixCache.dec_lock_ref(_, _)
-0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.lock(_); UnifiedRadixCache.unlock(_); UnifiedRadixCache.prefix_device_indices(_)
+[tree nodes]
+0.5.10 0.5.21 mem_cache/radix_cache.py | TreeNode.children; TreeNode.key; TreeNode.value; TreeNode.lock_ref
+0.5.10 0.5.21 mem_cache/swa_radix_cache.py | TreeNode.full_lock_ref; TreeNode.swa_lock_ref; TreeNode.swa_tombstone
+0.5.10 0.5.21 {sessions} | {SessionCache}.inner
+0.5.16 0.5.17 mem_cache/unified_radix_cache.py | UnifiedTreeNode.component_data; UnifiedTreeNode.children; UnifiedTreeNode.key; UnifiedTreeNode.parent
+0.5.17 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeNode.component_data; UnifiedTreeNode.children; UnifiedTreeNode.key; UnifiedTreeNode.parent
+0.5.16 0.5.17 mem_cache/unified_cache_components/tree_component.py | ComponentData.value; ComponentData.lock_ref
+0.5.17 0.5.20 mem_cache/unified_cache/components/tree_component.py | ComponentData.value; ComponentData.lock_ref
+0.5.20 ...    mem_cache/unified_cache/components/base.py | ComponentData.value; ComponentData.lock_ref
+[match results]
+0.5.10 0.5.22 mem_cache/base_prefix_cache.py | MatchResult.device_indices
+0.5.10 ...    mem_cache/base_prefix_cache.py | MatchResult.last_device_node
+[namespaces]
+0.5.10 0.5.18 mem_cache/radix_cache.py | "cache_salt" not in "RadixKey"
+0.5.10 0.5.18 mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_)
+0.5.18 ...    mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_, cache_salt=_); RadixKey.cache_salt
+0.5.18 ...    managers/schedule_batch.py | Req.cache_salt
+[rounds]
 0.5.10 0.5.15 speculative/eagle_info_v2.py | EagleDraftInputV2Mixin.prepare_for_decode(_)
 0.5.15 ...    speculative/eagle_utils.py | eagle_prepare_for_decode(_)
-0.5.10 ...    managers/scheduler.py | Scheduler.abort_request(_)
-0.5.20 ...    managers/scheduler.py | Scheduler._release_aborted_request(_)
+[received prompts]
+0.5.12 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator.alloc_extend_swa_tail(_, _, _, _, _, _, swa_tail_len=_)
+0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.alloc_extend_swa_tail(_, _, _, _, _, _, swa_tail_len=_)
 0.5.19 ...    disaggregation/decode.py | DecodePreallocQueue._swa_tail_len(_)
-0.5.10 ...    {checker} | {Checker}.self_check_during_busy()
-0.5.13 ...    {checker} | {Checker}._check_req_pool()
-0.5.13 ...    {checker} | {Checker}._check_all_pools(_); {Checker}._report_leak(_, _)
-0.5.13 ...    {checker} | {Checker}._check_tree_cache(); {Checker}._check_pool_invariant(_, _, _, _, _, _, _)
-0.5.13 ...    {observer} | {Observer}.get_pool_stats(); {Observer}.session_held_req_count()
+[aborts]
+0.5.20 ...    managers/scheduler.py | Scheduler._release_aborted_request(_)
+[finish check]
+0.5.10 ...    managers/schedule_batch.py | Req.{looks}(_)
+[deferred close]
+0.5.11 ...    {controller} | Session.close_on_finish
+[history]
+0.5.14 ...    {controller} | Session.committed_origin_len
+[hand-ins]
+0.5.19 ...    mem_cache/base_prefix_cache.py | BasePrefixCache.free_kv_row(_, _)
 """
 # What the hooks of the watcher read, in a server (server/watch.py, reading.py).
 WATCHED = """
@@ -183,29 +243,46 @@ def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLin
     """The tables, with what each release calls the things in braces, and those that it has renamed."""
     order = [*releases, "..."]
     words = {version: _names(kind) for version, kind in releases.items()}
-    for by, since, before, uses in lines():
-        reached = order[order.index(since) : order.index(before)]
-        said = {v: in_uses(uses.format_map(words[v]), releases[v].renamed) for v in reached}
+    for line in lines():
+        reached = order[order.index(line.since) : order.index(line.before)]
+        said = {v: in_uses(line.text.format_map(words[v]), releases[v].renamed) for v in reached}
         for text, alike in itertools.groupby(reached, key=said.__getitem__):
             versions = list(alike)
             end = order[order.index(versions[-1]) + 1]
-            yield from probe.entries(f"{versions[0]} {end} {text}", by)
+            yield from probe.entries(f"{versions[0]} {end} {text}", line.by, line.fact)
 
 
-def lines() -> Iterator[tuple[str, str, str, str]]:
-    """Of all tables: by whom it is used, since which release, before which, and "file | uses"."""
+class Line(NamedTuple):
+    """A line of a table as it is written. text: "file | uses", with names in braces."""
+
+    by: str
+    fact: str
+    since: str
+    before: str
+    text: str
+
+
+def lines() -> Iterator[Line]:
+    """The lines of all tables."""
     for by, table in BY.items():
+        fact = ""
         for line in table.strip().splitlines():
-            since, before, uses = line.split(maxsplit=2)
-            yield by, since, before, uses
+            if line.startswith("["):
+                fact = line.strip("[]")
+            else:
+                since, before, text = line.split(maxsplit=2)
+                yield Line(by, fact, since, before, text)
 
 
 def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str, ast.expr]]:
     """File and use, by the names that the code here has; order: all versions."""
-    at, words = order.index(release.version), _names(release)
-    for _, since, before, text in lines():
-        if order.index(since) <= at and (before == "..." or at < order.index(before)):
-            file, _, named = text.format_map(words).partition(" | ")
+    words = _names(release)
+    for line in lines():
+        at = order.index(release.facts.get(line.fact, release.version))
+        if order.index(line.since) <= at and (
+            line.before == "..." or at < order.index(line.before)
+        ):
+            file, _, named = line.text.format_map(words).partition(" | ")
             for use in named.split(";"):
                 yield file, ast.parse(use.strip(), mode="eval").body
 

@@ -1,4 +1,4 @@
-"""Which releases can be driven, and how the kind of a checkout is detected.
+"""Which releases can be driven, and how a checkout is driven.
 
 A new release is a new class in _RELEASES; nothing else asks for a version.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from impl import probe
 from impl.adapter import UnusableImplementation
+from impl.nearest import Nearest, distances, nearest
 from impl.sglang.releases.api import files
+from impl.sglang.releases.facts import composed, facts_of
 from impl.sglang.releases import v0_5_10_to_14 as v10, v0_5_15_to_21 as v15, v0_5_22_to_23 as v22
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
@@ -48,7 +51,7 @@ for _each in itertools.chain(*_RELEASES):
         _each = type(_last.__name__, (_last,), {"version": _each, "__doc__": _last.__doc__})
     _last = TABLE[_each.version] = _each
 SUPPORTED = ", ".join(TABLE)
-_STRANGE = 20  # a checkout that lacks more than this of every kind is of none
+_STRANGE = 30  # a checkout that lacks more than this is named by the first
 # What is driven can be driven without these.
 _CANNOT = {
     "watched": "the watcher cannot follow it",
@@ -57,14 +60,23 @@ _CANNOT = {
 }
 
 
-def supported(version: str) -> type[Release0510]:
-    """The class of a release; raises UnusableImplementation that names those there are."""
-    try:
-        return TABLE[version]
-    except KeyError:
+def supported(spec: str) -> type[Release0510]:
+    """The class of a release by its version, or of a tree by `spec_of` its class; raises
+    UnusableImplementation that names the releases there are."""
+    version, *others = spec.split(",")
+    if version not in TABLE:
         raise UnusableImplementation(
             f"sglang=={version[:40]} is not supported; these are: {SUPPORTED}"
-        ) from None
+        )
+    pairs = [other.partition("=") for other in others]
+    return composed(TABLE, version, {fact: as_in for fact, _, as_in in pairs})
+
+
+def spec_of(release: type[Release0510]) -> str:
+    """What `supported` takes for this class, such as "0.5.14,chunks=0.5.12"."""
+    return ",".join(
+        [release.version, *(f"{fact}={as_in}" for fact, as_in in release.facts.items())]
+    )
 
 
 class Kind(NamedTuple):
@@ -75,36 +87,60 @@ class Kind(NamedTuple):
 
 
 def detect(root: Path) -> Kind:
-    """The release whose kind the files under `root` (which holds `sglang/`) are of, by what they have.
+    """How the files under `root` (which holds `sglang/`) are driven: as the nearest release, and in each fact
+    of the API as the release that they have it of.
 
-    What `_version.py` states decides between those that they fit alike, as a checkout between two releases
-    has often none of its own. The remark names what they lack of the API that is not driven. Raises
-    UnusableImplementation that names all they lack, if that is.
+    What `_version.py` states decides between releases that are equally near. The remark says how near, which
+    facts are of other releases, and what is missing of the API that is not driven. Raises
+    UnusableImplementation that names all that is missing, if that is.
     """
-    checkout, order, stated = files(root, TABLE), list(TABLE), stated_version(root)
-    missing = {version: checkout.missing(version, order) for version in order}
-    fewest = min(map(len, missing.values()))
-    alike = [version for version in order if len(missing[version]) == fewest]
-    taken = stated if stated in alike else alike[-1]
-    why = f"taken for {taken}"
-    if stated != taken:
-        why += f" by its files, which state {stated or 'no version'}"
-    lacks = sorted(missing[taken], key=lambda each: each.by != "driven")
-    if fewest > _STRANGE:
-        first = f"{probe.named(lacks[:1])} (and {fewest - 1} more)"
-        supports = f"supported are {order[0]} to {order[-1]}"
-        raise UnusableImplementation(f"sglang checkout {root}: {first}; {why}; {supports}")
-    if lacks and lacks[0].by == "driven":
-        raise UnusableImplementation(
-            f"sglang checkout {root}: {probe.named(lacks)}; {why}. Nothing was driven: CONTRIBUTING.md,"
-            " 'A new release of SGLang', says how to follow it"
-        )
-    if stated is None and len(alike) > 1:
-        why += f" (they fit {', '.join(alike)} alike)"
+    checkout, order = files(root, TABLE), list(TABLE)
+    near, stated = nearest("sglang", root), stated_version(root)
+    taken = near.release
+    if stated in TABLE and distances("sglang", root)[stated] == near.lines:
+        taken = stated
+    others, missing = facts_of(checkout, order, Nearest(taken, near.lines))
+    why = _why_taken(taken, near.lines, stated, others)
+    lacks = [each for each in checkout.missing(taken, order) if each.by in _CANNOT]
+    if missing:
+        why = _refusal([*missing, *lacks], why, taken, order)
+        raise UnusableImplementation(f"sglang checkout {root}: {why}")
+    release = composed(TABLE, taken, others)
     for by, cannot in _CANNOT.items():
         if without := [each for each in lacks if each.by == by]:
             why += f"; {cannot} ({probe.named(without)})"
-    return Kind(TABLE[taken], f"{root}: {why}" if lacks or stated != taken else "")
+    exact = near.lines == 0 and stated in (None, taken) and not lacks and not others
+    return Kind(release, "" if exact else f"{root}: {why}")
+
+
+def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:
+    """Such as "taken for 0.5.14 (435 lines differ), with chunks, token ids as in 0.5.12"."""
+    why = f"taken for {taken} ({lines} line{'s' * (lines != 1)} differ{'s' * (lines == 1)})"
+    by_release: dict[str, list[str]] = {}
+    for fact, as_in in others.items():
+        by_release.setdefault(as_in, []).append(fact)
+    if others:
+        facts = "; ".join(
+            f"{', '.join(facts)} as in {as_in}" for as_in, facts in by_release.items()
+        )
+        why += f", with {facts}"
+    if stated not in (None, taken) and not str(stated).startswith("0.0.0"):
+        why += f"; its files state {stated}"
+    return why
+
+
+def _refusal(missing: list[probe.Missing], why: str, taken: str, order: list[str]) -> str:
+    """What is missing, and where to read on."""
+    named = probe.named(missing)
+    if len(missing) > _STRANGE:
+        named = f"{probe.named(missing[:1])} (and {len(missing) - 1} more)"
+    age = ""
+    if taken == order[0]:
+        age = f"; it may be older than {taken}, the first release that is driven"
+    elif taken == order[-1]:
+        age = f"; it may be newer than {taken}, the last release that is driven"
+    follow = "CONTRIBUTING.md, 'A new release of SGLang', says how to follow it"
+    return f"{named}; {why}{age}. Nothing was driven: {follow}"
 
 
 def stated_version(root: Path) -> str | None:

@@ -7,19 +7,22 @@ scheduler calls it, and where its cursors live.
 from __future__ import annotations
 
 import importlib
+import os
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import Cursors, UnusableImplementation
-from impl.isolation import cut
+from impl.isolation import cut, loaded
 from impl.lazy import torch
 from impl.sglang.parts import stand_ins, memory_checks, trees
 from impl.sglang.parts.aborts import Aborts
 from impl.sglang.parts.stand_ins import SERVER_ARGS
 from impl.sglang.parts.modules import install
+from impl.sglang.parts.tracking import without_pinning
 from impl.sglang.releases.objects import Objects
 from reference.geometry import Geometry
 
@@ -53,6 +56,8 @@ class Release0510(Objects):
     # Processing the results of a prefill batch frees all at its end (process_batch_result_prefill).
     groups_prefill = False
     core = "python"  # what its tree is written in
+    # The facts of its API that are as in another release: name of the fact -> that release (facts.py).
+    facts: ClassVar[dict[str, str]] = {}
     # What it has renamed: "Req.prefix_len" -> "matched_len", or "release_kv_cache" -> "give_back". The left
     # name is that of api.py and of all other code here.
     renamed: ClassVar[dict[str, str]] = {}
@@ -71,6 +76,8 @@ class Release0510(Objects):
     waived: ClassVar[dict[str, str]] = {}
     # The paged two-pool allocator declines an extend that leaves no page to spare per entry.
     spare_page_per_lane = True
+    # A received prompt may have SWA slots for its tail alone (alloc_extend_swa_tail).
+    swa_tail = False
     # It can be driven with recurrent state (make_state_rows), where the tree keeps no other than the last.
     recurrent = False
 
@@ -87,10 +94,12 @@ class Release0510(Objects):
         if root is None:
             return
         self._install(root)
+        stand_ins.take_defaults(root)
         try:
             self._import(root)
             if not stand_ins.on_gpu():
                 self._without_kernels()
+            loaded()
         except (ImportError, AttributeError, KeyError, OSError, SyntaxError) as error:
             raise UnusableImplementation(
                 f"sglang {self.version}: its bookkeeping does not load: {type(error).__name__}: {error}"
@@ -100,9 +109,10 @@ class Release0510(Objects):
         install(root, stand_ins.provided(), stand_ins.on_gpu())
 
     def _import(self, root: Path) -> None:
+        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core  # read from 0.5.19 on
         load = importlib.import_module
-        # one module until 0.5.20
-        self.common = self.allocation = load("sglang.srt.mem_cache.common")
+        self.common = load("sglang.srt.mem_cache.common")
+        self.allocation = self._load_allocation(load)
         self.allocator = load(self.paged_allocator)
         self.swa_allocator = load(self.swa_allocators)
         self.token_allocator = load("sglang.srt.mem_cache.allocator")
@@ -115,6 +125,17 @@ class Release0510(Objects):
         module, name = self.session_cache
         self.session_cache_class = getattr(load(module), name)
         self._import_checks(load)
+        self._load_rounds(root, load)
+        self._load_received(root)
+        self._load_states(root)
+        self.aborts = Aborts(root, self)
+
+    def _load_allocation(self, load: Any) -> Any:
+        """The module that allocates slots of a request."""
+        return load("sglang.srt.mem_cache.common")
+
+    def _load_rounds(self, root: Path, load: Any) -> None:
+        """Cut out what prepares a verify round."""
         self.draft_len = 1  # what get_alloc_len_per_decode answers; set before each round
         lengths = {
             "get_alloc_len_per_decode": lambda *_: self.draft_len,
@@ -125,7 +146,12 @@ class Release0510(Objects):
         env = {**self._spec_environment(), "torch": torch, **lengths}
         prepare = cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
         self._prepare_spec = prepare[self.spec_prepare.rpartition(".")[2]]
-        self.aborts = Aborts(root, self)
+
+    def _load_received(self, root: Path) -> None:
+        """Cut out how much SWA KV a received prompt gets; here it is a copy (received_tail)."""
+
+    def _load_states(self, root: Path) -> None:
+        """Load what moves recurrent states."""
 
     def _modules(self, load: Any) -> None:
         """The caches that this release has."""
@@ -134,11 +160,20 @@ class Release0510(Objects):
         self.swa_radix_cache = load("sglang.srt.mem_cache.swa_radix_cache")
 
     def _spec_environment(self) -> dict[str, Any]:
-        """What the over-allocation of a speculative round is compiled in."""
-        return vars(self.common)
+        """The names that the over-allocation of a verify round may use, wherever they are defined."""
+        alike: defaultdict[str, Any] = defaultdict(
+            lambda: self.allocation.alloc_paged_token_slots_extend
+        )
+        found: dict[str, Any] = {"ALLOC_EXTEND_FUNCS": alike}
+        for name in ("common", "allocation_sizing", "allocation"):
+            found |= vars(importlib.import_module(f"sglang.srt.mem_cache.{name}"))
+        return found
 
     def _without_kernels(self) -> None:
         stand_ins.without_kernels(self.allocator)
+        if "assign_req_to_token_pool_func" in vars(self.allocation):  # imported from 0.5.16 on
+            self.allocation.assign_req_to_token_pool_func = stand_ins.assign_rows
+        without_pinning()
 
     def _import_checks(self, load: Any) -> None:
         """The memory checks: the release's class on top of a stand-in of the scheduler."""
@@ -411,6 +446,7 @@ class Release0512(Release0511):
     """0.5.12. The same modules; a round that is skipped gives back its claim."""
 
     version = "0.5.12"
+    swa_tail = True
 
     def skipped(self, req: Any, tokens: int) -> None:
         del tokens

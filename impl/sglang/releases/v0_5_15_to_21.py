@@ -6,8 +6,6 @@ Without a tree the sessions are around a chunk cache, as before; the unified tre
 from __future__ import annotations
 
 import importlib
-import os
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,12 +64,6 @@ class Release0515(Release0514):
     chunk_ends = "extend_range.end"
     claimed = 0
 
-    def _spec_environment(self) -> dict[str, Any]:
-        alike: defaultdict[str, Any] = defaultdict(
-            lambda: self.common.alloc_paged_token_slots_extend
-        )
-        return {**super()._spec_environment(), "ALLOC_EXTEND_FUNCS": alike}
-
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_range(start, end)
 
@@ -101,18 +93,8 @@ class Release0516(Unified, Release0515):
         name: f"kv.{name}" for name in ("kv_allocated_len", "swa_evicted_seqlen")
     }
 
-    def _import(self, root: Path) -> None:
-        super()._import(root)
-        self.allocation = importlib.import_module("sglang.srt.mem_cache.allocation")
-
-    def _spec_environment(self) -> dict[str, Any]:
-        modules = ("common", "allocation_sizing", "allocation")
-        loaded = [importlib.import_module(f"sglang.srt.mem_cache.{name}") for name in modules]
-        return {name: value for module in loaded for name, value in vars(module).items()}
-
-    def _without_kernels(self) -> None:
-        super()._without_kernels()
-        vars(self.allocation)["assign_req_to_token_pool_func"] = stand_ins.assign_rows
+    def _load_allocation(self, load: Any) -> Any:
+        return load("sglang.srt.mem_cache.allocation")
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -162,9 +144,7 @@ class Release0519(Release0518):
     version = "0.5.19"
     places: ClassVar[dict[str, str]] = {name: f"kv.{name}" for name in Release0510.places}
 
-    def _import(self, root: Path) -> None:
-        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core
-        super()._import(root)
+    def _load_received(self, root: Path) -> None:
         name = renamed.in_uses("DecodePreallocQueue._swa_tail_len", self.renamed)
         self._role: Any = stand_ins.Bag()
         utilities = vars(importlib.import_module("sglang.srt.utils"))

@@ -5,6 +5,7 @@ A session owns the record of what a request holds, `req.kv`, from the first row 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 from impl.isolation import cut
 from impl.lazy import torch
 from impl.sglang.parts import trees
-from impl.sglang.parts.tracking import tracker_class, without_pinning
+from impl.sglang.parts.tracking import tracker_class
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag
 from impl.sglang.releases.v0_5_15_to_21 import Release0521
 from reference.geometry import Geometry
@@ -39,20 +40,17 @@ class Release0522(Release0521):
         del geometry
         return True
 
-    def _import(self, root: Path) -> None:
-        super()._import(root)
+    def _load_states(self, root: Path) -> None:
+        processing = importlib.import_module(
+            "sglang.srt.managers.scheduler_components.batch_result_processor"
+        )
+        self._tracker = tracker_class(processing)
         names = frozenset({"prepare_mamba_track_for_verify", "_verify_commit_step_indices"})
         env = {**vars(self.batch), "Tuple": tuple}
         self._verify = cut(root / "sglang/srt/speculative/spec_utils.py", names, env)
 
     def _modules(self, load: Any) -> None:
         self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
-        processing = load("sglang.srt.managers.scheduler_components.batch_result_processor")
-        self._tracker = tracker_class(processing)
-
-    def _without_kernels(self) -> None:
-        super()._without_kernels()
-        without_pinning()
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import Any
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts import trees
 from impl.sglang.releases.catalogue import TABLE
+from impl.sglang.releases.facts import composed
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511
 from impl.sglang.releases.v0_5_15_to_21 import Release0519, Unified
 from reference.geometry import Geometry
@@ -89,4 +90,4 @@ def variant(release: type[Release0510], tree: str) -> type[Release0510]:
         raise UnusableImplementation(
             f"sglang {release.version}: +{tree} is no choice there; it is in {', '.join(of)}"
         )
-    return of[release.version]
+    return composed(of, release.version, release.facts)

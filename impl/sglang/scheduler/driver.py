@@ -8,7 +8,6 @@ moves memory is the release's own code.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 from impl.adapter import Capabilities, View
 from impl.process import wire
 from impl.process.failures import own_errors
-from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET, Bag, ForwardMode, checkpoint_grid
+from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, checkpoint_grid, unset
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.names import alias
 from impl.sglang.releases.settings import settings_of
@@ -113,7 +112,7 @@ class Driver(Prefills, Ends, TreeCommands):
 
     def _own_errors(self) -> AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"
-        return own_errors(self.root, *problem, "parts/modules.py", _unset, "parts/stand_ins.py")
+        return own_errors(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -301,10 +300,6 @@ class Driver(Prefills, Ends, TreeCommands):
         locked = bool(server.lock_holders) or any(t.locked for t in turns)
         report: Report = server.scheduler.idle([t.req for t in turns], locked)
         return report
-
-
-def _unset() -> str:
-    return rf"\b({'|'.join(map(re.escape, sorted(UNSET))) or '(?!)'})\b"
 
 
 _METHODS: dict[type, Callable[[Driver, Any], Played]] = {

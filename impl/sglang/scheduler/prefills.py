@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
+
 from impl.sglang.parts.stand_ins import SERVER_ARGS, ForwardMode
 from impl.sglang.scheduler.on_server import OnServer
 from impl.sglang.scheduler.server import LiveRequest, Result
@@ -140,6 +142,8 @@ class Prefills(OnServer):
                 self.results.before_round(turn)
             running = server.new_batch(batch.decodes, ForwardMode.DECODE)
             running.prepare_for_decode()
+            if running.input_ids is None:  # in some weeks the scheduler gives a batch its last tokens
+                running.input_ids = torch.tensor([turn.text[-1] for turn in batch.decodes])
             prefill.mix_with_running(running)
         self._launch(batch.entries, ForwardMode.EXTEND)
         if server.states is not None:

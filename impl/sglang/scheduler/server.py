@@ -21,6 +21,7 @@ from impl.adapter import (
     TreeView,
     View,
 )
+from impl.optional import optional
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import (
     SERVER_ARGS,
@@ -173,7 +174,7 @@ class Server:
     def _spare_row(self) -> int:
         """A row past those that the pool hands out, for lock holders of the tree."""
         for name in _BY_ROW:
-            if (cells := getattr(self.rows, name, None)) is not None:
+            if (cells := optional(self.rows, f"HybridReqToTokenPool.{name}")) is not None:
                 setattr(self.rows, name, torch.cat([cells, torch.zeros_like(cells[:1])]))
         return len(self.rows.req_to_token) - 1
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from impl.adapter import StatesView
+from impl.optional import optional
 from impl.sglang.parts.stand_ins import state_chunk
 from impl.sglang.parts.tracking import buffers_of, tracked_by
 from impl.vocabulary import require
@@ -69,7 +70,7 @@ class States:
         """The scheduler has matched a request and does not run it."""
         req.kv.mamba_cow_src_index = None
         req.kv.mamba_needs_clear = False
-        if req.kv.holds_mamba and not getattr(req, "session", None):
+        if req.kv.holds_mamba and not optional(req, "Req.session"):
             self.free_slot(req)
 
     def free_slot(self, req: Any) -> None:

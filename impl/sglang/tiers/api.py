@@ -57,6 +57,31 @@ API = """
 0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.prefetch_anchor_info(_); RustUnifiedTreeCore.get_hash_values(_)
 0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.backfill_missing_hash_values(); RustUnifiedTreeCore.begin_insert(_)
 0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.alloc(_); HostKVCache.free(_); HostKVCache.free_slots
+0.5.18 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeNode.component_data; UnifiedTreeNode.hash_value; UnifiedTreeNode.id; UnifiedTreeNode.load_back_pending_id; UnifiedTreeNode.write_through_pending_id
+0.5.18 0.5.20 mem_cache/unified_cache/components/tree_component.py | ComponentData.host_value; ComponentData.host_lock_ref; ComponentData.lock_ref; ComponentData.value
+0.5.20 ...    mem_cache/unified_cache/components/base.py | ComponentData.host_value; ComponentData.host_lock_ref; ComponentData.lock_ref; ComponentData.value
+0.5.18 ...    managers/cache_controller.py | CacheOperation.device_indices; CacheOperation.host_indices; CacheOperation.node_ids; CacheOperation.pool_transfers
+0.5.18 ...    managers/cache_controller.py | HiCacheAck.finish_event; HiCacheAck.node_ids
+0.5.18 ...    mem_cache/hicache_storage.py | PoolTransfer.device_indices; PoolTransfer.host_indices; PoolTransfer.indices_from_pool; PoolTransfer.name
+0.5.18 ...    mem_cache/unified_radix_cache.py | _OngoingWriteThrough.lock_params; _OngoingWriteThrough.publish_node_ids
+0.5.18 ...    mem_cache/unified_radix_cache.py | _OngoingLoadBack.lock_params
+0.5.18 ...    managers/schedule_batch.py | Req.best_match_node; Req.host_hit_length; Req.needs_host_load_back
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.load_back_threshold; UnifiedRadixCache.host_pool_group; UnifiedRadixCache.cache_controller
+0.5.18 ...    managers/cache_controller.py | HiCacheController.l2_transfer_engine; HiCacheController.mem_pool_host
+0.5.18 ...    managers/cache_controller.py | LayerDoneCounter.num_counters; LayerDoneCounter.events
+0.5.19 ...    managers/schedule_batch.py | ReqKvInfo.retraction_backup
+0.5.18 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeCore.get_component_device_value; UnifiedTreeCore.walk_for_kv_canary
+0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.release_slots
+0.5.20 ...    mem_cache/unified_radix_cache.py | _OngoingPrefetch.anchor_lock_params; _OngoingPrefetch.anchor_node_id; _OngoingPrefetch.comp_xfers; _OngoingPrefetch.operation
+0.5.20 ...    managers/cache_controller.py | HiCacheController.ack_prefetch_queue; HiCacheController.prefetch_sync_queue
+0.5.20 ...    mem_cache/hybrid_cache/hybrid_cache_controller.py | HybridCacheController.extra_host_mem_release_queues
+0.5.20 ...    mem_cache/hybrid_cache/hybrid_cache_controller.py | StorageOperation.completed_tokens; StorageOperation.hash_value
+0.5.20 ...    mem_cache/hybrid_cache/hybrid_cache_controller.py | PrefetchOperation.pool_transfers_done; PrefetchOperation.handle
+0.5.20 ...    managers/schedule_batch.py | Req.cache_request_handle
+0.5.22 ...    disaggregation/decode.py | DecodeRequest.kv_receiver; DecodeRequest.metadata_buffer_index; DecodeRequest.waiting_for_input; DecodeRequest.req
+0.5.22 ...    managers/scheduler.py | Scheduler.disagg_decode_prealloc_queue; Scheduler.disagg_decode_transfer_queue; Scheduler.max_running_requests; Scheduler.collect_inflight_reqs
+0.5.22 ...    disaggregation/base/conn.py | KVPoll.Bootstrapping; KVPoll.WaitingForInput; KVPoll.Success
+0.5.22 ...    session/session_controller.py | Session._inflight
 """
 
 

@@ -22,7 +22,7 @@ from impl.lazy import Tensor
 from impl.process.failures import own_errors
 from impl.process import wire
 from impl.process.worker import serve
-from impl.sglang.parts.stand_ins import SERVER_ARGS, UNSET
+from impl.sglang.parts.stand_ins import SERVER_ARGS, unset
 from impl.sglang.scheduler.call_log import Calls
 from impl.sglang.scheduler.driver import CallLog
 from impl.sglang.scheduler.server import LockHolder, Server
@@ -179,10 +179,7 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _own_errors(self) -> contextlib.AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"
-        unset = "|".join(rf"\b{name}\b" for name in UNSET) or r"(?!)"
-        return own_errors(
-            self.root, *problem, "parts/modules.py", lambda: unset, "parts/stand_ins.py"
-        )
+        return own_errors(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
 
     # -- requests ---------------------------------------------------------------------------------
 

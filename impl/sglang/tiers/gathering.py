@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from impl.optional import optional
 from impl.sglang.parts.namespaces import elements_of
 from impl.sglang.scheduler.server import LiveRequest, LockHolder, Server
 from impl.sglang.tiers.api import loose
@@ -71,7 +72,7 @@ class Gatherer:
     @property
     def core(self) -> Any:
         """What has the nodes."""
-        return getattr(self.cache, "tree_core", self.cache)
+        return optional(self.cache, "UnifiedRadixCache.tree_core", self.cache)
 
     @property
     def root(self) -> int:
@@ -152,13 +153,13 @@ class Gatherer:
         return (*before, *(stamp for text in texts for stamp in text[-size:]))
 
     def _mark(self, node: Any, name: str) -> int:
-        mark = getattr(node, name, None)
+        mark = optional(node, f"UnifiedTreeNode.{name}")
         return -1 if mark is None else self.nodes.of(mark)
 
     def _users(self) -> Iterator[TierUser]:
         for name, holder in self.server.lock_holders.items():
             req = holder.req
-            lock = getattr(req, "lock", None) or getattr(req, "lock_receipt", None)
+            lock = optional(req, "Req.lock") or optional(req, "Req.lock_receipt")
             key = (
                 id(lock) if lock is not None else (name, _id(req.last_node), req.swa_uuid_for_lock)
             )
@@ -236,7 +237,7 @@ class Gatherer:
 
     def _records(self) -> Iterator[TierRecord]:
         for ack, record in self.cache.ongoing_write_through.items():
-            named = getattr(record, "publish_node_ids", None) or [_id(record[0])]
+            named = optional(record, "_OngoingWriteThrough.publish_node_ids") or [_id(record[0])]
             yield TierRecord(False, self.nodes.of(ack), tuple(map(self.nodes.of, named)))
         for ack, record in self.cache.ongoing_load_back.items():
             yield TierRecord(True, self.nodes.of(ack), (self.nodes.of(_id(record[0])),))
@@ -283,7 +284,7 @@ class Gatherer:
 
     def _operation(self, operation: Any, state: str) -> TierOperation:
         assert self.storage is not None
-        handle, host = getattr(operation, "handle", None), operation.host_indices
+        handle, host = optional(operation, "PrefetchOperation.handle"), operation.host_indices
         if handle is None:
             slots = _of_pools(host, operation.pool_transfers)
             done = self.storage.thread(BACKUP).done if state == "writes" else set()
@@ -387,7 +388,7 @@ class Gatherer:
         return {pool: tuple(slots) for pool, slots in found.items()}
 
     def _retracted(self, req: Any) -> dict[str, tuple[int, ...]]:
-        backup = getattr(req.kv, "retraction_backup", None)
+        backup = optional(req.kv, "ReqKvInfo.retraction_backup")
         if backup is None or backup.host_indices is None:
             return {}
         return _of_pools(backup.host_indices, backup.pool_transfers)
@@ -446,7 +447,7 @@ def _session(name: str) -> str:
 
 def _id(node: Any) -> int:
     """A node's number by the release; up to 0.5.16 handles are nodes."""
-    number: int = getattr(node, "id", node)
+    number: int = optional(node, "UnifiedTreeNode.id", node)
     return number
 
 
@@ -458,7 +459,7 @@ def _host_free(pool: Any) -> list[int]:
     """A host pool's free slots, as its lists have them; none where there is no pool."""
     if pool is None:
         return []
-    lists = [pool.free_slots, *(getattr(pool, "release_slots", None) or [])]
+    lists = [pool.free_slots, *(optional(pool, "HostKVCache.release_slots") or [])]
     slots: list[int] = torch.cat(lists).tolist()
     return slots
 

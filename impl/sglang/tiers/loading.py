@@ -80,10 +80,11 @@ class _Tiered(Unified):
         )
 
 
-def tiered(version: str, core: str = "") -> Any:
+def tiered(spec: str, core: str = "") -> Any:
     """The release with its host tier, with the core of its tree in Rust where `core` is "rust"; raises
-    UnusableImplementation where it is not driven so."""
-    release, order = supported(version), list(TABLE)
+    UnusableImplementation where it is not driven so. spec: as `supported` takes it."""
+    release, order = supported(spec), list(TABLE)
+    version = release.version
     first, before = (
         (FIRST_IN_RUST, "its locks on SWA KV and on the host break, which are not told")
         if core

@@ -11,7 +11,7 @@ from typing import get_args
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import DECODES, checkout_root, release_root
-from impl.sglang.releases.catalogue import detect
+from impl.sglang.releases.catalogue import detect, spec_of
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.api import require
 from reference.commands import Mode
@@ -58,11 +58,13 @@ class TierSystem(WorkerSystem):
             self.root = checkout_root(path)
             kind, self.remark = detect(self.root)
             self.release, self.name = kind.version, f"sglang@checkout{way}"
+            self._spec = spec_of(kind)
         else:
             assert version is not None
             self.release, self.name = version, f"sglang=={version}{way}"
+            self._spec = version
         self.calls = calls
-        self.kind = kind = tiered(self.release, core)
+        self.kind = kind = tiered(self._spec, core)
         without = frozenset[str]() if kind.stores else STORAGE
         without |= frozenset[str]() if kind.receives else DECODE
         self.capabilities = replace(
@@ -83,7 +85,7 @@ class TierSystem(WorkerSystem):
             "-m",
             "impl.sglang.tiers.driver",
             str(self.root),
-            self.release,
+            self._spec,
             self.core,
             *["--calls"] * self.calls,
         ]

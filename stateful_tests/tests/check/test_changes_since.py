@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ci.commands.running import _CutShort
+from ci.commands.one_check import CutShort
 from ci.report import data as report
 from ci.report.verdict import check_verdict
+from impl.adapter import UnusableImplementation
 from reference.commands import Finish, Mode
-from stateful_tests.check import campaign, changes, corpus, driving, tiers
+from stateful_tests.check import campaign, changes, corpus, driving, tiers, tree_history
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import CheckResult
 from stateful_tests.lockstep.systems import resolve
@@ -55,6 +56,8 @@ def root(tmp_path):
         ("LIMIT = 1", "LIMIT = 2", {"outside of functions"}),
         ("def gone():\n    return 3\n", "", set()),
         ("\nclass", "\n\nclass", set()),
+        ("        return 1", '        """One."""\n        return 1  # one', set()),
+        ("def free(self)", "def free(self) -> int", set()),
         ("LIMIT", "LIMIT = (", {"cannot be parsed"}),
     ],
 )
@@ -93,10 +96,10 @@ def test_lines_that_call_it_come_first(root):
         f"{changes.ENOUGH} directed runs come first, which call 1 of 2 changes; none calls"
         in found.text
     )
-    result = CheckResult("checkout", "smoke", 0)
-    said = check_verdict(result, (), system.capabilities, None, found)
-    assert "no directed run calls 1 of 2 changes" in said
-    assert found._replace(missed=()).unseen == ""
+    assert found.also_called({("cache.py", "gone")}).missed == ()
+    result = CheckResult("checkout", "smoke", 0, uncalled=("cache.py: gone",))
+    said = check_verdict(result, (), system.capabilities, None)
+    assert "no run calls cache.py: gone, which changed" in said and result.exit_code == 4
     called = [
         (),
         ("cache.py: Cache.free, gone", "other.py: gone"),
@@ -134,6 +137,18 @@ def test_a_fault_in_what_changed_is_told_at_once(base, new):
         assert changes.new_fault(resolve(FAULTY), None, line) is None
 
 
+class CannotMix(ReferenceSystem):
+    """Says in the middle of a run that it cannot be driven on."""
+
+    def apply(self, command):
+        raise UnusableImplementation("a run cannot mix Decode and SpecDecode")
+
+
+def test_a_line_that_the_system_cannot_be_driven_through_shows_nothing():
+    line = corpus.fault_lines()[0]
+    assert changes.new_fault(CannotMix(), ReferenceSystem(), line) is None
+
+
 def test_what_was_told_at_once_is_in_the_report():
     """Also where the runs of the plan do not come to it."""
     system, before = resolve(FAULTY), resolve("reference")
@@ -151,7 +166,7 @@ def test_what_was_told_at_once_is_in_the_report():
 def test_an_interrupt_reports_what_was_told_at_once():
     """And nothing is driven."""
     line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
-    run, told = changes.new_fault(resolve(FAULTY), resolve("reference"), line), _CutShort({})
+    run, told = changes.new_fault(resolve(FAULTY), resolve("reference"), line), CutShort({})
     with pytest.raises(KeyboardInterrupt), told:
         raise KeyboardInterrupt
     told.told = [run]
@@ -164,10 +179,10 @@ def test_an_interrupt_reports_what_was_told_at_once():
 
 
 def test_an_edit_that_is_not_committed_is_seen(root, tmp_path_factory):
-    assert changes.edited_files(root) == []
+    assert tree_history.edited_files(root) == []
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
-    assert changes.edited_files(root) == ["cache.py"]
-    assert changes.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
+    assert tree_history.edited_files(root) == ["cache.py"]
+    assert tree_history.edited_files(tmp_path_factory.mktemp("elsewhere")) == []
 
 
 def test_what_git_cannot_tell_is_a_line(root, kvspec):

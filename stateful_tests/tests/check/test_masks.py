@@ -26,6 +26,7 @@ from reference.failures import Failure
 from reference.geometry import preset
 from stateful_tests.check import causes, finder
 from stateful_tests.check import masks as masking
+from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named, check_also
 from stateful_tests.check.finder import Finder
@@ -64,6 +65,10 @@ THREE = called(KeepsOnThreeWays)
 
 
 KEEPS, KNOWN = ["retract-ends-turn", "rejection-ends-turn"], [m for m in masks(THREE) if m.holds]
+
+
+def named_base(name):
+    return Base(SimpleNamespace(name=name), BaseKind.STATED)
 
 
 def by_id(system, base=None):
@@ -145,7 +150,7 @@ def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line()
     assert not same.findings
     same.masked[("retract-ends-turn", "rejection-ends-turn"), "FREE-1"] = 1
     data = report.check_data(
-        same, PLAN, capabilities=again.capabilities, base="b", masks=list(KNOWN)
+        same, PLAN, capabilities=again.capabilities, base=named_base("b"), masks=list(KNOWN)
     )
     for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
         [known] = [fault for fault in data["known"] if fault["id"] == one]
@@ -293,7 +298,9 @@ def test_what_has_no_witness_when_the_plan_is_done_says_so(clauses, seen, old, s
     found = [(each.clause, each.old) for each in result.findings if each.clause == "SES-2"]
     assert found == [("SES-2", old)] * (old is not None)
     assert result.masked == ({((KEEPS[0],), "SES-2"): 1} if old is None else {})
-    data = report.check_data(result, PLAN, capabilities=THREE.capabilities, base="b", masks=[mask])
+    data = report.check_data(
+        result, PLAN, capabilities=THREE.capabilities, base=named_base("b"), masks=[mask]
+    )
     assert data["exit_code"] == (1 if old is False else 4)  # nothing was driven
     for each in data["findings"]:
         each["not_saved"] = "not saved"
@@ -314,9 +321,9 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask(monke
         False,
     )
     assert result.exit_code == 1 and not result.stopped  # something else may be new
-    [found] = report.check_data(result, PLAN, capabilities=half.capabilities, base="before")[
-        "findings"
-    ]
+    [found] = report.check_data(
+        result, PLAN, capabilities=half.capabilities, base=named_base("before")
+    )["findings"]
     assert found["fixed_in_part"] == "retract-ends-turn" and not found["also_in"]
     # It may be the other's mend.
     fault = msgspec.structs.replace(mask.fault, with_another=mask.fixed)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from impl.adapter import Capabilities
 from reference.commands import Mode
 from reference.failures import Failure as Failed
 from stateful_tests.check import tiers
+from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.masks import Mask
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import new_tallies
@@ -176,7 +178,8 @@ def written(
     plan = tiers.plan("smoke", modes=[Mode.FREE])
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = new_tallies()
-    data = report.check_data(result, plan, capabilities=can, masks=masks, base=base)
+    before = base and Base(SimpleNamespace(name=base), BaseKind.STATED)
+    data = report.check_data(result, plan, capabilities=can, masks=masks, base=before)
     for found in data["findings"]:
         found["saved"], found["replay"] = "t.json", "kvspec replay t.json"
     (tmp_path / "junit.xml").write_bytes(junit.text_of(data))

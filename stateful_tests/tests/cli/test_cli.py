@@ -338,7 +338,10 @@ def test_it_stands_for_all_releases_or_for_those_that_have_a_tree():
     rust = release_row.names("sglang==all+rust+overlap")
     assert rust[0] == "sglang==0.5.19+rust+overlap" and len(rust) == 5
     assert release_row.names("vllm==all+offload")[0] == "vllm==0.21.0+offload"
-    assert release_row.names("sglang==0.5.23") == []
+    assert release_row.names("lmdeploy==all")[-1] == "lmdeploy==0.18.0"
+    assert release_row.names("transformers==all") == ["transformers==5.23.0"]
+    assert release_row.names("sglang==all+rust+hicache")[0] == "sglang==0.5.20+rust+hicache"
+    assert release_row.names("sglang==0.5.23") == release_row.names("torch==all") == []
 
 
 def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(kvspec, monkeypatch, tmp_path):

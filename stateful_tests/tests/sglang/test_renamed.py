@@ -75,7 +75,7 @@ def test_all_is_named_at_once(root):
 
 def test_a_class_that_says_the_new_names_is_enough(root, monkeypatch, tmp_path):
     monkeypatch.setitem(TABLE, "0.5.23", Invented)
-    assert detect(root) == (Invented, "")
+    assert detect(root).release is Invented
     system = OfInvented(path=root, calls=True)
     trace = load(FIXTURES / "sglang-0.5.15/a_slot_keeps_a_token_that_nobody_computed.json")
     run = replay(system, trace)

@@ -1,0 +1,157 @@
+"""The base of a check: what the user names, or else the checkout's own history, or else a release."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ci.commands.shared import SystemSelector, Unusable, note, unusable
+
+if TYPE_CHECKING:
+    from stateful_tests.check.bases import Base
+    from stateful_tests.check.tree_history import Revision
+
+OF_HISTORY = "git:"  # before a revision
+
+
+def with_system(
+    named: str | None, selector: SystemSelector, since: str | None, opened: ExitStack
+) -> tuple[Base | None, Any]:
+    """The base of a check, None without one, and the system that `selector` names. named: what --base says.
+    opened: keeps both until the check ends."""
+    from stateful_tests.check.bases import BaseKind
+
+    if named is not None and not named.startswith(
+        OF_HISTORY
+    ):  # refused before anything is resolved
+        before = opened.enter_context(closing(stated(named, selector)))
+        system = opened.enter_context(closing(selector.resolve()))
+        return _measured(before, system), system
+    system = opened.enter_context(closing(selector.resolve()))
+    if named is not None:
+        revision = _revision(named.removeprefix(OF_HISTORY), selector, system)
+        with unusable(f"--base {named:.80}: ", Unusable):
+            return _of_history(revision, BaseKind.STATED, selector, system, opened), system
+    if selector.checkout is None:
+        return None, system
+    if (own := _own_revision(system, since)) is not None:
+        try:
+            return _of_history(own, BaseKind.HISTORY, selector, system, opened), system
+        except Unusable as error:
+            note(f"{own.name} ({own.why}) cannot be driven: {error}. The base is a release")
+    return _taken_for(selector, system, opened), system
+
+
+def stated(named: str, selector: SystemSelector) -> Any:
+    """A base by its name, or a checkout, which is loaded here; driven in the same ways as `selector`."""
+    from stateful_tests.lockstep import systems
+
+    folder, engine = named if Path(named).is_dir() else None, re.split("[=+]", selector.impl)[0]
+    of_folder = engine if engine in systems.ENGINES else "sglang"
+    with unusable(f"--base {named:.80}: ", Unusable):
+        spec = systems.as_base(named if folder is None else of_folder, selector.impl)
+        system: Any = SystemSelector(spec, folder, selector.device).resolve()
+        if folder is not None:
+            _load(system)
+            system.name = _name_of(folder)
+    return system
+
+
+def _name_of(folder: str) -> str:
+    """A folder with the commit that is checked out there, if it has one."""
+    from stateful_tests.check.tree_history import git
+
+    with suppress(ValueError):
+        return f"{folder} at {git(Path(folder), 'rev-parse', '--short=9', 'HEAD').strip()}"
+    return folder
+
+
+def _load(system: Any) -> None:
+    """Start a system once, to see that it loads. One that breaks then is a base that shows it."""
+    from impl.process.failures import SystemFailed
+    from reference.tiers.config import TIER_PRESETS
+    from stateful_tests.check.tiers import CLIENTS, TIERED, sizes_for
+
+    can = system.capabilities
+    sizes = sizes_for("sessions", "page1")
+    if can.schedules:
+        sizes = sizes_for(CLIENTS, "full")
+    if can.tiers:
+        sizes = sizes_for(TIERED, next(iter(TIER_PRESETS)))
+    with unusable("it does not load: "), suppress(SystemFailed):
+        system.reset(sizes)
+
+
+def _revision(named: str, selector: SystemSelector, system: Any) -> Revision:
+    from stateful_tests.check import tree_history
+
+    if selector.checkout is None:
+        raise Unusable(
+            f"--base {OF_HISTORY}{named:.80}: goes with a checkout, such as --sglang-path"
+        )
+    with unusable(f"--base {OF_HISTORY}{named:.80}: ", ValueError):
+        return tree_history.named_revision(system.root, named)
+
+
+def _own_revision(system: Any, since: str | None) -> Revision | None:
+    """The commit since which the changes of a checkout are its own, if its history tells."""
+    from stateful_tests.check import tree_history
+
+    engine, of_checkout, _ = system.name.partition("@checkout")
+    if not of_checkout or not tree_history.has_history(system.root, engine):
+        return None
+    try:
+        return tree_history.own_base(system.root, since)
+    except ValueError as error:
+        note(f"{error}. The base is a release")
+        return None
+
+
+def _of_history(
+    revision: Revision, kind: Any, selector: SystemSelector, system: Any, opened: ExitStack
+) -> Base:
+    """A commit of the checkout's history, driven in the same ways. Raises Unusable."""
+    from stateful_tests.check import tree_history
+
+    assert selector.checkout is not None
+    engine = system.name.partition("@checkout")[0]
+    folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvspec-base-")))
+    with unusable("", ValueError):
+        below = system.root.relative_to(Path(selector.checkout).expanduser().resolve())
+        tree_history.extract(system.root, revision.commit, engine, folder / below)
+    past = SystemSelector(selector.impl, str(folder), selector.device)
+    before: Any = past.resolve(quiet=True)
+    opened.enter_context(closing(before))
+    _load(before)
+    before.name = revision.name
+    return _measured(before, system)._replace(kind=kind, why=revision.why, commit=revision.commit)
+
+
+def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base | None:
+    """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
+    from stateful_tests.check.bases import BaseKind
+
+    engine, of_checkout, ways = system.name.partition("@checkout")
+    if not of_checkout:
+        return None
+    try:
+        release = SystemSelector(f"{engine}=={system.release}{ways}", None, selector.device)
+        before = opened.enter_context(closing(release.resolve()))
+    except Unusable as error:
+        note(f"without a base: {error}")
+        return None
+    return _measured(before, system)._replace(kind=BaseKind.RELEASE)
+
+
+def _measured(before: Any, system: Any) -> Base:
+    """The base, with how far it is from the system."""
+    from stateful_tests.check.bases import Base, BaseKind, lines_between, root_of
+    from stateful_tests.lockstep.systems import ENGINES
+
+    roots = [root for each in (system, before) if (root := root_of(each))]
+    engine = re.split("[=@+]", system.name)[0]
+    lines = lines_between(engine, *roots) if engine in ENGINES and len(roots) > 1 else None
+    return Base(before, BaseKind.STATED, lines=lines)

@@ -1,0 +1,242 @@
+"""The check of one system: its base, what changed, its plan, and other ways in which the changes run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ci.commands import bases
+from ci.commands.shared import (
+    Saved, SystemSelector, Unusable, note, save_traces, unusable, worker_limits,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from ci import Data
+    from stateful_tests.check.bases import Base
+    from stateful_tests.check.changes import Changes
+    from stateful_tests.check.corpus import CorpusLine
+    from stateful_tests.check.other_ways import OtherWays
+    from stateful_tests.check.tiers import Plan
+    from stateful_tests.lockstep.results import CheckResult, Run
+
+UNCALLED_RUNS = (
+    1_500  # commands in which a changed function is looked for that no directed run calls
+)
+FOUND = (1, 3)  # exit codes of a check that has found something new
+# The worst exit code first.
+_WORST = (3, 1, 2, 130, 4, 0)
+Saves = Callable[[], None]  # saves the traces of a report, and notes there where they are
+
+
+class How(NamedTuple):
+    """How a check is run. where: makes the executor. since: the git revision of --since. html: pages too.
+    ways: with other ways in which changed functions run."""
+
+    where: Callable[..., Any]
+    save_dir: str
+    base: str | None
+    since: str | None
+    html: bool
+    ways: bool = True
+
+
+@dataclass
+class CutShort:
+    """An interrupt before the plan begins. Where `told` has a finding, the report still comes."""
+
+    told: Collection[str]
+    interrupted: bool = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self.interrupted |= kind is KeyboardInterrupt
+        return kind is KeyboardInterrupt and bool(self.told)
+
+
+def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves]:
+    """The report of a check of one system, and what saves its traces."""
+    from ci.report import data as report
+    from ci.report.progress import Progress
+    from stateful_tests.check import campaign, lookup, tiers
+    from stateful_tests.check import driving
+    from stateful_tests.check import masks as known
+
+    began = time.monotonic()
+    with ExitStack() as opened:
+        base, system = bases.with_system(how.base, selector, how.since, opened)
+        before = None if base is None else base.system
+        early: dict[str, Run] = {}  # clause -> the run that showed it
+        cut_short = CutShort(early)
+        changed = _changed(system, selector, base, asked, how, early, cut_short)
+        others = None
+        if changed is not None:
+            asked = replace(asked, first=changed.first)
+            others = _other_ways(system, changed, asked) if how.ways else None
+        asked = asked if others is None else others.plan
+        plan = tiers.for_system(asked, system)
+        strange = ":" in selector.impl  # it may hold what there is once
+        cuda = selector.device == "cuda"
+        named = driving.Named(selector.impl, selector.device, selector.checkout, **worker_limits())
+        with (
+            how.where(pays=not strange and not cuda, fork=not cuda) as executor,
+            Progress() as progress,
+        ):
+            saved = Saved(system.name, how.save_dir, progress.say)
+            with unusable(f"--impl {selector.impl}: "):
+                masks = []
+                with cut_short:
+                    for mask in known.masks(system, before):
+                        masks.append(mask)
+                        progress.line(mask.line)
+                named = named._replace(also_checked=known.also_checked(system, masks))
+                result = campaign.run(
+                    system, asked, progress, before,
+                    executor=executor, named=named, found=saved, masks=masks,
+                    early=[*early.values()], interrupted=cut_short.interrupted, began=began,
+                    lookup=base and lookup.Lookup(base, system, executor, named.limits, note),
+                )  # fmt: skip
+        for clause in early.keys() - {finding.clause for finding in result.findings}:
+            note(f"{clause}, named above as NEW: a known fault explains it")
+        reports: list[Data] = []
+        saves: list[Saves] = []
+        if others is not None:
+            _drive_ways(result, others, selector, system, how, reports, saves)
+        if changed is not None:
+            changed = changed.also_called(_called_in(reports))
+            result.uncalled = tuple(f"{file}: {name}" for file, name in changed.missed)
+        data = report.check_data(
+            result,
+            plan,
+            capabilities=system.capabilities,
+            masks=masks,
+            base=base,
+            changed=changed,
+        )
+        codes = [data["exit_code"], *(each["exit_code"] for each in reports)]
+        data |= {"ways": reports, "exit_code": min(codes, key=_WORST.index)}
+
+    def save() -> None:
+        save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)
+        saved.tidy(data["findings"])
+        for save_way in saves:
+            save_way()
+
+    return data, save
+
+
+def _changed(
+    system: Any,
+    selector: SystemSelector,
+    base: Base | None,
+    asked: Plan,
+    how: How,
+    early: dict[str, Run],
+    cut_short: CutShort,
+) -> Changes | None:
+    """What changed in a checkout since the revision that --since names, or else since its base, if that is
+    of its history. early: gets a violation of a directed run that calls a change, where the base conforms."""
+    from ci.report import data as report
+    from stateful_tests.check import changes, driving, lookup, tiers, tree_history
+    from stateful_tests.check.way_map import called_by_plan, way_map
+
+    commit = base.commit if base is not None else ""
+    if how.since is None and not commit:
+        if selector.checkout and (edited := tree_history.edited_files(Path(selector.checkout))):
+            files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
+            note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
+        return None
+    plan, told = tiers.for_system(asked, system), set[str]()
+    before = None if base is None else base.system
+
+    def tell(line: CorpusLine) -> None:
+        run = changes.new_fault(system, before, line)
+        if run is not None and run.violation is not None and run.violation.clause not in told:
+            told.update(run.violation.clauses)
+            early[run.violation.clause] = run
+            note(report.first_word(run, "" if before is None else before.name))
+
+    revision = how.since or (base.name if base is not None else "")
+    note(f"since {revision}: looks for runs that call what changed")
+    changed: Changes | None = None
+    with unusable(f"--since {revision:.80}: ", ValueError), cut_short:
+        lines = [
+            line
+            for mode in plan.modes or system.capabilities.modes
+            for line in driving.lines_of(system, plan, mode)
+        ]
+        engine, ways = lookup.engine_and_ways(system.name)
+        of, own = way_map(engine), "+".join(ways)
+        changed = changes.changes(system, commit or revision, lines, tell, of, own)
+        changed = changed._replace(revision=revision)
+        note(changed.text)
+        # A function that is known to run in other ways alone is not looked for in this one.
+        if wanted := [
+            each for each in changed.missed if each not in of.functions or of.runs(each, own)
+        ]:
+            changed = changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
+    return changed
+
+
+def _other_ways(system: Any, changed: Changes, asked: Plan) -> OtherWays | None:
+    from stateful_tests.check import lookup
+    from stateful_tests.check.other_ways import other_ways
+    from stateful_tests.check.way_map import way_map
+
+    engine, ways = lookup.engine_and_ways(system.name)
+    functions = [*changed.called, *changed.missed]
+    return other_ways(
+        way_map(engine), engine, lookup.release_of(system), "+".join(ways), functions,
+        changed.missed, asked,
+    )  # fmt: skip
+
+
+def _drive_ways(
+    result: CheckResult,
+    others: OtherWays,
+    selector: SystemSelector,
+    system: Any,
+    how: How,
+    reports: list[Data],
+    saves: list[Saves],
+) -> None:
+    """Drive other ways in which changed functions run, until something is found. The result of the check says
+    what each showed, and which were not driven."""
+    engine = system.name.partition("@checkout")[0]
+    base = (
+        how.base.partition("+")[0] if how.base and how.base.startswith(f"{engine}==") else how.base
+    )
+    found = bool(result.new) or result.interrupted
+    for way in others.driven + others.named:
+        impl = "+".join(filter(None, (engine, way)))
+        command = f"kvspec check {replace(selector, impl=impl).options}"
+        if found or way in others.named:
+            result.not_driven[way] = command
+            continue
+        note(f"drives {impl} as well: what changed runs there")
+        try:
+            data, save = driven(
+                replace(selector, impl=impl), others.each, how._replace(ways=False, base=base)
+            )
+        except Unusable as error:
+            result.not_driven[way] = str(error)
+            continue
+        result.ways[way] = data["said"]
+        reports.append(data)
+        saves.append(save)
+        found = data["interrupted"] or data["exit_code"] in FOUND
+
+
+def _called_in(reports: list[Data]) -> set[tuple[str, str]]:
+    """The changed functions that runs in other ways called."""
+    found = set()
+    for data in reports:
+        for text in data["since"]["called"] if data["since"] else ():
+            file, _, name = text.partition(": ")
+            found.add((file, name))
+    return found

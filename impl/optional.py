@@ -1,0 +1,15 @@
+"""Reads of what not every release has.
+
+The tables of the API say which release has it, and a checkout is looked up in them before it is driven. So a
+name that is not there is one that the release never had, and not one that was renamed. Nothing else may read
+an attribute of a release's object with a default (stateful_tests/tests/sglang/test_reads.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def optional(owner: Any, name: str, default: Any = None) -> Any:
+    """An attribute, as the tables name it ("Class.member"), or `default` in a release that has none."""
+    return getattr(owner, name.rpartition(".")[2], default)

@@ -1,0 +1,130 @@
+"""Facts of a release's API: what may differ alone, and the class of a tree that lies between two releases.
+
+A release's class is a set of facts. A tree is driven by what it has: for each fact the release whose lines of
+the API (api.py) it has, the nearest release first. `FACTS` names for each fact the members of a release's
+class that say it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from impl import probe
+from impl.nearest import Nearest
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
+
+FACTS: dict[str, tuple[str, ...]] = {
+    "chunks": ("set_chunk", "_filled", "chunk_ends", "keeps_slots", "prefix"),
+    "chunk counter": ("chunks",),
+    "finish check": ("looks",),
+    "token ids": ("ids",),
+    "cursors": ("places", "cells", "computed", "eviction_cursor"),
+    "checkpoints": ("checkpoints", "checkpoint"),
+    "release": ("keeping", "keeps"),
+    "retraction": ("retract", "retract_decode"),
+    "checks": ("checker", "observer", "scheduler", "_import_checks"),
+    "session modules": ("session_cache", "session_controller"),
+    "session slots": ("slot",),
+    "deferred close": ("closing",),
+    "history": ("committed",),
+    "allocation": ("_load_allocation",),
+    "allocators": ("paged_allocator", "swa_allocators"),
+    "free pages": ("free_pages",),
+    "caches": ("_modules", "is_unified", "make_cache", "make_tree", "shown_tree"),
+    "locks": ("tree", "hold"),
+    "hand-ins": ("hand_in", "drop"),
+    "tree nodes": (),
+    "match results": (),
+    "namespaces": (),
+    "rounds": ("spec_file", "spec_prepare", "prepare_spec", "spec_end"),
+    "claims": ("claimed", "commit", "skipped"),
+    "received prompts": ("swa_tail", "received_tail", "_load_received"),
+    "states": (
+        "recurrent",
+        "has_states",
+        "make_state_rows",
+        "make_tracker",
+        "verify",
+        "_load_states",
+    ),
+    "aborts": (),
+    "batch plan": ("planned",),
+    "prefill results": ("groups_prefill",),
+    "window evictions": ("eviction_limit",),
+    # What a release does that no name tells: as in the nearest release.
+    "policy": ("uncounted", "counts_in_flight", "spare_page_per_lane", "waived"),
+}
+
+_AROUND = 3  # releases on either side that a checkout may have facts of
+# A checkout that differs from its release by so many lines may be from before a fact that the release added;
+# it has it then as one of so many releases before.
+_FAR, _NEIGHBOURS = 150, 2
+R = TypeVar("R", bound=Release0510)
+
+
+def composed(
+    kinds: Mapping[str, type[R]], nearest: str, others: Mapping[str, str]
+) -> type[Release0510]:
+    """The class of the release `nearest`, with some facts as other releases have them.
+
+    kinds: all classes by version, from old to new. others: name of a fact -> version. A fact of a release
+    that is not among `kinds` is as in the last one before it.
+    """
+    if not others:
+        return kinds[nearest]
+    *_, newest = kinds
+    members: dict[str, Any] = {"version": nearest, "facts": dict(others), "__doc__": None}
+    for fact, names in FACTS.items():
+        version = others.get(fact, nearest)
+        source = kinds[version if version in kinds else newest]
+        for name in names:
+            if hasattr(source, name):
+                members[name] = inspect.getattr_static(source, name)
+    # Methods call those of older classes by super(): the newest class has all of them as its bases.
+    return type(f"Between{kinds[nearest].__name__}", (kinds[newest],), members)
+
+
+def facts_of(
+    checkout: probe.Checkout, order: list[str], near: Nearest
+) -> tuple[dict[str, str], list[probe.Missing]]:
+    """The facts that a checkout has as another release than the nearest one, and what it lacks of every
+    release. order: all versions, from old to new."""
+    nearest = near.release
+    others: dict[str, str] = {}
+    missing: list[probe.Missing] = []
+    at = order.index(nearest)
+    around = order[max(0, at - _AROUND) : at + _AROUND + 1]
+    by_distance = sorted(around, key=lambda version: abs(order.index(version) - at))
+    for fact in ("all", *FACTS):
+        lacks = checkout.missing(nearest, order, fact)
+        if not lacks:
+            continue
+        candidates = by_distance if fact != "all" else []
+        found = next(_fitting(checkout, order, near, fact, candidates), None)
+        if found is None:
+            missing += lacks
+        else:
+            others[fact] = found
+    return others, missing
+
+
+def _fitting(
+    checkout: probe.Checkout, order: list[str], near: Nearest, fact: str, candidates: list[str]
+) -> Iterator[str]:
+    """The releases as which the checkout has a fact: it has all that the fact is there.
+
+    Something must show that release and not the nearest one, for a name that is gone may have been renamed.
+    Where nothing shows either, the nearest one has added the fact: a checkout from before that is far from
+    it, and has the fact as a neighbour.
+    """
+    mine, at = checkout.uses(near.release, order, fact), order.index(near.release)
+    for version in candidates:
+        its = checkout.uses(version, order, fact)
+        if checkout.missing(version, order, fact):
+            continue
+        shows_nearest = any(checkout.has(use) for use in mine - its)
+        neighbour = abs(order.index(version) - at) <= _NEIGHBOURS and near.lines >= _FAR
+        if its - mine or (neighbour and not shows_nearest):
+            yield version

@@ -1,0 +1,183 @@
+"""What is NEW against a base, looked up: whether a release of the engine shows it, as a known fault or not.
+
+The smallest trace of a finding is replayed on the releases that are driven in the same ways, the nearest
+first, up to the first that shows a known fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from impl.adapter import UnusableImplementation
+from impl.process.remote_system import LIMITS, Limits
+from stateful_tests.check.bases import Base, BaseKind, lies_between, root_of
+from stateful_tests.check.executors import SERIAL, Executor
+from stateful_tests.check.masks import known_fault
+from stateful_tests.lockstep import systems
+from stateful_tests.lockstep.driven_releases import driven_in
+from stateful_tests.lockstep.known_faults import known_faults
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Finding, LookedUp, Trace
+
+MOST_TRACES = 8  # that are looked up in a check
+
+
+class Shows(StrEnum):
+    """What a release shows of a trace."""
+
+    CONFORMS = "conforms"
+    FAULT = "known fault"
+    CLAUSE = "the clause"  # and no known fault explains it
+    OTHER = "another clause"
+    UNDRIVEN = "undriven"
+
+
+class SeenOnRelease(NamedTuple):
+    """What a release shows of a trace. fault: the id of a known fault, with FAULT. root: the folder of the
+    release's files."""
+
+    release: str
+    what: Shows
+    fault: str = ""
+    root: Path | None = None
+
+
+@dataclass(slots=True)
+class Lookup:
+    """Looks traces up that are new against a base. executor: replays them on several releases at once.
+    say: is told that releases are replayed, which takes a while."""
+
+    base: Base
+    system: Any
+    executor: Executor = SERIAL
+    limits: Limits = LIMITS
+    say: Callable[[str], None] = lambda _: None
+    _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
+
+    @property
+    def may_excuse(self) -> bool:
+        """Whether a known fault of another release may be the tree's as well, and no finding. A base from the
+        tree's history, and one that the user has named, has the fix."""
+        return self.base.kind is BaseKind.RELEASE
+
+    def told(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings; those that are new say what the releases show."""
+        new = [found.run.trace for found in findings if not (found.old or found.flaky)]
+        self._replay(new)
+        told = [(found, self._shown.get(found.run.trace)) for found in findings]
+        return [
+            found if shown is None or found.old else replace(found, looked_up=self._said(shown))
+            for found, shown in told
+        ]
+
+    def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:
+        """The names of those traces that show a known fault of a release between which and the base the tree
+        lies."""
+        if not self.may_excuse:
+            return set()
+        self._replay([*traces.values()])
+        told = {name: self._shown.get(trace) for name, trace in traces.items()}
+        return {name for name, shown in told.items() if shown and self._said(shown).between}
+
+    def _replay(self, traces: Sequence[Trace]) -> None:
+        """Replay traces on the releases, the nearest first, until each has shown a known fault."""
+        engine, ways = engine_and_ways(self.system.name)
+        release = release_of(self.system)
+        room = MOST_TRACES - len(self._shown)
+        wanted = [trace for trace in dict.fromkeys(traces) if trace not in self._shown][:room]
+        if engine not in systems.ENGINES or not release or not wanted:
+            return
+        self._shown |= {trace: [] for trace in wanted}
+        own = {self.system.name, self.base.name}
+        names = [name for name in nearest_first(engine, release, ways) if name not in own]
+        several = "s" if len(wanted) > 1 else ""
+        self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {engine}")
+        with closing(self.executor.map(partial(shown_by, wanted, self.limits), names)) as shown:
+            for of_release in shown:
+                for trace, seen in zip(wanted, of_release, strict=True):
+                    self._shown[trace].append(seen)
+                if all(any(each.fault for each in self._shown[trace]) for trace in wanted):
+                    break
+
+    def _said(self, shown: Sequence[SeenOnRelease]) -> LookedUp:
+        """What releases show of a trace, the nearest first."""
+        told = LookedUp(
+            conform=sum(each.what is Shows.CONFORMS for each in shown),
+            violate=tuple(each.release for each in shown if each.what is Shows.CLAUSE),
+            driven=sum(each.what is not Shows.UNDRIVEN for each in shown),
+        )
+        faulty = next((each for each in shown if each.what is Shows.FAULT), None)
+        if faulty is None:
+            return told
+        fault, engine = known_faults()[faulty.fault], engine_and_ways(self.system.name)[0]
+        having = [version for version in driven_in(engine, ()) if fault.is_in(version)]
+        return told._replace(
+            fault=fault.id,
+            first=having[0] if having else fault.first,
+            last=having[-1] if having else fault.first,
+            fixed=fault.fixed or "",
+            between=self.may_excuse and self._lies_between(engine, faulty.root),
+        )
+
+    def _lies_between(self, engine: str, faulty: Path | None) -> bool:
+        tree, before = root_of(self.system), root_of(self.base.system)
+        if tree is None or faulty is None or before is None:
+            return False
+        return lies_between(engine, tree, faulty, before)
+
+
+def engine_and_ways(name: str) -> tuple[str, list[str]]:
+    """The engine and the ways of a system by its name, such as "sglang@checkout+overlap"."""
+    named, *ways = name.split("+")
+    return named.partition("==")[0].removesuffix("@checkout"), ways
+
+
+def release_of(system: Any) -> str:
+    """The release that a system is, or was taken for; "" where it is none."""
+    named = system.name.partition("+")[0]
+    release: str = system.release if named.endswith("@checkout") else named.partition("==")[2]
+    return release
+
+
+def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
+    """The releases that are driven in these ways, by name, those next to `release` first."""
+    versions = list(driven_in(engine, ways))
+    at = versions.index(release) if release in versions else len(versions) - 1
+    order = sorted(versions, key=lambda version: abs(versions.index(version) - at))
+    return ["+".join([f"{engine}=={version}", *ways]) for version in order]
+
+
+def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
+    """What a release, by name, shows of each trace."""
+    try:
+        system = systems.resolve(name, limits=limits)
+    except UnusableImplementation:  # such as a wheel that cannot be fetched
+        return [SeenOnRelease(name, Shows.UNDRIVEN)] * len(traces)
+    try:
+        return [shown_on(system, trace) for trace in traces]
+    finally:
+        system.close()
+
+
+def shown_on(system: Any, trace: Trace) -> SeenOnRelease:
+    """What a system shows of a trace that violates `trace.clause` elsewhere."""
+    clause = trace.clause or ""
+    nothing = SeenOnRelease(system.name, Shows.UNDRIVEN, root=root_of(system))
+    try:
+        run = replay(system, trace)
+        if run.violation is None:
+            return nothing._replace(what=Shows.CONFORMS)
+        if clause not in run.violation.clauses:
+            return nothing._replace(what=Shows.OTHER)
+        fault = known_fault(system, replace(run, violation=run.violation.headed(clause)))
+    except UnusableImplementation:
+        return nothing
+    if fault is None:
+        return nothing._replace(what=Shows.CLAUSE)
+    return nothing._replace(what=Shows.FAULT, fault=fault.id)

@@ -1,0 +1,70 @@
+"""Other ways in which changed functions run: which of them a check drives, and how much.
+
+A fault may show in one way alone: in a branch for overlap scheduling, or in the host tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from stateful_tests.check.tiers import Plan
+from stateful_tests.check.way_map import Function, WayMap
+from stateful_tests.lockstep.driven_releases import driven_in
+
+SHARE = 3  # of the commands of a plan, one in so many is for other ways
+LEAST = 3_000  # commands for a way: with fewer a run says little
+
+
+class OtherWays(NamedTuple):
+    """driven: ways that the check drives besides its own, the most telling first; named: those for which the
+    plan has no room. plan: of the tree's own way; each: of each other way."""
+
+    driven: tuple[str, ...]
+    named: tuple[str, ...]
+    plan: Plan
+    each: Plan
+
+
+def other_ways(
+    of: WayMap,
+    engine: str,
+    release: str,
+    own: str,
+    changed: Collection[Function],
+    uncalled: Collection[Function],
+    plan: Plan,
+) -> OtherWays:
+    """The other ways in which changed functions run. own: the way that the user has named; uncalled: changed
+    functions that no run in that way calls. A plan that the user has narrowed leaves all to them."""
+    ways = [way for way in _telling(of, own, changed, uncalled) if _drives(engine, release, way)]
+    room = plan.commands // SHARE // LEAST if plan.whole else 0
+    driven = tuple(ways[:room])
+    if not driven:
+        return OtherWays((), tuple(ways), plan, plan)
+    rest = plan.commands // SHARE
+    mine = replace(plan, commands=plan.commands - rest)
+    return OtherWays(driven, tuple(ways[room:]), mine, replace(plan, commands=rest // len(driven)))
+
+
+def _drives(engine: str, release: str, way: str) -> bool:
+    return release in driven_in(engine, way.split("+") if way else [])
+
+
+def _telling(
+    of: WayMap, own: str, changed: Collection[Function], uncalled: Collection[Function]
+) -> Sequence[str]:
+    """The ways in which changed functions run: those that call what no other does first, then the plain ones,
+    then several at once."""
+    calling = of.calling(changed)
+    left, waiting = {*uncalled}, [way for way in of.ways if way != own and calling[way]]
+    chosen: list[str] = []
+    while waiting:
+        best = min(
+            waiting, key=lambda way: (-len(left & calling[way]), way.count("+"), of.ways.index(way))
+        )
+        waiting.remove(best)
+        chosen.append(best)
+        left -= calling[best]
+    return chosen

@@ -1,0 +1,143 @@
+"""The git history of a checkout: the state that its changes are compared with, and the files of that."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_DIGITS = 9  # of a commit's hash in reports
+_UPSTREAM = ("@{upstream}", "origin/HEAD", "origin/main", "origin/master")
+# Files that a build makes, so git does not have them: what states the version.
+_BUILT = ("_version.py", "version.py")
+
+
+class Revision(NamedTuple):
+    """A commit of a checkout's history. why: what the commit is to the checkout, in words."""
+
+    commit: str
+    why: str
+
+    @property
+    def name(self) -> str:
+        """The commit as `--base` takes it."""
+        return f"git:{self.commit[:_DIGITS]}"
+
+
+def git(root: Path, *arguments: str) -> str:
+    """What git prints. Raises ValueError with git's first line where it fails."""
+    return git_bytes(root, *arguments).decode(errors="replace")
+
+
+def git_bytes(root: Path, *arguments: str) -> bytes:
+    """What git prints, as bytes. Raises ValueError with git's first line where it fails."""
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except OSError as error:
+        raise ValueError(f"git: {error.strerror}") from None
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
+        raise ValueError(words[0].removeprefix("fatal: "))
+    return done.stdout
+
+
+def has_history(root: Path, package: str) -> bool:
+    """Whether the folder of the package under `root` is part of a commit. A folder that lies in a clone of
+    something else is not."""
+    with suppress(ValueError):
+        return bool(git(root, "rev-parse", "--verify", "--quiet", f"HEAD:./{package}"))
+    return False
+
+
+def edited_files(root: Path) -> list[str]:
+    """The Python files under `root` with changes that are not committed; none where git cannot tell."""
+    with suppress(ValueError):
+        return git(root, "diff", "--relative", "--name-only", "HEAD", "--", "*.py").splitlines()
+    return []
+
+
+def new_files(root: Path) -> list[str]:
+    """The Python files under `root` that git does not have and does not ignore. Raises ValueError."""
+    return git(root, "ls-files", "--others", "--exclude-standard", "--", "*.py").splitlines()
+
+
+def named_revision(root: Path, revision: str) -> Revision:
+    """The commit that `revision` names. Raises ValueError where there is none."""
+    commit = _commit(root, revision)
+    if not commit:
+        raise ValueError(f"bad revision {revision!r:.80}")
+    return Revision(commit, "" if commit.startswith(revision) else revision)
+
+
+def own_base(root: Path, since: str | None = None) -> Revision | None:
+    """The commit since which the changes of the checkout are its own; None where it has none of its own.
+
+    That is the merge base of HEAD with `since`, or else with the upstream branch. Where HEAD is in that
+    branch: HEAD, if something is not committed. Raises ValueError where no merge base is known, as in a
+    shallow clone.
+    """
+    head = _commit(root, "HEAD")
+    dirty = bool(edited_files(root) or new_files(root))
+    for branch in _UPSTREAM if since is None else (since,):
+        if not _commit(root, branch):
+            continue
+        try:
+            commit = git(root, "merge-base", "HEAD", branch).strip()
+        except ValueError:
+            raise ValueError(
+                f"no merge base with {branch} (a shallow clone? git fetch --unshallow)"
+            ) from None
+        if commit != head:
+            return Revision(commit, f"merge base with {_full_name(root, branch)}")
+        if dirty:
+            break  # else a branch that was pushed as it is says nothing: ask the next
+    return Revision(head, "HEAD, before what is not committed") if dirty and head else None
+
+
+def extract(root: Path, commit: str, package: str, folder: Path) -> None:
+    """Put the package's Python files of a commit into `folder`, as they lie under `root`. What a build made
+    under `root` is added: the stated version, and compiled cores where no Rust file changed since.
+
+    Raises ValueError.
+    """
+    archive = git_bytes(root, "archive", "--format=tar", commit, package)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        chosen = [each for each in files if each.isfile() and each.name.endswith(".py")]
+        files.extractall(folder, chosen, filter="data")
+    for built in (*_built(root, package), *_compiled(root, commit, package)):
+        target = folder / built.relative_to(root)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(built, target)
+
+
+def _built(root: Path, package: str) -> Iterator[Path]:
+    yield from (file for name in _BUILT if (file := root / package / name).is_file())
+
+
+def _compiled(root: Path, commit: str, package: str) -> Iterator[Path]:
+    if git(root, "diff", "--name-only", commit, "--", ":(top)*.rs").strip():
+        return
+    for name in git(root, "ls-files", "--others", "--", f"{package}/*.so").splitlines():
+        yield root / name
+
+
+def _commit(root: Path, revision: str) -> str:
+    """The hash of the commit that a revision names; "" where there is none."""
+    with suppress(ValueError):
+        return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()
+    return ""
+
+
+def _full_name(root: Path, branch: str) -> str:
+    """`@{upstream}` by its name, such as origin/main."""
+    with suppress(ValueError):
+        name = git(root, "rev-parse", "--abbrev-ref", branch).strip()
+        return name or branch
+    return branch

@@ -1,0 +1,231 @@
+"""The base of a checkout comes out of its own history; how near a base is."""
+
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ci.commands import bases as commands
+from ci.commands.shared import SystemSelector, Unusable
+from impl import nearest
+from stateful_tests.check import bases, tree_history
+from stateful_tests.check.bases import Base, BaseKind
+
+SCHEDULER = "sglang/srt/managers/scheduler.py"  # a driven file
+
+
+def git(folder, *arguments):
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+    done = subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+def commit(folder, text):
+    (folder / "python" / SCHEDULER).write_text(text)
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "a change")
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone of a repository with two commits; its main is that of origin."""
+    origin = tmp_path / "origin"
+    (origin / "python" / SCHEDULER).parent.mkdir(parents=True)
+    git(tmp_path, "init", "-b", "main", "origin")
+    commit(origin, "one\n")
+    commit(origin, "one\ntwo\n")
+    git(tmp_path, "clone", f"file://{origin}", "clone")
+    return tmp_path / "clone"
+
+
+def own(clone, since=None):
+    return tree_history.own_base(clone / "python", since)
+
+
+def test_the_base_is_the_merge_base_with_the_upstream_branch(clone):
+    fork_point = git(clone, "rev-parse", "HEAD")
+    git(clone, "switch", "-c", "feature")
+    commit(clone, "one\ntwo\nthree\n")
+    assert own(clone) == (fork_point, "merge base with origin/main")
+    git(clone, "branch", "--set-upstream-to=origin/main")
+    assert own(clone) == (fork_point, "merge base with origin/main")
+    git(clone, "push", "-u", "origin", "feature")
+    assert own(clone).commit == fork_point, "a branch that was pushed as it is"
+    assert own(clone, "main~1").commit == git(clone, "rev-parse", "main~1")
+
+
+def test_what_is_not_committed_is_compared_with_head(clone):
+    head = git(clone, "rev-parse", "HEAD")
+    assert own(clone) is None, "nothing is its own"
+    (clone / "python" / "new.py").write_text("")
+    assert own(clone) == (head, "HEAD, before what is not committed")
+    (clone / "python" / "new.py").unlink()
+    (clone / "python" / SCHEDULER).write_text("one\n")
+    assert own(clone).commit == head == own(clone, "main").commit
+
+
+def test_a_tree_without_an_upstream_has_its_edits_alone(clone):
+    git(clone, "remote", "remove", "origin")
+    assert own(clone) is None
+    (clone / "python" / SCHEDULER).write_text("one\n")
+    assert own(clone).commit == git(clone, "rev-parse", "HEAD")
+
+
+def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
+    origin = tmp_path / "origin"
+    git(origin, "switch", "-c", "other", "main~1")
+    commit(origin, "one\nother\n")
+    depth = ("--depth", "1", "--no-single-branch")
+    git(tmp_path, "clone", *depth, "--branch", "other", f"file://{origin}", "shallow")
+    shallow = tmp_path / "shallow"
+    with pytest.raises(ValueError, match=r"no merge base with origin/main .a shallow clone"):
+        own(shallow, "origin/main")
+
+
+def test_a_folder_inside_of_another_clone_has_no_history(clone):
+    assert tree_history.has_history(clone / "python", "sglang")
+    assert not tree_history.has_history(clone / "python", "vllm")
+    assert not tree_history.has_history(clone.parent, "sglang")
+
+
+def test_files_come_out_of_git_as_they_lay(clone, tmp_path):
+    package, cores = clone / "python" / "sglang", tmp_path / "cores"
+    (package / "_version.py").write_text("version = '0.5.23'")
+    (package / "core.so").write_text("compiled")
+    (clone / ".gitignore").write_text("*.so\n_version.py\n")
+    tree_history.extract(clone / "python", "HEAD~1", "sglang", tmp_path / "past")
+    past = tmp_path / "past"
+    assert (past / SCHEDULER).read_text() == "one\n"
+    assert (past / "sglang/_version.py").is_file() and (past / "sglang/core.so").is_file()
+    (clone / "core.rs").write_text("")
+    git(clone, "add", ".")
+    tree_history.extract(clone / "python", "HEAD", "sglang", cores)
+    assert not (cores / "sglang/core.so").exists(), "a core of other sources"
+
+
+class Past:
+    """A checkout that loads where its scheduler has no third line."""
+
+    name, release, capabilities = "sglang@checkout+overlap", "0.5.23", None
+
+    def __init__(self, root):
+        self.root, self.closed = root, False
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def resolved(clone, monkeypatch):
+    """Checkouts resolve to Past, releases to a name; says what was resolved."""
+    asked = []
+
+    def resolve(selector, *, quiet=False):
+        asked.append(selector)
+        if selector.checkout is None:
+            return SimpleNamespace(name=selector.impl, close=lambda: None)
+        return Past(Path(selector.checkout) / "python")
+
+    monkeypatch.setattr(SystemSelector, "resolve", resolve)
+    monkeypatch.setattr(commands, "_load", lambda system: None)
+    return asked
+
+
+def chosen(clone, named=None, since=None):
+    with ExitStack() as opened:
+        base, _ = commands.with_system(
+            named, SystemSelector("sglang+overlap", str(clone)), since, opened
+        )
+        return base
+
+
+def test_the_base_of_an_edit_is_head_and_is_shown_by_its_revision(clone, resolved):
+    (clone / "python" / SCHEDULER).write_text("one\ntwo\nthree\n")
+    base = chosen(clone)
+    head = git(clone, "rev-parse", "HEAD")[:9]
+    assert (base.kind, base.name, base.lines) == (BaseKind.HISTORY, f"git:{head}", 1)
+    assert base.text == f"git:{head} (HEAD, before what is not committed), 1 line changed"
+    assert resolved[-1].impl == "sglang+overlap" and base.system.closed
+    assert not Path(resolved[-1].checkout).exists(), "its files are removed"
+    assert (
+        chosen(clone, "git:HEAD~1").text
+        == f"git:{base_name(clone, 'HEAD~1')} (HEAD~1), 2 lines away"
+    )
+
+
+def base_name(clone, revision):
+    return git(clone, "rev-parse", revision)[:9]
+
+
+def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, monkeypatch, capsys):
+    (clone / "python" / SCHEDULER).write_text("one\n")
+
+    def lacks(_):
+        raise Unusable("Req has no prefix_len")
+
+    monkeypatch.setattr(commands, "_load", lacks)
+    base = chosen(clone)
+    assert (base.kind, base.name) == (BaseKind.RELEASE, "sglang==0.5.23+overlap")
+    said = capsys.readouterr().err
+    assert "cannot be driven: Req has no prefix_len. The base is a release" in said
+    with pytest.raises(Unusable, match="--base git:HEAD~1: Req has no prefix_len"):
+        chosen(clone, "git:HEAD~1")
+    with pytest.raises(Unusable, match="--base git:nothing: bad revision 'nothing'"):
+        chosen(clone, "git:nothing")
+
+
+def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
+    assert chosen(clone).kind is BaseKind.RELEASE
+
+
+def test_a_revision_goes_with_a_checkout(kvspec):
+    code, _, err = kvspec("check", "--base", "git:HEAD")
+    assert code == 2 and "--base git:HEAD: goes with a checkout" in err
+
+
+@pytest.fixture
+def trees(tmp_path, monkeypatch):
+    """Writes a tree of one file."""
+    monkeypatch.setattr(nearest, "read", lambda _: SimpleNamespace(files=("a.py",)))
+
+    def write(name, lines):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("\n".join(lines))
+        return tmp_path / name
+
+    return write
+
+
+def numbered(first, end):
+    return [f"line {number}" for number in range(first, end)]
+
+
+def test_lines_that_differ_are_counted_once(trees):
+    one = trees("one", ["a", "b", "  c", "# said"])
+    two = trees("two", ["a", "B", "c", "", "# told"])
+    assert bases.lines_between("sglang", one, two) == 1
+    assert bases.lines_between("sglang", one, trees("more", ["a", "b", "c", "d", "e"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("own_lines", "share", "between"),
+    [(0, 0.0, False), (9, 0.09, False), (10, 0.1, True), (100, 1.0, True)],
+)
+def test_a_tree_between_two_releases_has_much_of_the_other(trees, own_lines, share, between):
+    base = trees("base", numbered(0, 50))
+    release = trees("release", numbered(50, 150))
+    tree = trees("tree", numbered(0, 50) + numbered(50, 50 + own_lines))
+    assert bases.share_of_lines("sglang", tree, release, base) == pytest.approx(share)
+    assert bases.lies_between("sglang", tree, release, base) is between
+
+
+def test_a_small_share_is_a_coincidence(trees):
+    base, release = trees("base", []), trees("release", numbered(0, 1000))
+    assert not bases.lies_between("sglang", trees("tree", numbered(0, 20)), release, base)
+
+
+def test_a_base_without_files_has_no_distance():
+    assert Base(SimpleNamespace(name="torch"), BaseKind.STATED).text == "torch"

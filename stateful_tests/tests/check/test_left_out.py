@@ -1,0 +1,77 @@
+"""What runs on the base and not on the tree is in the verdict, with exit code 4."""
+
+from dataclasses import replace
+
+import pytest
+
+from ci.report import data as report
+from impl.adapter import UnusableImplementation
+from reference.commands import Mode
+from stateful_tests.check import campaign, corpus, tiers
+from stateful_tests.check.bases import Base, BaseKind
+from stateful_tests.check.left_out import left_out
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+
+PLAN = tiers.plan("smoke", presets=["page1", "page2"], modes=[Mode.FREE], machines=["sessions"])
+
+
+class Tree(ReferenceSystem):
+    """A checkout that cannot be built with some sizes."""
+
+    def __init__(self, name="sglang@checkout", refused=None):
+        super().__init__()
+        self.name, self.refused = name, refused
+
+    def reset(self, geometry):
+        if self.refused is not None and self.refused(geometry):
+            raise UnusableImplementation(f"{self.name}: its config has no such pages")
+        super().reset(geometry)
+
+
+def checked(system, plan=PLAN, **more):
+    base = Tree("git:3f2a1b9ab")
+    result = campaign.run(system, plan, base=base, **more)
+    chosen = Base(base, BaseKind.HISTORY, "merge base with origin/main", 12)
+    return report.check_data(result, plan, capabilities=system.capabilities, base=chosen)
+
+
+def test_a_preset_that_the_tree_alone_refuses_is_named():
+    plan = replace(PLAN, examples=5, corpus=False)
+    data = checked(
+        Tree(refused=lambda sizes: sizes.page_size != 1), replace(plan, presets=("page1",))
+    )
+    assert data["left_out"] == {}
+    gone = Tree(refused=lambda sizes: sizes.window is None)
+    data = checked(gone, replace(plan, presets=("page1", "no-swa")))
+    why = "sglang@checkout: its config has no such pages"
+    assert data["left_out"] == {"preset no-swa": why} and data["exit_code"] == 4
+    said = f"left out: preset no-swa: on the base and not here: {why}"
+    assert said in data["verdict"]
+    assert (
+        "base: git:3f2a1b9ab (merge base with origin/main), 12 lines changed (" in data["verdict"]
+    )
+
+
+def test_a_command_that_the_tree_alone_lacks_is_named():
+    tree = Tree()
+    can = tree.capabilities
+    tree.capabilities = replace(can, commands=can.commands - {"Retract"})
+    data = checked(tree, replace(PLAN, examples=5, corpus=False))
+    assert data["exit_code"] == 4 and [*data["left_out"]] == ["commands Retract"]
+
+
+def test_lines_of_the_corpus_that_the_tree_alone_refuses_are_counted():
+    lines = [
+        line for line in corpus.load() if line.geometry.page_size == 4 and line.mode is Mode.FREE
+    ]
+    unfit = {line.situation for line in lines if line.machine == "sessions"}
+    tree, base = Tree(refused=lambda sizes: sizes.page_size == 4), Tree("git:3f2a1b9ab")
+    [(what, why)] = left_out(tree, base, PLAN, unfit).items()
+    assert what.endswith("of the corpus") and why == "its config has no such pages"
+    assert left_out(base, tree, PLAN, unfit) == {}
+
+
+@pytest.mark.parametrize("name", ["sglang==0.5.23", "torch"])
+def test_a_release_beside_another_is_not_compared(name):
+    tree = Tree(name, refused=lambda sizes: sizes.window is None)
+    assert not checked(tree, replace(PLAN, examples=5, presets=("page1", "no-swa")))["left_out"]

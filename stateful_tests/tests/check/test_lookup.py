@@ -1,0 +1,146 @@
+"""What is new against a base is looked up in the releases of its engine."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ci.report import data as report
+from ci.report import render, render_check
+from ci.report.junit import text_of
+from impl.adapter import UnusableImplementation
+from impl.torch_kv import TorchKV
+from reference.commands import Mode
+from stateful_tests.check import campaign, lookup, tiers
+from stateful_tests.check.bases import Base, BaseKind
+from stateful_tests.check.lookup import Lookup
+from stateful_tests.lockstep.results import LookedUp
+from stateful_tests.tests.support.closing import KeepsOnThreeWays
+
+PLAN = tiers.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
+PLAN = replace(PLAN, examples=13, after_finding=0)
+
+
+def named(kind, name, **more):
+    return type(kind.__name__, (kind,), {"name": name, **more})()
+
+
+@pytest.fixture(autouse=True)
+def roots(monkeypatch):
+    """The files of a system lie in a folder of its name."""
+    monkeypatch.setattr(lookup, "root_of", lambda system: Path(system.name))
+
+
+class Releases:
+    """Releases of SGLang by version; asked: which were replayed on."""
+
+    def __init__(self, monkeypatch, **kinds):
+        self.asked, self.kinds = [], kinds
+        monkeypatch.setattr(lookup.systems, "resolve", self.resolve)
+        monkeypatch.setattr(
+            lookup, "driven_in", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"]
+        )
+
+    def resolve(self, name, **_):
+        self.asked.append(name)
+        kind = self.kinds.get(name.rpartition(".")[2], TorchKV)
+        if kind is None:
+            raise UnusableImplementation(f"{name}: not in the cache")
+        return named(kind, name)
+
+
+def checked(tree, kind, base=TorchKV):
+    system = named(tree, "sglang==0.5.21")
+    before = named(base, "sglang==0.5.23")
+    chosen = Base(before, kind)
+    result = campaign.run(system, PLAN, base=before, lookup=Lookup(chosen, system))
+    data = report.check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
+    for each in data["findings"]:
+        each["not_saved"] = "not saved"
+    render_check.check(out := render.console(io.StringIO()), data)
+    return result, data, " ".join(out.file.getvalue().split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "between"), [*((kind, True) for kind in BaseKind), (BaseKind.RELEASE, False)]
+)
+def test_a_known_fault_of_another_release_is_named(monkeypatch, kind, between):
+    """It is no finding only beside a release that was guessed, and of a tree between the two."""
+    releases = Releases(monkeypatch, **{"22": KeepsOnThreeWays})
+    compared = []
+    monkeypatch.setattr(lookup, "lies_between", lambda *trees: compared.append(trees) or between)
+    result, data, text = checked(KeepsOnThreeWays, kind)
+    excused = between and kind is BaseKind.RELEASE
+    assert {*releases.asked} == {"sglang==0.5.20", "sglang==0.5.22"}, (
+        "neither the base nor the tree"
+    )
+    assert (result.exit_code == 0) is excused and result.stopped is not excused
+    assert {found.clause for found in result.findings} == {"SES-2"}
+    fault = (
+        "retract-ends-turn" if excused else "rejection-ends-turn"
+    )  # the plan goes on: a smaller trace
+    said = (
+        f"nothing new; known in other releases: {fault};" if excused else f"SES-2; known: {fault};"
+    )
+    assert said in data["verdict"]
+    ends = "your tree lies between such a release and the base" if excused else "your tree has what"
+    assert f"known: {fault}, in 0.5.20 to 0.5.23; {ends}" in text
+    trees = "sglang==0.5.21", "sglang==0.5.22", "sglang==0.5.23"
+    asked = {("sglang", *map(Path, trees))} if kind is BaseKind.RELEASE else set()
+    assert {*compared} == asked
+    assert (b'<skipped message="known: retract' in text_of(data)) is excused
+
+
+def test_what_no_release_shows_is_first_seen_here(monkeypatch):
+    releases = Releases(monkeypatch, **{"20": None})
+    result, data, text = checked(KeepsOnThreeWays, BaseKind.RELEASE)
+    assert result.exit_code == 1
+    assert releases.asked == ["sglang==0.5.20", "sglang==0.5.22"]
+    assert "looked up first seen here: none of 1 releases violates it" in text
+    assert data["findings"][0]["looked_up"]["conform"] == 1
+
+
+class BreaksOnRetract(TorchKV):
+    def retract(self, command):
+        raise KeyError("prefix_len at sglang/srt/managers/schedule_batch.py:12")
+
+
+def test_where_this_tree_alone_breaks_the_adapter_may_be_the_cause(monkeypatch):
+    Releases(monkeypatch)
+    result, _, text = checked(BreaksOnRetract, BaseKind.HISTORY)
+    assert result.exit_code == 3
+    assert "none of 2 releases breaks: kvspec's adapter may be the cause." in text
+
+
+def test_nothing_is_replayed_for_what_is_no_release(monkeypatch):
+    releases = Releases(monkeypatch)
+    system, before = named(KeepsOnThreeWays, "torch+x"), TorchKV()
+    looked = Lookup(Base(before, BaseKind.STATED), system)
+    assert campaign.run(system, PLAN, base=before, lookup=looked).exit_code == 1
+    assert not releases.asked
+
+
+@pytest.mark.parametrize(
+    ("told", "clause", "says"),
+    [
+        (LookedUp("f", "1.0", "1.0", "1.1"), "MAP-1",
+         "known: f, in 1.0; your tree is older than the fix, or has lost it"),
+        (LookedUp(), "MAP-1", "no release can be driven through this trace"),
+        (LookedUp(violate=("sglang==1.0",), driven=2), "MAP-1",
+         "sglang==1.0 violate it as well, and no known fault explains it"),
+        (LookedUp(conform=2, driven=2), "BROKEN",
+         "none of 2 releases breaks: kvspec's adapter may be the cause. Look at sglang/a.py:3."),
+        (LookedUp(conform=1, driven=2), "BROKEN", "first seen here: none of 2 releases breaks"),
+    ],
+)  # fmt: skip
+def test_it_is_said_in_words(told, clause, says):
+    assert told.text(clause, "KeyError: 'x' at sglang/a.py:3") == says
+
+
+def test_the_nearest_releases_come_first():
+    order = lookup.nearest_first("sglang", "0.5.22", ["overlap"])
+    assert order[:3] == [f"sglang==0.5.{n}+overlap" for n in (22, 21, 23)]
+    assert lookup.nearest_first("vllm", "9.9.9", [])[0] == "vllm==0.33.0"
+    assert lookup.engine_and_ways("sglang@checkout+rust+overlap") == ("sglang", ["rust", "overlap"])
+    assert lookup.engine_and_ways("vllm==0.33.0") == ("vllm", [])

@@ -1,0 +1,171 @@
+"""What changed decides in which other ways a tree is driven."""
+
+import json
+
+import pytest
+
+from ci.commands import one_check
+from ci.commands.shared import SystemSelector, Unusable
+from stateful_tests.check import tiers, way_map
+from stateful_tests.check.changes import OUTSIDE
+from stateful_tests.check.other_ways import other_ways
+from stateful_tests.check.way_map import WayMap
+from stateful_tests.lockstep.driven_releases import WAYS, driven_in
+from stateful_tests.lockstep.results import CheckResult
+from stateful_tests.tests.support.made_up_check import finding
+from stateful_tests.tests.support.night import at_night
+
+ALLOC, HOST, RUST = (("a.py", name) for name in ("alloc", "host", "rust"))
+MAP = WayMap(
+    ("", "overlap", "hicache", "rust", "rust+overlap", "rust+hicache"),
+    {
+        ALLOC: frozenset({"", "overlap", "hicache", "rust", "rust+overlap"}),
+        HOST: frozenset({"hicache", "rust+hicache"}),
+        RUST: frozenset({"rust", "rust+overlap", "rust+hicache"}),
+    },
+)
+SMOKE = tiers.plan("smoke")
+
+
+def chosen(changed, uncalled=(), own="", plan=SMOKE, release="0.5.23"):
+    return other_ways(MAP, "sglang", release, own, changed, uncalled, plan)
+
+
+def test_ways_that_call_what_nothing_else_calls_come_first():
+    ways = chosen([ALLOC, HOST], [HOST])
+    assert ways.driven == ("hicache", "overlap", "rust")
+    assert ways.named == ("rust+overlap", "rust+hicache"), "those have no room"
+    assert ways.plan.commands == 20_000 and ways.each.commands == 3_333
+    assert chosen([HOST, RUST], [HOST, RUST]).driven[0] == "rust+hicache", "it calls both"
+
+
+def test_the_way_that_the_user_has_named_is_no_other_one():
+    assert chosen([ALLOC], own="overlap").driven == ("", "hicache", "rust")
+
+
+def test_a_release_is_driven_in_ways_that_it_has():
+    assert chosen([ALLOC], release="0.5.17").driven == ("overlap",)
+
+
+def test_what_runs_in_no_other_way_leaves_the_plan_as_it_is():
+    assert chosen([("a.py", "new")]) == ((), (), SMOKE, SMOKE)
+
+
+@pytest.mark.parametrize("more", [{"examples": 3}, {"presets": ["page1"]}, {"time_limit_s": 9.0}])
+def test_a_plan_that_was_narrowed_has_no_room(more):
+    plan = tiers.plan("smoke", **more)
+    ways = chosen([HOST], plan=plan)
+    assert (ways.driven, ways.named, ways.plan) == ((), ("hicache", "rust+hicache"), plan)
+
+
+def test_a_larger_plan_drives_them_all():
+    assert len(chosen([ALLOC, HOST, RUST], plan=tiers.plan("pr")).driven) == 5
+
+
+def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
+    file = tmp_path / "ways.json"
+    one = {"ways": ["", "hicache"], "functions": {"a.py": {"alloc": 3, "host": 2}}}
+    file.write_text(json.dumps({"sglang": one}))
+    monkeypatch.setattr(way_map, "FILE", file)
+    way_map.way_map.cache_clear()
+    found = way_map.way_map("sglang")
+    way_map.way_map.cache_clear()
+    both = frozenset({"", "hicache"})
+    assert found.functions == {ALLOC: both, HOST: frozenset({"hicache"}), ("a.py", OUTSIDE): both}
+    assert found.files == {"a.py"}
+    assert found.calling([ALLOC, HOST]) == {"": {ALLOC}, "hicache": {ALLOC, HOST}}
+    assert way_map.way_map("torch") == way_map.NOTHING
+
+
+@pytest.mark.parametrize("engine", WAYS)
+def test_each_engine_has_a_map(engine):
+    """`python -m ci.ways` writes it."""
+    of = way_map.way_map(engine)
+    assert of.ways == WAYS[engine] and len(of.functions) > 50
+    for way in WAYS[engine]:
+        assert way_map.newest(engine, way).startswith(f"{engine}==")
+        assert driven_in(engine, way.split("+") if way else []), way
+
+
+@pytest.mark.parametrize(
+    ("engine", "way", "commands"),
+    [
+        ("lmdeploy", "", 300),
+        pytest.param("sglang", "overlap", way_map.COMMANDS, marks=at_night),
+        pytest.param("vllm", "async", way_map.COMMANDS, marks=at_night),
+    ],
+)
+def test_the_map_is_up_to_date(engine, way, commands):
+    """What a short plan calls on the newest release stands in the map, and most of the map is called."""
+    called = way_map.called_in(way_map.newest(engine, way), commands)
+    of = {name for name, ways in way_map.way_map(engine).functions.items() if way in ways}
+    assert called <= of, "python -m ci.ways"
+    assert len(called) > 0.8 * len({each for each in of if each[1] != OUTSIDE})
+
+
+class Tree:
+    name, release = "sglang@checkout", "0.5.23"
+
+
+class Driven(list):
+    """Systems that were driven, and with which exit code they end."""
+
+    code = 0
+
+
+@pytest.fixture
+def drives(monkeypatch):
+    """Ways end with an exit code; says which were driven, and with which plans."""
+    driven = Driven()
+
+    def drive(selector, plan, how):
+        driven.append((selector.impl, plan.commands, how.ways, how.base))
+        if selector.impl.endswith("rust"):
+            raise Unusable("no compiled core")
+        since = {"called": ["a.py: host"] if "hicache" in selector.impl else []}
+        said = "violates HOST-1" if "hicache" in selector.impl else "conforms"
+        data = {"said": said, "since": since, "interrupted": False, "exit_code": driven.code}
+        return data, lambda: driven.append("saved")
+
+    monkeypatch.setattr(one_check, "driven", drive)
+    return driven
+
+
+def drive_ways(result, base=None):
+    reports, saves = [], []
+    others = chosen([ALLOC, HOST], [HOST])
+    how = one_check.How(lambda: None, "traces", base, None, html=False)
+    selector = SystemSelector("sglang", "../sglang")
+    one_check._drive_ways(result, others, selector, Tree, how, reports, saves)
+    return reports
+
+
+def test_ways_are_driven_beside_the_own_one_and_others_named(drives):
+    result = CheckResult("sglang@checkout", "smoke", 0)
+    reports = drive_ways(result, "sglang==0.5.22")
+    assert drives[0] == ("sglang+hicache", 3_333, False, "sglang==0.5.22")
+    assert result.ways == {"hicache": "violates HOST-1", "overlap": "conforms"}
+    assert result.not_driven["rust"] == "no compiled core"
+    command = "kvspec check --impl sglang+rust+overlap --sglang-path ../sglang"
+    assert result.not_driven["rust+overlap"] == command
+    assert one_check._called_in(reports) == {HOST}
+
+
+def test_a_way_that_finds_something_is_the_last(drives):
+    drives.code = 1
+    result = CheckResult("sglang@checkout", "smoke", 0)
+    assert len(drive_ways(result)) == 1 and "overlap" in result.not_driven
+
+
+def test_what_is_found_already_comes_first(drives):
+    result = CheckResult("sglang@checkout", "smoke", 0, findings=[finding()])
+    assert drive_ways(result) == [] and not drives
+    assert [*result.not_driven] == ["hicache", "overlap", "rust", "rust+overlap", "rust+hicache"]
+
+
+def test_the_worst_exit_code_counts():
+    assert [min(codes, key=one_check._WORST.index) for codes in ([0, 4], [4, 1], [1, 3])] == [
+        4,
+        1,
+        3,
+    ]
