@@ -164,7 +164,7 @@ DRIVEN = """
 0.5.10 0.5.22 mem_cache/base_prefix_cache.py | MatchResult.device_indices
 0.5.10 ...    mem_cache/base_prefix_cache.py | MatchResult.last_device_node
 [namespaces]
-0.5.13 ...    mem_cache/radix_cache.py | RadixKey.is_bigram
+0.5.13 ...    mem_cache/radix_cache.py | RadixKey.is_bigram; RadixKey.token_ids
 0.5.10 0.5.18 mem_cache/radix_cache.py | "cache_salt" not in "RadixKey"
 0.5.10 0.5.18 mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_)
 0.5.18 ...    mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_, cache_salt=_); RadixKey.cache_salt
