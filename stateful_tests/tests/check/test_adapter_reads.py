@@ -12,7 +12,6 @@ from impl.adapter import UnusableImplementation
 from impl.lmdeploy import api as lmdeploy
 from impl.sglang.releases import api as sglang
 from impl.sglang.releases.catalogue import TABLE
-from impl.sglang.tiers import api as tiers
 from impl.transformers_paging import api as transformers
 from impl.vllm import api as vllm
 from stateful_tests.lockstep.systems import resolve
@@ -38,7 +37,7 @@ ADAPTERS = (
     Adapter(
         "sglang",
         "sglang",
-        f"{sglang.every(TABLE)}\n{tiers.API.strip()}",
+        sglang.every(TABLE),
         {
             **dict.fromkeys(("clear", "copy", "insert", "match", "set", "accept", "attach"), FREE),
             **dict.fromkeys(
