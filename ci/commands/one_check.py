@@ -164,34 +164,37 @@ def _changed(
     revision = how.since or (base.name if base is not None else "")
     note(f"since {revision}: looks for runs that call what changed")
     changed: Changes | None = None
+    engine, ways = lookup.engine_and_ways(system.name)
+    of, own = way_map(engine), "+".join(ways)
     with unusable(f"--since {revision:.80}: ", ValueError), cut_short:
         lines = [
             line
             for mode in plan.modes or system.capabilities.modes
             for line in driving.lines_of(system, plan, mode)
         ]
-        engine, ways = lookup.engine_and_ways(system.name)
-        of, own = way_map(engine), "+".join(ways)
         changed = changes.changes(system, commit or revision, lines, tell, of, own)
         changed = changed._replace(revision=revision)
         note(changed.text)
-        # A function that is known to run in other ways alone is not looked for in this one.
-        if wanted := [
-            each for each in changed.missed if each not in of.functions or of.runs(each, own)
-        ]:
-            changed = changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
+    if changed is None:  # interrupted
+        return None
+    # A function that is known to run in other ways alone is not looked for in this one.
+    wanted = [each for each in changed.missed if each not in of.functions or of.runs(each, own)]
+    if not wanted:
+        return changed
+    with unusable(f"--impl {selector.impl}: "), cut_short:
+        changed = changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
     return changed
 
 
 def _other_ways(system: Any, changed: Changes, asked: Plan) -> OtherWays | None:
-    from stateful_tests.check import lookup
+    from stateful_tests.check import lookup, masks
     from stateful_tests.check.other_ways import other_ways
     from stateful_tests.check.way_map import way_map
 
     engine, ways = lookup.engine_and_ways(system.name)
     functions = [*changed.called, *changed.missed]
     return other_ways(
-        way_map(engine), engine, lookup.release_of(system), "+".join(ways), functions,
+        way_map(engine), engine, masks.release_of(system), "+".join(ways), functions,
         changed.missed, asked,
     )  # fmt: skip
 
@@ -225,6 +228,10 @@ def _drive_ways(
             )
         except Unusable as error:
             result.not_driven[way] = str(error)
+            continue
+        except KeyboardInterrupt:
+            result.interrupted = found = True
+            result.not_driven[way] = command
             continue
         result.ways[way] = data["said"]
         reports.append(data)

@@ -167,7 +167,10 @@ class _Campaign:
             )
         result.findings = self.finder.findings()
         if self.lookup is not None and not result.interrupted:
-            result.findings = self.lookup.told(result.findings)
+            try:
+                result.findings = self.lookup.told(result.findings)
+            except KeyboardInterrupt:
+                result.interrupted = True
         result.masked = dict(self.finder.masked)
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)

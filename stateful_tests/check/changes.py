@@ -47,7 +47,7 @@ class Changes(NamedTuple):
         text += f"; none calls {named(self.missed)}" if self.missed else ""
         if not (self.called or self.missed):
             text = f"since {self.revision}: no function that kvspec drives changed"
-        return text + (f"; kvspec does not load {named(self.ignored)}" if self.ignored else "")
+        return text + (f"; kvspec does not load {named(self.ignored, 2)}" if self.ignored else "")
 
     def also_called(self, functions: Collection[Function]) -> Changes:
         """The same, where other runs call these."""
@@ -81,12 +81,12 @@ def changes(
 ) -> Changes:
     """Look for lines that call what changed in the checkout of `system`, the shortest first.
 
-    found: is given each of them as soon as it is found. of: what runs of the engine's releases call; a file
-    in which they call nothing is not loaded. way: the one in which the system is driven. Raises ValueError
+    found: is given each of them as soon as it is found. of: what runs of the engine's releases call, and
+    so which files are loaded. way: the one in which the system is driven. Raises ValueError
     where git cannot tell.
     """
     changed = sorted({*changed_functions(system.root, revision)})
-    ignored = tuple(each for each in changed if of.files and each[0] not in of.files)
+    ignored = tuple(each for each in changed if of.files and not of.loads(each))
     loaded = {
         each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
     }

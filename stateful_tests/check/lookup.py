@@ -18,7 +18,7 @@ from impl.adapter import UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits
 from stateful_tests.check.bases import Base, BaseKind, lies_between, root_of
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.masks import known_fault
+from stateful_tests.check.masks import known_fault, release_of
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.driven_releases import driven_in
 from stateful_tests.lockstep.known_faults import known_faults
@@ -142,13 +142,6 @@ def engine_and_ways(name: str) -> tuple[str, list[str]]:
     """The engine and the ways of a system by its name, such as "sglang@checkout+overlap"."""
     named, *ways = name.split("+")
     return named.partition("==")[0].removesuffix("@checkout"), ways
-
-
-def release_of(system: Any) -> str:
-    """The release that a system is, or was taken for; "" where it is none."""
-    named = system.name.partition("+")[0]
-    release: str = system.release if named.endswith("@checkout") else named.partition("==")[2]
-    return release
 
 
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:

@@ -97,11 +97,8 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
     """
     judged = base is not None and not system.capabilities.schedules
     named, *ways = system.name.split("+")
-    engine, _, release = named.partition("==")
-    if named.endswith("@checkout"):
-        engine = named.removesuffix("@checkout")
-    # A checkout, or a version that no table has, was taken for a release.
-    release = getattr(system, "release", release)
+    engine = named.partition("==")[0].removesuffix("@checkout")
+    release = release_of(system)
     if not release:
         return
     for fault in of_system(cast("Engine", engine), release, ways):
@@ -147,6 +144,13 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             unplayed,
             otherwise,
         )
+
+
+def release_of(system: Any) -> str:
+    """The release that a system is; of a checkout, or a version that no table has, the one that it was taken
+    for. "" of what is no release."""
+    taken = getattr(system, "release", None)  # of the built-in implementation a method
+    return taken if isinstance(taken, str) else system.name.partition("+")[0].partition("==")[2]
 
 
 def also_checked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:

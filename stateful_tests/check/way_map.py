@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,15 +27,22 @@ OUTSIDE = "outside of functions"  # the rest of a file: it runs when the file is
 
 
 class WayMap(NamedTuple):
-    """ways: of the engine, "" for none. functions: what runs, and in which of the ways."""
+    """ways: of the engine, "" for none. functions: what runs, and in which of the ways. cut: files that are
+    not loaded; functions are cut out of them."""
 
     ways: tuple[str, ...]
     functions: dict[Function, frozenset[str]]
+    cut: frozenset[str] = frozenset()
 
     @property
     def files(self) -> frozenset[str]:
-        """The files that are loaded and run in some way."""
+        """The files of which something runs in some way."""
         return frozenset(file for file, _ in self.functions)
+
+    def loads(self, function: Function) -> bool:
+        """Whether a function, as it is in a tree, is loaded."""
+        file, _ = function
+        return function in self.functions or (file in self.files and file not in self.cut)
 
     def runs(self, function: Function, way: str) -> bool:
         """Whether a function is known to run in a way."""
@@ -64,9 +72,12 @@ def way_map(engine: str) -> WayMap:
         for name, bits in names.items()
     }
     rest: dict[Function, frozenset[str]] = {}
+    cut = frozenset(maps[engine].get("cut", ()))
     for (file, _), having in functions.items():
+        if file in cut:
+            continue
         rest[file, OUTSIDE] = rest.get((file, OUTSIDE), frozenset()) | having
-    return WayMap(ways, functions | rest)
+    return WayMap(ways, functions | rest, cut)
 
 
 def measured(engine: str) -> dict[str, Any]:
@@ -77,7 +88,23 @@ def measured(engine: str) -> dict[str, Any]:
             names = functions.setdefault(file, {})
             names[name] = names.get(name, 0) | 1 << at
     sorted_names = {file: dict(sorted(functions[file].items())) for file in sorted(functions)}
-    return {"ways": list(WAYS[engine]), "functions": sorted_names}
+    cut = [file for file in sorted_names if not _is_loaded(engine, file)]
+    return {"ways": list(WAYS[engine]), "cut": cut, "functions": sorted_names}
+
+
+def _is_loaded(engine: str, file: str) -> bool:
+    """Whether an adapter loads a file whole; else it cuts functions out of it."""
+    module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    if engine == "sglang":
+        from impl.sglang.parts.modules import SGLANG, WITH_TIERS
+
+        return SGLANG.is_real(module) or WITH_TIERS.is_real(module)
+    if engine == "vllm":
+        from impl.vllm import offload
+        from impl.vllm.modules import VLLM
+
+        return replace(VLLM, real=VLLM.real + offload.REAL).is_real(module)
+    return True
 
 
 def newest(engine: str, way: str) -> str:

@@ -142,7 +142,9 @@ class Prefills(OnServer):
                 self.results.before_round(turn)
             running = server.new_batch(batch.decodes, ForwardMode.DECODE)
             running.prepare_for_decode()
-            if running.input_ids is None:  # in some weeks the scheduler gives a batch its last tokens
+            if (
+                running.input_ids is None
+            ):  # in some weeks the scheduler gives a batch its last tokens
                 running.input_ids = torch.tensor([turn.text[-1] for turn in batch.decodes])
             prefill.mix_with_running(running)
         self._launch(batch.entries, ForwardMode.EXTEND)

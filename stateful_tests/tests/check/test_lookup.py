@@ -113,6 +113,17 @@ def test_where_this_tree_alone_breaks_the_adapter_may_be_the_cause(monkeypatch):
     assert "none of 2 releases breaks: kvspec's adapter may be the cause." in text
 
 
+def test_an_interrupt_while_releases_are_replayed_reports_what_was_found(monkeypatch):
+    Releases(monkeypatch)
+
+    def interrupt(name, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lookup.systems, "resolve", interrupt)
+    result, _, _ = checked(KeepsOnThreeWays, BaseKind.HISTORY)
+    assert result.interrupted and result.exit_code == 1
+
+
 def test_nothing_is_replayed_for_what_is_no_release(monkeypatch):
     releases = Releases(monkeypatch)
     system, before = named(KeepsOnThreeWays, "torch+x"), TorchKV()

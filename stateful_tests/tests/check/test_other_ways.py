@@ -111,6 +111,7 @@ class Driven(list):
     """Systems that were driven, and with which exit code they end."""
 
     code = 0
+    interrupts = ()
 
 
 @pytest.fixture
@@ -122,6 +123,8 @@ def drives(monkeypatch):
         driven.append((selector.impl, plan.commands, how.ways, how.base))
         if selector.impl.endswith("rust"):
             raise Unusable("no compiled core")
+        if selector.impl in driven.interrupts:
+            raise KeyboardInterrupt
         since = {"called": ["a.py: host"] if "hicache" in selector.impl else []}
         said = "violates HOST-1" if "hicache" in selector.impl else "conforms"
         data = {"said": said, "since": since, "interrupted": False, "exit_code": driven.code}
@@ -157,6 +160,13 @@ def test_a_way_that_finds_something_is_the_last(drives):
     assert len(drive_ways(result)) == 1 and "overlap" in result.not_driven
 
 
+def test_an_interrupt_in_another_way_reports_what_there_is(drives):
+    drives.interrupts = ("sglang+overlap",)
+    result = CheckResult("sglang@checkout", "smoke", 0)
+    assert len(drive_ways(result)) == 1 and result.interrupted
+    assert {*result.not_driven} >= {"overlap", "rust"}
+
+
 def test_what_is_found_already_comes_first(drives):
     result = CheckResult("sglang@checkout", "smoke", 0, findings=[finding()])
     assert drive_ways(result) == [] and not drives
@@ -169,3 +179,13 @@ def test_the_worst_exit_code_counts():
         1,
         3,
     ]
+
+
+def test_of_a_file_that_is_cut_up_only_the_cut_functions_are_loaded():
+    of = MAP._replace(cut=frozenset({"a.py"}))
+    assert of.loads(ALLOC) and not of.loads(("a.py", "new")) and MAP.loads(("a.py", "new"))
+    assert not MAP.loads(("b.py", "new"))
+    scheduler = "sglang/srt/managers/scheduler.py"
+    assert scheduler in way_map.way_map("sglang").cut
+    assert not way_map.way_map("sglang").loads((scheduler, "Scheduler.run_batch"))
+    assert way_map._is_loaded("lmdeploy", "lmdeploy/pytorch/paging/scheduler.py")

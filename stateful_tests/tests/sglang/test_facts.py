@@ -95,7 +95,10 @@ def test_a_tree_between_two_releases_is_driven_by_what_it_has(tmp_path):
             pytest.skip(str(error))
     copy = tmp_path / "checkout"
     shutil.copytree(roots[0], copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("speculative/eagle_utils.py", "managers/scheduler_components/batch_result_processor.py"):
+    for file in (
+        "speculative/eagle_utils.py",
+        "managers/scheduler_components/batch_result_processor.py",
+    ):
         shutil.copy(roots[1] / "sglang/srt" / file, copy / "sglang/srt" / file)
     (copy / "sglang/srt/speculative/eagle_info_v2.py").unlink()
     kind = detect(copy)
