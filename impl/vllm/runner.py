@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
-from impl.vllm.bare_scheduler import Values, optional
+from impl.optional import optional
+from impl.vllm.bare_scheduler import Values
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, Table, chain, chained

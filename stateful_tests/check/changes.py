@@ -45,6 +45,8 @@ class Changes(NamedTuple):
         text = f"since {self.revision}: {len(self.first)} directed runs come first, which call"
         text += f" {len(self.called)} of {len(self.called) + len(self.missed)} changes"
         text += f"; none calls {named(self.missed)}" if self.missed else ""
+        if not (self.called or self.missed):
+            text = f"since {self.revision}: no function that kvspec drives changed"
         return text + (f"; kvspec does not load {named(self.ignored)}" if self.ignored else "")
 
     def also_called(self, functions: Collection[Function]) -> Changes:

@@ -25,7 +25,8 @@ from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Finding, LookedUp, Trace
 
-MOST_TRACES = 8  # that are looked up in a check
+MOST_TRACES = 6  # that are looked up in a check
+_AT_A_TIME = 4  # releases, before it is seen what they have shown
 
 
 class Shows(StrEnum):
@@ -98,12 +99,17 @@ class Lookup:
         names = [name for name in nearest_first(engine, release, ways) if name not in own]
         several = "s" if len(wanted) > 1 else ""
         self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {engine}")
-        with closing(self.executor.map(partial(shown_by, wanted, self.limits), names)) as shown:
-            for of_release in shown:
-                for trace, seen in zip(wanted, of_release, strict=True):
-                    self._shown[trace].append(seen)
-                if all(any(each.fault for each in self._shown[trace]) for trace in wanted):
-                    break
+        for at in range(0, len(names), _AT_A_TIME):
+            unknown = [t for t in wanted if not any(each.fault for each in self._shown[t])]
+            if not unknown:
+                return
+            replayed = self.executor.map(
+                partial(shown_by, unknown, self.limits), names[at : at + _AT_A_TIME]
+            )
+            with closing(replayed) as shown:
+                for of_release in shown:
+                    for trace, seen in zip(unknown, of_release, strict=True):
+                        self._shown[trace].append(seen)
 
     def _said(self, shown: Sequence[SeenOnRelease]) -> LookedUp:
         """What releases show of a trace, the nearest first."""

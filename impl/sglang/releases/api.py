@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -132,6 +133,8 @@ DRIVEN = """
 [prefill results]
 0.5.13 0.5.18 managers/scheduler_components/batch_result_processor.py | "free_group_begin" not in "SchedulerBatchResultProcessor.process_batch_result_prefill"
 0.5.18 ...    managers/scheduler_components/batch_result_processor.py | "free_group_begin" in "SchedulerBatchResultProcessor.process_batch_result_prefill"
+[component kinds]
+0.5.16 ...    mem_cache/unified_radix_cache.py | ComponentType.FULL; ComponentType.SWA; ComponentType.MAMBA
 [locks]
 0.5.11 0.5.17 mem_cache/unified_radix_cache.py | "root_node_handle" not in "UnifiedRadixCache"
 0.5.22 ...    managers/schedule_batch.py | Req.lock; Req.swa_branching_seqlen
@@ -161,6 +164,7 @@ DRIVEN = """
 0.5.10 0.5.22 mem_cache/base_prefix_cache.py | MatchResult.device_indices
 0.5.10 ...    mem_cache/base_prefix_cache.py | MatchResult.last_device_node
 [namespaces]
+0.5.13 ...    mem_cache/radix_cache.py | RadixKey.is_bigram; RadixKey.token_ids
 0.5.10 0.5.18 mem_cache/radix_cache.py | "cache_salt" not in "RadixKey"
 0.5.10 0.5.18 mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_)
 0.5.18 ...    mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_, cache_salt=_); RadixKey.cache_salt
@@ -198,6 +202,7 @@ WATCHED = """
 0.5.14 ...    managers/io_struct.py | OpenSessionReqOutput.session_id; OpenSessionReqOutput.success; TokenizedGenerateReqInput.input_ids
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_available_size(); SWATokenToKVPoolAllocator.swa_available_size()
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.size_full; SWATokenToKVPoolAllocator.size_swa
+0.5.16 ...    managers/schedule_batch.py | NextBatchPlan.batch_to_run
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.disable; UnifiedRadixCache.evictable_size(); UnifiedRadixCache.protected_size()
 0.5.19 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache._tree_core_backend
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.full_protected_size(); UnifiedRadixCache.swa_protected_size()
@@ -250,6 +255,23 @@ def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLin
             versions = list(alike)
             end = order[order.index(versions[-1]) + 1]
             yield from probe.entries(f"{versions[0]} {end} {text}", line.by, line.fact)
+
+
+def every(releases: Mapping[str, type[Release0510]]) -> str:
+    """The lines of all tables, by the names of each release, as the text of a table."""
+    words = [_names(kind) for kind in releases.values()]
+    texts = {
+        f"{line.since} {line.before} {line.text.format_map(of)}"
+        for line in lines()
+        for of in words
+        if not _unknown(line.text, of)
+    }
+    return "\n".join(sorted(texts))
+
+
+def _unknown(text: str, words: Mapping[str, str]) -> bool:
+    """Whether a line has a name in braces that a release does not say."""
+    return any(not words.get(name) for name in re.findall(r"\{(\w+)\}", text))
 
 
 class Line(NamedTuple):

@@ -82,6 +82,16 @@ API = """
 0.5.22 ...    managers/scheduler.py | Scheduler.disagg_decode_prealloc_queue; Scheduler.disagg_decode_transfer_queue; Scheduler.max_running_requests; Scheduler.collect_inflight_reqs
 0.5.22 ...    disaggregation/base/conn.py | KVPoll.Bootstrapping; KVPoll.WaitingForInput; KVPoll.Success
 0.5.22 ...    session/session_controller.py | Session._inflight
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.components; UnifiedRadixCache.supports_mamba
+0.5.18 ...    mem_cache/unified_cache/unified_tree_core_interface.py | RadixCacheWalkResult.slot_indices
+0.5.18 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeCore.node_by_id
+0.5.18 ...    managers/schedule_batch.py | ScheduleBatch.hicache_consumer_index
+0.5.18 ...    managers/cache_controller.py | HiCacheController.enable_storage
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.build_hicache_transfers; RustUnifiedTreeCore.walk_for_kv_canary
+0.5.20 ...    mem_cache/unified_cache/unified_tree_core_interface.py | BufferBackupSnapshot.parent_node_id
+0.5.20 ...    mem_cache/base_prefix_cache.py | DecLockRefParams.skipped_lock_components
+0.5.18 ...    mem_cache/base_prefix_cache.py | MatchResult.host_hit_length; MatchResult.swa_host_hit_length; MatchResult.best_match_node
+0.5.18 ...    mem_cache/base_prefix_cache.py | MatchResult.last_host_node
 """
 
 

@@ -5,12 +5,16 @@ from dataclasses import replace
 
 import pytest
 
+from ci.commands import one_check
 from ci.commands.one_check import CutShort
+from ci.commands.shared import SystemSelector
 from ci.report import data as report
 from ci.report.verdict import check_verdict
 from impl.adapter import UnusableImplementation
 from reference.commands import Finish, Mode
 from stateful_tests.check import campaign, changes, corpus, driving, tiers, tree_history
+from stateful_tests.check.bases import Base, BaseKind
+from stateful_tests.check.way_map import OUTSIDE, WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import CheckResult
 from stateful_tests.lockstep.systems import resolve
@@ -190,3 +194,61 @@ def test_what_git_cannot_tell_is_a_line(root, kvspec):
         [*changes.changed_functions(root, "nothing")]
     code, _, err = kvspec("check", "--since", "HEAD")
     assert code == 2 and "--since goes with a checkout" in err
+
+
+def test_without_since_the_changes_are_those_since_the_base(root):
+    (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
+    system, how = Checkout(), one_check.How(lambda: None, "traces", None, None, html=False)
+    system.root = root
+    selector, plan = SystemSelector("sglang", str(root)), tiers.plan("smoke")
+
+    def changed(base):
+        return one_check._changed(system, selector, base, plan, how, {}, CutShort({}))
+
+    found = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
+    assert {*found.called} == {("cache.py", "Cache.free")} and found.revision == "reference"
+    assert changed(Base(resolve("reference"), BaseKind.RELEASE)) is None, "a base of no history"
+    (root / "cache.py").write_text(BEFORE)
+    said = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD")).text
+    assert said == "since reference: no function that kvspec drives changed"
+
+
+FREE, GONE = ("cache.py", "Cache.free"), ("cache.py", "gone")
+
+
+def test_files_that_no_run_loads_are_left_to_others(root):
+    (root / "cache.py").write_text(
+        BEFORE.replace("return 1", "return 4").replace("LIMIT = 1", "LIMIT = 2")
+    )
+    (root / "other.py").write_text("def one(): ...")
+    system, lines = Checkout(), [line for line in corpus.load()[:40] if line.geometry.tree]
+    system.root = root
+
+    def found(way, ways):
+        of = WayMap(
+            ("", "hicache"), {FREE: frozenset({""}), ("cache.py", OUTSIDE): frozenset(ways)}
+        )
+        return changes.changes(system, "HEAD", lines, None, of, way)
+
+    here = found("", {"", "hicache"})
+    assert here.ignored == (("other.py", "one"),) and "does not load other.py: one" in here.text
+    assert here.missed == () and {*here.called} == {FREE}, (
+        "the rest of a file runs when it is loaded"
+    )
+    assert found("", {"hicache"}).missed == (("cache.py", OUTSIDE),), "which it is not in this way"
+
+
+def test_what_no_run_is_known_to_call_is_not_looked_for_for_ever(root, monkeypatch):
+    """What a run is known to call is."""
+    monkeypatch.setattr(changes, "PATIENCE", 3)
+    (root / "cache.py").write_text(BEFORE.replace("return 3", "return 5"))
+    system, lines, tried = Checkout(), corpus.load()[:20], []
+    system.root = root
+    monkeypatch.setattr(system, "called", lambda *trace: tried.append(trace) or [])
+
+    def looked_at(way):
+        tried.clear()
+        changes.changes(system, "HEAD", lines, None, WayMap(("",), {GONE: frozenset({""})}), way)
+        return len(tried)
+
+    assert (looked_at("overlap"), looked_at("")) == (3, 20)
