@@ -1,4 +1,5 @@
-"""Write the sketches of releases, by which `impl.nearest` finds the one that a checkout is nearest to.
+"""Write the sketches of releases, by which `impl.nearest` finds the one that a checkout is nearest to, and
+the statements of the rules that the adapter of SGLang copies (impl/sglang/releases/copied.py).
 
 `python -m ci.sketches [ENGINE...]` reads every driven release of an engine; those that are not in the cache
 are fetched. Run it when a release is added.
@@ -12,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from impl import nearest
+from impl.sglang.releases import copied
 from stateful_tests.lockstep import known_faults, systems
 from stateful_tests.lockstep.known_faults import Engine
 
@@ -90,3 +92,6 @@ if __name__ == "__main__":
     wanted = sys.argv[1:]
     for name in [engine for engine in _FILES if not wanted or engine in wanted]:
         (nearest.FOLDER / f"{name}.txt").write_text(nearest.written(sketch_of(name)), "ascii")
+    if not wanted or "sglang" in wanted:
+        roots = [_root(f"sglang=={release}") for release in known_faults.releases("sglang")]
+        copied.FILE.write_text(copied.written(roots), "utf-8")

@@ -8,6 +8,7 @@ part that begins there are alternatives: the tree needs one of the two.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,7 +117,7 @@ def facts(
         elif name not in unwanted and expected:
             torn = [step for step in found if step.there and not _holds(step, found)]
             missing += [line for step in torn for line in step.lacks]
-            if not torn and leans(root, near.release, tables):
+            if not torn and leans(root, near.release, tables.engine):
                 without.append(name)
             elif not torn:
                 missing += _lost(found)
@@ -194,10 +195,11 @@ def _lost(steps: Sequence[Step]) -> list[probe.Missing]:
     return [line for step in later for line in step.lacks]
 
 
-def leans(root: Path, release: str, tables: Tables) -> bool:
+@lru_cache(maxsize=2)
+def leans(root: Path, release: str, engine: str) -> bool:
     """Whether a tree that is nearest to a release lies between it and a neighbour: it has lines that the
     neighbour has and the release has not. Such a tree may lack what the release has; any other renamed it."""
-    sketch = nearest_lines.read(tables.engine)
+    sketch = nearest_lines.read(engine)
     at = sketch.releases.index(release)
     there = nearest_lines.checksums(root / file for file in sketch.files)
     return any(

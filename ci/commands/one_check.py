@@ -182,8 +182,8 @@ def _changed(
     if not wanted:
         return changed
     with unusable(f"--impl {selector.impl}: "), cut_short:
-        changed = changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
-    return changed
+        return changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
+    return changed  # interrupted
 
 
 def _other_ways(system: Any, changed: Changes, asked: Plan) -> OtherWays | None:

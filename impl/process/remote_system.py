@@ -62,6 +62,7 @@ class WorkerSystem:
     name = ""
     capabilities = Capabilities()
     root: Path | None = None  # where the files of the system are, if that is one folder
+    doubts: tuple[str, ...] = ()  # rules that the adapter plays, and that the files have otherwise
     launch: ClassVar[Callable[..., Any]] = subprocess.Popen
 
     def __init__(self, limits: Limits = LIMITS) -> None:

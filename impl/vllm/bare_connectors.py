@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from impl.vllm.bare_scheduler import either, optional, taken
+from impl.optional import either, optional
+from impl.vllm.bare_scheduler import taken
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 

@@ -89,18 +89,6 @@ def unset(stand_in: str) -> dict[str, Any]:
     return dict.fromkeys(UNSET[stand_in])
 
 
-def optional(owner: Any, name: str, default: Any) -> Any:
-    """An attribute ("Class.member") that not all releases have. The tables of the API (api.py) say which have
-    it, and it was looked up in the files: so a name that is not there is none that was changed."""
-    return getattr(owner, name.rpartition(".")[2], default)
-
-
-def either(owner: Any, *names: str) -> Any:
-    """The attribute that a release has, of several names ("Class.member") for one thing."""
-    found = [optional(owner, name, None) for name in names]
-    return next(each for each in found if each is not None)
-
-
 class StructuredOutput(Values):
     """Accepts every token: no request asks for a grammar."""
 
@@ -206,7 +194,7 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
     """Tokens of the scheduler's block and of a hash."""
     sizes = {group.block_size for group in config.groups}
     settings.cache_config.block_size = min(sizes)
-    if resolved := optional(utils, "resolve_kv_cache_block_sizes", None):
+    if resolved := getattr(utils, "resolve_kv_cache_block_sizes", None):
         scheduler_size, hash_size = resolved(pool, settings)
         return int(scheduler_size), int(hash_size)
     return min(sizes), min(sizes)  # the release asserts what it needs of them

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
+from impl.optional import optional
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
-from impl.vllm.bare_scheduler import optional, pool_of, results
+from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.renamed import alias, name_of

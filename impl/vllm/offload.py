@@ -10,10 +10,10 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from impl.optional import either
 from impl.vllm.bare_connectors import (
     CONNECTORS, Loads, Offloads, Transfers, chunks_of, create_connector,
 )  # fmt: skip
-from impl.vllm.bare_scheduler import either
 from impl.vllm.engine import Stamps
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts, HostKey, Transfer

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
-from impl.isolation import Inert
-from impl.vllm.bare_scheduler import optional
+from impl.optional import optional
+from impl.vllm.bare_scheduler import Values
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, Table, chain, chained
@@ -90,8 +90,8 @@ class _Buffer:
         self.np = _Counts([0] * size)
 
 
-class _Worker:
-    """What the release's methods take for `self`; what is not here never matters."""
+class _Worker(Values):
+    """What the release's methods take for `self`."""
 
     def __init__(self, size: int, drafts: int, overlap: bool) -> None:
         self.requests: dict[str, Any] = {}
@@ -106,14 +106,21 @@ class _Worker:
         self.uses_xdrope_dim = 0
         self.sampled_counts: list[int] = []
         self.prev_num_draft_tokens = _Buffer(size)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Inert()
+        # Of encoders, experts, reordered batches and memory, which is not zeroed here.
+        self.routed_experts_initialized = False
+        self._draft_token_ids = ()  # not None: the drafter has run
+        self.late_interaction_runner = Values(
+            on_requests_finished=_nothing, register_request=_nothing, clear=_nothing
+        )
+        self._may_reorder_batch = self._on_request_state_removed = _nothing
+        self._zero_block_ids = self._process_encoder_cache_scheduler_output = _nothing
 
     def _get_valid_sampled_token_count(self) -> list[int]:
         return self.sampled_counts
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 class Ran(NamedTuple):

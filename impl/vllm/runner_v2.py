@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from impl.vllm.bare_scheduler import Values, optional, taken
+from impl.optional import optional
+from impl.vllm.bare_scheduler import Values, taken
 from impl.vllm.runner import ModelRunner, Ran
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig

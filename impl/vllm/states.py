@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from impl.vllm.bare_scheduler import Values, block_sizes, optional, settings_of, taken
+from impl.optional import optional
+from impl.vllm.bare_scheduler import Values, block_sizes, settings_of, taken
 from impl.vllm.runner import ModelRunnerV1, _Batch
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, StateUse, chain

@@ -82,6 +82,7 @@ def run(
     started = time.monotonic() if began is None else began
     campaign = _Campaign(system, plan, finder, progress, started, lookup)
     result = campaign.run(executor, work, early, interrupted=interrupted)
+    result.doubts = getattr(system, "doubts", ())  # a stranger's system has none
     is_checkout = system.name.partition("+")[0].endswith("@checkout")
     comparable = is_checkout and type(base) is type(system)
     if base is not None and comparable and not result.new and not result.interrupted:

@@ -333,7 +333,8 @@ class CheckResult:
     come up for a while after a finding, so the rest of the plan was left. interrupted: by a signal.
     broke_off: why the system could not be driven on after a finding.
     required: situations that the corpus drives the system into; unfit: situation -> why its line could not be
-    driven. left_out: what runs on the base and not on the system -> why not.
+    driven. left_out: what runs on the base and not on the system -> why not. doubts: sentences on rules that
+    the adapter plays, and that the system has otherwise.
     uncalled: changed functions that no run called. ways: other way to run the system -> what its check says;
     not_driven: way in which changed functions run -> the command that drives it, or why it was not driven.
     masked: known faults and clause -> violations that one of them explains.
@@ -364,6 +365,7 @@ class CheckResult:
     required: tuple[str, ...] = ()
     unfit: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
     uncalled: tuple[str, ...] = ()
     ways: dict[str, str] = field(default_factory=dict)
     not_driven: dict[str, str] = field(default_factory=dict)
@@ -440,6 +442,7 @@ class CheckResult:
             reasons.append(f"no run calls {', '.join(self.uncalled[:_NAMED])}{more}, which changed")
         for what, why in self.left_out.items():
             reasons.append(f"left out: {what}: on the base and not here: {why}")
+        reasons += self.doubts
         if self.untriggered:
             reasons.append(f"never triggered {', '.join(self.untriggered)}")
         return reasons

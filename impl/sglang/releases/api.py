@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from impl import probe
 from impl.renamed import in_uses
-from impl.sglang.parts.modules import SGLANG
+from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 # ruff: noqa: E501
@@ -132,6 +133,8 @@ DRIVEN = """
 [prefill results]
 0.5.13 0.5.18 managers/scheduler_components/batch_result_processor.py | "free_group_begin" not in "SchedulerBatchResultProcessor.process_batch_result_prefill"
 0.5.18 ...    managers/scheduler_components/batch_result_processor.py | "free_group_begin" in "SchedulerBatchResultProcessor.process_batch_result_prefill"
+[component kinds]
+0.5.16 ...    mem_cache/unified_radix_cache.py | ComponentType.FULL; ComponentType.SWA; ComponentType.MAMBA
 [locks]
 0.5.11 0.5.17 mem_cache/unified_radix_cache.py | "root_node_handle" not in "UnifiedRadixCache"
 0.5.22 ...    managers/schedule_batch.py | Req.lock; Req.swa_branching_seqlen
@@ -161,6 +164,7 @@ DRIVEN = """
 0.5.10 0.5.22 mem_cache/base_prefix_cache.py | MatchResult.device_indices
 0.5.10 ...    mem_cache/base_prefix_cache.py | MatchResult.last_device_node
 [namespaces]
+0.5.13 ...    mem_cache/radix_cache.py | RadixKey.is_bigram; RadixKey.token_ids
 0.5.10 0.5.18 mem_cache/radix_cache.py | "cache_salt" not in "RadixKey"
 0.5.10 0.5.18 mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_)
 0.5.18 ...    mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_, cache_salt=_); RadixKey.cache_salt
@@ -198,6 +202,7 @@ WATCHED = """
 0.5.14 ...    managers/io_struct.py | OpenSessionReqOutput.session_id; OpenSessionReqOutput.success; TokenizedGenerateReqInput.input_ids
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_available_size(); SWATokenToKVPoolAllocator.swa_available_size()
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.size_full; SWATokenToKVPoolAllocator.size_swa
+0.5.16 ...    managers/schedule_batch.py | NextBatchPlan.batch_to_run
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.disable; UnifiedRadixCache.evictable_size(); UnifiedRadixCache.protected_size()
 0.5.19 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache._tree_core_backend
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.full_protected_size(); UnifiedRadixCache.swa_protected_size()
@@ -231,12 +236,95 @@ SERVED = """
 0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.input_ids; ScheduleBatch.out_cache_loc; ScheduleBatch.seq_lens; ScheduleBatch.req_pool_indices; ScheduleBatch.spec_info
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.translate_loc_from_full_to_swa(_)
 """
-BY = {"driven": DRIVEN, "watched": WATCHED, "exported": EXPORTED, "served": SERVED}
+# What +hicache uses besides (tiers).
+TIERED = """
+0.5.18 ...    mem_cache/l2_transfer.py | L2TransferEngine(_); TransferCompletion(_, _, _)
+0.5.18 ...    mem_cache/l2_transfer.py | L2TransferEngine.submit_device_to_host(_); L2TransferEngine.submit_host_to_device
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.init_hicache(_, _); UnifiedRadixCache.init_load_back(_)
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.ready_to_load_host_cache(); UnifiedRadixCache.check_hicache_events()
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.ongoing_write_through; UnifiedRadixCache.ongoing_load_back
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.sanity_check(); UnifiedRadixCache.evict_host(_, _)
+0.5.21 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.flush_pending_backups()
+0.5.18 ...    managers/cache_controller.py | HiCacheController.start_writing(); HiCacheController.start_loading()
+0.5.18 ...    managers/cache_controller.py | HiCacheController.ack_write_queue; HiCacheController.ack_load_queue
+0.5.18 ...    managers/cache_controller.py | HiCacheController.layer_done_counter; LayerDoneCounter.producer_index
+0.5.18 ...    managers/cache_controller.py | HiCacheController.write_queue; HiCacheController.load_queue
+0.5.18 ...    managers/schedule_policy.py | PrefillAdder._lock_node
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.attach_storage_backend(_, _, _, _, _)
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.check_prefetch_progress(_); UnifiedRadixCache.release_aborted_request(_)
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.pop_prefetch_loaded_span(_); UnifiedRadixCache.ongoing_backup
+0.5.20 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.ongoing_prefetch; UnifiedRadixCache.prefetch_loaded_tokens_by_reqid
+0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_thread_func(); HiCacheController.prefetch_io_aux_func()
+0.5.20 ...    managers/cache_controller.py | HiCacheController.backup_thread_func(); HiCacheController.prefetch_sync_thread_func()
+0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_hit_queue; HiCacheController.ack_backup_queue
+0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_queue; HiCacheController.prefetch_buffer
+0.5.20 ...    managers/cache_controller.py | HiCacheController.backup_queue; HiCacheController.host_mem_release_queue
+0.5.20 ...    managers/cache_controller.py | HiCacheController.prefetch_tokens_occupied; STORAGE_BATCH_SIZE
+0.5.20 ...    mem_cache/hicache_storage.py | HiCacheFile.batch_exists_v2; HiCacheFile._collect_existing_component_keys
+0.5.20 ...    mem_cache/utils.py | get_native_hash
+0.5.20 ...    managers/scheduler.py | Scheduler._prefetch_kvcache
+0.5.22 ...    disaggregation/decode.py | DecodePreallocQueue(_, _, _, _, _, _, _, _, _, _, _, _, _); DecodePreallocQueue.add(_)
+0.5.22 ...    disaggregation/decode.py | DecodePreallocQueue.queue; DecodePreallocQueue.retracted_queue
+0.5.22 ...    disaggregation/decode.py | DecodePreallocQueue._init_kv_manager; DecodeTransferQueue(_, _, _, _)
+0.5.22 ...    disaggregation/decode.py | DecodeTransferQueue.queue; DecodeTransferQueue._deferred_releases
+0.5.22 ...    disaggregation/decode.py | DecodeTransferQueue.enable_deferred_kv_release; DecodeTransferQueue.deferred_kv_release_timeout
+0.5.22 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.process_decode_queue
+0.5.22 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch
+0.5.22 ...    managers/scheduler.py | Scheduler.abort_request
+0.5.22 ...    mem_cache/base_prefix_cache.py | TreeLock.swa_released; TreeLock.receipt; TreeLock.node
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.snapshot_buffer_backup(_, _); RustUnifiedTreeCore.pretty_print()
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.build_storage_backup_spec(_, _); RustUnifiedTreeCore.root_node_handle()
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.prefetch_anchor_info(_); RustUnifiedTreeCore.get_hash_values(_)
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.backfill_missing_hash_values(); RustUnifiedTreeCore.begin_insert(_)
+0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.alloc(_); HostKVCache.free(_); HostKVCache.free_slots
+0.5.18 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeNode.component_data; UnifiedTreeNode.hash_value; UnifiedTreeNode.id; UnifiedTreeNode.load_back_pending_id; UnifiedTreeNode.write_through_pending_id
+0.5.18 0.5.20 mem_cache/unified_cache/components/tree_component.py | ComponentData.host_value; ComponentData.host_lock_ref; ComponentData.lock_ref; ComponentData.value
+0.5.20 ...    mem_cache/unified_cache/components/base.py | ComponentData.host_value; ComponentData.host_lock_ref; ComponentData.lock_ref; ComponentData.value
+0.5.18 ...    managers/cache_controller.py | CacheOperation.device_indices; CacheOperation.host_indices; CacheOperation.node_ids; CacheOperation.pool_transfers
+0.5.18 ...    managers/cache_controller.py | HiCacheAck.finish_event; HiCacheAck.node_ids
+0.5.18 ...    mem_cache/hicache_storage.py | PoolTransfer.device_indices; PoolTransfer.host_indices; PoolTransfer.indices_from_pool; PoolTransfer.name
+0.5.18 ...    mem_cache/unified_radix_cache.py | _OngoingWriteThrough.lock_params; _OngoingWriteThrough.publish_node_ids
+0.5.18 ...    mem_cache/unified_radix_cache.py | _OngoingLoadBack.lock_params
+0.5.18 ...    managers/schedule_batch.py | Req.best_match_node; Req.host_hit_length; Req.needs_host_load_back
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.load_back_threshold; UnifiedRadixCache.host_pool_group; UnifiedRadixCache.cache_controller
+0.5.18 ...    managers/cache_controller.py | HiCacheController.l2_transfer_engine; HiCacheController.mem_pool_host
+0.5.18 ...    managers/cache_controller.py | LayerDoneCounter.num_counters; LayerDoneCounter.events
+0.5.19 ...    managers/schedule_batch.py | ReqKvInfo.retraction_backup
+0.5.18 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeCore.get_component_device_value; UnifiedTreeCore.walk_for_kv_canary
+0.5.18 ...    mem_cache/pool_host/base.py | HostKVCache.release_slots
+0.5.20 ...    mem_cache/unified_radix_cache.py | _OngoingPrefetch.anchor_lock_params; _OngoingPrefetch.anchor_node_id; _OngoingPrefetch.comp_xfers; _OngoingPrefetch.operation
+0.5.20 ...    managers/cache_controller.py | HiCacheController.ack_prefetch_queue; HiCacheController.prefetch_sync_queue
+0.5.20 ...    mem_cache/hybrid_cache/hybrid_cache_controller.py | HybridCacheController.extra_host_mem_release_queues
+0.5.20 ...    mem_cache/hybrid_cache/hybrid_cache_controller.py | StorageOperation.completed_tokens; StorageOperation.hash_value
+0.5.20 ...    mem_cache/hybrid_cache/hybrid_cache_controller.py | PrefetchOperation.pool_transfers_done; PrefetchOperation.handle
+0.5.20 ...    managers/schedule_batch.py | Req.cache_request_handle
+0.5.22 ...    disaggregation/decode.py | DecodeRequest.kv_receiver; DecodeRequest.metadata_buffer_index; DecodeRequest.waiting_for_input; DecodeRequest.req
+0.5.22 ...    managers/scheduler.py | Scheduler.disagg_decode_prealloc_queue; Scheduler.disagg_decode_transfer_queue; Scheduler.max_running_requests; Scheduler.collect_inflight_reqs
+0.5.22 ...    disaggregation/base/conn.py | KVPoll.Bootstrapping; KVPoll.WaitingForInput; KVPoll.Success
+0.5.22 ...    session/session_controller.py | Session._inflight
+0.5.18 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.components; UnifiedRadixCache.supports_mamba
+0.5.18 ...    mem_cache/unified_cache/unified_tree_core_interface.py | RadixCacheWalkResult.slot_indices
+0.5.18 ...    mem_cache/unified_cache/unified_tree_core.py | UnifiedTreeCore.node_by_id
+0.5.18 ...    managers/schedule_batch.py | ScheduleBatch.hicache_consumer_index
+0.5.18 ...    managers/cache_controller.py | HiCacheController.enable_storage
+0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.build_hicache_transfers; RustUnifiedTreeCore.walk_for_kv_canary
+0.5.20 ...    mem_cache/unified_cache/unified_tree_core_interface.py | BufferBackupSnapshot.parent_node_id
+0.5.20 ...    mem_cache/base_prefix_cache.py | DecLockRefParams.skipped_lock_components
+0.5.18 ...    mem_cache/base_prefix_cache.py | MatchResult.host_hit_length; MatchResult.swa_host_hit_length; MatchResult.best_match_node
+0.5.18 ...    mem_cache/base_prefix_cache.py | MatchResult.last_host_node
+"""
+BY = {
+    "driven": DRIVEN,
+    "tiered": TIERED,
+    "watched": WATCHED,
+    "exported": EXPORTED,
+    "served": SERVED,
+}
 
 
 def files(root: Path, releases: Mapping[str, type[Release0510]]) -> probe.Checkout:
     """The files under `root`, which holds `sglang/`. releases: all, by version, from old to new."""
-    return probe.Checkout(root, "sglang/srt", SGLANG, tuple(_entries(releases)))
+    return probe.Checkout(root, "sglang/srt", WITH_TIERS, tuple(_entries(releases)))
 
 
 def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLine]:
@@ -250,6 +338,23 @@ def _entries(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.ApiLin
             versions = list(alike)
             end = order[order.index(versions[-1]) + 1]
             yield from probe.entries(f"{versions[0]} {end} {text}", line.by, line.fact)
+
+
+def every(releases: Mapping[str, type[Release0510]]) -> str:
+    """The lines of all tables, by the names of each release, as the text of a table."""
+    words = [_names(kind) for kind in releases.values()]
+    texts = {
+        f"{line.since} {line.before} {line.text.format_map(of)}"
+        for line in lines()
+        for of in words
+        if not _unknown(line.text, of)
+    }
+    return "\n".join(sorted(texts))
+
+
+def _unknown(text: str, words: Mapping[str, str]) -> bool:
+    """Whether a line has a name in braces that a release does not say."""
+    return any(not words.get(name) for name in re.findall(r"\{(\w+)\}", text))
 
 
 class Line(NamedTuple):

@@ -54,6 +54,7 @@ SUPPORTED = ", ".join(TABLE)
 _STRANGE = 30  # a checkout that lacks more than this is named by the first
 # What is driven can be driven without these.
 _CANNOT = {
+    "tiered": "+hicache cannot be driven",
     "watched": "the watcher cannot follow it",
     "exported": "exported tests may not run on it",
     "served": "serve-check cannot run it",

@@ -35,6 +35,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "caches": ("_modules", "is_unified", "make_cache", "make_tree", "shown_tree"),
     "locks": ("tree", "hold"),
     "hand-ins": ("hand_in", "drop"),
+    "component kinds": (),
     "tree nodes": (),
     "match results": (),
     "namespaces": (),

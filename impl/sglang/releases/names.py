@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from impl import renamed
+from impl.adapter import UnusableImplementation
 from impl.sglang.releases.api import uses
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
@@ -16,11 +17,19 @@ def called(name: str, release: type[Release0510]) -> str:
 
 
 def alias(release: type[Release0510]) -> None:
-    """Have what the release has renamed answer to the old name as well, in modules that are loaded here."""
+    """Have what the release has renamed answer to the old name as well, in modules that are loaded here.
+
+    Raises UnusableImplementation for a name that no table of the API has: nothing would answer to it.
+    """
     for name in release.renamed:
-        for file in dict.fromkeys(
+        files = dict.fromkeys(
             f for f, use in uses(release, list(TABLE)) if renamed.name_of(use) == name
-        ):
+        )
+        if not files:
+            raise UnusableImplementation(
+                f"sglang {release.version}: renamed has {name}, which no line of api.py has"
+            )
+        for file in files:
             stem = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             renamed.alias(importlib.import_module(f"sglang.srt.{stem}"), name, release.renamed)
 

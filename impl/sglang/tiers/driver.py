@@ -19,6 +19,7 @@ import torch
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.lazy import Tensor
+from impl.optional import optional
 from impl.process.failures import own_errors
 from impl.process import wire
 from impl.process.worker import serve
@@ -252,7 +253,7 @@ class TierDriver(DecodeSide, TreeCommands):
     def _promise(self, req: Any) -> None:
         """Req.init_next_round_input; later match_kv_cache does it."""
         for name in ("best_match_node", "host_hit_length", "swa_host_hit_length", "last_host_node"):
-            setattr(req, name, getattr(self._tree().found, name, 0))
+            setattr(req, name, optional(self._tree().found, f"MatchResult.{name}", 0))
 
     def _loaded(self, req: Any, slots: Tensor) -> Tensor:
         params = self.release.base.InitLoadBackParams(

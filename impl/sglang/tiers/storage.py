@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+from impl.optional import optional
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import Bag
 from reference.commands import token_of, tree_key
@@ -150,8 +151,8 @@ class Hashes:
     def of(self, key: Any, prior: bytes | None, page_size: int | None = None) -> Any:
         """As get_native_hash: one hash for each whole page, chained; of all tokens without a size."""
         tokens, bigram = (
-            list(getattr(key, "token_ids", key)),
-            bool(getattr(key, "is_bigram", False)),
+            list(optional(key, "RadixKey.token_ids", key)),
+            bool(optional(key, "RadixKey.is_bigram", False)),
         )
         elements = tree_key(tokens, bigram)
         known = self.texts.get(prior.hex()) if prior is not None else None

@@ -8,7 +8,7 @@ from impl import probe
 from impl.adapter import UnusableImplementation
 from impl.nearest import Nearest
 from impl.sglang.parts.fetch import release_root
-from impl.sglang.releases import api
+from impl.sglang.releases import api, copied
 from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
 from impl.sglang.releases.facts import FACTS, composed, facts_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
@@ -105,3 +105,32 @@ def test_a_tree_between_two_releases_is_driven_by_what_it_has(tmp_path):
     assert kind.release.version == "0.5.14"
     assert kind.release.facts == {"rounds": "0.5.15", "claims": "0.5.15"}
     assert "rounds, claims as in 0.5.15" in kind.remark
+
+
+def test_a_rule_that_the_adapter_copies_and_the_tree_has_otherwise_is_a_doubt(tmp_path):
+    try:
+        root = release_root("0.5.23")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    assert copied.doubts(root) == ()
+    name = "managers/scheduler_components/batch_result_processor.py"
+    text = (root / "sglang/srt" / name).read_text()
+    old = "req.kv.kv_committed_len += num_accept_tokens"
+    assert old in text
+    (file := tmp_path / "sglang/srt" / name).parent.mkdir(parents=True)
+    file.write_text(text.replace(old, f"{old} + 1"))
+    [doubt] = copied.doubts(tmp_path)
+    assert "results of a verify round" in doubt
+    assert f"`{old} + 1`" in doubt
+
+
+def test_the_statements_of_copied_rules_are_those_of_the_releases():
+    cached = []
+    for version in (ORDER[0], "0.5.14", ORDER[-1]):
+        try:
+            cached.append(release_root(version))
+        except UnusableImplementation as error:
+            pytest.skip(str(error))
+    for rule in copied.RULES.values():
+        assert any(True for root in cached for _ in copied.statements(root, rule))
+    assert {*copied.written(cached).splitlines()} <= {*copied.FILE.read_text().splitlines()}

@@ -131,7 +131,7 @@ def test_a_module_or_a_folder_that_has_moved(gone, copy):
 
 DRIVEN = {
     "an optional argument": Mutant(COMMON, "*, checkpoint: bool)", "*, checkpoint: bool, why: str = '')", ""),
-    "a setting that is off": Mutant(BATCH, "    def prepare_for_extend(self):\n",
+    "a setting that is off by the tree's own default": Mutant(BATCH, "    def prepare_for_extend(self):\n",
         "    def prepare_for_extend(self):\n        get_exec().new_setting and 1 / 0\n", ""),
     "a private function renamed": Mutant(SLOTS, "_free_tail", "_cut", ""),
 }  # fmt: skip
@@ -155,10 +155,10 @@ WITHOUT = {
     ),
 }  # fmt: skip
 FAILS = {
-    "a setting that is a number": (
+    "a setting of which nothing states a default": (
         Mutant(BATCH, "    def prepare_for_extend(self):\n",
                "    def prepare_for_extend(self):\n        assert get_exec().new_setting > 0\n", ""),
-        "the adapter has no value for the setting new_setting (parts/stand_ins.py)"),
+        "which asks more of the adapter's stand-in (parts/stand_ins.py)"),
     "a function of a module that is not loaded": (
         Mutant(BATCH, "    def prepare_for_extend(self):\n",
                "    def prepare_for_extend(self):\n        from sglang.srt.layers import pages\n"
@@ -181,6 +181,7 @@ def test_what_did_not_change_for_the_adapter_is_driven(copy):
             write(path, path.read_text().replace(mutant.old, mutant.new))
         if mutant.file != SLOTS:
             change(copy, *mutant[:3])
+    (copy / "sglang/srt/server_args.py").write_text("class Args:\n    new_setting: bool = False\n")
     system = SGLangSystem(path=copy)
     assert not isinstance(begin(system), Broken)
     assert re.search(r": taken for 0\.5\.23 \(\d+ lines differ\)$", system.remark)

@@ -1,0 +1,204 @@
+"""What the adapters read of a release stands in a table of its API."""
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import impl
+from impl import nearest
+from impl.adapter import UnusableImplementation
+from impl.lmdeploy import api as lmdeploy
+from impl.sglang.releases import api as sglang
+from impl.sglang.releases.catalogue import TABLE
+from impl.transformers_paging import api as transformers
+from impl.vllm import api as vllm
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.adapter_reads import OPTIONAL, attributes, calls, defined, tabled
+
+IMPL = Path(impl.__file__).parent
+FREE = "a method of lists, dictionaries and deques"
+
+
+class Adapter(NamedTuple):
+    """table: of the API. accepted: names that releases define as well, and that are read of something else ->
+    of what. silent: calls of getattr and hasattr that need no line of the table -> why.
+    """
+
+    engine: str
+    folder: str
+    table: str
+    accepted: dict[str, str]
+    silent: dict[str, str]
+
+
+ADAPTERS = (
+    Adapter(
+        "sglang",
+        "sglang",
+        sglang.every(TABLE),
+        {
+            **dict.fromkeys(("clear", "copy", "insert", "match", "set", "accept", "attach"), FREE),
+            **dict.fromkeys(
+                ("abort", "error", "bind", "socket", "write", "limit", "message", "sample", "shape", "take"),
+                "of our own objects, sockets and logs",
+            ),
+            **dict.fromkeys(
+                ("buffers", "cache", "complete", "evicted", "finish", "finish_loads", "load", "open_session",
+                 "phase", "pools", "reset", "scheduler", "spec", "tail", "tracker"),
+                "of our driver, commands and sizes",
+            ),
+            **dict.fromkeys(("__getattr__", "__getitem__", "__init__", "__setattr__"), "of our classes"),
+            **dict.fromkeys(
+                ("chunked_prefill_size", "disable_radix_cache", "enable_hierarchical_cache",
+                 "prefetch_stop_policy", "model_config", "max_new_tokens", "policy", "bootstrap_room"),
+                "of settings, sizes and requests that the adapter sets itself",
+            ),
+            **dict.fromkeys(("model_runner", "init_new"), "of a whole server, which serve-check runs"),
+            "batch_to_run": "of the plan that the table has",
+            "req_pool_indices_cpu": "stored by the adapter beside it",
+            "temporal": "of the record of states that HybridReqToTokenPool makes",
+        },
+        {
+            "testing.py: getattr(sys.modules[module], name)": "no default",
+            "facts.py: hasattr(source, name)": "of our classes",
+            "v0_5_10_to_14.py: getattr(load(module), name)": "no default; the table has it",
+            "v0_5_10_to_14.py: getattr(req, self.looks)": "no default; the table has it",
+            "v0_5_10_to_14.py: getattr(req, self.chunks)": "no default; the table has it",
+            "v0_5_10_to_14.py: getattr(self.common, self.checkpoints)": "no default; the table has it",
+            "v0_5_22_to_23.py: getattr(self.common, self.checkpoints)": "no default; the table has it",
+            "v0_5_22_to_23.py: hasattr(rows, 'mamba_allocator')": "whether it is the class of the table",
+            "variants.py: getattr(trees, f'Rust{release.tree.__name__}')": "of our classes",
+            "call_log.py: hasattr(driver, '_loaded')": "of our driver",
+            "call_log.py: getattr(owner, name)": "no default",
+            "call_log.py: getattr(self, f'_{name}')": "of our driver",
+            "call_log.py: getattr(self._driver, 'results', None)": "of our driver",
+            "call_log.py: getattr(self._driver, 'copies', None)": "of our driver",
+            "call_log.py: getattr(server, name)": "of our driver",
+            "driver.py: getattr(Driver, kind_name(kind))": "of our driver",
+            "driver.py: hasattr(Driver, kind_name(kind))": "of our driver",
+            "driver.py: getattr(self.cache.cache_controller, waiting)": "no default; the table has them",
+            "gathering.py: getattr(controller, name)": "no default; the table has them",
+            "tree_commands.py: getattr(holder.req, field)": "no default",
+            "boot.py: getattr(asks, name)": "no default",
+            "tier.py: getattr(copies, 'storage', None)": "of our copies",
+            "tier.py: getattr(lock, _PATH)": "of our mark",
+            "tier.py: getattr(getattr(lock, 'receipt', lock), _PATH, None)": "of our mark",
+            "tier.py: getattr(lock, 'receipt', lock)": "the table has TreeLock.receipt",
+            "tier.py: getattr(engine, name)": "no default",
+            "tier.py: getattr(core, name)": "no default",
+            "watch.py: getattr(watcher, name)": "of our watcher",
+            "whole_scheduler.py: hasattr(module, 'SpawnRanks')": "how a whole server starts",
+            "whole_scheduler.py: hasattr(module, 'publish')": "how a whole server starts",
+            "whole_scheduler.py: getattr(io_struct, 'SessionParams', None)": "what a client may send",
+            "whole_scheduler.py: getattr(owner, name)": "no default",
+            "whole_scheduler.py: getattr(output, 'finished_reasons', ())": "an output without requests",
+            "whole_scheduler.py: getattr(output, 'rids', None)": "an output without requests",
+            "loading.py: hasattr(host, 'HostPoolGroup')": "in which of two modules it is",
+            "storage.py: getattr(_RUNNING, 'thread', None)": "of our thread",
+            "storage.py: getattr(name, 'value', name)": "a member of an enumeration, or text",
+        },
+    ),
+    Adapter(
+        "vllm",
+        "vllm",
+        vllm.EVERY,
+        {
+            **dict.fromkeys(("append", "insert", "pop", "popleft"), FREE),
+            "__getitem__": "of Inert",
+            "__init__": "for its parameters: `taken` passes what there is",
+            "block_ids": "of WorkerRequest, which the release fills, and of the jobs of a device",
+            "output_token_ids": "of WorkerRequest",
+            "prompt_token_ids": "of WorkerRequest",
+            "num_tokens": "of WorkerRequest",
+            "dtype": "of tensors",
+            "block_size": "of our LayerGroup, and of each spec (KVCacheSpec)",
+            "max_model_len": "of our EngineConfig",
+            "max_tokens": "of our commands",
+            "mamba_block_size": "of our settings",
+            "num_hash_lookahead_tokens": "of our settings",
+            "running": "of our commands",
+        },
+        {
+            "bare_scheduler.py: getattr(utils, 'resolve_kv_cache_block_sizes', None)": (
+                "the table has it; exported tests have this file in them"
+            ),
+            "bare_connectors.py: getattr(of_key, 'chunk', of_key)": "an entry of ours in tests wraps it",
+            "offload.py: getattr(base, name)": "no default",
+            "offload.py: getattr(scheduler, f'{mark}_kv_req_ids')": "no default; the table has both",
+        },
+    ),
+    Adapter(
+        "lmdeploy",
+        "lmdeploy",
+        lmdeploy.TABLES.every,
+        {
+            **dict.fromkeys(("append", "copy", "get", "update"), FREE),
+            "finish": "of our InferOutput",
+            "resp": "of our InferOutput",
+            "input_ids": "of our BatchInputs",
+            "is_last_chunk": "of our BatchInputs",
+            "send": "of coroutines",
+            "seq": "of our rows of a batch",
+            "state": "of our LayerGroup",
+        },
+        {
+            "driver.py: getattr(owner, method)": "no default; the table has both",
+            "driver.py: getattr(copies, f'kv_{which}_plan')": "no default; the table has them",
+            "driver.py: getattr(copies, f'state_{which}_plan')": "no default; the table has them",
+            "loading.py: hasattr(module, 'time')": "which modules have the clock",
+        },
+    ),
+    Adapter(
+        "transformers",
+        "transformers_paging",
+        transformers.TABLES.every,
+        {"update": FREE, "device": "of torch"},
+        {},
+    ),
+)  # fmt: skip
+each = pytest.mark.parametrize("adapter", ADAPTERS, ids=[adapter.engine for adapter in ADAPTERS])
+
+
+def files(adapter):
+    return sorted((IMPL / adapter.folder).rglob("*.py"))
+
+
+def untabled(adapter, root, code):
+    """Names that the code reads, that files of the release define, and that no table has."""
+    driven = [root / file for file in nearest.read(adapter.engine).files]
+    names = defined(file for file in driven if file.is_file()) - tabled(adapter.table)
+    return {name: at for name, at in attributes(code).items() if name in names}
+
+
+@each
+def test_every_attribute_of_a_release_stands_in_a_table(adapter, tmp_path):
+    newest = nearest.read(adapter.engine).releases[-1]
+    try:
+        root = resolve(f"{adapter.engine}=={newest}").root
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    left = {
+        n: at
+        for n, at in untabled(adapter, root, files(adapter)).items()
+        if n not in adapter.accepted
+    }
+    assert left == {}
+    (code := tmp_path / "new.py").write_text(
+        "x.resumable; x.end_session; x._true_initial_tokens; x.kv_committed_len; x.extra\n"
+    )
+    bare = adapter._replace(table="")
+    assert "extra" not in (found := untabled(bare, root, [code]))
+    assert found
+
+
+@each
+def test_what_may_be_missing_is_read_by_one_function(adapter):
+    """`optional` and `either` take names of the table; nothing else has a default for what is not there."""
+    silent = {text for text, _ in calls(files(adapter), "getattr", "hasattr")}
+    assert silent == {*adapter.silent}
+    known = {*adapter.table.replace(";", " ").replace("(", " ").split()}
+    for text, call in calls(files(adapter), *OPTIONAL):
+        names = [node.value for node in call.args if isinstance(node, ast.Constant) and node.value]
+        assert {*filter(None, names)} <= known, text
