@@ -133,7 +133,9 @@ def _provided() -> Provided:
             "current_platform": Questions(device_type="cpu", register_custom_kv_cache_specs=_nothing),
         },
         "vllm.distributed.kv_events": {"MEDIUM_GPU": "GPU", "MEDIUM_CPU": "CPU"},
-        "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": None, "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
+        "vllm.envs": dict.fromkeys((  # of variables that nobody has set
+            "VLLM_USE_V2_MODEL_RUNNER", "VLLM_PREFIX_CACHE_RETENTION_INTERVAL", "VLLM_MOE_SKIP_PADDING",
+        )),
         "vllm.config": {"get_current_vllm_config_or_none": _nothing},
         "vllm.exceptions": {"VLLMValidationError": ValueError, "VLLMNotFoundError": KeyError},
     }  # fmt: skip
