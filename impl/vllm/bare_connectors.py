@@ -263,7 +263,7 @@ class Loads:
         release has no word for it: with several groups the request is named, which is possible since 0.30."""
         whole, queue = len(self._config.groups) > 1, self.transfers.queues[True]
         if not queue or (
-            whole and optional(self._output(), "KVConnectorOutput.failed_recving", None) is None
+            whole and optional(self._output(), "KVConnectorOutput.failed_recving", False) is False
         ):
             return False
         job = queue[0]

@@ -320,10 +320,14 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
 def results(sampled: dict[str, list[int]]) -> Any:
     """What the model runner gives back."""
     kind = importlib.import_module("vllm.v1.outputs").ModelRunnerOutput
+    lists: list[Any] = [list(tokens) for tokens in sampled.values()]
+    if "ndarray" in str(kind.__annotations__["sampled_token_ids"]):  # between 0.11 and 0.12
+        numpy = importlib.import_module("numpy")
+        lists = [numpy.array(tokens, dtype=int) for tokens in lists]
     offered = {
         "req_ids": list(sampled),
         "req_id_to_index": {name: at for at, name in enumerate(sampled)},
-        "sampled_token_ids": [list(tokens) for tokens in sampled.values()],
+        "sampled_token_ids": lists,
         "logprobs": None,
         "prompt_logprobs_dict": {},
         "pooler_output": [],

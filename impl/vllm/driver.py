@@ -17,6 +17,7 @@ from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.optional import optional
+from impl.isolation import loaded
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
@@ -97,6 +98,7 @@ class EngineDriver:
         self._copies: tuple[tuple[int, int], ...] = ()
         self._given: tuple[Output, ...] = ()
         self._reset_done = False
+        loaded()
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
         if not self.v2 and not config.recurrent:

@@ -81,6 +81,12 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _variable(name: str) -> None:
+    """A variable of the environment, which nobody has set."""
+    if not name.startswith("VLLM_"):
+        raise AttributeError(name)
+
+
 def _no(*_: Any, **__: Any) -> bool:
     return False
 
@@ -133,7 +139,7 @@ def _provided() -> Provided:
             "current_platform": Questions(device_type="cpu", register_custom_kv_cache_specs=_nothing),
         },
         "vllm.distributed.kv_events": {"MEDIUM_GPU": "GPU", "MEDIUM_CPU": "CPU"},
-        "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": None, "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
+        "vllm.envs": {"__getattr__": _variable},
         "vllm.config": {"get_current_vllm_config_or_none": _nothing},
         "vllm.exceptions": {"VLLMValidationError": ValueError, "VLLMNotFoundError": KeyError},
     }  # fmt: skip

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
+from impl.process.failures import kind_of
 from impl.process.remote_system import DoesNotStart
 from reference.commands import Refused
 from reference.geometry import Geometry
@@ -126,6 +127,8 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             past = by != shown and base is not None
             if past and _fixed(_violation(base, trace), seen, shown):
                 fixed += [file] if file not in fault.with_another else []
+            elif seen is not None and by == "BROKEN" and _breaks_otherwise(base, trace, seen):
+                instead["breaks the system otherwise"] = None
             elif seen is not None and by is not None:
                 trace = replace(trace, clause=by)
                 there.append((trace, () if judged else needs(system, trace, by)))
@@ -185,6 +188,14 @@ def _violation(system: AnySystem, trace: Trace) -> Violation | None:
         return replay(system, trace).violation
     except UnusableImplementation:
         return None
+
+
+def _breaks_otherwise(base: Any, trace: Trace, seen: Violation) -> bool:
+    """Whether a trace of a known failure fails on the base by another kind of exception."""
+    known = None if base is None else _violation(base, trace)
+    if known is None or known.clause != "BROKEN":
+        return False
+    return kind_of(known.observed) != kind_of(seen.observed)
 
 
 def how_it_breaks(observed: str) -> str:

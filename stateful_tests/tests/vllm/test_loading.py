@@ -3,15 +3,18 @@
 import os
 import shutil
 import subprocess
+import types
 import zipfile
 from functools import partial
 
+import numpy
 import pytest
 
 import impl.fetch
 from impl import wheel_parts
 from impl.adapter import UnusableImplementation
-from impl.vllm import fetch
+from impl.vllm import bare_scheduler, fetch
+from impl.vllm.bare_scheduler import results
 from impl.vllm.engine import Stamps
 from impl.vllm.api import facts
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES
@@ -212,3 +215,17 @@ def test_a_hash_tells_its_tokens():
     # further keys make another hash of the same tokens
     assert stamps((first, (7, 8), (None, 9))) != second
     assert greedy(a) != greedy(b)
+
+
+def test_sampled_tokens_are_arrays_where_a_release_has_them_so(monkeypatch):
+    """Between 0.11 and 0.12 the scheduler calls `tolist` on them."""
+
+    class ModelRunnerOutput:
+        __annotations__ = {"sampled_token_ids": "list[np.ndarray]"}
+
+        def __init__(self, sampled_token_ids):
+            self.sampled = sampled_token_ids
+
+    module = types.SimpleNamespace(ModelRunnerOutput=ModelRunnerOutput)
+    monkeypatch.setattr(bare_scheduler.importlib, "import_module", lambda n: {"numpy": numpy}.get(n, module))
+    assert [each.tolist() for each in results({"r1": [5], "r2": []}).sampled] == [[5], []]

@@ -101,8 +101,8 @@ def test_what_a_checkouts_own_configuration_refuses_is_not_driven(changed):
 
 def test_a_key_that_a_driver_misses_is_none_of_the_tree(changed):
     """LMDeploy: what was made for a batch has no plans of copies any more."""
-    file, key = "lmdeploy/pytorch/engine/inputs_maker.py", "            cache_inputs=result"
-    with closing(changed("lmdeploy==0.18.0", file, "            plans=result", key)) as system:
+    file, key = "lmdeploy/pytorch/engine/inputs_maker.py", "cache_inputs=result.cache_inputs,"
+    with closing(changed("lmdeploy==0.18.0", file, "plans=result.cache_inputs,", key)) as system:
         system.reset(engine_preset("full"))
         system.apply(Add("r1", 2, 3))
         with pytest.raises(
