@@ -357,7 +357,7 @@ def _unknown(text: str, words: Mapping[str, str]) -> bool:
     return any(not words.get(name) for name in re.findall(r"\{(\w+)\}", text))
 
 
-class Line(NamedTuple):
+class WrittenLine(NamedTuple):
     """A line of a table as it is written. text: "file | uses", with names in braces."""
 
     by: str
@@ -367,7 +367,7 @@ class Line(NamedTuple):
     text: str
 
 
-def lines() -> Iterator[Line]:
+def lines() -> Iterator[WrittenLine]:
     """The lines of all tables."""
     for by, table in BY.items():
         fact = ""
@@ -376,7 +376,7 @@ def lines() -> Iterator[Line]:
                 fact = line.strip("[]")
             else:
                 since, before, text = line.split(maxsplit=2)
-                yield Line(by, fact, since, before, text)
+                yield WrittenLine(by, fact, since, before, text)
 
 
 def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str, ast.expr]]:

@@ -22,7 +22,7 @@ _RESULTS = (
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Assert)
 
 
-class Rule(NamedTuple):
+class CopiedRule(NamedTuple):
     """A rule that the driver copies.
 
     files: where releases have it; functions: patterns of its methods. moves: names, one of which a statement
@@ -36,19 +36,19 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "results of a verify round": Rule(
+    "results of a verify round": CopiedRule(
         _RESULTS,
         ("_resolve_spec_*tok*",),
         ("kv_committed_len",),
         "commit and skipped of releases: the function asks a draft worker and a reporter of metrics",
     ),
-    "results of a decode batch": Rule(
+    "results of a decode batch": CopiedRule(
         _RESULTS,
         ("process_batch_result_decode", "_handle_finish_state_updated_req"),
         ("release_kv_cache", "free_group_", "kv_committed_len", "kv_allocated_len"),
         "Ends._end, Results.process: the function streams outputs and logprobs",
     ),
-    "results of a prefill": Rule(
+    "results of a prefill": CopiedRule(
         _RESULTS,
         ("process_batch_result_prefill",),
         (
@@ -61,13 +61,13 @@ RULES = {
         ),
         "Prefills._settled, Results.process: the function streams outputs and logprobs",
     ),
-    "a chunk that goes on": Rule(
+    "a chunk that goes on": CopiedRule(
         ("managers/schedule_policy.py",),
         ("add_chunked_req",),
         ("set_extend_input_len", "set_extend_range", "extend_end =", "fill_ids =", "fill_len ="),
         "set_chunk of releases: the function counts a budget of tokens",
     ),
-    "an aborted chunk": Rule(
+    "an aborted chunk": CopiedRule(
         ("managers/scheduler.py",),
         ("process_pending_chunked_abort", "_process_pending_chunked_abort"),
         ("release_kv_cache", "free_", "cache_unfinished_req"),
@@ -76,7 +76,7 @@ RULES = {
 }
 
 
-def statements(root: Path, rule: Rule) -> Iterator[str]:
+def statements(root: Path, rule: CopiedRule) -> Iterator[str]:
     """The statements of a rule that move what is specified, in the files under `root`."""
     for name in rule.files:
         file = root / "sglang/srt" / name
@@ -90,7 +90,7 @@ def statements(root: Path, rule: Rule) -> Iterator[str]:
 
 
 def differences(root: Path) -> dict[str, list[str]]:
-    """Rule -> statements of the tree under `root` that no release has; rules without any are left out."""
+    """CopiedRule -> statements of the tree under `root` that no release has; rules without any are left out."""
     found: dict[str, list[str]] = {}
     for name, rule in RULES.items():
         known = read()[name]
@@ -109,7 +109,7 @@ def doubts(root: Path) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def read() -> dict[str, set[str]]:
-    """Rule -> its statements in all releases."""
+    """CopiedRule -> its statements in all releases."""
     known: dict[str, set[str]] = {name: set() for name in RULES}
     for line in FILE.read_text(encoding="utf-8").splitlines():
         name, _, text = line.partition(" | ")
