@@ -24,7 +24,7 @@ _LEANS = (
 )
 
 
-class Step(NamedTuple):
+class PartStep(NamedTuple):
     """Lines that came together. there: which of its uses a tree has; lacks: the others, in words."""
 
     since: str
@@ -71,11 +71,11 @@ class Tables(NamedTuple):
             begun = self.releases.index(since) <= at
             ended = before != "..." and self.releases.index(before) <= at
             lacks = () if begun and not ended else (probe.Missing("", ""),)
-            found.append(Step(since, before, 0, lacks))
+            found.append(PartStep(since, before, 0, lacks))
         return _has_all(found)
 
 
-class Facts(NamedTuple):
+class TreeFacts(NamedTuple):
     """What a tree has.
 
     near: the release that it is taken for. parts: names of those that it has. missing: what nothing can be
@@ -96,7 +96,7 @@ def facts(
     unwanted: Iterable[str] = (),
     release: str | None = None,
     names: Callable[[str], str] = str,
-) -> Facts:
+) -> TreeFacts:
     """Look up what the files under `root` have.
 
     wanted: parts that were asked for by name. unwanted: parts that this way does not use. release: what the
@@ -122,7 +122,7 @@ def facts(
             elif not torn:
                 missing += _lost(found)
     said = [tables.says[name] for name in without if tables.says.get(name)]
-    return Facts(
+    return TreeFacts(
         near,
         frozenset(parts),
         tuple(dict.fromkeys(missing)),
@@ -130,7 +130,7 @@ def facts(
     )
 
 
-def require(found: Facts, tables: Tables, name: str, root: Path) -> None:
+def require(found: TreeFacts, tables: Tables, name: str, root: Path) -> None:
     """Raise UnusableImplementation that names everything that is missing, and for which release the tree was
     taken."""
     if not found.missing:
@@ -152,7 +152,7 @@ def _lines(count: int) -> str:
     return f"{count:,} line{'s differ' if count > 1 else ' differs'}"
 
 
-def told(found: Facts, root: Path) -> str:
+def told(found: TreeFacts, root: Path) -> str:
     """How a tree is driven, in a line."""
     near = f"{root}: taken for {found.near.release}, the nearest release"
     return f"{near} ({_lines(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")
@@ -166,29 +166,29 @@ def steps(table: str) -> dict[tuple[str, str], list[probe.ApiLine]]:
     return found
 
 
-def _there(checkout: probe.Checkout, table: str) -> list[Step]:
+def _there(checkout: probe.Checkout, table: str) -> list[PartStep]:
     found = []
     for (since, before), lines in steps(table).items():
         lacks = checkout.lacking(lines)
         uses = sum(len(line.uses) for line in lines)
-        found.append(Step(since, before, uses - len(lacks), tuple(lacks)))
+        found.append(PartStep(since, before, uses - len(lacks), tuple(lacks)))
     return found
 
 
-def _instead(step: Step, steps: Iterable[Step]) -> list[Step]:
+def _instead(step: PartStep, steps: Iterable[PartStep]) -> list[PartStep]:
     """The alternatives to a step."""
     return [other for other in steps if step.before == other.since or other.before == step.since]
 
 
-def _holds(step: Step, steps: Iterable[Step]) -> bool:
+def _holds(step: PartStep, steps: Iterable[PartStep]) -> bool:
     return step.whole or any(other.whole for other in _instead(step, steps))
 
 
-def _has_all(steps: Sequence[Step]) -> bool:
+def _has_all(steps: Sequence[PartStep]) -> bool:
     return all(_holds(step, steps) for step in steps)
 
 
-def _lost(steps: Sequence[Step]) -> list[probe.Missing]:
+def _lost(steps: Sequence[PartStep]) -> list[probe.Missing]:
     """What a part lacks. Of two alternatives the later one is named."""
     lost = [step for step in steps if not _holds(step, steps)]
     later = [step for step in lost if not any(step.before == other.since for other in lost)]

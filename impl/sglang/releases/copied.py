@@ -90,7 +90,7 @@ def statements(root: Path, rule: CopiedRule) -> Iterator[str]:
 
 
 def differences(root: Path) -> dict[str, list[str]]:
-    """CopiedRule -> statements of the tree under `root` that no release has; rules without any are left out."""
+    """Rule -> statements of the tree under `root` that no release has; rules without any are left out."""
     found: dict[str, list[str]] = {}
     for name, rule in RULES.items():
         known = read()[name]
@@ -109,7 +109,7 @@ def doubts(root: Path) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def read() -> dict[str, set[str]]:
-    """CopiedRule -> its statements in all releases."""
+    """Rule -> its statements in all releases."""
     known: dict[str, set[str]] = {name: set() for name in RULES}
     for line in FILE.read_text(encoding="utf-8").splitlines():
         name, _, text = line.partition(" | ")
