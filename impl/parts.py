@@ -75,7 +75,7 @@ class Tables(NamedTuple):
         return _has_all(found)
 
 
-class TreeFacts(NamedTuple):
+class TreeParts(NamedTuple):
     """What a tree has.
 
     near: the release that it is taken for. parts: names of those that it has. missing: what nothing can be
@@ -96,7 +96,7 @@ def facts(
     unwanted: Iterable[str] = (),
     release: str | None = None,
     names: Callable[[str], str] = str,
-) -> TreeFacts:
+) -> TreeParts:
     """Look up what the files under `root` have.
 
     wanted: parts that were asked for by name. unwanted: parts that this way does not use. release: what the
@@ -122,7 +122,7 @@ def facts(
             elif not torn:
                 missing += _lost(found)
     said = [tables.says[name] for name in without if tables.says.get(name)]
-    return TreeFacts(
+    return TreeParts(
         near,
         frozenset(parts),
         tuple(dict.fromkeys(missing)),
@@ -130,7 +130,7 @@ def facts(
     )
 
 
-def require(found: TreeFacts, tables: Tables, name: str, root: Path) -> None:
+def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     """Raise UnusableImplementation that names everything that is missing, and for which release the tree was
     taken."""
     if not found.missing:
@@ -152,7 +152,7 @@ def _lines(count: int) -> str:
     return f"{count:,} line{'s differ' if count > 1 else ' differs'}"
 
 
-def told(found: TreeFacts, root: Path) -> str:
+def told(found: TreeParts, root: Path) -> str:
     """How a tree is driven, in a line."""
     near = f"{root}: taken for {found.near.release}, the nearest release"
     return f"{near} ({_lines(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")

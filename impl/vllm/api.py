@@ -198,7 +198,7 @@ def facts(
     overlap: bool = False,
     v2: bool = False,
     offloads: bool = False,
-) -> parts.TreeFacts:
+) -> parts.TreeParts:
     """What the files under `root` have. release: that they are, if that is known. overlap: for asynchronous
     scheduling; v2: for model runner V2; offloads: for its OffloadingConnector."""
     wanted = {"v2": v2, "offload": offloads}
