@@ -76,7 +76,7 @@ class Tables(NamedTuple):
 
 
 class TreeParts(NamedTuple):
-    """What a tree has.
+    """The parts of an API that a tree has.
 
     near: the release that it is taken for. parts: names of those that it has. missing: what nothing can be
     driven without. remark: what it is driven without, "" for nothing.
@@ -189,7 +189,7 @@ def _has_all(steps: Sequence[PartStep]) -> bool:
 
 
 def _lost(steps: Sequence[PartStep]) -> list[probe.Missing]:
-    """What a part lacks. Of two alternatives the later one is named."""
+    """Name what a part lacks; of two alternatives the later one."""
     lost = [step for step in steps if not _holds(step, steps)]
     later = [step for step in lost if not any(step.before == other.since for other in lost)]
     return [line for step in later for line in step.lacks]

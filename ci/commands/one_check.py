@@ -140,8 +140,8 @@ def _changed(
     early: dict[str, Run],
     cut_short: CutShort,
 ) -> Changes | None:
-    """What changed in a checkout since the revision that --since names, or else since its base, if that is
-    of its history. early: gets a violation of a directed run that calls a change, where the base conforms."""
+    """Look up what changed in a checkout since the revision of --since, or else since its base, if that is of
+    its history. early: gets a violation of a directed run that calls a change, where the base conforms."""
     from ci.report import data as report
     from stateful_tests.check import changes, driving, lookup, tiers, tree_history
     from stateful_tests.check.way_map import called_by_plan, way_map

@@ -259,7 +259,7 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def _standing(finding: Finding) -> tuple[bool, bool, str]:
-    """What findings of one group share."""
+    """The fields that findings of one group share."""
     return finding.old, finding.known_elsewhere, finding.fixed_in_part
 
 
@@ -320,7 +320,7 @@ def finding_data(
 
 
 def _looked_up(finding: Finding) -> Data | None:
-    """What the releases show of the trace of a finding."""
+    """A finding's trace on the releases, as they show it."""
     found, violation = finding.looked_up, finding.run.violation
     if found is None:
         return None

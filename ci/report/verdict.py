@@ -32,7 +32,7 @@ def check_verdict(
 
 
 def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
-    """What a check found, or that it conforms."""
+    """Say what a check found, or that it conforms."""
     old = sorted(
         {finding.clause for finding in result.findings if finding.old and not finding.no_witness}
     )

@@ -1,4 +1,4 @@
-"""What the adapter uses of an LMDeploy; see `impl.probe` for a line and `impl.parts` for a part."""
+"""The API of LMDeploy that the adapter uses; see `impl.probe` for a line and `impl.parts` for a part."""
 
 from __future__ import annotations
 
