@@ -43,7 +43,7 @@ def shrink(
     from ci.report import data as report
     from ci.report import render_run
     from stateful_tests.check import fixtures as authoring
-    from stateful_tests.check.masks import known_fault
+    from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep import lockstep
 
     selector = selector.of(trace)

@@ -137,7 +137,7 @@ def _undriven(impl: str, why: Exception) -> Data:
 
 def _replay(impl: str, system: System, path: str, trace: Trace) -> Data:
     from ci.report import data as report
-    from stateful_tests.check.masks import known_fault
+    from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep import lockstep
 
     try:

@@ -121,7 +121,7 @@ def replay(
 
     from ci.report import data as report
     from ci.report import page, render_run
-    from stateful_tests.check.masks import known_fault
+    from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep import lockstep
 
     replays: list[Data] = []

@@ -124,7 +124,7 @@ def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> 
     from ci.documents.findings import known_bugs
     from ci.export import bug_report as exporting
     from ci.report import data as report
-    from stateful_tests.check.masks import known_fault
+    from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
 

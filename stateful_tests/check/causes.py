@@ -19,18 +19,19 @@ from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.commands import Add, Fail, More, ResetCache, ResetConnector
 from reference.blocks.config import EngineConfig
 from reference.commands import (
-    Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, prompt_len,
+    Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
 from reference.geometry import Geometry, GeometryError
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query
 from reference.tiers.config import TierConfig
-from stateful_tests.lockstep.lockstep import replay, rejected_turns
+from stateful_tests.lockstep.lockstep import driven_through
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated
 
 Needs = tuple[str, ...]  # names, in the order of _NEEDS
 
 
+REJECTED = "a rejected turn"
 _AHEAD = 8  # pages of rounds that a request may have allocated ahead
 
 
@@ -42,15 +43,13 @@ def _none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) ->
 def _no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
     """But for the last command, with which the trace violates its clause. Without one, it may get further,
     to others. As it is where it cannot be driven: decodes may have come into a run of verify rounds."""
-    while True:
-        try:
-            away = rejected_turns(replay(system, trace)) - {len(trace.commands) - 1}
-        except UnusableImplementation:
-            return trace
-        if not away:
-            return trace
-        kept = tuple(c for at, c in enumerate(trace.commands) if at not in away)
-        trace = replace(trace, commands=kept)
+    if not any(isinstance(command, Submit) for command in trace.commands):
+        return trace
+    try:
+        _, kept = driven_through(system, trace, patient=True)
+    except UnusableImplementation:
+        return trace
+    return replace(trace, commands=kept)
 
 
 def _nothing_received(system: AnySystem, trace: Trace) -> Trace:
@@ -207,7 +206,7 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a limit of a prefill": partial(_engine_without, long_prefill=0),
     "a text longer than the model": _no_longer_text,
     "pools that run full": _room,
-    "a rejected turn": _no_rejected_turn,
+    REJECTED: _no_rejected_turn,
 }
 
 

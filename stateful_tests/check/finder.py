@@ -16,11 +16,13 @@ from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Mode
-from stateful_tests.check.masks import (
-    Compared, Mask, Standing, beside, clauses_of, counted_under, do_the_same, holding, how_it_breaks,
-    needs_of, unexplained,
-)  # fmt: skip
 from stateful_tests.check.causes import Needs, lacks, needs
+from stateful_tests.check.explanation import (
+    Explained, clauses_of, counted_under, needs_of, unexplained,
+)  # fmt: skip
+from stateful_tests.check.masks import (
+    Compared, Mask, Standing, beside, do_the_same, holding, how_it_breaks,
+)  # fmt: skip
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
 from stateful_tests.lockstep.results import Finding, Run, Trace, Violation, finding_name
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
@@ -97,6 +99,7 @@ class Finder:
     _caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
     _shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `_caught` yet
     _looks: Counter[str] = field(default_factory=Counter)  # for another cause, by clause
+    _explained: Explained = field(default_factory=Explained)
 
     def __len__(self) -> int:
         return len(self._caught)
@@ -129,7 +132,7 @@ class Finder:
 
     def take(self, violation: Violation, trace: Trace) -> None:
         """Count a violation; shrink the first of its kind in each mode."""
-        masks = counted_under(self.system, self.base, self.masks, trace, violation)
+        masks = counted_under(self.system, self.base, self.masks, trace, violation, self._explained)
         if masks:
             self.masked[tuple(mask.fault.id for mask in masks), violation.clause] += 1
         elif not self._another_cause(violation, trace):

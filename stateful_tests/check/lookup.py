@@ -18,7 +18,8 @@ from impl.adapter import UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits
 from stateful_tests.check.bases import Base, BaseKind, lies_between, root_of
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.masks import known_fault, release_of
+from stateful_tests.check.explanation import known_fault
+from stateful_tests.check.masks import release_of
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.driven_releases import driven_in
 from stateful_tests.lockstep.known_faults import known_faults

@@ -10,7 +10,7 @@ more without one of the things that the fault's own trace needs (see causes.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
@@ -22,11 +22,10 @@ from impl.process.remote_system import DoesNotStart
 from reference.commands import Refused
 from reference.geometry import Geometry
 from stateful_tests.check.driving import check_also
-from stateful_tests.check.causes import Needs, avoided, needs, to_avoid
+from stateful_tests.check.causes import Needs, needs
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
-from stateful_tests.lockstep.lockstep import mostly_refused, replay
+from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Row, Run, Trace, Violation
-from stateful_tests.shrink.minimise import failing_prefix
 from stateful_tests.traces.files import load
 
 
@@ -265,7 +264,7 @@ def beside(
     if seen is None:
         parted = under and system is not None and _parted(system, run)
         return unseen if parted else Compared(Standing.NEW)
-    if clause in seen.clauses and _alike(seen, violation, clause):
+    if clause in seen.clauses and fails_alike(seen, violation, clause):
         return Compared(Standing.KNOWN, under)
     first = violation.first_violation or violation
     if under:
@@ -295,8 +294,8 @@ def _parted(system: AnySystem, run: Run) -> bool:
     return any(was and not now for now, was in pairs)
 
 
-def _alike(one: Violation, two: Violation, clause: str) -> bool:
-    """BROKEN is one clause for all that can break."""
+def fails_alike(one: Violation, two: Violation, clause: str) -> bool:
+    """Whether two violations of a clause are alike: BROKEN is one clause for all that can break."""
     first, second = (how_it_breaks(each.failure_of(clause).observed) for each in (one, two))
     return clause != "BROKEN" or first == second
 
@@ -324,98 +323,3 @@ def _schedule(run: Run) -> list[Row]:
         )
         for row in run.rows
     ]
-
-
-def counted_under(
-    system: AnySystem,
-    base: AnySystem | None,
-    masks: Sequence[Mask],
-    trace: Trace,
-    violation: Violation,
-) -> Sequence[Mask]:
-    """The known faults, one of which a violation shows: several where a base does not tell them apart. None
-    where something of it is new, or the headline is no known fault's.
-
-    An engine that schedules by itself may come to a known fault in a trace in which its base does not, unless
-    the two do the same.
-    """
-    headline, *others = (
-        beside(base, masks, trace, violation, clause, system) for clause in violation.clauses
-    )
-    if all(each.stands is Standing.KNOWN for each in (headline, *others)):
-        return headline.under
-    if base is not None and not system.capabilities.schedules:
-        return []
-    if headline.stands is Standing.NEW and do_the_same(system, base, trace, violation):
-        return []
-    under = holding(masks, violation, violation.clause)
-    mask = explained(system, under, trace, violation, clauses_of(masks, violation))
-    return [] if mask is None else [mask]
-
-
-def clauses_of(masks: Sequence[Mask], violation: Violation) -> set[str]:
-    """Clauses of known faults, but for those that are violated here: where one is the headline of a smaller
-    trace, that shows another fault."""
-    known = {clause for mask in masks if mask.holds for clause in mask.fault.clauses}
-    return known.difference(violation.clauses)
-
-
-def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
-    """What the traces of known faults need."""
-    return [each for mask in masks for each in mask.needs(clause)]
-
-
-def explained(
-    system: AnySystem,
-    masks: Sequence[Mask],
-    trace: Trace,
-    violation: Violation,
-    others: Collection[str] = (),
-) -> Mask | None:
-    """The known fault that explains a violation where no base is asked: the run violates the clause no more
-    without one of the things that the fault's own trace needs, or breaks in another way, or shows another
-    fault. others: clauses that are the headlines of these."""
-    clause = violation.clause
-
-    def as_it_does(seen: Violation) -> bool:
-        return seen.clause not in others and _alike(violation, seen, clause)
-
-    if not masks or unexplained(system, trace, clause, needs_of(masks, clause), as_it_does):
-        return None
-    return explaining(system, masks, trace, clause)
-
-
-def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
-    """The known fault of a release that explains what a replayed trace violates, if one does; None where most
-    of the trace was refused."""
-    if run.violation is None or mostly_refused(run):
-        return None
-    clause = run.violation.clause
-    of_clause = holding([*masks(system, clause=clause)], run.violation, clause)
-    mask = explained(system, of_clause, run.trace, run.violation)
-    return mask.fault if mask is not None else None
-
-
-def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
-    """The known fault whose own trace needs what this one does, and the most."""
-    known = [(each, mask) for mask in masks for each in mask.needs(clause)]
-    needed_by_known = {need for each, _ in known for need in each}
-    needed = {*needs(system, trace, clause, needed_by_known)} if len(masks) > 1 else needed_by_known
-    return max(known, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
-
-
-def unexplained(
-    system: AnySystem,
-    trace: Trace,
-    clause: str,
-    known: list[Needs],
-    alike: Callable[[Violation], bool] = lambda _: True,
-) -> tuple[Needs, Trace] | None:
-    """What to leave out of a trace so that none of the known explains it, and the trace without that, if it
-    still violates the clause, and `alike`."""
-    for without in to_avoid(known):
-        candidate = avoided(system, trace, without)
-        found = failing_prefix(system, clause, candidate, allowed=lambda _, seen: alike(seen))
-        if found is not None:
-            return without, replace(candidate, commands=found)
-    return None

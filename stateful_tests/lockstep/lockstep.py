@@ -282,13 +282,15 @@ def _mixed(state: State, batch: Extend) -> bool:
 
 def rejected_turns(run: Run) -> set[int]:
     """The steps at which a client sends a turn while one runs, or takes tokens back."""
-    return {
-        at
-        for at, row in enumerate(run.rows)
-        if isinstance(row.command, Submit)
-        and isinstance(row.outcome, Refused)
-        and row.outcome.reason in _IMPATIENT
-    }
+    return {at for at, row in enumerate(run.rows) if _is_rejected_turn(row.command, row.outcome)}
+
+
+def _is_rejected_turn(command: object, outcome: Outcome) -> bool:
+    return (
+        isinstance(command, Submit)
+        and isinstance(outcome, Refused)
+        and outcome.reason in _IMPATIENT
+    )
 
 
 def unstated_refusals(run: Run) -> list[int]:
@@ -312,6 +314,35 @@ def mostly_refused(run: Run) -> bool:
 
 
 _IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
+
+
+def driven_through(
+    system: AnySystem, trace: Trace, *, patient: bool = False
+) -> tuple[AnyLockstep, tuple[Command, ...]]:
+    """Drive a trace up to its first violation, and record nothing. Returns the run and the trace's commands,
+    of which it was given the first `steps`. patient: without the turns that the rules reject on the way, but
+    for the last command.
+
+    Raises UnusableImplementation when the system cannot be driven through it.
+    """
+    check_fits(system, trace.geometry, trace.commands)
+    lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
+    kept = list(trace.commands)
+    for command in trace.commands:
+        if patient and len(kept) > lockstep.steps + 1 and _would_reject(lockstep, command):
+            del kept[lockstep.steps]
+            continue
+        lockstep.do(command)
+        if lockstep.violation is not None:
+            break
+    return lockstep, tuple(kept)
+
+
+def _would_reject(lockstep: AnyLockstep, command: Command) -> bool:
+    """Whether a client is impatient, by the rules."""
+    if not (isinstance(lockstep, Lockstep) and isinstance(command, Submit)):
+        return False
+    return _is_rejected_turn(command, model.step(lockstep.state, command)[1])
 
 
 def replay(system: AnySystem, trace: Trace) -> Run:

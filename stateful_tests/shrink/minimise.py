@@ -14,7 +14,7 @@ from impl.process.remote_system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import GeometryError
 from reference.tiers.config import POLICIES, TierConfig
-from stateful_tests.lockstep.lockstep import check_fits, lockstep_on, replay
+from stateful_tests.lockstep.lockstep import driven_through, replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
 from stateful_tests.shrink.rewriting import Commands, all_less, numbers, scaled
@@ -27,9 +27,10 @@ Allowed = Callable[[Trace, Violation], bool]  # a trace up to the violation that
 def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
     """What a system violates in a trace that is about `clause`; None if it cannot be driven through it."""
     try:
-        seen = replay(system, replace(trace, clause=clause)).violation
+        lockstep, _ = driven_through(system, replace(trace, clause=clause))
     except UnusableImplementation:
         return None
+    seen = lockstep.violation or lockstep.first_violation
     return seen.clauses if seen is not None else ()
 
 
@@ -258,22 +259,21 @@ def failing_prefix(
     trace: Trace,
     kind: str | None = None,
     allowed: Allowed | None = None,
+    *,
+    patient: bool = False,
 ) -> Commands | None:
     """The commands up to the step that violates `clause`, if one does, and if that is `allowed`.
 
-    kind: of BROKEN, how the system fails there; None where that does not matter.
+    kind: of BROKEN, how the system fails there; None where that does not matter. patient: without the turns
+    that the rules reject, but for the last command.
     """
     try:
-        check_fits(system, trace.geometry, trace.commands)
-        lockstep: Any = lockstep_on(system, trace.geometry, trace.mode, clause)
-        for command in trace.commands:
-            if lockstep.violation is None:
-                lockstep.do(command)
+        lockstep, commands = driven_through(system, replace(trace, clause=clause), patient=patient)
     except UnusableImplementation:
         return None
     if (seen := lockstep.violation) is None:
         return None
-    commands = trace.commands[: lockstep.steps]
+    commands = commands[: lockstep.steps]
     if clause not in seen.clauses or kind not in (None, kind_of(seen.failure_of(clause).observed)):
         return None
     if allowed is not None and not allowed(replace(trace, commands=commands), seen):

@@ -20,18 +20,19 @@ from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
 from impl.torch_kv import TorchKV
 from reference.commands import (
-    Broken, CheckIdle, Close, Decode, Done, Extend, Mode, Open, Reason, Refused, Retract,
+    Abort, Broken, CheckIdle, Close, Decode, Done, Extend, Mode, Open, Reason, Refused, Retract,
 )  # fmt: skip
 from reference.failures import Failure
 from reference.geometry import preset
-from stateful_tests.check import causes, finder
-from stateful_tests.check import masks as masking
+
+from stateful_tests.check import explanation, finder, masks as masking
 from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named, check_also
+from stateful_tests.check.explanation import Explained, counted_under, known_fault
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.masks import (
-    Standing, also_checked, beside, counted_under, do_the_same, how_it_breaks, known_fault, masks,
+    Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.causes import avoided, needs
@@ -119,13 +120,13 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
     assert looked._as_new(known, "READ-1", Standing.NEW)(trace, known)
 
 
-@pytest.mark.parametrize("where", [masking, finder])
+@pytest.mark.parametrize("where", [explanation, finder])
 def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monkeypatch):
     """Without drafts, a text that is not the client's may be that of a turn which ends too early."""
     asked, trace = [], KNOWN[0].there[0][0]
     monkeypatch.setattr(where, "unexplained", lambda *arguments: asked.append(arguments[-1]))
     begins = Violation("LEN-4", 1, Failure("x", "y"))
-    if where is masking:
+    if where is explanation:
         counted_under(THREE, None, KNOWN, trace, begins)
     else:
         assert not Finder(THREE, masks=KNOWN)._another_cause(begins, trace)
@@ -447,11 +448,41 @@ def test_a_prompt_may_wait_for_the_blocks_that_its_window_leaves_out(vllm):
     assert needs(vllm("0.19.0"), trace, "RUN-4") == ("a window", "pools that run full")
 
 
-def test_no_rejected_turn_is_left_where_a_run_gets_further_without_the_first(monkeypatch):
-    trace, rejected = KNOWN[1].there[0][0], iter([{0}, {0}, set()])
-    monkeypatch.setattr(causes, "rejected_turns", lambda _: next(rejected))
-    less = avoided(THREE, trace, ("a rejected turn",))
-    assert less.commands == trace.commands[2:]
+def test_no_rejected_turn_is_left_but_for_the_last_command():
+    """The second turn is rejected as the first waits; so are all that follow it."""
+    [(trace, _)] = KNOWN[1].there
+    opened, first, second, closed = trace.commands
+    later = tuple(replace(second, request=f"r{number}") for number in (3, 4))
+    trace = replace(trace, commands=(opened, first, second, later[0], closed, later[1]))
+    system = TorchKV()
+    less = avoided(system, trace, ("a rejected turn",))
+    assert less.commands == (opened, first, closed, later[1])
+    patient = replace(trace, commands=(opened, first, closed))
+    assert avoided(system, patient, ("a rejected turn",)) == patient
+
+
+def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch):
+    """The first three, and each eighth: a fault that looks the same is found by one of these."""
+    [retracts, rejects], looked, told = KNOWN, [], []
+
+    def explains(*_):
+        looked.append(explained.shapes.total())
+        return len(looked) < 6
+
+    monkeypatch.setattr(explanation, "explains", explains)
+    monkeypatch.setattr(explanation, "explaining", lambda *_: told.append(1) or retracts)
+    (trace, _), explained = retracts.there[0], Explained()
+
+    def under(number, masks=(retracts, rejects), command=Abort):
+        commands = (*trace.commands[:-1], command("r1"))
+        seen = Violation("SES-2", len(commands) - 1, Failure("x", f"{number} tokens"))
+        return explained.under(THREE, masks, replace(trace, commands=commands), seen, ())
+
+    assert [under(number) for number in range(3)] == [[retracts]] * 3
+    assert [under(number) for number in range(3, 17)] == [(retracts, rejects)] * 14
+    assert looked == [0, 1, 2, 8, 16] and len(told) == 3
+    assert under(0, command=Retract) == []  # another shape, which nothing explains
+    assert looked[5:] == [17] and under(17) == (retracts, rejects) and len(looked) == 6
 
 
 def test_a_fault_behind_a_switch_needs_it(release):
@@ -579,5 +610,5 @@ def test_a_run_that_breaks_in_another_way_without_a_need_tells_nothing():
     def alike(seen):
         return how_it_breaks(seen.observed) == "AssertionError: Close"
 
-    assert masking.unexplained(system, trace, "BROKEN", [("a close",)]) is not None
-    assert masking.unexplained(system, trace, "BROKEN", [("a close",)], alike) is None
+    assert explanation.unexplained(system, trace, "BROKEN", [("a close",)]) is not None
+    assert explanation.unexplained(system, trace, "BROKEN", [("a close",)], alike) is None

@@ -227,5 +227,7 @@ def test_sampled_tokens_are_arrays_where_a_release_has_them_so(monkeypatch):
             self.sampled = sampled_token_ids
 
     module = types.SimpleNamespace(ModelRunnerOutput=ModelRunnerOutput)
-    monkeypatch.setattr(bare_scheduler.importlib, "import_module", lambda n: {"numpy": numpy}.get(n, module))
+    monkeypatch.setattr(
+        bare_scheduler.importlib, "import_module", lambda n: {"numpy": numpy}.get(n, module)
+    )
     assert [each.tolist() for each in results({"r1": [5], "r2": []}).sampled] == [[5], []]

@@ -1,0 +1,171 @@
+"""Which known faults explain a violation: the run violates the clause no more without what they need.
+
+Most violations of a release with known faults are of few shapes: one clause, one last command, the same words
+but for numbers. The first of each shape are explained in full, and each eighth after them: another fault
+that looks the same is found by these. Which of several faults it is, is asked of the first of each set.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from impl.adapter import AnySystem
+from stateful_tests.check.causes import REJECTED, Needs, avoided, needs, to_avoid
+from stateful_tests.check.masks import (
+    Mask, Standing, beside, do_the_same, fails_alike, holding, how_it_breaks, masks,
+)  # fmt: skip
+from stateful_tests.lockstep.known_faults import KnownFault
+from stateful_tests.lockstep.lockstep import mostly_refused
+from stateful_tests.lockstep.results import Run, Trace, Violation
+from stateful_tests.shrink.minimise import failing_prefix
+
+_IN_FULL, _EACH = 3, 8  # of a shape: the first ones, and then one in so many
+_TOLD_APART = 3  # of a clause and a set of faults that may explain it
+
+
+class Shape(NamedTuple):
+    """What violations have in common that look the same."""
+
+    clauses: tuple[str, ...]
+    faults: tuple[str, ...]
+    command: str
+    expected: str
+    observed: str
+
+
+def shape_of(under: Sequence[Mask], trace: Trace, violation: Violation) -> Shape:
+    """The shape of a violation that known faults may explain. Numbers do not matter."""
+    failure = violation.failure_of(violation.clause)
+    command = type(trace.commands[violation.step]).__name__
+    words = how_it_breaks(failure.expected), how_it_breaks(failure.observed)
+    return Shape(violation.clauses, tuple(mask.fault.id for mask in under), command, *words)
+
+
+@dataclass(slots=True)
+class Explained:
+    """What known faults have explained so far: violations by shape, and those that were told apart by clause
+    and faults."""
+
+    shapes: Counter[Shape] = field(default_factory=Counter)
+    told_apart: Counter[tuple[str, tuple[str, ...]]] = field(default_factory=Counter)
+
+    def under(
+        self, system: AnySystem, under: Sequence[Mask], trace: Trace, violation: Violation,
+        others: Collection[str],
+    ) -> Sequence[Mask]:  # fmt: skip
+        """The known faults of which a violation is one, as `explains` says. All that may explain it, where it
+        is not told which."""
+        shape = shape_of(under, trace, violation)
+        times = self.shapes[shape]
+        if times < _IN_FULL or times % _EACH == 0:
+            if not explains(system, under, trace, violation, others):
+                return []
+        self.shapes[shape] += 1
+        apart = violation.clause, shape.faults
+        if len(under) == 1 or self.told_apart[apart] >= _TOLD_APART:
+            return under
+        self.told_apart[apart] += 1
+        return [explaining(system, under, trace, violation.clause)]
+
+
+def counted_under(
+    system: AnySystem,
+    base: AnySystem | None,
+    masks: Sequence[Mask],
+    trace: Trace,
+    violation: Violation,
+    explained: Explained | None = None,
+) -> Sequence[Mask]:
+    """The known faults, one of which a violation shows: several where nothing tells them apart. None where
+    something of it is new, or the headline is no known fault's. explained: what was explained before.
+
+    An engine that schedules by itself may come to a known fault in a trace in which its base does not, unless
+    the two do the same.
+    """
+    headline, *others = (
+        beside(base, masks, trace, violation, clause, system) for clause in violation.clauses
+    )
+    if all(each.stands is Standing.KNOWN for each in (headline, *others)):
+        return headline.under
+    if base is not None and not system.capabilities.schedules:
+        return []
+    if headline.stands is Standing.NEW and do_the_same(system, base, trace, violation):
+        return []
+    under = holding(masks, violation, violation.clause)
+    explained = explained or Explained()
+    return explained.under(system, under, trace, violation, clauses_of(masks, violation))
+
+
+def clauses_of(masks: Sequence[Mask], violation: Violation) -> set[str]:
+    """Clauses of known faults, but for those that are violated here: where one is the headline of a smaller
+    trace, that shows another fault."""
+    known = {clause for mask in masks if mask.holds for clause in mask.fault.clauses}
+    return known.difference(violation.clauses)
+
+
+def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
+    """What the traces of known faults need."""
+    return [each for mask in masks for each in mask.needs(clause)]
+
+
+def explains(
+    system: AnySystem,
+    masks: Sequence[Mask],
+    trace: Trace,
+    violation: Violation,
+    others: Collection[str] = (),
+) -> bool:
+    """Whether known faults explain a violation where no base is asked: the run violates the clause no more
+    without one of the things that each fault's own trace needs, or breaks in another way, or shows another
+    fault. others: clauses that are the headlines of these."""
+    clause = violation.clause
+
+    def as_it_does(seen: Violation) -> bool:
+        return seen.clause not in others and fails_alike(violation, seen, clause)
+
+    return bool(masks) and not unexplained(
+        system, trace, clause, needs_of(masks, clause), as_it_does
+    )
+
+
+def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
+    """The known fault of a release that explains what a replayed trace violates, if one does; None where most
+    of the trace was refused."""
+    if run.violation is None or mostly_refused(run):
+        return None
+    clause = run.violation.clause
+    of_clause = holding([*masks(system, clause=clause)], run.violation, clause)
+    if not explains(system, of_clause, run.trace, run.violation):
+        return None
+    return explaining(system, of_clause, run.trace, clause).fault
+
+
+def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
+    """The known fault whose own trace needs what this one does, and the most."""
+    known = [(each, mask) for mask in masks for each in mask.needs(clause)]
+    needed_by_known = {need for each, _ in known for need in each}
+    needed = {*needs(system, trace, clause, needed_by_known)} if len(masks) > 1 else needed_by_known
+    return max(known, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
+
+
+def unexplained(
+    system: AnySystem,
+    trace: Trace,
+    clause: str,
+    known: list[Needs],
+    alike: Callable[[Violation], bool] = lambda _: True,
+) -> tuple[Needs, Trace] | None:
+    """What to leave out of a trace so that none of the known explains it, and the trace without that, if it
+    still violates the clause, and `alike`."""
+    for without in to_avoid(known):
+        candidate = avoided(system, trace, tuple(need for need in without if need != REJECTED))
+        found = failing_prefix(
+            system, clause, candidate,
+            allowed=lambda _, seen: alike(seen), patient=REJECTED in without,
+        )  # fmt: skip
+        if found is not None:
+            return without, replace(candidate, commands=found)
+    return None
