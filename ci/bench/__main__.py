@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ci import cli
-from ci.bench import watcher
+from ci.bench import check, watcher
 from ci.commands.shared import SystemSelector, ReportOut, json_option
 from ci.report import render
 from impl.adapter import Capabilities, System
@@ -151,6 +151,7 @@ def bench(
     out.end(rows)
 
 
+bench.add_command(check.check)
 bench.add_command(watcher.watcher)
 
 

@@ -189,6 +189,7 @@ def _known(mask: Mask, result: CheckResult) -> Data:
         "clauses": list(fault.clauses),
         "state": mask.state,
         "masked": mask.holds,
+        "fixed_in_part": mask.in_part,
         "elsewhere": mask.elsewhere,
         "times": sum(counted.values()),
         "traces": list(fault.traces),
@@ -258,9 +259,9 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(grouped.values())
 
 
-def _standing(finding: Finding) -> tuple[bool, bool, str]:
+def _standing(finding: Finding) -> tuple[bool, bool]:
     """The fields that findings of one group share."""
-    return finding.old, finding.known_elsewhere, finding.fixed_in_part
+    return finding.old, finding.known_elsewhere
 
 
 def _beside(at: int, groups: list[list[Finding]]) -> int:
@@ -281,8 +282,8 @@ def finding_data(
     group: list[Finding], base: str | None = None, changed: Changes | None = None
 ) -> Data:
     """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
-    clause, or of all. no_witness: why no trace shows them where the base violates nothing. fixed_in_part: the
-    known fault of which they are what is left. saved: where the trace is, of the first or of a clause. flaky:
+    clause, or of all. no_witness: why no trace shows them where the base violates nothing.
+    saved: where the trace is, of the first or of a clause. flaky:
     not every replay shows them. looked_up: what other releases show of the trace; known_elsewhere: it is a
     known fault of a release that the tree has a part of. changed: functions changed since a revision that the
     trace calls, and the commands that call them."""
@@ -307,7 +308,6 @@ def finding_data(
         "base": base,
         "also_in": base if all(also.values()) else None,
         "no_witness": group[0].no_witness or None,
-        "fixed_in_part": group[0].fixed_in_part or None,
         "flaky": group[0].flaky,
         "looked_up": _looked_up(group[0]),
         "known_elsewhere": all(f.known_elsewhere for f in group),

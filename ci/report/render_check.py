@@ -80,7 +80,8 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
     """The known faults of a release: a line for each that the tree has no more, and how many it has."""
     alike: dict[str, int] = {}
     for fault in data["known"]:
-        if (fault["masked"] or fault["elsewhere"]) and not fault["instead"] and not detailed:
+        told = fault["instead"] or fault["fixed_in_part"] or detailed
+        if (fault["masked"] or fault["elsewhere"]) and not told:
             alike[fault["state"]] = alike.get(fault["state"], 0) + 1
             continue
         among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""

@@ -46,8 +46,6 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
             words["reach"] = "; ".join(notable)
         if data.get("no_witness"):
             words["witness"] = f"none: {data['no_witness']}"
-        if data.get("fixed_in_part"):
-            words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
         if data.get("looked_up"):
             words["looked up"] = data["looked_up"]["text"]
         if apart:

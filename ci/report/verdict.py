@@ -39,7 +39,8 @@ def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
     untold = sorted(
         {finding.clause for finding in result.findings if finding.old and finding.no_witness}
     )
-    known = [mask.fault.id for mask in masks if mask.holds]
+    in_part = [mask.fault.id for mask in masks if mask.in_part]
+    known = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
     elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
     lost = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
@@ -49,11 +50,12 @@ def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
         (result.exit_code == 3, "the system broke"),
         (bool(broken), f"violates {_names(broken)}"),
         (bool(flaky), f"flaky: {_names(flaky)}, not in every replay"),
-        (bool(old or untold or known or elsewhere) and not result.new, "nothing new"),
+        (bool(old or untold or known or in_part or elsewhere) and not result.new, "nothing new"),
         (bool(old), f"{_names(old)} also in {base.name if base else None}"),
         (bool(untold), f"{_names(untold)} without a witness"),
         (bool(elsewhere), f"known in other releases: {_names(elsewhere)}"),
         (bool(lost), f"known: {_names(lost)}"),
+        (bool(in_part), f"fixed in part: {_names(in_part)}"),
         (bool(known), _known(known)),
         (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
         (cut, f"interrupted after {result.so_far}"),

@@ -61,8 +61,7 @@ def run(
     The configurations of the plan take turns, a few runs each, so that every kind of fault comes up early.
     base: what was there before; what it violates too ends nothing, and of each clause a trace is looked for
     in which it conforms.
-    masks: known faults; what they explain is counted, neither shrunk nor a finding; one that is fixed in part
-    is a finding.
+    masks: known faults; what they explain is counted, neither shrunk nor a finding.
     executor: where runs execute, on systems that are made from `named`; without that all is done on `system`
     itself.
     found: is called with a violation before it is shrunk, and with each smaller trace.
@@ -139,7 +138,6 @@ class _Campaign:
             result.asked = self.plan.commands
         ahead, now = tee(batches(self.system, self.plan, tuple(machines)))
         try:
-            self.finder.find_what_is_left()
             for each in early:
                 assert each.violation is not None
                 self.finder.take(each.violation, each.trace)

@@ -59,7 +59,6 @@ class _Caught:
     retries: int = 0
     number: int = 1  # of the traces of its clause
     without: Needs = ()
-    fixed_in_part: str = ""  # the known fault of which this is what is left
     needs: Needs | None = None  # of the trace, once determined
 
     @property
@@ -78,7 +77,7 @@ class _Caught:
 class Finder:
     """Takes violations, and has the findings.
 
-    base: what was there before; masks: known faults. One that is fixed in part is a finding from the start.
+    base: what was there before; masks: known faults.
     found: is called with a violation before it is shrunk, and with each smaller trace.
     once: of each clause the first violation alone is shrunk, and no trace looked for that needs other things.
     started: by the monotonic clock. commands: carried out so far, as whoever drives counts them; last_new:
@@ -115,20 +114,8 @@ class Finder:
         return {
             name: replace(known.trace, clause=name.split()[0])
             for name, known in self._caught.items()
-            if known.is_new and not known.fixed_in_part and name not in self.elsewhere
+            if known.is_new and name not in self.elsewhere
         }
-
-    def find_what_is_left(self) -> None:
-        """What is left of known faults that were fixed in part is found already, until there is a witness."""
-        for mask in self.masks:
-            for trace, _ in mask.there if mask.fixed else ():
-                clause, seen = trace.clause or "", replay(self.system, trace).violation
-                if seen is not None and clause not in self._caught:
-                    left = _Caught(
-                        trace, trace, seen, {trace.mode}, 1, 0.0, 0, Compared(Standing.UNTOLD)
-                    )
-                    self._caught[clause] = replace(left, fixed_in_part=mask.fault.id)
-        self._tell()
 
     def take(self, violation: Violation, trace: Trace) -> None:
         """Count a violation; shrink the first of its kind in each mode."""
@@ -151,7 +138,7 @@ class Finder:
         base shows in its trace."""
         for name, caught in list(self._caught.items()):
             under = caught.compared.under if caught.stands is Standing.UNTOLD else ()
-            if under and not caught.fixed_in_part:
+            if under:
                 self.masked[tuple(mask.fault.id for mask in under), name.split()[0]] += caught.times
                 del self._caught[name]
         for name, caught in self._caught.items():
@@ -335,14 +322,14 @@ class Finder:
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,
-            number=caught.number, without=caught.without, old=not (caught.is_new or caught.fixed_in_part),
+            number=caught.number, without=caught.without, old=not caught.is_new,
             no_witness=self._no_witness(caught, run.trace, seen, clause),
-            fixed_in_part=caught.fixed_in_part, flaky=flaky,
+            flaky=flaky,
         )  # fmt: skip
 
     def _no_witness(self, caught: _Caught, trace: Trace, seen: Violation, clause: str) -> str:
         """Why a finding has none, of the trace that it has now; "" where it has one or needs none."""
-        if caught.stands is not Standing.UNTOLD or caught.fixed_in_part:
+        if caught.stands is not Standing.UNTOLD:
             return ""
         return beside(self.base, self.masks, trace, seen, clause).why
 

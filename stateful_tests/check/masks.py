@@ -1,7 +1,7 @@
 """Known faults as masks: which of them a tree still has, and which violations of it they explain.
 
-A mask holds while each trace of its fault that fails on the tree's base fails on the tree itself: a change
-that fixes one path of a fault and not the other is reported. A trace that needs two faults is not asked.
+A mask holds while a trace of its fault fails on the tree. A change that mends one path of a fault and not the
+other is told as such. A trace that needs two faults says nothing of that.
 Where there is a base, a violation of a fault's clause is the fault's unless the trace is a witness (see
 Standing). Without one, and of an engine that schedules by itself, it is if the run violates the clause no
 more without one of the things that the fault's own trace needs (see causes.py).
@@ -52,7 +52,12 @@ class Mask:
     def state(self) -> str:
         """Whether the tree has the fault, in words."""
         if self.fixed and self.there:
-            return f"fixed in part: {', '.join(Path(name).stem for name in self.fixed)} conforms"
+            mended = [Path(name).stem for name in self.fixed]
+            conform = "conforms" if len(mended) == 1 else "conform"
+            left = ", ".join(dict.fromkeys(trace.clause or "" for trace, _ in self.there))
+            return (
+                f"fixed in part: {', '.join(mended)} {conform}, and another trace violates {left}"
+            )
         if self.there:
             return "still there"
         if self.unplayed:
@@ -70,7 +75,12 @@ class Mask:
 
     @property
     def holds(self) -> bool:
-        return bool(self.there) and not self.fixed
+        return bool(self.there)
+
+    @property
+    def in_part(self) -> bool:
+        """The tree has it on some of its paths alone."""
+        return self.holds and bool(self.fixed)
 
     @property
     def gone(self) -> bool:

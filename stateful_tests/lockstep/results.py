@@ -234,7 +234,7 @@ class Finding:
     found_after: seconds and commands into the check. number: of the traces of its clause. without: what the
     trace does not need, and those of the same clause do that were found before. old: the base shows it as
     well, or violates something else in all its traces. no_witness: why no trace shows it on the tree alone.
-    fixed_in_part: the known fault of which it is what is left. flaky: no replay of its trace shows it again.
+    flaky: no replay of its trace shows it again.
     looked_up: what the releases show of its trace, where it is new.
     """
 
@@ -248,7 +248,6 @@ class Finding:
     without: tuple[str, ...] = ()
     old: bool = False
     no_witness: str = ""
-    fixed_in_part: str = ""
     flaky: bool = False
     looked_up: LookedUp | None = None
 
