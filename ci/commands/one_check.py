@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from stateful_tests.check.corpus import CorpusLine
     from stateful_tests.check.other_ways import OtherWays
     from stateful_tests.check.tiers import Plan
-    from stateful_tests.lockstep.results import CheckResult, Run
+    from stateful_tests.lockstep.results import CheckResult, Finding, Run
 
 UNCALLED_RUNS = (
     1_500  # commands in which a changed function is looked for that no directed run calls
@@ -111,6 +112,8 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
             changed = changed.also_called(_called_in(reports))
             if how.ways:  # another way need not call what the tree's own way calls
                 result.uncalled = tuple(f"{file}: {name}" for file, name in changed.missed)
+        if changed is None and base is not None:
+            changed = _differing(base, system, result.findings)
         data = report.check_data(
             result,
             plan,
@@ -185,6 +188,15 @@ def _changed(
     with unusable(f"--impl {selector.impl}: "), cut_short:
         return changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
     return changed  # interrupted
+
+
+def _differing(base: Base, system: Any, findings: Sequence[Finding]) -> Changes:
+    """What differs from a base without a history, in the files that the findings call."""
+    from stateful_tests.check import changes
+    from stateful_tests.check.way_map import functions_of
+
+    called = (texts for finding in findings for texts in finding.run.called)
+    return changes.beside(base, system, functions_of(chain.from_iterable(called)))
 
 
 def _other_ways(system: Any, changed: Changes, asked: Plan) -> OtherWays | None:

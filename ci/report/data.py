@@ -148,7 +148,7 @@ def check_data(
             "violates": sorted({f.clause for f in result.findings if f.old and not f.no_witness}),
         },
         "known": [_known(mask, result) for mask in masks],
-        "since": changed and {
+        "since": None if changed is None or not changed.revision else {
             "revision": changed.revision, "lines_first": len(changed.first),
             "called": [f"{file}: {name}" for file, name in changed.called],
             "missed": [f"{file}: {name}" for file, name in changed.missed],

@@ -23,7 +23,7 @@ def check_verdict(
     """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
     parts = [said(result, masks, base)]
     parts += [f"{_way(way)}: {words.replace('; ', ', ')}" for way, words in result.ways.items()]
-    parts += [f"not driven: {_way(way)} ({why})" for way, why in result.not_driven.items()]
+    parts += [f"not driven: {ways} ({why})" for why, ways in _not_driven(result).items()]
     if clauses := {**capabilities.waived, **capabilities.known}:
         parts.append(f"not checked: {', '.join(clauses)}")
     if base is not None:
@@ -69,6 +69,17 @@ def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
         ),
     ]
     return "; ".join(text for holds, text in parts if holds) or "conforms"
+
+
+def _not_driven(result: CheckResult) -> dict[str, str]:
+    """Why ways were not driven, or the command that drives them with WAY for their names -> these ways."""
+    ways: dict[str, list[str]] = {}
+    for way, why in result.not_driven.items():
+        ways.setdefault(why.replace(f"+{way} ", "+WAY ") if way else why, []).append(way)
+    return {
+        why if len(alike) > 1 else result.not_driven[alike[0]]: ", ".join(map(_way, alike))
+        for why, alike in ways.items()
+    }
 
 
 def _way(way: str) -> str:

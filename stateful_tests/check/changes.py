@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl.adapter import UnusableImplementation
+from stateful_tests.check.bases import Base, root_of
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.tree_history import git, new_files
 from stateful_tests.check.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
@@ -26,7 +27,7 @@ PATIENCE = 150  # lines in which a function is looked for that no run is known t
 
 
 class Changes(NamedTuple):
-    """What changed in a checkout since `revision`.
+    """What changed in a checkout since `revision`; "" where its files differ from the base's.
 
     first: lines of the corpus that call what changed. called: changed function -> how many of `first` call
     it; 0 of one that other runs call. missed: those that nothing calls. ignored: those in files that kvspec
@@ -158,6 +159,21 @@ def changed_functions(root: Path, revision: str) -> Iterator[Function]:
         except ValueError:
             before = ""  # a new file
         yield from ((name, function) for function in _differing(before, file.read_bytes()))
+
+
+def beside(base: Base, system: Any, called: Iterable[Function]) -> Changes:
+    """The functions that differ between a checkout and its base, in the files of those that are called: what
+    changed where no history tells. Nothing where one of the two is no folder of files."""
+    here, there = root_of(system), root_of(base.system)
+    found: list[Function] = []
+    if here is None or there is None or here == there:
+        return Changes("", frozenset(), {}, ())
+    for name in sorted({file for file, _ in called}):
+        mine, its = here / name, there / name
+        before = its.read_text(encoding="utf-8", errors="replace") if its.is_file() else ""
+        if mine.is_file():
+            found += ((name, function) for function in _differing(before, mine.read_bytes()))
+    return Changes("", frozenset(), dict.fromkeys(found, 0), ())
 
 
 def _differing(before: str, after: bytes) -> Iterator[str]:

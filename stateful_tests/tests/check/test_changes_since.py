@@ -2,6 +2,7 @@
 
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,28 @@ def root(tmp_path):
 def test_a_changed_function_is_named(root, old, new, found):
     (root / "cache.py").write_text(BEFORE.replace(old, new))
     assert {*changes.changed_functions(root, "HEAD")} == {("cache.py", name) for name in found}
+
+
+def test_what_differs_from_a_base_without_history_is_named_of_the_files_that_are_called(tmp_path):
+    folders = tmp_path / "tree", tmp_path / "base"
+    for folder in folders:
+        folder.mkdir()
+        (folder / "cache.py").write_text(BEFORE)
+        (folder / "other.py").write_text(BEFORE)
+    for name in ("cache.py", "other.py", "new.py"):
+        (folders[0] / name).write_text(BEFORE.replace("return 1", "return 4"))
+    tree, release = (SimpleNamespace(root=folder, name=folder.name) for folder in folders)
+    base = Base(release, BaseKind.RELEASE)
+    called = [("cache.py", "Cache.size"), ("cache.py", "Cache.free"), ("gone.py", "f")]
+    differ = changes.beside(base, tree, called)
+    assert set(differ.called) == {("cache.py", "Cache.free")}
+    assert differ.among([["cache.py: Cache.size"], ["cache.py: Cache.free"]]) == {
+        ("cache.py", "Cache.free"): [1]
+    }
+    whole = changes.beside(base, tree, [("new.py", "Cache.free")])
+    assert ("new.py", "Cache.size") in whole.called
+    for pair in ((base, release), (Base(ReferenceSystem(), BaseKind.STATED), tree)):
+        assert changes.beside(*pair, called).called == {}
 
 
 def test_all_of_a_new_file_has_changed(root):

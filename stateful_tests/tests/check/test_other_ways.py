@@ -6,6 +6,8 @@ import pytest
 
 from ci.commands import one_check
 from ci.commands.shared import SystemSelector, Unusable
+from ci.report.verdict import check_verdict
+from impl.adapter import Capabilities
 from stateful_tests.check import tiers, way_map
 from stateful_tests.check.changes import OUTSIDE
 from stateful_tests.check.other_ways import other_ways
@@ -152,6 +154,20 @@ def test_ways_are_driven_beside_the_own_one_and_others_named(drives):
     command = "kvspec check --impl sglang+rust+overlap --sglang-path ../sglang"
     assert result.not_driven["rust+overlap"] == command
     assert one_check._called_in(reports) == {HOST}
+
+
+def test_ways_that_are_not_driven_for_one_reason_are_named_together():
+    result = CheckResult("sglang@checkout", "smoke", 0)
+    command = "kvspec check --impl sglang+{} --sglang-path ../sglang"
+    result.not_driven = {way: command.format(way) for way in ("hicache", "rust+overlap")}
+    result.not_driven |= {"rust": "no compiled core", "": "no time"}
+    said = check_verdict(result, (), Capabilities(), None)
+    assert f"not driven: +hicache, +rust+overlap ({command.format('WAY')})" in said
+    assert "not driven: +rust (no compiled core); not driven: without overlap" in said
+    del result.not_driven["rust+overlap"]
+    assert f"+hicache ({command.format('hicache')})" in check_verdict(
+        result, (), Capabilities(), None
+    )
 
 
 def test_a_way_that_finds_something_is_the_last(drives):
