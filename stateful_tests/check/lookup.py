@@ -1,11 +1,12 @@
 """What is NEW against a base, looked up: whether a release of the engine shows it, as a known fault or not.
 
 The smallest trace of a finding is replayed on the releases that are driven in the same ways, the nearest
-first, up to the first that shows a known fault.
+first, up to the first that shows a known fault, or until the time for it is over.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ from stateful_tests.lockstep.results import Finding, LookedUp, Trace
 
 MOST_TRACES = 6  # that are looked up in a check
 _AT_A_TIME = 4  # releases, before it is seen what they have shown
+MOST_S = 90  # seconds in which a check looks traces up
 
 
 class Shows(StrEnum):
@@ -61,6 +63,8 @@ class Lookup:
     limits: Limits = LIMITS
     say: Callable[[str], None] = lambda _: None
     _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
+    _left: dict[Trace, int] = field(default_factory=dict)  # releases for which there was no time
+    _seconds: float = 0.0
 
     @property
     def may_excuse(self) -> bool:
@@ -72,10 +76,11 @@ class Lookup:
         """The findings; those that are new say what the releases show."""
         new = [found.run.trace for found in findings if not (found.old or found.flaky)]
         self._replay(new)
-        told = [(found, self._shown.get(found.run.trace)) for found in findings]
         return [
-            found if shown is None or found.old else replace(found, looked_up=self._said(shown))
-            for found, shown in told
+            replace(found, looked_up=self._said(found.run.trace))
+            if found.run.trace in self._shown and not found.old
+            else found
+            for found in findings
         ]
 
     def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:
@@ -84,8 +89,11 @@ class Lookup:
         if not self.may_excuse:
             return set()
         self._replay([*traces.values()])
-        told = {name: self._shown.get(trace) for name, trace in traces.items()}
-        return {name for name, shown in told.items() if shown and self._said(shown).between}
+        return {
+            name
+            for name, trace in traces.items()
+            if self._shown.get(trace) and self._said(trace).between
+        }
 
     def _replay(self, traces: Sequence[Trace]) -> None:
         """Replay traces on the releases, the nearest first, until each has shown a known fault."""
@@ -104,6 +112,10 @@ class Lookup:
             unknown = [t for t in wanted if not any(each.fault for each in self._shown[t])]
             if not unknown:
                 return
+            if at and self._seconds >= MOST_S:
+                self._left |= dict.fromkeys(unknown, len(names) - at)
+                return
+            began = time.monotonic()
             replayed = self.executor.map(
                 partial(shown_by, unknown, self.limits), names[at : at + _AT_A_TIME]
             )
@@ -111,13 +123,16 @@ class Lookup:
                 for of_release in shown:
                     for trace, seen in zip(unknown, of_release, strict=True):
                         self._shown[trace].append(seen)
+            self._seconds += time.monotonic() - began
 
-    def _said(self, shown: Sequence[SeenOnRelease]) -> LookedUp:
+    def _said(self, trace: Trace) -> LookedUp:
         """What releases show of a trace, the nearest first."""
+        shown = self._shown[trace]
         told = LookedUp(
             conform=sum(each.what is Shows.CONFORMS for each in shown),
             violate=tuple(each.release for each in shown if each.what is Shows.CLAUSE),
             driven=sum(each.what is not Shows.UNDRIVEN for each in shown),
+            left=self._left.get(trace, 0),
         )
         faulty = next((each for each in shown if each.what is Shows.FAULT), None)
         if faulty is None:

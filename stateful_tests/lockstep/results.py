@@ -187,7 +187,8 @@ class LookedUp(NamedTuple):
     fault: the known fault that a release shows, with the first and the last of the releases that have it, and
     the release that fixed it, "" where none has. between: the tree has a part of what such a release has and
     the base has not, so the tree has the fault from there. conform: how many releases conform; violate: those
-    that violate the clause, where no known fault explains it; driven: how many could be driven.
+    that violate the clause, where no known fault explains it; driven: how many could be driven; left: for how
+    many there was no time.
     """
 
     fault: str = ""
@@ -198,19 +199,20 @@ class LookedUp(NamedTuple):
     conform: int = 0
     violate: tuple[str, ...] = ()
     driven: int = 0
+    left: int = 0
 
     def text(self, clause: str, observed: str) -> str:
         """In words. observed: of the finding."""
         if self.fault:
             having = self.first if self.first == self.last else f"{self.first} to {self.last}"
             return f"known: {self.fault}, in {having}; {self._your_tree}"
+        later = f" ({self.left} more were not replayed for want of time)" if self.left else ""
         if not self.driven:
             return "no release can be driven through this trace"
         if self.violate:
             return f"{', '.join(self.violate)} violate it as well, and no known fault explains it"
-        replayed = (
-            f"none of {self.driven} releases {'breaks' if clause == 'BROKEN' else 'violates it'}"
-        )
+        breaks = "breaks" if clause == "BROKEN" else "violates it"
+        replayed = f"none of {self.driven} releases {breaks}{later}"
         if clause == "BROKEN" and self.conform == self.driven:
             _, _, frame = observed.rpartition(" at ")
             at = f" Look at {frame}." if frame else ""

@@ -106,6 +106,17 @@ class BreaksOnRetract(TorchKV):
         raise KeyError("prefix_len at sglang/srt/managers/schedule_batch.py:12")
 
 
+def test_where_there_is_no_time_for_all_releases_it_is_said(monkeypatch):
+    releases = Releases(monkeypatch)
+    monkeypatch.setattr(lookup, "driven_in", lambda *_: [f"0.5.{minor}" for minor in range(14, 24)])
+    monkeypatch.setattr(lookup, "MOST_S", 0.0)
+    _, data, text = checked(KeepsOnThreeWays, BaseKind.STATED)
+    assert len(releases.asked) == 4  # of the eight that are neither the base nor the tree
+    [found] = data["findings"]
+    assert (found["looked_up"]["driven"], found["looked_up"]["left"]) == (4, 4)
+    assert "none of 4 releases violates it (4 more were not replayed for want of time)" in text
+
+
 def test_where_this_tree_alone_breaks_the_adapter_may_be_the_cause(monkeypatch):
     Releases(monkeypatch)
     result, _, text = checked(BreaksOnRetract, BaseKind.HISTORY)
