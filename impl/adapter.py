@@ -18,6 +18,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
+from reference.kinds import KINDS, Kind, kind_by_commands
 from reference.state import Cursors as Cursors
 
 
@@ -34,6 +35,8 @@ class Misfit(UnusableImplementation):
 class Capabilities:
     """What a system can be driven through: `apply` gets no other command.
 
+    kind: the name of its kind of system (reference/kinds.py). "" lets its commands tell the kind, as an
+        adapter needs it that was written before kinds were declared.
     commands: names of the command classes it understands. Engines that schedule by themselves: a first turn
         of a session (Add.resumable) comes where More and End are among them.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
@@ -65,6 +68,7 @@ class Capabilities:
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
+    kind: str = ""
     commands: frozenset[str] = frozenset(c.__name__ for c in COMMANDS)
     mixed_decode: bool = True
     mixed_batches: bool = False
@@ -90,9 +94,9 @@ class Capabilities:
     new_views: bool = False
 
     @property
-    def schedules(self) -> bool:
-        """It is an EngineSystem: it picks its batches itself."""
-        return "Schedule" in self.commands
+    def system_kind(self) -> Kind:
+        """The kind that it declares, or that its commands tell."""
+        return KINDS[self.kind] if self.kind else kind_by_commands(self.commands)
 
     @property
     def sessions(self) -> bool:
@@ -110,11 +114,6 @@ class Capabilities:
             return False
         return type(command).__name__ in self.commands
 
-    @property
-    def tiers(self) -> bool:
-        """It is a tree with a host tier."""
-        return "Poll" in self.commands
-
     def keeps_states(self, geometry: Geometry) -> bool:
         """It can be built with these slots of recurrent state, if there are any."""
         return not geometry.states or (self.tracks if geometry.tracks else self.recurrent)
@@ -126,11 +125,6 @@ class Capabilities:
             return self
         reasons = self.may_refuse | {Reason.OUT_OF_STATES}
         return replace(self, tree_policy_is_free=True, may_refuse=reasons)
-
-    @property
-    def judged_alone(self) -> bool:
-        """Facts and clauses judge it, without a model beside it."""
-        return self.schedules or self.tiers
 
 
 class RequestView(msgspec.Struct):

@@ -16,10 +16,13 @@ from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.process.worker import serve
 from impl.wheel_parts import unpack_parts
 from reference.commands import Mode
+from reference.kinds import BLOCKS
 
 # Of engines without sessions, resets of their cache and connectors.
 REQUESTS_ALONE = Capabilities(
-    commands=frozenset({"Add", "Abort", "Schedule", "Update"}), modes=(Mode.FAITHFUL,)
+    kind=BLOCKS.name,
+    commands=frozenset({"Add", "Abort", "Schedule", "Update"}),
+    modes=(Mode.FAITHFUL,),
 )
 
 

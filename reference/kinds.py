@@ -1,11 +1,65 @@
-"""Kinds of systems that no model stands beside: facts and clauses judge them alone."""
+"""Kinds of systems: what each is configured with, and the commands that it is given.
+
+A kind is a value. What a check, a trace or a report does differently for a kind is looked up by it: in
+`stateful_tests/lockstep/kinds.py` how its systems run, in the modules that draw, shrink and show it the rest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from reference.blocks.commands import ENGINE_COMMANDS
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig
+from reference.commands import COMMANDS
+from reference.geometry import PRESETS, Geometry
+from reference.tiers.commands import TIER_COMMANDS
 from reference.tiers.config import TIER_PRESETS, TierConfig
 
 JudgedConfig = EngineConfig | TierConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of system.
+
+    name: as Capabilities.kind and a trace state it.
+    words: what tells a system of the kind from others, such as "schedules by itself".
+    config: the class of its sizes. commands: the classes of its commands. presets: sizes by name.
+    machine: the one machine that draws its commands; "" where several do.
+    modelled: the reference model stands beside it; else facts and clauses judge it alone.
+    schedules: it picks its batches itself, so a changed tree may run another schedule than its base.
+    """
+
+    name: str
+    words: str
+    config: type
+    commands: tuple[type, ...]
+    presets: Mapping[str, Any]
+    machine: str = ""
+    modelled: bool = False
+    schedules: bool = False
+
+
+ROWS = Kind("rows", "is driven batch by batch", Geometry, COMMANDS, PRESETS, modelled=True)
+BLOCKS = Kind(
+    "blocks", "schedules by itself", EngineConfig, ENGINE_COMMANDS, ENGINE_PRESETS, machine="clients",
+    schedules=True,
+)  # fmt: skip
+TIERS = Kind("tiers", "has a host tier", TierConfig, TIER_COMMANDS, TIER_PRESETS, machine="tiers")
+KINDS = {kind.name: kind for kind in (ROWS, BLOCKS, TIERS)}
 JUDGED_PRESETS: Mapping[str, JudgedConfig] = {**ENGINE_PRESETS, **TIER_PRESETS}
+
+
+def kind_of_config(config: object) -> Kind:
+    """The kind of the systems that are configured so."""
+    return next(kind for kind in KINDS.values() if isinstance(config, kind.config))
+
+
+def kind_by_commands(commands: frozenset[str]) -> Kind:
+    """The kind whose systems take these commands, by the names of their classes: of an adapter that does not
+    declare its kind."""
+    if "Schedule" in commands:
+        return BLOCKS
+    return TIERS if "Poll" in commands else ROWS

@@ -107,7 +107,7 @@ def new_fixture(
     """
     from impl.bugs import BUGS
     from reference.blocks.clauses import EVERY_CLAUSE
-    from reference.kinds import JudgedConfig
+    from reference.kinds import kind_of_config
 
     trace = load_trace(file)
     trace = replace(trace, bug=bug or trace.bug)
@@ -143,7 +143,7 @@ def new_fixture(
     path = target_file(folder / f"{name}.json", force, "--name")
     trace = replace(trace, story=story)
     # Of engines that pick their batches none is healthy; the reference tracks no state.
-    batches = not isinstance(trace.geometry, JudgedConfig)
+    batches = kind_of_config(trace.geometry).modelled
     ours = ("torch",) if batches and trace.geometry.tracks else ("torch", "reference")
     healthy = tuple(SystemSelector(name).resolve() for name in ours if batches)
     system = None if impl in ("torch", "reference") else selector.resolve()

@@ -72,17 +72,13 @@ def _name_of(folder: str) -> str:
 def _load(system: Any) -> None:
     """Start a system once, to see that it loads. One that breaks then is a base that shows it."""
     from impl.process.failures import SystemFailed
-    from reference.tiers.config import TIER_PRESETS
-    from stateful_tests.check.tiers import CLIENTS, TIERED, sizes_for
+    from stateful_tests.check.tiers import sizes_for
+    from stateful_tests.lockstep.lockstep import lockstep_of
 
-    can = system.capabilities
-    sizes = sizes_for("sessions", "page1")
-    if can.schedules:
-        sizes = sizes_for(CLIENTS, "full")
-    if can.tiers:
-        sizes = sizes_for(TIERED, next(iter(TIER_PRESETS)))
+    kind = system.capabilities.system_kind
+    smallest, *_ = lockstep_of(kind).presets_for(system.capabilities)
     with unusable("it does not load: "), suppress(SystemFailed):
-        system.reset(sizes)
+        system.reset(sizes_for(kind.machine or "sessions", smallest))
 
 
 def _revision(named: str, selector: SystemSelector, system: Any) -> Revision:

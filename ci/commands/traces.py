@@ -159,10 +159,10 @@ def _pytest(
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
     from impl.process.run_test import FAILS, STOPS, outcomes
-    from reference.blocks.config import EngineConfig
+    from reference.kinds import BLOCKS, kind_of_config
     from stateful_tests.lockstep import systems as registry
 
-    exporting: Any = engine_test if isinstance(trace.geometry, EngineConfig) else unit_test
+    exporting: Any = engine_test if kind_of_config(trace.geometry) is BLOCKS else unit_test
     engine = "vllm" if exporting is engine_test else "sglang"
     if not re.match(rf"{engine}($|==|\+)", selector.impl):
         use = f"--impl {engine}==VERSION"

@@ -18,7 +18,7 @@ from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode
-from reference.kinds import JudgedConfig
+from reference.kinds import kind_of_config
 from stateful_tests.check.bases import Base
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
@@ -370,7 +370,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
 def _explained(run: Run) -> Data:
     """Why the violation cannot be, where the sides differ, and how it came to that."""
     told = because(run)
-    drawn = told is not None and not isinstance(run.trace.geometry, JudgedConfig)
+    drawn = told is not None and kind_of_config(run.trace.geometry).modelled
     states = snapshot.snapshots(run, step_table.MAX_ROWS) if drawn else []
     return {
         "because": told.text if told is not None else None,

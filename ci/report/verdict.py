@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.adapter import Capabilities
-from reference.blocks.commands import ENGINE_COMMANDS
-from reference.commands import COMMANDS, kind_name
-from reference.tiers.commands import TIER_COMMANDS
+from reference.commands import kind_name
+from reference.kinds import TIERS
 from stateful_tests.check.bases import Base
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
@@ -102,18 +101,18 @@ def covered(result: CheckResult) -> str:
 
 def not_declared(can: Capabilities) -> list[str]:
     """Commands and kinds of models that a system of this kind may have, and this one does not offer."""
-    kinds: Sequence[type] = COMMANDS
-    if can.judged_alone:
-        kinds = TIER_COMMANDS if can.tiers else ENGINE_COMMANDS
+    kind = can.system_kind
     commands = [
-        kind_name(kind).replace("_", " ") for kind in kinds if kind.__name__ not in can.commands
+        kind_name(command).replace("_", " ")
+        for command in kind.commands
+        if command.__name__ not in can.commands
     ]
     models = {
         "a window": can.swa,
         "a radix tree": can.tree,
         "recurrent state": can.recurrent or can.tracks,
     }
-    return commands + [model for model, there in models.items() if not there and not can.tiers]
+    return commands + [model for model, there in models.items() if not there and kind is not TIERS]
 
 
 def waived(clause: str, capabilities: Capabilities) -> str | None:

@@ -22,6 +22,7 @@ from reference.commands import (
     COMMANDS, DONE, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
 from reference.geometry import Geometry
+from reference.kinds import KINDS, kind_by_commands
 from reference.tiers.commands import TIER_COMMANDS, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts
@@ -190,6 +191,8 @@ def capable(given: Capabilities) -> Capabilities:
         raise TypeError(f"capabilities.commands: {unknown}; one or more of {', '.join(_COMMANDS)}")
     if not made.modes:
         raise TypeError("capabilities.modes: none; free, faithful or both")
+    if made.kind and made.kind not in KINDS:
+        raise TypeError(f"capabilities.kind: {made.kind!r:.40}; one of {', '.join(KINDS)}")
     if contradiction := _contradiction(made):
         raise TypeError(f"capabilities.{contradiction}")
     return made
@@ -201,15 +204,19 @@ def _contradiction(can: Capabilities) -> str:
         {k.__name__ for k in kinds} & can.commands for kinds in (TREE_COMMANDS, COMMANDS)
     )
     given -= {"Abort"}
+    schedules, by_commands = can.system_kind.schedules, kind_by_commands(can.commands)
     cases = {
+        f"kind: {can.kind}: its commands are those of {by_commands.name}": (
+            can.system_kind is not by_commands
+        ),
         "commands: EvictSwa goes with swa=True": "EvictSwa" in can.commands and not can.swa,
         f"commands: {', '.join(sorted(trees))}: goes with tree=True": trees and not can.tree,
         "swa, full_only: one of them is True": not can.swa and not can.full_only,
         "tree, no_tree: one of them is True": not can.tree and not can.no_tree,
-        "commands: Schedule goes with Add": can.schedules and "Add" not in can.commands,
+        "commands: Schedule goes with Add": schedules and "Add" not in can.commands,
         "commands: More and End go together": not can.sessions and {"More", "End"} & can.commands,
         f"commands: Schedule (it picks its batches) goes without {', '.join(sorted(given))}": (
-            can.schedules and given
+            schedules and given
         ),
     }
     return next((words for words, holds in cases.items() if holds), "")

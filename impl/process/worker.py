@@ -26,6 +26,7 @@ from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, described, said_of
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
+from reference.kinds import BLOCKS
 from reference.tiers.facts import TierFacts
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
@@ -132,7 +133,8 @@ def _seen(system: Any, root: Path | None, what: str = VIEW) -> View | BlockFacts
         view: Any = system.view()
         if isinstance(view, TierFacts) or (root is not None and isinstance(view, BlockFacts)):
             return view
-        return wire.copied_facts(view) if system.capabilities.schedules else wire.copied(view)
+        of_blocks = system.capabilities.system_kind is BLOCKS
+        return wire.copied_facts(view) if of_blocks else wire.copied(view)
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:

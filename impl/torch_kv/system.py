@@ -29,6 +29,7 @@ from impl.vocabulary import (
 from reference import commands as c
 from reference.commands import Command, Outcome, Reason, Refused, kind_name, prompt_len, token_id
 from reference.geometry import Geometry
+from reference.kinds import ROWS
 
 REFUSED = {reason: Refused(reason) for reason in Reason}
 
@@ -61,6 +62,7 @@ class TorchKV(LockHolders):
     @property
     def capabilities(self) -> adapter.Capabilities:
         return adapter.Capabilities(
+            kind=ROWS.name,
             mixed_batches=True,
             swa_tail=True,
             bigram=True,

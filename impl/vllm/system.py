@@ -13,6 +13,7 @@ from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.api import RELEASES, TABLES, WAYS, facts
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
+from reference.kinds import BLOCKS
 
 
 class VLLMSystem(WorkerSystem):
@@ -25,6 +26,7 @@ class VLLMSystem(WorkerSystem):
 
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
+        kind=BLOCKS.name,
         commands=frozenset(
             kind.__name__ for kind in (*set(ENGINE_COMMANDS) - set(TRANSFER_COMMANDS),)
         ),

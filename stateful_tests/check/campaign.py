@@ -85,7 +85,8 @@ def run(
     is_checkout = system.name.partition("+")[0].endswith("@checkout")
     comparable = is_checkout and type(base) is type(system)
     if base is not None and comparable and not result.new and not result.interrupted:
-        result.left_out = left_out(system, base, asked, result.unfit)
+        guessed = lookup is not None and lookup.may_excuse
+        result.left_out = left_out(system, base, asked, result.unfit, guessed=guessed)
     return result
 
 

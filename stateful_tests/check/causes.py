@@ -17,18 +17,18 @@ from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.commands import Add, Fail, More, ResetCache, ResetConnector
-from reference.blocks.config import EngineConfig
 from reference.commands import (
     Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
-from reference.geometry import Geometry, GeometryError
+from reference.geometry import GeometryError
+from reference.kinds import kind_of_config
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query
-from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.lockstep import driven_through
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated
 
 Needs = tuple[str, ...]  # names, in the order of _NEEDS
+_Less = Callable[[AnySystem, Trace], Trace]  # a trace without a need
 
 
 REJECTED = "a rejected turn"
@@ -74,22 +74,23 @@ def _with_sizes(trace: Trace, **sizes: Any) -> Trace:
         return trace
 
 
-def _room(system: AnySystem, trace: Trace) -> Trace:
-    """Rows may be full, with rounds allocated ahead; of an engine, texts as long as the model takes."""
+def _room_for_rows(system: AnySystem, trace: Trace) -> Trace:
+    """Rows may be full, with rounds allocated ahead."""
     del system
     sizes = trace.geometry
-    if isinstance(sizes, TierConfig):
-        return trace
-    if isinstance(sizes, EngineConfig):
-        texts = sum(isinstance(command, Add) for command in trace.commands)
-        whole = (
-            replace(group, window=None) for group in sizes.groups
-        )  # as an admission may ask for
-        most = (texts + 1) * sum(map(sizes.most_blocks, whole))
-        return _with_sizes(trace, blocks=max(sizes.blocks, most))
     pages = 1 + sizes.rows * (_AHEAD - 2 * (-sizes.width // sizes.page_size))
     swa = 0 if sizes.window is None else max(sizes.swa_pages, pages)
     return _with_sizes(trace, full_pages=max(sizes.full_pages, pages), swa_pages=swa)
+
+
+def _room_for_texts(system: AnySystem, trace: Trace) -> Trace:
+    """Texts may be as long as the model takes, without a window, as an admission may ask for."""
+    del system
+    sizes = trace.geometry
+    texts = sum(isinstance(command, Add) for command in trace.commands)
+    whole = (replace(group, window=None) for group in sizes.groups)
+    most = (texts + 1) * sum(map(sizes.most_blocks, whole))
+    return _with_sizes(trace, blocks=max(sizes.blocks, most))
 
 
 def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
@@ -107,81 +108,74 @@ def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
     return replace(trace, commands=tuple(kept))
 
 
-def _no_window(system: AnySystem, trace: Trace) -> Trace:
-    """No group of an engine has a window; nor has a tree with a host tier."""
-    if isinstance(trace.geometry, TierConfig):
-        commands = tuple(
-            replace(c, evicted=0) if isinstance(c, Insert) else c for c in trace.commands
-        )
-        commands = tuple(replace(c, swa=0) if isinstance(c, Evict) else c for c in commands)
-        return _with_sizes(
-            replace(trace, commands=commands), window=None, swa_pages=0, host_swa_pages=0
-        )
-    if not isinstance(trace.geometry, EngineConfig):
-        return trace
+def _no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
+    """No layer group of an engine has a window."""
+    del system
     groups = tuple(replace(group, window=None) for group in trace.geometry.groups)
     more = sum(map(trace.geometry.most_blocks, groups))
-    blocks = max(trace.geometry.blocks, more)
-    return _engine_without(system, trace, groups=groups, blocks=blocks)
+    return _with_sizes(trace, groups=groups, blocks=max(trace.geometry.blocks, more))
 
 
-def _engine_without(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+def _no_window_of_a_tree(system: AnySystem, trace: Trace) -> Trace:
+    """A tree with a host tier has no window."""
     del system
-    return _with_sizes(trace, **sizes) if isinstance(trace.geometry, EngineConfig) else trace
+    commands = tuple(replace(c, evicted=0) if isinstance(c, Insert) else c for c in trace.commands)
+    commands = tuple(replace(c, swa=0) if isinstance(c, Evict) else c for c in commands)
+    without = replace(trace, commands=commands)
+    return _with_sizes(without, window=None, swa_pages=0, host_swa_pages=0)
+
+
+def _sized(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+    del system
+    return _with_sizes(trace, **sizes)
 
 
 def _no_chunks(system: AnySystem, trace: Trace) -> Trace:
     """Each insert into a tree with a host tier is a request's last."""
     del system
-    return replace(
-        trace,
-        commands=tuple(
-            replace(c, chunked=False)
-            if isinstance(c, Insert) and isinstance(trace.geometry, TierConfig)
-            else c
-            for c in trace.commands
-        ),
-    )
+    commands = (replace(c, chunked=False) if isinstance(c, Insert) else c for c in trace.commands)
+    return replace(trace, commands=tuple(commands))
 
 
 def _host_room(system: AnySystem, trace: Trace) -> Trace:
     """Host memory has room for all texts."""
     del system
-    if not isinstance(trace.geometry, TierConfig):
-        return trace
     sizes, size = trace.geometry, trace.geometry.page_size
-    pages = (
-        sum(-(-prompt_len(c.prompt) // size) for c in trace.commands if hasattr(c, "prompt")) + 1
-    )
-    most = max(sizes.host_pages, pages), sizes.host_swa_pages and max(sizes.host_swa_pages, pages)
-    return _with_sizes(trace, host_pages=most[0], host_swa_pages=most[1])
+    texts = (prompt_len(c.prompt) for c in trace.commands if hasattr(c, "prompt"))
+    pages = sum(-(-length // size) for length in texts) + 1
+    full = max(sizes.host_pages, pages)
+    swa = max(sizes.host_swa_pages, pages) if sizes.host_swa_pages else 0
+    return _with_sizes(trace, host_pages=full, host_swa_pages=swa)
 
 
 def _no_storage(system: AnySystem, trace: Trace) -> Trace:
     """Nothing stands behind the host."""
-    if not isinstance(trace.geometry, TierConfig) or not trace.geometry.storage:
+    if not trace.geometry.storage:
         return trace
     return _with_sizes(_none_of((Prefetch, Query, Fetch, Backup, Abort), system, trace), storage="")
 
 
-def _no_state(system: AnySystem, trace: Trace) -> Trace:
-    """The model has no recurrent layers."""
+def _no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+    """The model has no recurrent layers. sizes: what goes with them."""
     del system
-    if isinstance(trace.geometry, EngineConfig) or not trace.geometry.states:
+    if not trace.geometry.states:
         return trace
     kept = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
-    no_more = {"host_states": 0} if isinstance(trace.geometry, TierConfig) else {"tracks": False}
-    return _with_sizes(replace(trace, commands=tuple(kept)), states=0, **no_more)
+    return _with_sizes(replace(trace, commands=tuple(kept)), states=0, **sizes)
 
 
-def _no_setting(system: AnySystem, trace: Trace) -> Trace:
-    """Each switch of a release is where it is by default."""
-    del system
-    return _with_sizes(trace, settings=()) if isinstance(trace.geometry, Geometry) else trace
+def _of_kinds(**less: _Less) -> _Less:
+    """A need that traces of some kinds have, by the name of the kind."""
+
+    def of_kind(system: AnySystem, trace: Trace) -> Trace:
+        without = less.get(kind_of_config(trace.geometry).name)
+        return trace if without is None else without(system, trace)
+
+    return of_kind
 
 
 # What a trace may need, and the trace without it. Which turns are rejected depends on the ends before.
-_NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
+_NEEDS: dict[str, _Less] = {
     "a retract": partial(_none_of, Retract),
     "an abort": partial(_none_of, Abort),
     "a finish": partial(_none_of, Finish),
@@ -190,22 +184,24 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a received prompt": _nothing_received,
     "a next turn": partial(_none_of, More),
     "a reset of the cache": partial(_none_of, ResetCache),
-    "drafts": partial(_engine_without, drafts=0, eagle=False),
-    "a window": _no_window,
-    "hits within a block": partial(_engine_without, match=0),
-    "checkpoints within a chunk": partial(_engine_without, checkpoints=0),
-    "chunks of several blocks": partial(_engine_without, chunk_blocks=1),
-    "chunks that go on": _no_chunks,
-    "a small host": _host_room,
-    "a storage": _no_storage,
-    "recurrent state": _no_state,
-    "a setting": _no_setting,
+    "drafts": _of_kinds(blocks=partial(_sized, drafts=0, eagle=False)),
+    "a window": _of_kinds(blocks=_no_window_of_groups, tiers=_no_window_of_a_tree),
+    "hits within a block": _of_kinds(blocks=partial(_sized, match=0)),
+    "checkpoints within a chunk": _of_kinds(blocks=partial(_sized, checkpoints=0)),
+    "chunks of several blocks": _of_kinds(blocks=partial(_sized, chunk_blocks=1)),
+    "chunks that go on": _of_kinds(tiers=_no_chunks),
+    "a small host": _of_kinds(tiers=_host_room),
+    "a storage": _of_kinds(tiers=_no_storage),
+    "recurrent state": _of_kinds(
+        rows=partial(_no_state, tracks=False), tiers=partial(_no_state, host_states=0)
+    ),
+    "a setting": _of_kinds(rows=partial(_sized, settings=())),
     "a reset of host memory": partial(_none_of, ResetConnector),
     "a failed load": partial(_none_of, Fail),
-    "priorities": partial(_engine_without, priority=False),
-    "a limit of a prefill": partial(_engine_without, long_prefill=0),
+    "priorities": _of_kinds(blocks=partial(_sized, priority=False)),
+    "a limit of a prefill": _of_kinds(blocks=partial(_sized, long_prefill=0)),
     "a text longer than the model": _no_longer_text,
-    "pools that run full": _room,
+    "pools that run full": _of_kinds(rows=_room_for_rows, blocks=_room_for_texts),
     REJECTED: _no_rejected_turn,
 }
 

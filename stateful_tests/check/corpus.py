@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from reference import model
-from reference.blocks.config import EngineConfig
 from reference.commands import TREE_COMMANDS, Mode
 from reference.geometry import Geometry
-from reference.kinds import JudgedConfig
+from reference.kinds import kind_of_config
 from stateful_tests.coverage import situations as coverage
 from stateful_tests.traces.files import load as load_trace
 from stateful_tests.traces.notation import format_command, parse
@@ -42,8 +41,8 @@ class CorpusLine(NamedTuple):
     @property
     def machine(self) -> str:
         """The machine that drives such commands: sessions, tree or both."""
-        if isinstance(self.geometry, JudgedConfig):
-            return "clients" if isinstance(self.geometry, EngineConfig) else "tiers"
+        if machine := kind_of_config(self.geometry).machine:
+            return machine
         if not self.geometry.tree:
             return "sessions"
         return (

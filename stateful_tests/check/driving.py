@@ -22,6 +22,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import State
+from reference.kinds import kind_of_config
 from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
@@ -229,7 +230,7 @@ _lines = lru_cache(maxsize=4)(corpus.driven)
 def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     """A line of the corpus, by its number. Every other that a model stands beside is closed at its end."""
     line = lines_of(system, plan, config.mode)[example]
-    tracks = isinstance(line.geometry, Geometry) and line.geometry.tracks
+    tracks = kind_of_config(line.geometry).modelled and line.geometry.tracks
     if line.origin == FIXTURE and tracks and not system.capabilities.tracks:
         return  # of a release that tracks states: no situation that others lack
     try:
@@ -237,9 +238,8 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
         lockstep = _begun(system, line.geometry, config, driven)
         done: list[Any] = []
         can, commands = system.capabilities, iter(line.commands)
-        _carry_out(
-            lockstep, filter(can.offers, commands) if can.schedules else commands, done, driven
-        )
+        offered = filter(can.offers, commands) if can.system_kind.schedules else commands
+        _carry_out(lockstep, offered, done, driven)
         if example % 2:
             _end(lockstep, done, driven)
         found = violations(lockstep, done, "generated")

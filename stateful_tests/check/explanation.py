@@ -90,7 +90,7 @@ def counted_under(
     )
     if all(each.stands is Standing.KNOWN for each in (headline, *others)):
         return headline.under
-    if base is not None and not system.capabilities.schedules:
+    if base is not None and not system.capabilities.system_kind.schedules:
         return []
     if headline.stands is Standing.NEW and do_the_same(system, base, trace, violation):
         return []

@@ -8,7 +8,7 @@ from dataclasses import replace
 from impl.adapter import System
 from reference import model
 from reference.commands import Broken, Done
-from reference.kinds import JudgedConfig
+from reference.kinds import kind_of_config
 from stateful_tests.lockstep.lockstep import check_serial, replay
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.shrink.minimise import minimise
@@ -47,7 +47,7 @@ def shrunk(system: System, run: Run, clause: str) -> Run:
 def _stating(system: System, trace: Trace, clause: str) -> Run:
     """The trace with stated outcomes, replayed: without them where the system's own choices decide."""
     # nobody else says what is done: it schedules by itself
-    if isinstance(trace.geometry, JudgedConfig):
+    if not kind_of_config(trace.geometry).modelled:
         rows = replay(system, replace(trace, expected=())).rows
         outcomes = ((at, row.outcome) for at, row in enumerate(rows))
         stated = tuple((at, outcome) for at, outcome in outcomes if not isinstance(outcome, Broken))
@@ -108,7 +108,7 @@ def fixture(
                 f"violates {run.violation.clause} first on {faulty.name}, not {clause}"
             )
         made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
-    made = made if isinstance(made.geometry, JudgedConfig) else _stated(made)
+    made = _stated(made) if kind_of_config(made.geometry).modelled else made
     for system in healthy:
         violation = replay(system, made).violation
         if violation is not None:

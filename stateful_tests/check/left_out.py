@@ -9,25 +9,36 @@ from typing import Any
 from impl.adapter import UnusableImplementation
 from reference.geometry import GeometryError
 from stateful_tests.check.corpus import CorpusLine
+from stateful_tests.check.counted import offers_all
 from stateful_tests.check.driving import lines_of
 from stateful_tests.check.tiers import Plan, fit_sizes, for_system, sizes_for
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 
 
-def left_out(system: Any, base: Any, asked: Plan, unfit: Collection[str]) -> dict[str, str]:
+def left_out(
+    system: Any, base: Any, asked: Plan, unfit: Collection[str], *, guessed: bool = False
+) -> dict[str, str]:
     """What of a plan runs on the base and not on the system -> why not. asked: the plan before it was made
-    to fit the system; unfit: situations with a line that the system cannot be driven through."""
+    to fit the system; unfit: situations with a line that the system cannot be driven through. guessed: the
+    base is the nearest release. A tree between two releases offers what its facts have, so what it does not
+    offer is no loss; what it offers and its own code refuses is one.
+    """
     found: dict[str, str] = {}
     plan, of_base = for_system(asked, system), for_system(asked, base)
     for name in of_base.presets:
+        if guessed and name not in plan.presets:
+            continue
         why = _refusal(system, plan, name)
         if why is not None and _refusal(base, of_base, name) is None:
             found[f"preset {name}"] = why
-    if missing := sorted(base.capabilities.commands - system.capabilities.commands):
+    missing = sorted(base.capabilities.commands - system.capabilities.commands)
+    if missing and not guessed:
         found[f"commands {', '.join(missing)}"] = "the adapter does not offer them here"
     reasons: Counter[str] = Counter()
     for line in _lines(system, plan, unfit):
+        if guessed and not offers_all(system, line):
+            continue
         if _reason(base, line) is None and (why := _reason(system, line)) is not None:
             reasons[why] += 1
     for why, count in reasons.items():

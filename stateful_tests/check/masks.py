@@ -20,7 +20,7 @@ from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from impl.process.failures import kind_of
 from impl.process.remote_system import DoesNotStart
 from reference.commands import Refused
-from reference.geometry import Geometry
+from reference.kinds import kind_of_config
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.causes import Needs, needs
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
@@ -105,7 +105,7 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
     clause: only those that violate it. What a trace needs is left out where a base judges violations. Raises
     DoesNotStart where the system does not load.
     """
-    judged = base is not None and not system.capabilities.schedules
+    judged = base is not None and not system.capabilities.system_kind.schedules
     named, *ways = system.name.split("+")
     engine = named.partition("==")[0].removesuffix("@checkout")
     release = release_of(system)
@@ -117,7 +117,7 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
         there, fixed, breaks, unplayed = [], [], set(), ""
         instead: dict[str, None] = {}
         loaded = [(file, load(FOLDER / file)) for file in fault.traces]
-        sizes = [t.geometry for _, t in loaded if isinstance(t.geometry, Geometry)]
+        sizes = [t.geometry for _, t in loaded if kind_of_config(t.geometry).modelled]
         if sizes and not any(map(system.capabilities.keeps_states, sizes)):
             continue  # of recurrent states, which the release has not in this way
         for file, trace in loaded:
@@ -295,7 +295,7 @@ def _refusals(run: Run) -> list[bool]:
 
 def _parted(system: AnySystem, run: Run) -> bool:
     """Whether the base has refused what the system carried out; one that schedules by itself may."""
-    if system.capabilities.schedules:
+    if system.capabilities.system_kind.schedules:
         return False
     try:
         pairs = zip(_refusals(replay(system, run.trace)), _refusals(run))
@@ -316,7 +316,7 @@ def do_the_same(
     """Whether an engine that schedules by itself and its base run, give out and publish the same in each
     command of a trace, up to a violation: what the engine violates there is then of no other schedule.
     What they store on a host may differ: a store of too much is a fault of the engine alone."""
-    if base is None or not system.capabilities.schedules:
+    if base is None or not system.capabilities.system_kind.schedules:
         return False
     ends = replace(trace, commands=trace.commands[: violation.step + 1])
     try:

@@ -13,14 +13,14 @@ from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from reference.blocks.config import ENGINE_PRESETS
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, GeometryError, preset
-from reference.kinds import JUDGED_PRESETS, JudgedConfig
+from reference import kinds
+from reference.kinds import JUDGED_PRESETS, kind_of_config
 from reference.tiers.config import TIER_PRESETS
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.lockstep import check_fits
+from stateful_tests.lockstep.lockstep import check_fits, lockstep_of
 
-CLIENTS = "clients"  # the machine that drives engines which schedule by themselves
-TIERED = "tiers"  # the one that drives trees with a host tier
+CLIENTS, TIERED = kinds.BLOCKS.machine, kinds.TIERS.machine
 _PAGE_SIZES = [1 << power for power in range(9)]
 CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 
@@ -116,28 +116,13 @@ def plan(
 
 def for_system(plan: Plan, system: AnySystem) -> Plan:
     """The plan for this kind of system, without the machines and presets of others that nobody named."""
-    machines, presets = (tuple(MACHINES), tuple(PRESETS))
-    if system.capabilities.schedules:
-        machines, can = (CLIENTS,), system.capabilities
-        presets = tuple(
-            name
-            for name, config in ENGINE_PRESETS.items()
-            if config.connects == can.connects and (can.recurrent or not config.recurrent)
-        )
-    if system.capabilities.tiers:
-        machines, can = (TIERED,), system.capabilities
-        presets = tuple(
-            name
-            for name, sizes in TIER_PRESETS.items()
-            if (can.storage or not sizes.storage)
-            and (can.receives or not sizes.decode)
-            and (can.recurrent or not sizes.states)
-        )
-    if not system.capabilities.judged_alone:
-        presets = tuple(name for name in PRESETS if system.capabilities.keeps_states(PRESETS[name]))
+    can = system.capabilities
     if plan.presets == tuple(PRESETS):
-        plan = replace(plan, presets=presets)
-    return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan
+        plan = replace(plan, presets=lockstep_of(can.system_kind).presets_for(can))
+    machine = can.system_kind.machine
+    if machine and plan.machines == tuple(MACHINES):
+        plan = replace(plan, machines=(machine,))
+    return plan
 
 
 def sizes_for(machine: str, name: str) -> Any:
@@ -157,7 +142,7 @@ def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False
     missing = {"Match", "Insert"} - can.commands
     if machine == "tree" and missing:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
-    if exactly or isinstance(sizes, JudgedConfig) or can.judged_alone:
+    if exactly or not kind_of_config(sizes).modelled or not can.system_kind.modelled:
         check_fits(system, sizes)
         return taken(system, [sizes])
     if sizes.window is not None and not can.swa:

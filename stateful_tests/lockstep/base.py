@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from impl.adapter import AnySystem, UnusableImplementation
+from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, described, said_of
 from impl.process.wire import checked
 from reference.clauses import Clause
@@ -32,6 +32,7 @@ class AnyLockstep(ABC):
     facts: Any
     step: Any
     judge: ClassVar[str]  # who says what the outcome of a command is
+    clauses: ClassVar[Mapping[str, Clause]]  # that judge a step
 
     def __init__(
         self,
@@ -50,6 +51,17 @@ class AnyLockstep(ABC):
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         # why there is no empty system, as the first command meets it
         self._unstarted: Broken | None = None
+
+    @staticmethod
+    @abstractmethod
+    def lacking(can: Capabilities, config: Any, commands: Sequence[Any]) -> str:
+        """What a system of this kind lacks for a run with these sizes and commands, in words such as "has no
+        SWA pool"; "" where it lacks nothing."""
+
+    @staticmethod
+    @abstractmethod
+    def presets_for(can: Capabilities) -> tuple[str, ...]:
+        """The presets that are meant for a system of this kind, by name."""
 
     @property
     @abstractmethod

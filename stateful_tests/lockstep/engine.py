@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from impl.adapter import EngineSystem
+from impl.adapter import Capabilities, EngineSystem
 from impl.process.failures import SystemFailed
 from impl.process.remote_system import StrangerSystem, WorkerSystem
 from impl.process.wire import copied_facts
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
 from reference.blocks.commands import EngineCommand, ResetCache
-from reference.blocks.config import EngineConfig
+from reference.blocks.config import ENGINE_PRESETS, EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused
@@ -30,21 +30,42 @@ class EngineLockstep(AnyLockstep):
     facts: BlockFacts
     step: BlockStep | None
     judge = "the engine says"
+    clauses = BLOCK_CLAUSES
 
     def __init__(
         self,
         system: EngineSystem,
         config: EngineConfig,
+        mode: Mode = Mode.FAITHFUL,
         *,
         tallies: dict[str, Tally] | None = None,
         refusals: Counter[str] | None = None,
         clause: str | None = None,
     ) -> None:
+        del mode  # it schedules by itself
         super().__init__(system, tallies, refusals, clause)
         self.texts = RequestTexts(config)
         self.facts = _NOTHING
         self._strange = not isinstance(system, WorkerSystem) or isinstance(system, StrangerSystem)
         self._start(config)
+
+    @staticmethod
+    def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
+        """Recurrent state, or a KV connector."""
+        if config.recurrent and not can.recurrent:
+            return "is driven without recurrent state: the trace has it"
+        if config.connects and not can.connects:
+            return "is driven without a KV connector: the trace has one (of vLLM: +offload)"
+        return ""
+
+    @staticmethod
+    def presets_for(can: Capabilities) -> tuple[str, ...]:
+        """An engine with a connector is driven with one."""
+        return tuple(
+            name
+            for name, config in ENGINE_PRESETS.items()
+            if config.connects == can.connects and not EngineLockstep.lacking(can, config, ())
+        )
 
     @property
     def config(self) -> tuple[EngineConfig, Mode]:
@@ -80,7 +101,7 @@ class EngineLockstep(AnyLockstep):
             texts.bearers,
             texts.in_use,
         )
-        self._judge(step, broken(step, self.waived), BLOCK_CLAUSES.values())
+        self._judge(step, broken(step, self.waived), self.clauses.values())
         return self._count(outcome)
 
     def _look(self) -> None:

@@ -7,6 +7,7 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,7 @@ from impl.process.failures import SystemFailed, of_a_command
 from impl.process.remote_system import WorkerSystem
 from impl.process.wire import copied
 from reference import model
-from reference.blocks.clauses import BLOCK_CLAUSES
-from reference.blocks.config import EngineConfig
-from reference.kinds import JudgedConfig
-from reference.tiers.clauses import TIER_CLAUSES
-from reference.tiers.config import TierConfig
+from reference.kinds import BLOCKS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
@@ -29,7 +26,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.failures import Failure
-from reference.geometry import Geometry
+from reference.geometry import PRESETS, Geometry
 from reference.state import Phase, RunConfig, State, full_pages, holders, swa_pages
 from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.base import AnyLockstep
@@ -77,6 +74,7 @@ class Lockstep(AnyLockstep):
     facts: Facts
     step: Step | None
     judge = "the rules say"
+    clauses = CLAUSES
 
     def __init__(
         self,
@@ -97,6 +95,32 @@ class Lockstep(AnyLockstep):
         self._view = abstraction.NOTHING
         self.facts = abstraction.facts_of(self._view, geometry)
         self._start(geometry)
+
+    @staticmethod
+    def lacking(can: Capabilities, config: Geometry, commands: Sequence[Command]) -> str:
+        """What it lacks of pools, trees, states and kinds of commands."""
+        kinds = {type(c).__name__ for c in commands}
+        tracked = " that is tracked inside a text" if config.tracks else ""
+        lacks = {
+            "has no variant without SWA (window null)": config.window is None and not can.full_only,
+            f"has no SWA pool, and a window of {config.window} needs one": (
+                config.window is not None and not can.swa
+            ),
+            "has no radix tree": config.tree and not can.tree,
+            "has no variant without a radix tree": not config.tree and not can.no_tree,
+            "has no tree of bigrams": config.bigram and not can.bigram,
+            f"has no recurrent state{tracked}": not can.keeps_states(config),
+            f"does not offer {', '.join(sorted(kinds - can.commands))}": kinds - can.commands,
+            "cannot mix decode and spec_decode in one run": (
+                not can.mixed_decode and "Decode" in kinds and kinds & {"SpecDecode", "Launch"}
+            ),
+        }
+        return next((words for words, lacking in lacks.items() if lacking), "")
+
+    @staticmethod
+    def presets_for(can: Capabilities) -> tuple[str, ...]:
+        """Those with states only for what keeps states; the rest is fitted to the system."""
+        return tuple(name for name, sizes in PRESETS.items() if can.keeps_states(sizes))
 
     @property
     def config(self) -> RunConfig:
@@ -181,20 +205,31 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
     """One empty tally per clause; can: of those that such a system can violate."""
     if can is None:
         return {name: Tally() for name in CLAUSES}
-    clauses = TIER_CLAUSES if can.tiers else BLOCK_CLAUSES if can.schedules else CLAUSES
     there = {
         "tree": can.tree,
         "window": can.swa,
         "states": can.recurrent or can.tracks,
         "tracks": can.tracks,
-        "tier": can.tiers or can.connects,
+        "tier": can.system_kind is TIERS or can.connects,
     }
     return {
         name: Tally()
-        for name, clause in clauses.items()
+        for name, clause in lockstep_of(can.system_kind).clauses.items()
         if all(there[need] for need in clause.needs)
         and (clause.of >= {*COMMANDS} or any(kind.__name__ in can.commands for kind in clause.of))
     }
+
+
+_LOCKSTEPS: dict[str, Any] = {
+    kind.name: lockstep
+    for kind, lockstep in ((ROWS, Lockstep), (BLOCKS, EngineLockstep), (TIERS, TierLockstep))
+}
+
+
+def lockstep_of(kind: Kind) -> type[AnyLockstep]:
+    """How the systems of a kind run."""
+    run: type[AnyLockstep] = _LOCKSTEPS[kind.name]
+    return run
 
 
 def lockstep_on(
@@ -205,73 +240,30 @@ def lockstep_on(
     **counts: Any,
 ) -> AnyLockstep:
     """A run of any system. clause, counts (tallies, refusals): as of AnyLockstep."""
-    on: Any = system
-    if isinstance(geometry, TierConfig):
-        return TierLockstep(on, geometry, clause=clause, **counts)
-    if isinstance(geometry, EngineConfig):
-        return EngineLockstep(on, geometry, clause=clause, **counts)
-    return Lockstep(on, geometry, mode, clause=clause, **counts)
+    run: AnyLockstep = _LOCKSTEPS[kind_of_config(geometry).name](
+        system, geometry, mode, clause=clause, **counts
+    )
+    return run
 
 
 def check_fits(
     system: AnySystem, geometry: Geometry | JudgedConfig, commands: tuple[Command, ...] = ()
 ) -> None:
     """Raise UnusableImplementation when the system cannot be driven through this."""
-    can = system.capabilities
-    if isinstance(geometry, EngineConfig):
-        if not can.schedules:
-            raise UnusableImplementation(
-                f"{system.name} is driven batch by batch: the trace is of an engine"
-            )
-        if geometry.recurrent and not can.recurrent:
-            raise UnusableImplementation(
-                f"{system.name} is driven without recurrent state: the trace has it"
-            )
-        if geometry.connects and not can.connects:
-            needs = "the trace has one (of vLLM: +offload)"
-            raise UnusableImplementation(f"{system.name} is driven without a KV connector: {needs}")
-        return
-    if isinstance(geometry, TierConfig):
-        if not can.tiers:
-            needs = "the trace needs sglang==VERSION+hicache"
-            raise UnusableImplementation(f"{system.name} has no host tier: {needs}")
-        if geometry.storage and not can.storage:
-            raise UnusableImplementation(
-                f"{system.name} is not driven with a storage behind the host"
-            )
-        if geometry.decode and not can.receives:
-            raise UnusableImplementation(
-                f"{system.name} is not driven as a server that only decodes"
-            )
-        if geometry.states and not can.recurrent:
-            raise UnusableImplementation(f"{system.name} is not driven with recurrent state")
-        return
-    if can.tiers:
-        raise UnusableImplementation(
-            f"{system.name} is driven with its host tier, which the trace has not"
-        )
-    if can.schedules:
-        raise UnusableImplementation(
-            f"{system.name} schedules by itself: the trace gives it each batch"
-        )
-    if geometry.window is None and not can.full_only:
-        raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
-    if geometry.window is not None and not can.swa:
-        needs = f"and a window of {geometry.window} needs one"
-        raise UnusableImplementation(f"{system.name} has no SWA pool, {needs}")
-    if not (can.tree if geometry.tree else can.no_tree):
-        lacks = "radix tree" if geometry.tree else "variant without a radix tree"
-        raise UnusableImplementation(f"{system.name} has no {lacks}")
-    if geometry.bigram and not can.bigram:
-        raise UnusableImplementation(f"{system.name} has no tree of bigrams")
-    if not can.keeps_states(geometry):
-        kept = " that is tracked inside a text" * geometry.tracks
-        raise UnusableImplementation(f"{system.name} has no recurrent state{kept}")
-    kinds = {type(c).__name__ for c in commands}
-    if missing := sorted(kinds - can.commands):
-        raise UnusableImplementation(f"{system.name} does not offer {', '.join(missing)}")
-    if not can.mixed_decode and "Decode" in kinds and kinds & {"SpecDecode", "Launch"}:
-        raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
+    can, kind = system.capabilities, kind_of_config(geometry)
+    if can.system_kind is not kind:
+        needs = f": the trace needs {_EXAMPLES[kind.name]}"
+        raise UnusableImplementation(f"{system.name} {can.system_kind.words}{needs}")
+    if lacks := lockstep_of(kind).lacking(can, geometry, commands):
+        raise UnusableImplementation(f"{system.name} {lacks}")
+
+
+# What can be driven through a trace of each kind.
+_EXAMPLES = {
+    ROWS.name: "a system that is given each batch, such as torch or sglang==VERSION",
+    BLOCKS.name: "an engine that schedules by itself, such as vllm==VERSION",
+    TIERS.name: "a host tier, such as sglang==VERSION+hicache",
+}
 
 
 def _mixed(state: State, batch: Extend) -> bool:

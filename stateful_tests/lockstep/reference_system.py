@@ -23,6 +23,7 @@ from reference.state import (
 )  # fmt: skip
 from reference.states import chained, stamp_after
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
+from reference.kinds import ROWS
 from reference.remembered import remembered
 from reference.radix_tree import Key, Tree, state_paths
 
@@ -31,7 +32,9 @@ class ReferenceSystem:
     """`model.step` behind the adapter. Pages are assigned where the state says that one is owned."""
 
     name = "reference"
-    capabilities = Capabilities(mixed_batches=True, swa_tail=True, bigram=True, recurrent=True)
+    capabilities = Capabilities(
+        kind=ROWS.name, mixed_batches=True, swa_tail=True, bigram=True, recurrent=True
+    )
 
     def reset(self, geometry: Geometry) -> None:
         self.state: State = model.initial(geometry)

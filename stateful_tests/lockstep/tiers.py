@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from impl.adapter import Capabilities
 from reference.clauses import Clause
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
 from reference.prefix_cache import path_text
 from reference.tiers.clauses import TIER_CLAUSES, TierStep, broken
 from reference.tiers.commands import TierCommand
-from reference.tiers.config import TierConfig
-from reference.tiers.facts import Slots, TierFacts, TierNode
+from reference.tiers.config import TIER_PRESETS, TierConfig
+from reference.tiers.facts import NO_SLOTS, Slots, TierFacts, TierNode
 from reference.tiers.locks import LockRanges
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.results import Row, Tally
+
+
+_NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)
 
 
 class TierMoment(NamedTuple):
@@ -33,20 +37,40 @@ class TierLockstep(AnyLockstep):
     facts: TierFacts
     step: TierStep | None
     judge = "the tree says"
+    clauses = TIER_CLAUSES
 
     def __init__(
         self,
         system: Any,
         config: TierConfig,
+        mode: Mode = Mode.FAITHFUL,
         *,
         tallies: dict[str, Tally] | None = None,
         refusals: Counter[str] | None = None,
         clause: str | None = None,
     ) -> None:
+        del mode  # its users are a scheduler's
         super().__init__(system, tallies, refusals, clause)
         self.beside = LockRanges(config)
-        system.reset(config)
-        self._look()
+        self.facts = _NOTHING
+        self._start(config)
+
+    @staticmethod
+    def lacking(can: Capabilities, config: TierConfig, _: Sequence[TierCommand]) -> str:
+        """A storage, the queues of a server that only decodes, or recurrent state."""
+        lacks = {
+            "is not driven with a storage behind the host": config.storage and not can.storage,
+            "is not driven as a server that only decodes": config.decode and not can.receives,
+            "is not driven with recurrent state": config.states and not can.recurrent,
+        }
+        return next((words for words, lacking in lacks.items() if lacking), "")
+
+    @staticmethod
+    def presets_for(can: Capabilities) -> tuple[str, ...]:
+        """All that it can be built with."""
+        return tuple(
+            name for name, sizes in TIER_PRESETS.items() if not TierLockstep.lacking(can, sizes, ())
+        )
 
     @property
     def config(self) -> tuple[TierConfig, Mode]:
@@ -66,7 +90,7 @@ class TierLockstep(AnyLockstep):
         if isinstance(outcome, Done):
             self.beside.note(command)
         self.step = self._step(command, not isinstance(outcome, Done), before)
-        self._judge(self.step, broken(self.step, self.waived), TIER_CLAUSES.values())
+        self._judge(self.step, broken(self.step, self.waived), self.clauses.values())
         return self._count(outcome)
 
     def _step(self, command: TierCommand, refused: bool, before: TierFacts) -> TierStep:

@@ -11,9 +11,10 @@ from typing import Any
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import kind_of
 from impl.process.remote_system import WorkerSystem
-from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.config import LayerGroup
 from reference.geometry import GeometryError
-from reference.tiers.config import POLICIES, TierConfig
+from reference.kinds import BLOCKS, ROWS, TIERS, kind_of_config
+from reference.tiers.config import POLICIES
 from stateful_tests.lockstep.lockstep import driven_through, replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
@@ -93,10 +94,11 @@ def _shrink_commands(
 
 def _shrink_sizes(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """The smallest sizes, of an engine the plainest configuration, with which the clause still fails."""
-    if isinstance(trace.geometry, EngineConfig):
-        return _shrink_config(failing, trace)
-    if isinstance(trace.geometry, TierConfig):
-        return _shrink_tiers(failing, trace)
+    return _SMALLER_SIZES[kind_of_config(trace.geometry).name](system, failing, trace)
+
+
+def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
+    """The smallest pools, pages and rows; no tree, states or settings where the clause needs none."""
     trace = _shrink_size(failing, trace, "bigram")
     if system.capabilities.no_tree and not trace.geometry.bigram:
         trace = _shrink_size(failing, trace, "tree")
@@ -166,7 +168,7 @@ _PLAIN = {
 }  # fmt: skip
 
 
-def _shrink_config(failing: Failing, trace: Trace) -> Trace:
+def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """The plainest configuration of an engine with which the clause still fails: groups, switches, sizes."""
 
     def tried(**changes: Any) -> bool:
@@ -200,7 +202,7 @@ def _shrink_config(failing: Failing, trace: Trace) -> Trace:
     return trace
 
 
-def _shrink_tiers(failing: Failing, trace: Trace) -> Trace:
+def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """The plainest tree with a host tier with which the clause still fails."""
     first = trace.geometry
     tries: list[dict[str, Any]] = [
@@ -251,6 +253,13 @@ def _scaled(trace: Trace, was: int) -> Trace:
     window = None if window is None else -(-window * size // was)
     commands = scaled(trace.commands, size, was)
     return replace(trace, geometry=replace(trace.geometry, window=window), commands=commands)
+
+
+_SMALLER_SIZES = {
+    ROWS.name: _shrink_geometry,
+    BLOCKS.name: _shrink_config,
+    TIERS.name: _shrink_tiers,
+}
 
 
 def failing_prefix(

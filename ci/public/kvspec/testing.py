@@ -221,12 +221,12 @@ def _system(make: Make) -> System:
 def _beside_a_model(make: Make) -> System:
     """A system that a machine can drive. Raises ValueError for another."""
     system = _system(make)
-    if system.capabilities.judged_alone:
+    kind = system.capabilities.system_kind
+    if not kind.modelled:
         if system is not make:
             system.close()
-        kind = "schedules by itself" if system.capabilities.schedules else "has a host tier"
         drives = "kvspec.machine drives systems that are given each batch; kvspec.check(make) checks this one"
-        raise ValueError(f"{system.name} {kind}: {drives}")
+        raise ValueError(f"{system.name} {kind.words}: {drives}")
     return system
 
 

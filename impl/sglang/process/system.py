@@ -15,6 +15,7 @@ from impl.sglang.releases import copied
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
 from reference.commands import Mode, Reason
+from reference.kinds import ROWS
 
 # What the driver plays. UnlockSwa is not there: the release decides when the SWA part of a lock goes, in
 # decode, where a setting has it do so.
@@ -41,6 +42,7 @@ class SGLangSystem(WorkerSystem):
     root: Path
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
+        kind=ROWS.name,
         commands=_DRIVEN,
         mixed_decode=False,
         mixed_batches=True,

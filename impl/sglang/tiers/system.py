@@ -15,6 +15,7 @@ from impl.sglang.releases.catalogue import detect, spec_of
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.api import require
 from reference.commands import Mode
+from reference.kinds import TIERS
 from reference.tiers.commands import TIER_COMMANDS, DecodeCommand, StorageCommand
 
 STORAGE = frozenset(kind.__name__ for kind in get_args(StorageCommand))
@@ -33,6 +34,7 @@ class TierSystem(WorkerSystem):
     remark = ""  # what the user of a checkout should know about how it is driven
     overlap = False
     capabilities = Capabilities(
+        kind=TIERS.name,
         commands=frozenset(kind.__name__ for kind in TIER_COMMANDS),
         modes=(Mode.FAITHFUL,),
         bigram=True,

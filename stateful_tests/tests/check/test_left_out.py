@@ -6,7 +6,7 @@ import pytest
 
 from ci.report import data as report
 from impl.adapter import UnusableImplementation
-from reference.commands import Mode
+from reference.commands import Mode, Retract
 from stateful_tests.check import campaign, corpus, tiers
 from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.left_out import left_out
@@ -69,6 +69,19 @@ def test_lines_of_the_corpus_that_the_tree_alone_refuses_are_counted():
     [(what, why)] = left_out(tree, base, PLAN, unfit).items()
     assert what.endswith("of the corpus") and why == "its config has no such pages"
     assert left_out(base, tree, PLAN, unfit) == {}
+
+
+def test_what_a_tree_between_releases_does_not_offer_is_no_loss():
+    """It is so by the facts that the tree has; what it offers and refuses is a loss all the same."""
+    lines = [line for line in corpus.load() if any(isinstance(c, Retract) for c in line.commands)]
+    unfit = {line.situation for line in lines if line.machine == "sessions"}
+    tree, base = Tree(), Tree("sglang==0.5.12")
+    can = tree.capabilities
+    tree.capabilities = replace(can, commands=can.commands - {"Retract"})
+    assert {*left_out(tree, base, PLAN, unfit)} > {"commands Retract"}
+    assert left_out(tree, base, PLAN, unfit, guessed=True) == {}
+    small = Tree(refused=lambda sizes: sizes.page_size == 4)
+    assert left_out(small, base, PLAN, unfit, guessed=True)
 
 
 @pytest.mark.parametrize("name", ["sglang==0.5.23", "torch"])
