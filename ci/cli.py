@@ -64,7 +64,7 @@ def cli(context: click.Context) -> None:
 
 for _command in (
     running.check, running.replay, traces.tree, traces.export,
-    adapters.init_adapter, authoring.shrink, authoring.new_fixture,
+    adapters.init_adapter, authoring.shrink, authoring.new_fixture, authoring.upgrade,
     searching.explore, searching.tour, searching.prove,
     servers.validate, servers.serve_check, servers.setup_server,
     catalogue.bugs, catalogue.clauses, catalogue.driven, documents.spec,

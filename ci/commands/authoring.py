@@ -1,4 +1,4 @@
-"""kvspec shrink and new-fixture: traces that are worth keeping."""
+"""kvspec shrink, new-fixture and upgrade: traces that are worth keeping."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from ci.commands.shared import (
-    ReportOut, SystemSelector, Unusable, force_option, load_trace, note, save_trace, system_options,
-    target_file, unusable,
+    ReportOut, SystemSelector, Unusable, force_option, json_option, load_trace, note, save_trace,
+    system_options, target_file, unusable,
 )  # fmt: skip
 
 
@@ -169,3 +169,25 @@ def new_fixture(
     )
     out.end(data)
     return 0
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@json_option
+def upgrade(out: ReportOut, files: tuple[str, ...]) -> int:
+    """Write traces of an older format in the present one.
+
+    Every FILE is read before the first is written. One of the present format is left as it is.
+    """
+    from stateful_tests.traces.files import is_old, read
+
+    found = [(file, load_trace(file)) for file in files]
+    old = [(file, trace) for file, trace in found if is_old(read(file))]
+    for file, trace in old:
+        save_trace(trace, Path(file))
+        out.console.print(f"upgraded {file}", soft_wrap=True)
+    left = len(files) - len(old)
+    out.console.print(f"{len(old)} upgraded, {left} of the present format already")
+    return out.end({
+        "format": "kvspec-upgrade", "version": 1, "upgraded": [file for file, _ in old], "left": left,
+    })  # fmt: skip

@@ -1,4 +1,4 @@
-"""Traces as files: JSON, header first, version 1. `fixtures/README.md` is the contract.
+"""Traces as files: JSON, header first, version 2. `fixtures/README.md` is the contract.
 
 A file is data from a stranger. It is measured before it is read, parsed straight into typed
 structs, and every way it can be wrong comes out as one line that names the file and the field.
@@ -23,12 +23,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct, UnsetType
 
-from reference.blocks.config import EngineConfig
 from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.commands import prompt_of as prompt_of
 from reference.commands import prompt_text as prompt_text
 from reference.geometry import Geometry, GeometryError
-from reference.kinds import JudgedConfig
+from reference.kinds import BLOCKS, KINDS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces import hints
@@ -63,14 +62,19 @@ class _Header(Struct):
 
     format: Any = None
     version: Any = None
-    engine: Any = None
+    kind: Any = None
+    engine: Any = None  # of version 1
 
 
 _HEADER = msgspec.json.Decoder(_Header)
-_FILE = msgspec.json.Decoder(TraceFile)
-# What a file is of, by its `engine`: batch by batch, or what facts and clauses judge alone.
-_FILES: dict[Any, Any] = {"sglang": msgspec.json.Decoder(TierTraceFile), None: _FILE}
-_ENGINE_FILE = msgspec.json.Decoder(EngineTraceFile)
+_FILES: dict[str, msgspec.json.Decoder[Any]] = {
+    ROWS.name: msgspec.json.Decoder(TraceFile),
+    BLOCKS.name: msgspec.json.Decoder(EngineTraceFile),
+    TIERS.name: msgspec.json.Decoder(TierTraceFile),
+}
+_CONFIGS: dict[str, Form] = {BLOCKS.name: CONFIG, TIERS.name: TIER_CONFIG}
+# A trace of version 1 has an engine in the place of a kind, and none where it gives each batch.
+_KINDS_BY_ENGINE = {None: ROWS, "vllm": BLOCKS, "sglang": TIERS}
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
@@ -133,12 +137,34 @@ def loads(data: bytes, name: str) -> Trace:
     with _one_line_errors(data, name, TraceFile):
         header = _HEADER.decode(data)
         _check_header(header, name)
-    named = header.engine if isinstance(header.engine, str | None) else ""
-    decoder: msgspec.json.Decoder[Any] = _FILES.get(named, _ENGINE_FILE)
+        kind = _kind_of_file(header, name)
+    decoder = _FILES[kind.name]
     with _one_line_errors(data, name, decoder.type):
-        file = decoder.decode(data)
+        file = decoder.decode(data if header.version == VERSION else _upgraded(data, kind))
         _reject_repeated_keys(data, name)
     return _trace(file, name)
+
+
+def is_old(data: bytes) -> bool:
+    """Whether the file of a trace, which can be read, is of an older version than it would be written in."""
+    return bool(_HEADER.decode(data).version != VERSION)
+
+
+def _kind_of_file(header: _Header, name: str) -> Kind:
+    if header.version == VERSION:
+        if not isinstance(header.kind, str) or header.kind not in KINDS:
+            raise TraceError(name, "$.kind", f"must be one of {', '.join(KINDS)}")
+        return KINDS[header.kind]
+    if not isinstance(header.engine, str | None) or header.engine not in _KINDS_BY_ENGINE:
+        raise TraceError(name, "$.engine", "must be vllm or sglang in a trace of version 1")
+    return _KINDS_BY_ENGINE[header.engine]
+
+
+def _upgraded(data: bytes, kind: Kind) -> bytes:
+    """A trace of version 1 in version 2: it says its kind, and not its engine."""
+    file = json.loads(data)
+    file.pop("engine", None)
+    return json.dumps(file | {"version": VERSION, "kind": kind.name}).encode()
 
 
 @contextmanager
@@ -171,10 +197,10 @@ def _check_header(header: _Header, name: str) -> None:
         raise TraceError(name, "$.format", f'must be "{FORMAT}": this is no trace of kvspec')
     if type(header.version) is not int:
         raise TraceError(name, "$.version", "must be a whole number")
-    if header.version != VERSION:
+    if header.version not in (1, VERSION):
         known = "newer than" if header.version > VERSION else "not what"
         raise TraceError(
-            name, "$.version", f"{header.version} is {known} this kvspec reads ({VERSION})"
+            name, "$.version", f"{header.version} is {known} this kvspec reads (1, {VERSION})"
         )
 
 
@@ -253,12 +279,12 @@ def _config_of(body: Any, form: Form, name: str) -> JudgedConfig:
 
 def _trace(file: TraceFile | EngineTraceFile | TierTraceFile, name: str) -> Trace:
     steps = [step_of(step) for step in file.steps]
-    if not isinstance(file, TraceFile):
-        form = CONFIG if isinstance(file, EngineTraceFile) else TIER_CONFIG
-        sizes: Geometry | JudgedConfig = _config_of(file.config, form, name)
-        mode, bug = Mode.FAITHFUL, None
+    if isinstance(file, TraceFile):
+        sizes: Geometry | JudgedConfig = geometry_of(file.geometry, name)
+        mode, bug = file.mode, file.bug
     else:
-        sizes, mode, bug = geometry_of(file.geometry, name), file.mode, file.bug
+        sizes = _config_of(file.config, _CONFIGS[file.kind], name)
+        mode, bug = Mode.FAITHFUL, None
     return Trace(
         geometry=sizes,
         mode=mode,
@@ -301,11 +327,11 @@ def dump(trace: Trace) -> str:
     Raises TraceError for a trace that the format cannot hold, such as a name of 40 characters.
     """
     stated = dict(trace.expected)
+    kind = kind_of_config(trace.geometry)
     header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "spec": SPEC_VERSION}
-    if isinstance(trace.geometry, JudgedConfig):
-        of_engine = isinstance(trace.geometry, EngineConfig)
-        engine, form = ("vllm", CONFIG) if of_engine else ("sglang", TIER_CONFIG)
-        header |= {"engine": engine, "config": form.write(trace.geometry), "origin": trace.origin}
+    header["kind"] = kind.name
+    if form := _CONFIGS.get(kind.name):
+        header |= {"config": form.write(trace.geometry), "origin": trace.origin}
     else:
         sizes = GeometryBody(**asdict(trace.geometry) | {"settings": dict(trace.geometry.settings)})
         header |= {"geometry": sizes, "mode": trace.mode, "origin": trace.origin, "bug": trace.bug}
@@ -360,7 +386,7 @@ def schema() -> dict[str, Any]:
     """The JSON Schema of a trace file, generated from the structs above."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "kvspec trace, version 1",
+        "title": "kvspec trace, version 2",
     }
     files = (TraceFile, EngineTraceFile, TierTraceFile)
     kinds, definitions = msgspec.json.schema_components(files, ref_template="#/$defs/{name}")

@@ -1,4 +1,4 @@
-"""The structs of the trace format, version 1: what may stand in a file, and within which bounds.
+"""The structs of the trace format, version 2: what may stand in a file, and within which bounds.
 
 The structs of commands are made from the dataclasses in `reference.commands`: a new command needs no line
 here. `files` reads and writes them; `fixtures/README.md` is the contract, the JSON Schema comes from here.
@@ -26,7 +26,7 @@ from reference.tiers.commands import TIER_COMMANDS
 from reference.tiers.config import TierConfig
 
 FORMAT = "kvspec-trace"
-VERSION = 1  # of both
+VERSION = 2  # of a trace; version 1, without a kind, is read as well
 MAX_BYTES = 16 << 20
 MAX_STEPS = 100_000
 MAX_LANES = 256
@@ -190,8 +190,9 @@ class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     """A whole file, fields in the order in which they are written."""
 
     format: Literal["kvspec-trace"]
-    version: Literal[1]
+    version: Literal[2]
     spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
+    kind: Literal["rows"]
     geometry: GeometryBody
     mode: Mode
     origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
@@ -209,9 +210,9 @@ class EngineTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     mode."""
 
     format: Literal["kvspec-trace"]
-    version: Literal[1]
+    version: Literal[2]
     spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
-    engine: Literal["vllm"]
+    kind: Literal["blocks"]
     config: ConfigBody
     origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
     steps: Annotated[list[EngineStep], Meta(max_length=MAX_STEPS)]
@@ -223,9 +224,9 @@ class TierTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     """The same of a tree with a host tier."""
 
     format: Literal["kvspec-trace"]
-    version: Literal[1]
+    version: Literal[2]
     spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
-    engine: Literal["sglang"]
+    kind: Literal["tiers"]
     config: TierConfigBody
     origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
     steps: Annotated[list[TierStep], Meta(max_length=MAX_STEPS)]

@@ -63,8 +63,9 @@ def document(**changes: Any) -> dict[str, Any]:
     small = PRESETS["page2"]
     made = {
         "format": "kvspec-trace",
-        "version": 1,
+        "version": 2,
         "spec": "1",
+        "kind": "rows",
         "geometry": {
             f.name: getattr(small, f.name) for f in fields(Geometry) if f.name != "settings"
         },
@@ -111,15 +112,38 @@ def test_the_header_comes_first_and_every_step_has_a_line():
         PRESETS["page2"], Mode.FREE, (Open("s1"), Submit("r1", "s1", 4)), expected=((0, Done()),)
     )
     lines = dump(trace).splitlines()
-    assert [re.match(r' *"?(\w*)', line)[1] for line in lines[1:11]] == [
-        "format", "version", "spec", "geometry", "mode", "origin", "bug", "clause", "story", "steps",
+    assert [re.match(r' *"?(\w*)', line)[1] for line in lines[1:12]] == [
+        "format", "version", "spec", "kind", "geometry", "mode", "origin", "bug", "clause", "story",
+        "steps",
     ]  # fmt: skip
-    assert lines[11:] == [
+    assert lines[12:] == [
         '    {"do": "open", "session": "s1", "expect": "done"},',
         '    {"do": "submit", "request": "r1", "session": "s1", "tokens": 4}',
         "  ]",
         "}",
     ]
+
+
+@pytest.mark.parametrize("file", [
+    "regressions/a_trim_frees_the_tail.json",
+    "releases/vllm-0.33.0/a_turn_that_ends_within_a_round_leaves_a_state_that_is_too_far.json",
+    "releases/sglang-0.5.18+hicache/a_split_loses_the_lock_on_swa_kv_of_the_host.json",
+])  # fmt: skip
+def test_a_trace_of_version_1_is_read_and_upgraded(file, tmp_path, kvspec):
+    """It has an engine in the place of a kind, and none where the trace gives each batch."""
+    now = (traces.FIXTURES / file).read_text()
+    old = json.loads(now) | {"version": 1}
+    engine = {"rows": None, "blocks": "vllm", "tiers": "sglang"}[old.pop("kind")]
+    old |= {"engine": engine} if engine else {}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(old))
+    assert load(path) == load(traces.FIXTURES / file)
+    code, out, _ = kvspec("upgrade", str(path), str(traces.FIXTURES / file))
+    assert code == 0 and "1 upgraded, 1 of the present format already" in out
+    assert path.read_text() == now
+    path.write_text(json.dumps(old))
+    code, _, said = kvspec("upgrade", str(path), str(tmp_path / "none.json"))
+    assert code == 2 and "none.json" in said and json.loads(path.read_text()) == old
 
 
 def test_a_prompt_is_a_compact_string():
@@ -180,8 +204,14 @@ def steps(*made: dict[str, Any]) -> dict[str, Any]:
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     (document(format="other"), "$.format: "),
     (document(version="1"), "$.version: must be a whole number"),
-    (document(version=7), "$.version: 7 is newer than this kvspec reads (1)"),
-    (document(version=0), "$.version: 0 is not what this kvspec reads (1)"),
+    (document(version=7), "$.version: 7 is newer than this kvspec reads (1, 2)"),
+    (document(version=0), "$.version: 0 is not what this kvspec reads (1, 2)"),
+    (document(kind="engine"), "$.kind: must be one of rows, blocks, tiers"),
+    (document(kind=MISSING), "$.kind: must be one of rows, blocks, tiers"),
+    (
+        document(version=1, engine="lmdeploy"),
+        "$.engine: must be vllm or sglang in a trace of version 1",
+    ),
     (document(mode="fast"), "$.mode: 'fast' is no value here; one of free, faithful"),
     (document(mode="faithfull"), "$.mode: 'faithfull' is no value here; did you mean faithful?"),
     (document(mode=MISSING), "$.mode: is missing: free or faithful"),
@@ -298,7 +328,7 @@ GOOD = json.dumps(document())
         (GOOD[:-1], "is not JSON: it ends too early"),
         (GOOD + "x", "is not JSON: "),
         (
-            GOOD.replace("1,", "1\n,,", 1),
+            GOOD.replace("2,", "2\n,,", 1),
             "is not JSON: object keys must be strings at line 2 column 2",
         ),
         (GOOD.replace('tokens": 4', 'tokens": NaN'), "is not JSON: "),
@@ -318,7 +348,7 @@ GOOD = json.dumps(document())
         (GOOD.encode("utf-16"), "is not UTF-8 (byte 0)"),
         ('{"x":' + "[" * 100_000, "is nested too deeply"),
         (
-            GOOD.replace("1,", '0, "x":' + "[" * 100_000 + "]" * 100_000 + ",", 1),
+            GOOD.replace("2,", '0, "x":' + "[" * 100_000 + "]" * 100_000 + ",", 1),
             "is nested too deeply",
         ),
         (GOOD[:-1] + ', "x": [' + "[]," * 4_000_000 + "[]]}", "$.x: unknown field"),
