@@ -144,10 +144,11 @@ def _fault_of_adapter(
     """Why the adapter does not fit, where that is what raised `error`."""
     message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     stands_in = type(getattr(error, "obj", None)).__module__.startswith(_OURS)
-    # Arguments that a stand-in does not take.
-    if called := re.match(r"TypeError: (\w+)\.\w+\(\)", message):
+    # Arguments that a stand-in does not take, or a stand-in that a library was given.
+    if named := re.search(r"^TypeError: (\w+)\.\w+\(\)|\bgot (\w+)|'(\w+)' object", message):
         ours = [vars(module) for name, module in sys.modules.items() if name.startswith(_OURS)]
-        stands_in = any(called[1] in names for names in ours)
+        kinds = (names.get(named[named.lastindex or 0]) for names in ours)
+        stands_in |= any(getattr(each, "__module__", "").startswith(_OURS) for each in kinds)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if stands_in and frame.name == "__getattr__" and file.is_relative_to(_IMPL):

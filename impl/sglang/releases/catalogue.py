@@ -80,14 +80,14 @@ def spec_of(release: type[Release0510]) -> str:
     )
 
 
-class Kind(NamedTuple):
+class Detected(NamedTuple):
     """What a checkout is taken for, and what its user should know about that, in a line or not at all."""
 
     release: type[Release0510]
     remark: str = ""
 
 
-def detect(root: Path) -> Kind:
+def detect(root: Path) -> Detected:
     """How the files under `root` (which holds `sglang/`) are driven: as the nearest release, and in each fact
     of the API as the release that they have it of.
 
@@ -111,7 +111,7 @@ def detect(root: Path) -> Kind:
         if without := [each for each in lacks if each.by == by]:
             why += f"; {cannot} ({probe.named(without)})"
     exact = near.lines == 0 and stated in (None, taken) and not lacks and not others
-    return Kind(release, "" if exact else f"{root}: {why}")
+    return Detected(release, "" if exact else f"{root}: {why}")
 
 
 def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:

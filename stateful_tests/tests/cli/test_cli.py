@@ -15,7 +15,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
 from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
-from stateful_tests.check import campaign, masks
+from stateful_tests.check import campaign, explanation
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.known_faults import known_faults
@@ -380,7 +380,7 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
         return Run(trace, system.name, ROWS, end)
 
     monkeypatch.setattr(lockstep, "replay", run)
-    monkeypatch.setattr(masks, "known_fault", lambda system, run: next(labels))
+    monkeypatch.setattr(explanation, "known_fault", lambda system, run: next(labels))
     code, out, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--json", "r.json")
     assert (code, fake.closed) == (1, 4) and lines(err)[
         -1

@@ -164,6 +164,11 @@ FAILS = {
                "    def prepare_for_extend(self):\n        from sglang.srt.layers import pages\n"
                "        assert pages.count(self) + 1\n", ""),
         "which uses a module that is not loaded (parts/modules.py)"),
+    "what a library is given that is no tensor": (
+        Mutant(BATCH, "    def prepare_for_extend(self):\n",
+               "    def prepare_for_extend(self):\n        from sglang.srt.layers import pages\n"
+               "        torch.cat([pages.count(self)])\n", ""),
+        "but got Inert at sglang/srt/managers/schedule_batch.py"),
 }  # fmt: skip
 
 
