@@ -72,7 +72,8 @@ WITH_TIERS = replace(
 )
 # Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
 UTILITIES = frozenset(
-    {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
+    {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_int64_tensor",
+     "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
      "get_bool_env_var", "get_num_new_pages", "next_power_of_2", "raise_error_or_warn"}
 )  # fmt: skip
 # Questions about the host in the same file: a CPU and nothing special; the second lot is so with a GPU.
