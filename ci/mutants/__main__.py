@@ -28,8 +28,8 @@ from stateful_tests.check import tiers
 @click.option(
     "--only",
     multiple=True,
-    metavar="PATH|NAME",
-    help="Mutants of this file or folder, or the one that is called so (repeatable).",
+    metavar="PATH|FILE:FUNCTION|NAME",
+    help="Mutants of this file, folder or function, or the one that is called so (repeatable).",
 )
 @click.option(
     "--sample", "size", type=click.IntRange(1), metavar="N", help="Draw so many. [default: all]"

@@ -144,13 +144,19 @@ def area_of(mutant: Mutant) -> Area | None:
 
 
 def sample(only: tuple[str, ...], size: int | None, seed: int) -> tuple[list[Mutant], int]:
-    """Mutants of `only` (files or folders from the root, or names; all there are), and of how many. Which are
-    drawn, and their order, follow from the seed and their names: what changes elsewhere moves none."""
+    """Mutants of `only` (files or folders from the root, functions such as FILE:Class.name, or names of
+    mutants; all there are), and of how many. Which are drawn, and their order, follow from the seed and their
+    names: what changes elsewhere moves none."""
     found: dict[str, Mutant] = {}
     for selection in only or [area.folder for area in AREAS]:
-        folder, _, name = selection.partition(" ")
+        place, _, name = selection.partition(" ")
+        folder, _, function = place.partition(":")
         known = [m for path in files(ROOT, folder) for m in _mutants(path) if area_of(m)]
-        wanted = {m.name: m for m in known if not name or m.name == selection}
+        if name:
+            known = [m for m in known if m.name == selection]
+        elif function:
+            known = [m for m in known if m.function == function]
+        wanted = {m.name: m for m in known}
         if not wanted:
             folders = ", ".join(area.folder for area in AREAS)
             raise NoMutants(

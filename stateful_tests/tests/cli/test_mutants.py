@@ -108,6 +108,14 @@ def test_no_new_one_survives(tmp_path):
     assert (data["survived"], len(data["mutants"])) == (0, 5)
 
 
+def test_the_mutants_of_one_function_are_taken():
+    file = "reference/clauses/lifecycle.py"
+    of_function, _ = judging.sample((f"{file}:_close_happens",), None, 0)
+    assert {mutant.function for mutant in of_function} == {"_close_happens"}
+    of_file, _ = judging.sample((file,), None, 0)
+    assert len(of_file) > len(of_function) > 1
+
+
 def test_a_survivor_is_shown(monkeypatch, capsys):
     monkeypatch.setattr(judging, "judge", lambda plan, limit, mutant: Noticed(""))
     name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
@@ -135,6 +143,7 @@ def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
     "arguments, says",
     [
         (["--only", "README.md"], "--only README.md: it has no mutant"),
+        (["--only", "reference/clauses/freed.py:none"], "freed.py:none: it has no mutant"),
         (["--only", "reference/commands.py"], "kernels.py, impl/torch_kv, reference/clauses"),
         (["--sample", "0"], "--sample"),
     ],
