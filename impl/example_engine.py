@@ -13,7 +13,6 @@ from reference.commands import (
     Admit, Command, Decode, Done, Extend, Finish, Outcome, Reason, Refused, Submit, token_id,
 )  # fmt: skip
 from reference.geometry import Geometry
-from reference.kinds import ROWS
 
 
 @dataclass
@@ -31,7 +30,7 @@ class ExampleEngine:
 
     name = "example"
     capabilities = Capabilities(
-        kind=ROWS.name,
+        kind="rows",
         commands=frozenset({"Submit", "Admit", "Extend", "Decode", "Finish"}),
         swa=False,
         tree=False,

@@ -20,7 +20,7 @@ from reference.tiers.config import TIER_PRESETS, TierConfig
 JudgedConfig = EngineConfig | TierConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A kind of system.
 

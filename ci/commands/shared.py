@@ -128,6 +128,11 @@ class SystemSelector:
             raise Unusable(f"--impl {self.impl}: {type(error).__name__}: {error}") from error
         if (remark := getattr(system, "remark", "")) and not quiet:
             note(remark)
+        if ":" in self.impl and not system.capabilities.kind and not quiet:
+            kind = system.capabilities.system_kind.name
+            note(
+                f'--impl {self.impl}: declares no kind. Its commands are of "{kind}": Capabilities(kind="{kind}")'
+            )
         if ":" in self.impl:
             with suppress(AttributeError):  # an adapter may have slots
                 system.close = partial(_closed, self.impl, system.close)  # type: ignore[method-assign]

@@ -1,0 +1,87 @@
+"""Kinds of systems: each is declared, has its own config and commands, and is driven in its own way."""
+
+from dataclasses import replace
+
+import pytest
+
+from impl.adapter import Capabilities, UnusableImplementation
+from impl.process.wire import capable
+from reference.commands import Mode
+from reference.kinds import BLOCKS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
+from stateful_tests.check import campaign, tiers
+from stateful_tests.lockstep.lockstep import check_fits, lockstep_of, new_tallies
+
+
+class FailsInReset:
+    """A system of any kind whose engine cannot be built."""
+
+    name = "broken"
+
+    def __init__(self, kind):
+        commands = frozenset(command.__name__ for command in kind.commands)
+        self.capabilities = Capabilities(
+            kind=kind.name, commands=commands, modes=(Mode.FAITHFUL,), recurrent=True, tracks=True,
+            storage=True, receives=True, bigram=True,
+        )  # fmt: skip
+
+    def reset(self, sizes):
+        raise RuntimeError("no pool")
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_reset_that_fails_is_a_finding_of_every_kind(kind):
+    result = campaign.run(FailsInReset(kind), replace(tiers.plan("smoke", seed=1), commands=60))
+    [finding] = result.findings
+    assert (result.exit_code, finding.clause, len(finding.run.trace.commands)) == (3, "BROKEN", 1)
+    assert "reset raises RuntimeError: no pool" in finding.run.violation.failure.observed
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_kind_is_what_its_config_and_its_commands_say(kind):
+    assert {kind_of_config(sizes) for sizes in kind.presets.values()} == {kind}
+    assert kind_by_commands(frozenset(command.__name__ for command in kind.commands)) is kind
+    can = FailsInReset(kind).capabilities
+    assert replace(can, kind="").system_kind is can.system_kind is kind
+    assert {*lockstep_of(kind).presets_for(can)} <= kind.presets.keys()
+    assert new_tallies(can).keys() <= lockstep_of(kind).clauses.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_trace_of_another_kind_does_not_fit(kind):
+    system = FailsInReset(kind)
+    for other in KINDS.values():
+        sizes = other.presets[next(iter(other.presets))]
+        if other is kind:
+            check_fits(system, replace(sizes, tree=True) if kind is ROWS else sizes)
+            continue
+        with pytest.raises(UnusableImplementation) as caught:
+            check_fits(system, sizes)
+        assert str(caught.value).startswith(f"broken {kind.words}: the trace needs ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("engine", "capabilities.kind: 'engine'; one of rows, blocks, tiers"),
+        (BLOCKS.name, "capabilities.kind: blocks: its commands are those of rows"),
+        (TIERS.name, "capabilities.kind: tiers: its commands are those of rows"),
+    ],
+)
+def test_a_kind_that_cannot_be_is_refused(kind, says):
+    with pytest.raises(TypeError, match=says):
+        capable(Capabilities(kind=kind))
+
+
+def test_an_adapter_that_declares_no_kind_is_told_which_it_has(kvspec, tmp_path):
+    engine = "from kvspec import *\nfrom impl import example_engine as e\nfrom dataclasses import replace\n"
+    engine += "def make():\n    made = e.make()\n"
+    engine += '    made.capabilities = replace(made.capabilities, kind="")\n    return made\n'
+    (tmp_path / "no_kind.py").write_text(engine)
+    code, _, said = kvspec("check", "--impl", "no_kind:make", "--examples", "2", "-j", "1")
+    assert code == 0
+    assert 'declares no kind. Its commands are of "rows": Capabilities(kind="rows")' in said
+    _, _, said = kvspec("check", "--impl", "impl.example_engine:make", "--examples", "2", "-j", "1")
+    assert "kind" not in said
