@@ -130,9 +130,8 @@ class SystemSelector:
             note(remark)
         if ":" in self.impl and not system.capabilities.kind and not quiet:
             kind = system.capabilities.system_kind.name
-            note(
-                f'--impl {self.impl}: declares no kind. Its commands are of "{kind}": Capabilities(kind="{kind}")'
-            )
+            declared = f'Capabilities(kind="{kind}")'
+            note(f'--impl {self.impl}: declares no kind. Its commands are of "{kind}": {declared}')
         if ":" in self.impl:
             with suppress(AttributeError):  # an adapter may have slots
                 system.close = partial(_closed, self.impl, system.close)  # type: ignore[method-assign]
