@@ -1,5 +1,6 @@
-"""Write the sketches of releases, by which `impl.nearest` finds the one that a checkout is nearest to, and
-the statements of the rules that the adapter of SGLang copies (impl/sglang/releases/copied.py).
+"""Write the sketches of releases, by which `impl.nearest` finds the one that a checkout is nearest to; the
+names that adapters use of them (`impl.used_names`); and the statements of the rules that the adapter of
+SGLang copies (impl/sglang/releases/copied.py).
 
 `python -m ci.sketches [ENGINE...]` reads every driven release of an engine; those that are not in the cache
 are fetched. Run it when a release is added.
@@ -12,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from impl import nearest
+from ci import adapter_names
+from impl import nearest, used_names
 from impl.sglang.releases import copied
+from stateful_tests.check.way_map import way_map
 from stateful_tests.lockstep import known_faults, systems
 from stateful_tests.lockstep.known_faults import Engine
 
@@ -76,6 +79,19 @@ def sketch_of(engine: Engine) -> nearest.Sketch:
     return nearest.Sketch(releases, tuple(files), lines)
 
 
+def names_of(engine: Engine) -> used_names.NameSketch:
+    """The names that an engine's adapter uses, with the driven releases that have them."""
+    releases = tuple(known_faults.releases(engine))
+    roots = [_root(f"{engine}=={release}") for release in releases]
+    files = {file for root in roots for file in driven_files(engine, root)} | way_map(engine).files
+    there = [used_names.words(root / file for file in files) for root in roots]
+    names = []
+    for name, ways in adapter_names.used(engine).items():
+        if mask := sum(1 << number for number, words in enumerate(there) if name in words):
+            names.append(used_names.UsedName(name, mask, ways))
+    return used_names.NameSketch(releases, tuple(sorted(files)), tuple(names))
+
+
 def driven_files(engine: Engine, root: Path) -> Iterator[str]:
     """The files of a release whose lines count."""
     for pattern in _FILES[engine]:
@@ -92,6 +108,7 @@ if __name__ == "__main__":
     wanted = sys.argv[1:]
     for name in [engine for engine in _FILES if not wanted or engine in wanted]:
         (nearest.FOLDER / f"{name}.txt").write_text(nearest.written(sketch_of(name)), "ascii")
+        used_names.write(name, names_of(name))
     if not wanted or "sglang" in wanted:
         roots = [_root(f"sglang=={release}") for release in known_faults.releases("sglang")]
         copied.FILE.write_text(copied.written(roots), "utf-8")

@@ -7,13 +7,13 @@ part that begins there are alternatives: the tree needs one of the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from impl import nearest as nearest_lines
-from impl import probe
+from impl import probe, used_names
 from impl.adapter import UnusableImplementation
 from impl.isolation import Bookkeeping
 from impl.nearest import Nearest, nearest
@@ -96,11 +96,14 @@ def facts(
     unwanted: Iterable[str] = (),
     release: str | None = None,
     names: Callable[[str], str] = str,
+    ways: Collection[str] = (used_names.PLAIN,),
+    renamed: Collection[str] = (),
 ) -> TreeParts:
     """Look up what the files under `root` have.
 
     wanted: parts that were asked for by name. unwanted: parts that this way does not use. release: what the
-    files are, if that is known. names: a table with the names that the tree has.
+    files are, if that is known. names: a table with the names that the tree has; renamed: those that it has
+    otherwise. ways: as options name them.
     """
     known = release is not None and release in tables.releases
     near = Nearest(release, 0) if release and known else nearest(tables.engine, root)
@@ -114,6 +117,7 @@ def facts(
             missing += _lost(found)
         if _has_all(found):
             parts.append(name)
+            missing += _other_way(found, root, tables, near.release)
         elif name not in unwanted and expected:
             torn = [step for step in found if step.there and not _holds(step, found)]
             missing += [line for step in torn for line in step.lacks]
@@ -121,6 +125,8 @@ def facts(
                 without.append(name)
             elif not torn:
                 missing += _lost(found)
+    if not known:
+        missing += used_names.not_given(tables.engine, root, near.release, ways, renamed)
     said = [tables.says[name] for name in without if tables.says.get(name)]
     return TreeParts(
         near,
@@ -136,6 +142,7 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     if not found.missing:
         return
     near, oldest, newest = found.near, tables.releases[0], tables.releases[-1]
+    named = probe.named(found.missing)
     guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
     taken = f"taken for {near.release}, the nearest release ({_lines(near.lines)})"
     if near.release == oldest and near.lines > _FAR:
@@ -143,7 +150,8 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
         raise UnusableImplementation(f"{name} {root}: {older}. Nothing was driven")
     if near.release == newest and near.lines:
         taken += f"; it may be newer than {newest}, the newest release that is driven"
-    raise UnusableImplementation(f"{name} {root}: {probe.named(found.missing)}; {taken}. {guide}")
+    others = used_names.also_lost(tables.engine, root, near.release, named)
+    raise UnusableImplementation(f"{name} {root}: {named}; {taken}{others}. {guide}")
 
 
 def _lines(count: int) -> str:
@@ -193,6 +201,26 @@ def _lost(steps: Sequence[PartStep]) -> list[probe.Missing]:
     lost = [step for step in steps if not _holds(step, steps)]
     later = [step for step in lost if not any(step.before == other.since for other in lost)]
     return [line for step in later for line in step.lacks]
+
+
+def _other_way(
+    steps: Sequence[PartStep], root: Path, tables: Tables, release: str
+) -> list[probe.Missing]:
+    """What a part lacks as the nearest release has it, though the tree has an alternative.
+
+    The names of an earlier alternative may be in later releases as well. So they tell nothing of a tree that
+    has no line of a neighbouring release: that one has renamed the later alternative.
+    """
+    if release not in tables.releases:
+        return []
+    at = tables.releases.index(release)
+    lacks: list[probe.Missing] = []
+    for step in steps:
+        begun = tables.releases.index(step.since) <= at
+        ended = step.before != "..." and tables.releases.index(step.before) <= at
+        if begun and not ended:
+            lacks += step.lacks
+    return [] if not lacks or leans(root, release, tables.engine) else lacks
 
 
 @lru_cache(maxsize=2)

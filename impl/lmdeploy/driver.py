@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from impl.adapter import Misfit, UnusableImplementation
+from impl.bare import bare
 from impl.lmdeploy.loading import CAPABILITIES, load
 from impl.lmdeploy.states import CheckpointedStates
 from impl.optional import either, optional
@@ -93,8 +94,8 @@ class LMDeployDriver(SelfSchedulingDriver):
             "InputsMakerAsync.preempt_invalid_decode_seqs",
             "InputsMakerAsync.deactivate_evict_seqs",
         )
-        self.loop = object.__new__(self._of["engine_loop"].EngineLoop)
-        vars(self.loop).update(
+        self.loop = bare(
+            self._of["engine_loop"].EngineLoop,
             scheduler=self.scheduler,
             seq_strategy=meta.strategy,
             inputs_maker=self.maker,

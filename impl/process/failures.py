@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Misfit, UnusableImplementation
+from impl.bare import is_bare
 
 # Our own folder, and what its modules are called: `impl`, or `kvspec.impl` where that is installed.
 _IMPL = Path(__file__).resolve().parents[1]
@@ -143,7 +144,8 @@ def _fault_of_adapter(
 ) -> str | None:
     """Why the adapter does not fit, where that is what raised `error`."""
     message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    stands_in = type(getattr(error, "obj", None)).__module__.startswith(_OURS)
+    asked = getattr(error, "obj", None)
+    stands_in = _is_ours(type(asked)) or is_bare(asked)
     # Arguments that a stand-in does not take, or a stand-in that a library was given.
     if named := re.search(r"^TypeError: (\w+)\.\w+\(\)|\bgot (\w+)|'(\w+)' object", message):
         ours = [vars(module) for name, module in sys.modules.items() if name.startswith(_OURS)]
@@ -165,6 +167,17 @@ def _fault_of_adapter(
                 return f"{message} {at}: the adapter has no value for the setting {found[0]} ({values})"
             return None
     return None
+
+
+def _is_ours(kind: type) -> bool:
+    """Whether a class is the adapter's; its driver may be what the worker runs."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__.startswith(_OURS) or (
+        kind.__module__ == "__main__"
+        and file is not None
+        and Path(file).resolve().is_relative_to(_IMPL)
+    )
 
 
 def kind_of(failure: str) -> str:

@@ -19,7 +19,7 @@ from typing import IO, Any, ClassVar
 
 import msgspec
 
-from impl import HOME
+from impl import HOME, used_names
 from impl.adapter import Capabilities, Misfit, UnusableImplementation, View
 from impl.process import child, wire
 from impl.process.failures import SystemFailed, stack
@@ -62,6 +62,7 @@ class WorkerSystem:
     name = ""
     capabilities = Capabilities()
     root: Path | None = None  # where the files of the system are, if that is one folder
+    release = ""  # of an engine, which it is or is driven as
     doubts: tuple[str, ...] = ()  # rules that the adapter plays, and that the files have otherwise
     launch: ClassVar[Callable[..., Any]] = subprocess.Popen
 
@@ -229,9 +230,10 @@ class WorkerSystem:
             wire.send(self._process.stdin, message)
         reply = self._receive(self.limits.timeout_s, what)
         if isinstance(reply, wire.WorkerFailure):
+            if reply.misfit:
+                raise Misfit(f"{reply.error}{self._also_lost(reply.error)}")
             if reply.unusable:
-                kind = Misfit if reply.misfit else UnusableImplementation
-                raise kind(reply.error)
+                raise UnusableImplementation(reply.error)
             self._broken = reply.error
             self._view = reply.view or self._view
         if isinstance(reply, wire.WorkerFailure | wire.StepReply):
@@ -239,6 +241,13 @@ class WorkerSystem:
             if self._calls is not None:
                 self._calls.update(reply.noted.called)
         return reply
+
+    def _also_lost(self, said: str) -> str:
+        """The further names that a checkout has lost, for a message that has `said` some."""
+        engine, of_checkout, _ = self.name.partition("@checkout")
+        if not of_checkout or self.root is None:
+            return ""
+        return used_names.also_lost(engine, self.root, self.release, said)
 
     def _receive(self, timeout_s: float, what: str) -> wire.Reply | None:
         """The worker's next reply; None where there is none, and why stands in `_broken`.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from impl.adapter import UnusableImplementation
+from impl.bare import bare
 from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.transformers_paging.loading import load
@@ -74,8 +75,8 @@ class PagingDriver(SelfSchedulingDriver):
         kind = self._of["scheduler"].FIFOScheduler
         self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
         offloading = self._of["offloading_manager"].OffloadingManager
-        self.processor = self._processor.__new__(self._processor)
-        vars(self.processor).update(
+        self.processor = bare(
+            self._processor,
             cache=self.cache,
             scheduler=self.scheduler,
             max_batch_tokens=self.cache.max_batch_tokens,

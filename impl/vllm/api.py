@@ -11,6 +11,7 @@ from pathlib import Path
 from impl import parts, probe
 from impl.adapter import UnusableImplementation
 from impl.renamed import in_uses, name_of
+from impl.used_names import PLAIN
 from impl.vllm.modules import VLLM
 
 # how an engine runs -> its name in `--impl`
@@ -205,9 +206,11 @@ def facts(
     unwanted = (frozenset() if v2 else _OF_V2) | (frozenset() if offloads else _OF_CONNECTORS)
     if not overlap:
         unwanted |= {"drafts in flight"}
-    names = partial(in_uses, names=renamed_in(root))
+    renamed = renamed_in(root)
+    names = partial(in_uses, names=renamed)
     asked = [part for part, is_wanted in wanted.items() if is_wanted]
-    return parts.facts(root, TABLES, VLLM, asked, unwanted, release, names)
+    ways = (PLAIN, *asked)
+    return parts.facts(root, TABLES, VLLM, asked, unwanted, release, names, ways, renamed)
 
 
 def renamed_in(root: Path) -> dict[str, str]:

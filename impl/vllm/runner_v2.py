@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from impl.bare import bare
 from impl.optional import optional
 from impl.vllm.bare_scheduler import Values, taken
 from impl.vllm.runner import ModelRunner, Ran
@@ -52,7 +53,7 @@ class ModelRunnerV2(ModelRunner):
                 optional(spec, "SlidingWindowSpec.num_retained_tokens", 0) for spec in specs
             ],
         }
-        self.worker = worker = runner.GPUModelRunner.__new__(runner.GPUModelRunner)
+        self.worker = worker = bare(runner.GPUModelRunner)
         worker.req_states = states.RequestState(**taken(states.RequestState.__init__, shape))
         worker.block_tables = tables.BlockTables(**taken(tables.BlockTables.__init__, shape))
         worker.input_buffers = self._batches.InputBuffers(

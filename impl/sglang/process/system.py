@@ -14,6 +14,7 @@ from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
 from impl.sglang.releases import copied
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
+from impl.used_names import lost
 from reference.commands import Mode, Reason
 from reference.kinds import ROWS
 
@@ -95,7 +96,12 @@ class SGLangSystem(WorkerSystem):
             self.root = release_root(version, STATES_ON_GPU if gpu and recurrent else "")
         release.require(self.root)
         self.name = name + "+overlap" * overlap
-        settings = settings_of(release.version, list(TABLE))
+        settings = dict(settings_of(release.version, list(TABLE)))
+        if path is not None:
+            for each in lost("sglang", self.root, release.version):
+                if settings.pop(each.name, None):
+                    default = f"this tree does not read {each.name}: it is driven with its default"
+                    self.doubts += (default,)
         self.capabilities = replace(
             self.capabilities,
             commands=self.capabilities.commands | (_LATE if overlap else frozenset()),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from impl import probe
+from impl import probe, used_names
 from impl.adapter import UnusableImplementation
 from impl.nearest import Nearest, distances, nearest
 from impl.sglang.releases.api import files
@@ -101,10 +101,11 @@ def detect(root: Path) -> Detected:
     if stated in TABLE and distances("sglang", root)[stated] == near.lines:
         taken = stated
     others, missing = facts_of(checkout, order, Nearest(taken, near.lines))
+    missing += used_names.not_given("sglang", root, taken, renamed=TABLE[taken].renamed)
     why = _why_taken(taken, near.lines, stated, others)
     lacks = [each for each in checkout.missing(taken, order) if each.by in _CANNOT]
     if missing:
-        why = _refusal([*missing, *lacks], why, taken, order)
+        why = _refusal([*missing, *lacks], why, taken, root)
         raise UnusableImplementation(f"sglang checkout {root}: {why}")
     release = composed(TABLE, taken, others)
     for by, cannot in _CANNOT.items():
@@ -130,9 +131,9 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
     return why
 
 
-def _refusal(missing: list[probe.Missing], why: str, taken: str, order: list[str]) -> str:
+def _refusal(missing: list[probe.Missing], why: str, taken: str, root: Path) -> str:
     """What is missing, and where to read on."""
-    named = probe.named(missing)
+    order, named = list(TABLE), probe.named(missing)
     if len(missing) > _STRANGE:
         named = f"{probe.named(missing[:1])} (and {len(missing) - 1} more)"
     age = ""
@@ -140,8 +141,9 @@ def _refusal(missing: list[probe.Missing], why: str, taken: str, order: list[str
         age = f"; it may be older than {taken}, the first release that is driven"
     elif taken == order[-1]:
         age = f"; it may be newer than {taken}, the last release that is driven"
+    others = used_names.also_lost("sglang", root, taken, named)
     follow = "CONTRIBUTING.md, 'A new release of SGLang', says how to follow it"
-    return f"{named}; {why}{age}. Nothing was driven: {follow}"
+    return f"{named}; {why}{age}{others}. Nothing was driven: {follow}"
 
 
 def stated_version(root: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from impl import probe
+from impl import probe, used_names
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.api import TIERED
@@ -19,15 +19,23 @@ FIRST_WITH_STATES = "0.5.22"  # the first whose recurrent state is driven
 _LOOSE = {"tombstones": "0.5.20", "host end": "0.5.22"}  # up to, not including
 
 
-def require(root: Path, name: str, release: str) -> None:
-    """Raise UnusableImplementation that names what the files under `root` lack of the release's host tier."""
+def require(root: Path, name: str, release: str, remark: str = "") -> None:
+    """Raise UnusableImplementation that names what the files under `root` lack of the release's host tier.
+
+    remark: of a checkout, for which release it was taken, "" for a release.
+    """
     table = tuple(probe.entries(TIERED))
     missing = probe.Checkout(root, "sglang/srt", WITH_TIERS, table).missing(release, list(TABLE))
-    if missing:
-        raise UnusableImplementation(
-            f"{name} {root}: {probe.named(missing)}. Nothing was driven: CONTRIBUTING.md, 'A new release of"
-            " SGLang', says how to follow it"
-        )
+    if remark:
+        renamed = TABLE[release].renamed
+        missing += used_names.not_given("sglang", root, release, ("hicache",), renamed)
+    if not missing:
+        return
+    named = probe.named(missing)
+    why = remark.removeprefix(f"{root}: ").partition(";")[0]
+    taken = f"; {why}{used_names.also_lost('sglang', root, release, named)}" if why else ""
+    follow = "CONTRIBUTING.md, 'A new release of SGLang', says how to follow it"
+    raise UnusableImplementation(f"{name} {root}: {named}{taken}. Nothing was driven: {follow}")
 
 
 def loose(release: str) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class TierSystem(WorkerSystem):
         if version is not None:
             self.root = release_root(version, DECODES if kind.receives else "")
         kind.require(self.root)
-        require(self.root, self.name, self.release)
+        require(self.root, self.name, self.release, self.remark)
 
     def command_line(self) -> list[str]:
         return [

@@ -1,0 +1,101 @@
+"""Names that adapters use of releases, by the syntax trees of the adapters (see `impl.used_names`)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import impl
+from impl.used_names import PLAIN
+
+FOLDERS = {
+    "sglang": "sglang",
+    "vllm": "vllm",
+    "lmdeploy": "lmdeploy",
+    "transformers": "transformers_paging",
+}
+# Parts of an adapter that a way alone uses: a piece of the file's path -> the way.
+_WAYS = {
+    "sglang/tiers/": "hicache",
+    "vllm/offload.py": "offload",
+    "vllm/bare_connectors.py": "offload",
+    "vllm/runner_v2.py": "v2",
+    "vllm/states_v2.py": "v2",
+}
+# What serve-check and the watcher use decides nothing.
+_APART = "sglang/server/"
+# Objects of ours that raise where a release asks for what they have not been given.
+_STAND_INS = {"Bag", "Values", "UNSET"}
+_GIVE = {"bare", "dict", "taken", "update"}  # calls whose keywords are names of the release
+_WORD = re.compile(r"[A-Za-z_]\w{2,}")
+
+
+def used(engine: str) -> dict[str, frozenset[str]]:
+    """Name -> the ways in which the adapter gives it to a release; none of a name that it reads."""
+    found: dict[str, frozenset[str]] = {}
+    for file, tree in _files(engine):
+        way = next((way for piece, way in _WAYS.items() if piece in file.as_posix()), PLAIN)
+        for name in _read(tree):
+            found.setdefault(name, frozenset())
+        for name in _given(tree):
+            found[name] = found.get(name, frozenset()) | {way}
+    return found
+
+
+def _files(engine: str) -> Iterator[tuple[Path, ast.Module]]:
+    for file in sorted((Path(impl.__file__).parent / FOLDERS[engine]).rglob("*.py")):
+        if _APART not in file.as_posix():
+            yield file, ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _read(tree: ast.Module) -> Iterator[str]:
+    """Names of attributes and arguments, and texts that may be names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if re.fullmatch(r"[\w.]+", node.value):  # also "Class.member"
+                yield from _WORD.findall(node.value)
+
+
+def _given(tree: ast.Module) -> Iterator[str]:
+    """Names that are stored in objects of others or given by keys of dictionaries."""
+    aside = {id(node) for each in ast.walk(tree) if _declares(each) for node in ast.walk(each)}
+    for node in ast.walk(tree):
+        if id(node) in aside:
+            continue
+        match node:
+            case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):
+                if not (isinstance(owner, ast.Name) and owner.id == "self"):
+                    yield name
+            case ast.Dict(keys=keys):
+                yield from filter(None, map(_name_in, keys))
+            case ast.Subscript(slice=ast.Constant(value=str(name)), ctx=ast.Store()):
+                yield name
+            case ast.Call(func=function, args=arguments, keywords=keywords):
+                called = ast.unparse(function).rpartition(".")[2]
+                if called in _GIVE:
+                    yield from (keyword.arg for keyword in keywords if keyword.arg)
+                if called in ("setattr", "delattr"):
+                    yield from filter(None, map(_name_in, arguments[1:2]))
+
+
+def _declares(node: ast.AST) -> bool:
+    """Whether a statement says what stand-ins have."""
+    targets = getattr(node, "targets", [getattr(node, "target", None)])
+    return any(isinstance(target, ast.Name) and target.id in _STAND_INS for target in targets)
+
+
+def _name_in(node: ast.AST | None) -> str:
+    """The name that a constant is; "" for anything else."""
+    if (
+        isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and _WORD.fullmatch(node.value)
+    ):
+        return node.value
+    return ""

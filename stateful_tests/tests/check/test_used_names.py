@@ -1,0 +1,150 @@
+"""A name that the adapter uses, and that a tree has renamed, is told before anything is driven."""
+
+import re
+
+import pytest
+
+from ci.adapter_names import used
+from impl import used_names
+from impl.adapter import UnusableImplementation
+from impl.bare import bare, is_bare
+from impl.fetch import cache_folder
+from impl.process.failures import Guarded
+from impl.used_names import NameSketch, UsedName, lost
+from stateful_tests.lockstep.known_faults import releases
+from stateful_tests.lockstep.systems import resolve
+
+# engine and way, release -> new names, and the names that the refusal tells.
+RENAMES = (
+    ("sglang", "0.5.23", {"alloc_extend": "allocate_extend"}, {"alloc_extend"}),
+    (
+        "sglang+hicache",
+        "0.5.23",
+        {"prefetch_threshold": "least_prefetch", "_kvcache": "_kv", "retraction_backup": "kept_copy"},
+        {"prefetch_threshold", "_kvcache", "retraction_backup"},
+    ),
+    (
+        "vllm",
+        "0.33.0",
+        {"num_speculative_blocks": "draft_blocks", "observability_config": "observed"},
+        {"num_speculative_blocks", "observability_config"},
+    ),
+    ("lmdeploy", "0.18.0", {"is_ssm": "has_state", "resp_queue": "answers"}, {"is_ssm", "resp_queue"}),
+    ("transformers", "5.23.0", {"logit_processor": "processor_of_logits"}, {"logit_processor"}),
+)  # fmt: skip
+
+
+@pytest.fixture
+def renamed(tmp_path):
+    """Makes a checkout of a release in which names are others."""
+
+    def make(engine, release, names):
+        root = cache_folder() / f"{engine}-{release}"
+        if not root.is_dir():
+            pytest.skip(f"{engine} {release} is not in the cache")
+        source = tmp_path / ("src" if engine == "transformers" else ".")
+        old = re.compile(rf"\b({'|'.join(names)})\b")
+        for file in root.rglob("*"):
+            if not file.is_file():
+                continue
+            (target := source / file.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
+            if file.suffix == ".py" and old.search(text := file.read_text("utf-8")):
+                target.write_text(old.sub(lambda found: names[found[0]], text), "utf-8")
+            else:
+                target.symlink_to(file)
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "release", "names", "told"), RENAMES)
+def test_names_that_no_table_has_are_told_together(name, release, names, told, renamed):
+    checkout = renamed(name.partition("+")[0], release, names)
+    with pytest.raises(UnusableImplementation) as refused:
+        resolve(name, checkout=str(checkout))
+    said = str(refused.value)
+    assert f"taken for {release}" in said and all(each in said for each in told), said
+
+
+def test_what_one_way_alone_gives_does_not_refuse_another(renamed):
+    checkout = renamed("sglang", "0.5.23", {"prefetch_threshold": "least_prefetch"})
+    resolve("sglang", checkout=str(checkout)).close()
+
+
+def test_a_setting_that_a_tree_does_not_read_makes_a_check_incomplete(renamed):
+    setting = "SGLANG_SWA_EVICTION_INTERVAL"
+    system = resolve("sglang", checkout=str(renamed("sglang", "0.5.23", {setting: "SGLANG_EVERY"})))
+    assert setting not in system.capabilities.settings
+    assert [setting in doubt for doubt in system.doubts] == [True]
+    system.close()
+
+
+ENGINES = ("sglang", "vllm", "lmdeploy", "transformers")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_sketch_has_the_names_that_the_adapter_uses(engine):
+    """Else `python -m ci.sketches` was not run after the adapter had changed."""
+    known = {each.name: each.ways for each in used_names.read(engine).names}
+    now = used(engine)
+    assert {name: now.get(name) for name in known} == known
+    root = cache_folder() / f"{engine}-{releases(engine)[-1]}"
+    if not root.is_dir():
+        pytest.skip(f"the newest release of {engine} is not in the cache")
+    there = used_names.words(root / file for file in used_names.read(engine).files)
+    given = {name for name, ways in now.items() if ways}
+    assert (given & there) - known.keys() == set()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_release_has_lost_a_name_of_its_neighbour(engine):
+    """A tree between two releases lacks names of one of them and has renamed none."""
+    order = releases(engine)
+    for at, release in enumerate(order):
+        root = cache_folder() / f"{engine}-{release}"
+        for near in order[max(0, at - 1) : at + 2] if root.is_dir() else ():
+            gone = [each.name for each in lost(engine, root, near) if each.ways]
+            assert gone == [] or near in (order[0], order[-1])
+
+
+def test_a_name_is_lost_where_the_release_and_its_neighbours_have_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(used_names, "FOLDER", tmp_path)
+    used_names.read.cache_clear()
+    names = (
+        UsedName("always", 0b111, frozenset({"plain"})),
+        UsedName("new", 0b110, frozenset({"plain", "tiers"})),
+        UsedName("read", 0b111, frozenset()),
+    )
+    used_names.write("engine", NameSketch(("1.0", "2.0", "3.0"), ("a.py", "b.py"), names))
+    assert {*used_names.read("engine").names} == {*names}
+    (tmp_path / "a.py").write_text("other = 1\n")
+    assert [each.name for each in lost("engine", tmp_path, "2.0")] == ["always", "read"]
+    assert [each.name for each in lost("engine", tmp_path, "3.0")] == ["always", "new", "read"]
+    [missing] = used_names.not_given("engine", tmp_path, "2.0")
+    assert missing.what == "there is no always"
+    assert used_names.not_given("engine", tmp_path, "2.0", renamed=["Class.always"]) == ()
+    assert used_names.also_lost("engine", tmp_path, "2.0", missing.what).endswith("uses: read")
+    (tmp_path / "b.py").write_text("always = read\n")
+    assert [*lost("engine", tmp_path, "2.0")] == [*lost("engine", tmp_path, "4.0")] == []
+    used_names.read.cache_clear()
+
+
+def test_an_attribute_that_the_adapter_did_not_set_is_its_own_omission(tmp_path):
+    (file := tmp_path / "of_release.py").write_text(
+        "class Loop:\n    def run(self): return self.queue\n"
+    )
+    scope = {}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    loop = bare(scope["Loop"], other=1)
+    assert is_bare(loop) and loop.other == 1
+
+    class Driver:
+        name, capabilities, close = "engine", None, None
+
+        def view(self):
+            return loop.run()
+
+    with pytest.raises(
+        UnusableImplementation, match=r"no attribute 'queue' at of_release\.py:2, which asks"
+    ):
+        Guarded(Driver(), tmp_path, "Engine", "modules.py", "driver.py").view()
