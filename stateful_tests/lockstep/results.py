@@ -17,6 +17,7 @@ from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure
 from reference.state import State
 
+SHORTEST = 4  # commands: runs that violations end sooner than that come to nothing else
 FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing
 OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
 _NAMED = 5  # changed functions that a verdict names
@@ -422,6 +423,7 @@ class CheckResult:
             reasons.append(f"only {self.so_far} were carried out")
         elif self.done < FEW:
             reasons.append(f"only {self.done} commands were carried out")
+        reasons += self._ended_early()
         since: dict[int, list[str]] = {}
         for kind, command in self.declined.items():
             since.setdefault(command, []).append(kind)
@@ -446,4 +448,22 @@ class CheckResult:
         reasons += self.doubts
         if self.untriggered:
             reasons.append(f"never triggered {', '.join(self.untriggered)}")
+        return reasons
+
+    def _ended_early(self) -> list[str]:
+        """Machines and presets whose runs known violations end before they come to anything else, in words."""
+        early: dict[str, dict[str, None]] = {}
+        for machine in self.machines:
+            of_corpus = machine.sizes is None
+            short = machine.commands < SHORTEST * machine.examples
+            if machine.violated and short and not of_corpus:
+                clauses = ", ".join(sorted(machine.violated))
+                early.setdefault(clauses, {})[f"{machine.name} on {machine.preset}"] = None
+        reasons = []
+        for clauses, where in early.items():
+            more = f" and {len(where) - _NAMED} more" if len(where) > _NAMED else ""
+            named = ", ".join([*where][:_NAMED])
+            reasons.append(
+                f"runs end in the first {SHORTEST} commands, by {clauses}: {named}{more}"
+            )
         return reasons

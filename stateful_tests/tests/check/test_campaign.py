@@ -626,3 +626,31 @@ def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):
     assert wait([mine.sentinel], 10)  # not exitcode: the pool's thread may be the one that reaps it
     monkeypatch.undo()
     processes.close()  # the pool's own pipes and thread
+
+
+class BreaksOnCommand(ReferenceSystem):
+    """Fails on each command from the given one of a run on."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = self.count = number
+
+    def reset(self, geometry):
+        super().reset(geometry)
+        self.count = 0
+
+    def apply(self, command):
+        self.count += 1
+        if self.count > self.number:
+            raise ValueError("too many commands")
+        return super().apply(command)
+
+
+@pytest.mark.parametrize("number, code", [(1, 4), (20, 0)])
+def test_known_faults_that_end_runs_at_once_make_a_check_incomplete(number, code):
+    chosen = plan("smoke", presets=["page2", "page1"], machines=["sessions"], examples=40)
+    result = run(BreaksOnCommand(number), chosen, base=BreaksOnCommand(number))
+    assert not result.new and result.exit_code == code, result.incomplete
+    says = "runs end in the first 4 commands, by BROKEN: sessions on page2, sessions on page1"
+    early = [reason for reason in result.incomplete if reason.startswith("runs end")]
+    assert early == ([says] if code else [])
