@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).with_name("sketches")
 BYTES = 3  # of a checksum
+FAR = 300  # lines: a tree that differs more than that from the oldest release may be older
+_AROUND = 2  # releases on either side: one may be a patch release
+_LEANS = 3  # lines of a release nearby alone: a tree with as many lies between the two
 _SHORTEST = 8  # characters; shorter lines stand everywhere
 
 
@@ -57,6 +60,30 @@ def distances(engine: str, root: Path) -> dict[str, int]:
         release: len(there) + of_release[number] - 2 * shared[number]
         for number, release in enumerate(sketch.releases)
     }
+
+
+def neighbours(engine: str, release: str) -> tuple[str, ...]:
+    """The releases around one, the older ones first. The release is in the sketch."""
+    releases = read(engine).releases
+    at = releases.index(release)
+    return releases[max(0, at - _AROUND) : at] + releases[at + 1 : at + 1 + _AROUND]
+
+
+@lru_cache(maxsize=4)
+def leans(engine: str, root: Path, release: str) -> bool:
+    """Whether a tree that is nearest to a release lies between it and a neighbour: it has lines that the
+    neighbour has and the release has not. Such a tree may lack what the release has; any other renamed it."""
+    sketch = read(engine)
+    at = sketch.releases.index(release)
+    there = checksums(root / file for file in sketch.files)
+    for name in neighbours(engine, release):
+        other = sketch.releases.index(name)
+        its_own = (
+            line for line, mask in sketch.lines.items() if mask >> other & 1 and not mask >> at & 1
+        )
+        if sum(line in there for line in its_own) >= _LEANS:
+            return True
+    return False
 
 
 def checksums(files: Iterable[Path]) -> set[bytes]:

@@ -8,20 +8,13 @@ part that begins there are alternatives: the tree needs one of the two.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from impl import nearest as nearest_lines
 from impl import probe, used_names
 from impl.adapter import UnusableImplementation
 from impl.isolation import Bookkeeping
-from impl.nearest import Nearest, nearest
-
-_FAR = 300  # lines: a tree that differs more than that from the oldest release may be older
-_LEANS = (
-    3  # lines of a neighbouring release alone: a tree with as many lies between the two releases
-)
+from impl.nearest import FAR, Nearest, leans, nearest
 
 
 class PartStep(NamedTuple):
@@ -121,12 +114,12 @@ def facts(
         elif name not in unwanted and expected:
             torn = [step for step in found if step.there and not _holds(step, found)]
             missing += [line for step in torn for line in step.lacks]
-            if not torn and leans(root, near.release, tables.engine):
+            if not torn and leans(tables.engine, root, near.release):
                 without.append(name)
             elif not torn:
                 missing += _lost(found)
     if not known:
-        missing += used_names.not_given(tables.engine, root, near.release, ways, renamed)
+        missing += used_names.not_given(tables.engine, root, near, ways, renamed)
     said = [tables.says[name] for name in without if tables.says.get(name)]
     return TreeParts(
         near,
@@ -145,7 +138,7 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     named = probe.named(found.missing)
     guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
     taken = f"taken for {near.release}, the nearest release ({_lines(near.lines)})"
-    if near.release == oldest and near.lines > _FAR:
+    if near.release == oldest and near.lines > FAR:
         older = f"{taken}; it is older than {oldest}, the oldest release that is driven"
         raise UnusableImplementation(f"{name} {root}: {older}. Nothing was driven")
     if near.release == newest and near.lines:
@@ -220,23 +213,4 @@ def _other_way(
         ended = step.before != "..." and tables.releases.index(step.before) <= at
         if begun and not ended:
             lacks += step.lacks
-    return [] if not lacks or leans(root, release, tables.engine) else lacks
-
-
-@lru_cache(maxsize=2)
-def leans(root: Path, release: str, engine: str) -> bool:
-    """Whether a tree that is nearest to a release lies between it and a neighbour: it has lines that the
-    neighbour has and the release has not. Such a tree may lack what the release has; any other renamed it."""
-    sketch = nearest_lines.read(engine)
-    at = sketch.releases.index(release)
-    there = nearest_lines.checksums(root / file for file in sketch.files)
-    return any(
-        sum(
-            mask >> other & 1 and not mask >> at & 1
-            for line, mask in sketch.lines.items()
-            if line in there
-        )
-        >= _LEANS
-        for other in (at - 1, at + 1)
-        if 0 <= other < len(sketch.releases)
-    )
+    return [] if not lacks or leans(tables.engine, root, release) else lacks

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from impl import probe
-from impl.nearest import FOLDER
+from impl.nearest import FAR, FOLDER, Nearest, neighbours
 
 PLAIN = "plain"  # the way of an engine that no option names
 _MOST = 12  # names in a message
@@ -41,16 +41,33 @@ class NameSketch(NamedTuple):
 def not_given(
     engine: str,
     root: Path,
-    release: str,
+    near: Nearest,
     ways: Collection[str] = (PLAIN,),
     renamed: Collection[str] = (),
 ) -> tuple[probe.Missing, ...]:
-    """What the adapter gives to a tree that is nearest to `release`, and none of its files knows. ways: in
-    which the tree is driven. renamed: names ("Class.member") for which the adapter has the tree's own."""
+    """What the adapter gives to a tree that is nearest to `near`, and none of its files knows.
+
+    A name counts that the releases around have as well: another one tells of another release. A tree that is
+    older than all releases may lack any. ways: in which the tree is driven. renamed: names ("Class.member")
+    for which the adapter has the tree's own.
+    """
+    sketch = read(engine)
+    if near.release not in sketch.releases or (
+        near.release == sketch.releases[0] and near.lines > FAR
+    ):
+        return ()
     followed = {name.rpartition(".")[2] for name in renamed}
-    gone = [each.name for each in lost(engine, root, release) if each.ways & {*ways}]
-    gone = [name for name in gone if name not in followed]
-    return tuple(probe.Missing(f"there is no {name}", "all driven files") for name in gone)
+    around = [sketch.releases.index(other) for other in neighbours(engine, near.release)]
+    gone = [
+        each.name
+        for each in lost(engine, root, near.release)
+        if each.ways & {*ways} and all(each.releases >> other & 1 for other in around)
+    ]
+    return tuple(
+        probe.Missing(f"there is no {name}", "all driven files")
+        for name in gone
+        if name not in followed
+    )
 
 
 def also_lost(engine: str, root: Path, release: str, said: str) -> str:
@@ -65,16 +82,14 @@ def also_lost(engine: str, root: Path, release: str, said: str) -> str:
 
 
 def lost(engine: str, root: Path, release: str) -> Iterator[UsedName]:
-    """The names that a release and its neighbours have, and no file of the tree under `root`. A name that one
-    of the neighbours lacks as well tells of another release, not of another name."""
+    """The names that a release has, and no file of the tree under `root`."""
     sketch = read(engine)
     if release not in sketch.releases:
         return
     at = sketch.releases.index(release)
-    around = range(max(0, at - 1), min(len(sketch.releases), at + 2))
     there = words(root / file for file in sketch.files)
     for each in sketch.names:
-        if each.name not in there and all(each.releases >> other & 1 for other in around):
+        if each.releases >> at & 1 and each.name not in there:
             yield each
 
 

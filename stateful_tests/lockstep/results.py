@@ -451,7 +451,7 @@ class CheckResult:
         return reasons
 
     def _ended_early(self) -> list[str]:
-        """Machines and presets whose runs known violations end before they come to anything else, in words."""
+        """Machines and presets whose runs known violations end before they come to much, in words."""
         early: dict[str, dict[str, None]] = {}
         for machine in self.machines:
             of_corpus = machine.sizes is None

@@ -100,8 +100,9 @@ def detect(root: Path) -> Detected:
     taken = near.release
     if stated in TABLE and distances("sglang", root)[stated] == near.lines:
         taken = stated
-    others, missing = facts_of(checkout, order, Nearest(taken, near.lines))
-    missing += used_names.not_given("sglang", root, taken, renamed=TABLE[taken].renamed)
+    near = Nearest(taken, near.lines)
+    others, missing = facts_of(checkout, order, near)
+    missing += used_names.not_given("sglang", root, near, renamed=TABLE[taken].renamed)
     why = _why_taken(taken, near.lines, stated, others)
     lacks = [each for each in checkout.missing(taken, order) if each.by in _CANNOT]
     if missing:

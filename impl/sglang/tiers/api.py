@@ -7,6 +7,7 @@ from pathlib import Path
 
 from impl import probe, used_names
 from impl.adapter import UnusableImplementation
+from impl.nearest import Nearest
 from impl.sglang.parts.modules import WITH_TIERS
 from impl.sglang.releases.api import TIERED
 from impl.sglang.releases.catalogue import TABLE
@@ -28,7 +29,7 @@ def require(root: Path, name: str, release: str, remark: str = "") -> None:
     missing = probe.Checkout(root, "sglang/srt", WITH_TIERS, table).missing(release, list(TABLE))
     if remark:
         renamed = TABLE[release].renamed
-        missing += used_names.not_given("sglang", root, release, ("hicache",), renamed)
+        missing += used_names.not_given("sglang", root, Nearest(release, 0), ("hicache",), renamed)
     if not missing:
         return
     named = probe.named(missing)
