@@ -172,6 +172,11 @@ DRIVEN = """
 [rounds]
 0.5.10 0.5.15 speculative/eagle_info_v2.py | EagleDraftInputV2Mixin.prepare_for_decode(_)
 0.5.15 ...    speculative/eagle_utils.py | eagle_prepare_for_decode(_)
+[round ends]
+0.5.10 0.5.15 speculative/eagle_info_v2.py | EagleDraftInputV2Mixin.prepare_for_decode(_)
+0.5.15 0.5.16 speculative/eagle_utils.py | "// page_size * page_size" not in "eagle_prepare_for_decode"
+0.5.16 0.5.19 speculative/eagle_utils.py | "// page_size * page_size" in "eagle_prepare_for_decode"
+0.5.19 ...    speculative/eagle_utils.py | "page_aligned_decode_alloc_lens" in "eagle_prepare_for_decode"
 [received prompts]
 0.5.12 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator.alloc_extend_swa_tail(_, _, _, _, _, _, swa_tail_len=_)
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.alloc_extend_swa_tail(_, _, _, _, _, _, swa_tail_len=_)

@@ -39,7 +39,8 @@ FACTS: dict[str, tuple[str, ...]] = {
     "tree nodes": (),
     "match results": (),
     "namespaces": (),
-    "rounds": ("spec_file", "spec_prepare", "prepare_spec", "spec_end"),
+    "rounds": ("spec_file", "spec_prepare", "prepare_spec"),
+    "round ends": ("spec_end",),
     "claims": ("claimed", "commit", "skipped"),
     "received prompts": ("swa_tail", "received_tail", "_load_received"),
     "states": (
@@ -118,14 +119,18 @@ def _fitting(
 
     Something must show that release and not the nearest one, for a name that is gone may have been renamed.
     Where nothing shows either, the nearest one has added the fact: a checkout from before that is far from
-    it, and has the fact as a neighbour.
+    it, and has the fact as a neighbour. A release that something shows comes first.
     """
     mine, at = checkout.uses(near.release, order, fact), order.index(near.release)
+    before_fact = []
     for version in candidates:
         its = checkout.uses(version, order, fact)
         if checkout.missing(version, order, fact):
             continue
         shows_nearest = any(checkout.has(use) for use in mine - its)
         neighbour = abs(order.index(version) - at) <= _NEIGHBOURS and near.lines >= _FAR
-        if its - mine or (neighbour and not shows_nearest):
+        if its - mine:
             yield version
+        elif neighbour and not shows_nearest:
+            before_fact.append(version)
+    yield from before_fact
