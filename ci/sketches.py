@@ -1,6 +1,6 @@
 """Write the sketches of releases, by which `impl.nearest` finds the one that a checkout is nearest to; the
-names that adapters use of them (`impl.used_names`); and the statements of the rules that the adapter of
-SGLang copies (impl/sglang/releases/copied.py).
+names that adapters use of them (`impl.used_names`); and the statements of the rules that adapters copy
+(`impl.copied_rules`).
 
 `python -m ci.sketches [ENGINE...]` reads every driven release of an engine; those that are not in the cache
 are fetched. Run it when a release is added.
@@ -15,7 +15,10 @@ from pathlib import Path
 
 from ci import adapter_names
 from impl import nearest, used_names
-from impl.sglang.releases import copied
+from impl.copied_rules import CopiedRules
+from impl.sglang.releases.copied import COPIED as OF_SGLANG
+from impl.vllm.copied import COPIED as OF_VLLM
+from impl.vllm.fetch import complete
 from stateful_tests.check.way_map import way_map
 from stateful_tests.lockstep import known_faults, systems
 from stateful_tests.lockstep.known_faults import Engine
@@ -66,6 +69,8 @@ _FILES: dict[Engine, tuple[str, ...]] = {
     "transformers": ("transformers/generation/continuous_batching/**/*.py",),
 }
 
+_COPIED: dict[Engine, CopiedRules] = {"sglang": OF_SGLANG, "vllm": OF_VLLM}
+
 
 def sketch_of(engine: Engine) -> nearest.Sketch:
     """The sketch of all driven releases of an engine."""
@@ -98,6 +103,16 @@ def driven_files(engine: Engine, root: Path) -> Iterator[str]:
         yield from (file.relative_to(root).as_posix() for file in root.glob(pattern))
 
 
+def copied_by(engine: Engine) -> str:
+    """The statements of the rules that an engine's adapter copies, of all driven releases."""
+    roots = []
+    for release in known_faults.releases(engine):
+        roots.append(_root(f"{engine}=={release}"))
+        if engine == "vllm":
+            complete(release, roots[-1])
+    return _COPIED[engine].written(roots)
+
+
 def _root(release: str) -> Path:
     with closing(systems.resolve(release)) as system:
         root: Path = system.root
@@ -109,6 +124,5 @@ if __name__ == "__main__":
     for name in [engine for engine in _FILES if not wanted or engine in wanted]:
         (nearest.FOLDER / f"{name}.txt").write_text(nearest.written(sketch_of(name)), "ascii")
         used_names.write(name, names_of(name))
-    if not wanted or "sglang" in wanted:
-        roots = [_root(f"sglang=={release}") for release in known_faults.releases("sglang")]
-        copied.FILE.write_text(copied.written(roots), "utf-8")
+        if name in _COPIED:
+            _COPIED[name].file.write_text(copied_by(name), "utf-8")

@@ -10,6 +10,7 @@ from impl import fetch
 from impl.adapter import UnusableImplementation
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES, STATES_V2
 from impl.vllm.api import drives
+from impl.vllm.copied import FILES as COPIED
 from impl.vllm.offload import CONNECTOR
 from impl.vllm.offload import FILES as OFFLOAD
 from impl.wheel_parts import unpack_parts
@@ -17,7 +18,7 @@ from impl.wheel_parts import unpack_parts
 _NEEDED = (
     "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
     "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
-    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *STATES, *STATES_V2,
+    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *STATES, *STATES_V2, *COPIED,
 )  # fmt: skip
 
 
@@ -31,6 +32,12 @@ def release_root(version: str, v2: bool = False, offloads: bool = False) -> Path
     if not all((root / file).is_file() for file in wanted):
         fetch.complete(root, unpacked)
     return root
+
+
+def complete(version: str, root: Path) -> None:
+    """Add to the folder of a release, which may be from before, what the adapter copies and does not load."""
+    if not all((root / file).is_file() for file in COPIED):
+        fetch.complete(root, partial(_unpacked, f"vllm=={version}"))
 
 
 def checkout_root(path: str | os.PathLike[str]) -> Path:

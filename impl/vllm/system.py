@@ -10,6 +10,7 @@ from impl import parts
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
+from impl.vllm.copied import COPIED
 from impl.vllm.api import RELEASES, TABLES, WAYS, facts
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
@@ -51,6 +52,7 @@ class VLLMSystem(WorkerSystem):
         if path is not None:
             self.root = checkout_root(path)
             self.name = "vllm@checkout"
+            self.doubts = COPIED.doubts(self.root)
         else:
             assert version is not None
             self.root = release_root(version, v2, offloads)

@@ -11,7 +11,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import STATES_ON_GPU, checkout_root, release_root
 from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
-from impl.sglang.releases import copied
+from impl.sglang.releases.copied import COPIED
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
 from impl.used_names import lost
@@ -86,7 +86,7 @@ class SGLangSystem(WorkerSystem):
             assert path is not None
             self.root = checkout_root(path)
             release, self.remark = detect(self.root)
-            self.doubts = copied.doubts(self.root)
+            self.doubts = COPIED.doubts(self.root)
             name = "sglang@checkout"
         if tree is not None:
             release = variant(release, tree)

@@ -8,7 +8,9 @@ from impl import probe
 from impl.adapter import UnusableImplementation
 from impl.nearest import Nearest
 from impl.sglang.parts.fetch import release_root
-from impl.sglang.releases import api, copied
+from impl.copied_rules import statements
+from impl.sglang.releases import api
+from impl.sglang.releases.copied import COPIED
 from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
 from impl.sglang.releases.facts import FACTS, composed, facts_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
@@ -113,14 +115,14 @@ def test_a_rule_that_the_adapter_copies_and_the_tree_has_otherwise_is_a_doubt(tm
         root = release_root("0.5.23")
     except UnusableImplementation as error:
         pytest.skip(str(error))
-    assert copied.doubts(root) == ()
+    assert COPIED.doubts(root) == ()
     name = "managers/scheduler_components/batch_result_processor.py"
     text = (root / "sglang/srt" / name).read_text()
     old = "req.kv.kv_committed_len += num_accept_tokens"
     assert old in text
     (file := tmp_path / "sglang/srt" / name).parent.mkdir(parents=True)
     file.write_text(text.replace(old, f"{old} + 1"))
-    [doubt] = copied.doubts(tmp_path)
+    [doubt] = COPIED.doubts(tmp_path)
     assert "results of a verify round" in doubt
     assert f"`{old} + 1`" in doubt
 
@@ -132,6 +134,6 @@ def test_the_statements_of_copied_rules_are_those_of_the_releases():
             cached.append(release_root(version))
         except UnusableImplementation as error:
             pytest.skip(str(error))
-    for rule in copied.RULES.values():
-        assert any(True for root in cached for _ in copied.statements(root, rule))
-    assert {*copied.written(cached).splitlines()} <= {*copied.FILE.read_text().splitlines()}
+    for rule in COPIED.rules.values():
+        assert any(True for root in cached for _ in statements(root, rule))
+    assert {*COPIED.written(cached).splitlines()} <= {*COPIED.file.read_text().splitlines()}

@@ -9,6 +9,7 @@ import pytest
 from impl import parts, probe
 from impl.adapter import UnusableImplementation
 from impl.vllm import api
+from impl.vllm.copied import COPIED
 from impl.vllm.modules import VLLM
 from impl.vllm.system import VLLMSystem
 
@@ -112,3 +113,19 @@ def test_a_way_that_a_tree_lacks_is_refused_by_what_it_lacks(vllm):
 def test_a_renamed_name_that_no_table_has_is_refused(vllm, monkeypatch):
     monkeypatch.setattr(api, "RENAMED", {"Scheduler.no_such_thing": "thing"})
     assert "no line of its tables has Scheduler.no_such_thing" in refused(vllm("0.33.0").root)
+
+
+def test_a_rule_that_the_adapter_copies_and_the_tree_has_otherwise_is_a_doubt(copied):
+    kept = "self.input_batch.num_tokens_no_spec[req_idx] = end_idx"
+    assert VLLMSystem(path=copied("0.33.0")).doubts == ()
+    root = copied("0.32.0", **{kept: f"{kept} - 1"})
+    [doubt] = VLLMSystem(path=root).doubts
+    assert "sampled tokens of the worker" in doubt and f"`{kept} - 1`" in doubt
+
+
+def test_the_statements_of_copied_rules_are_those_of_the_releases(vllm):
+    known = {*COPIED.file.read_text().splitlines()}
+    assert {line.partition(" | ")[0] for line in known} == {*COPIED.rules}
+    for release in (api.RELEASES[0], api.RELEASES[-1]):
+        written = {*COPIED.written([vllm(release).root]).splitlines()}
+        assert written and written <= known

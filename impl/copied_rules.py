@@ -1,0 +1,93 @@
+"""Rules of a scheduler that an adapter copies, and whether a tree has the same.
+
+A rule is copied where the scheduler's own function needs a whole server. Its fingerprint is the statements of
+that function that move what is specified; an engine's copied.txt has those of all releases
+(`python -m ci.sketches`). A tree with another statement may do what the driver does not play: a check says
+so, and is incomplete.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+_SIMPLE = (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Assert)
+
+
+class CopiedRule(NamedTuple):
+    """A rule that the driver copies.
+
+    files: where releases have it; functions: patterns of its methods. moves: names, one of which a statement
+    has that counts. copy: where the copy is, and why it is none of the tree's own.
+    """
+
+    files: tuple[str, ...]
+    functions: tuple[str, ...]
+    moves: tuple[str, ...]
+    copy: str
+
+
+class CopiedRules(NamedTuple):
+    """What the adapter of an engine copies. rules: by name. file: has the statements of all releases."""
+
+    rules: Mapping[str, CopiedRule]
+    file: Path
+
+    def differences(self, root: Path) -> dict[str, list[str]]:
+        """Rule -> statements of the tree under `root` that no release has; rules without any are left out."""
+        found: dict[str, list[str]] = {}
+        known = _read(self.file)
+        for name, rule in self.rules.items():
+            texts = dict.fromkeys(statements(root, rule))
+            if new := [text for text in texts if (name, text) not in known]:
+                found[name] = new
+        return found
+
+    def doubts(self, root: Path) -> tuple[str, ...]:
+        """For each copied rule that the tree under `root` has otherwise, a sentence that says so."""
+        return tuple(
+            f"the adapter plays {rule} as releases have them, and this tree has `{texts[0]:.100}`"
+            for rule, texts in self.differences(root).items()
+        )
+
+    def written(self, roots: Iterable[Path]) -> str:
+        """The statements of all rules in the releases under `roots`, as text."""
+        lines = {
+            f"{name} | {text}"
+            for root in roots
+            for name, rule in self.rules.items()
+            for text in statements(root, rule)
+        }
+        return "".join(f"{line}\n" for line in sorted(lines))
+
+
+def statements(root: Path, rule: CopiedRule) -> Iterator[str]:
+    """The statements of a rule that move what is specified, in the files under `root`."""
+    for name in rule.files:
+        file = root / name
+        if not file.is_file():
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and any(
+                fnmatchcase(node.name, pattern) for pattern in rule.functions
+            ):
+                yield from _moving(node, rule.moves)
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path) -> set[tuple[str, str]]:
+    """Rule and statement, of all releases."""
+    parts = [line.partition(" | ") for line in file.read_text(encoding="utf-8").splitlines()]
+    return {(name, text) for name, _, text in parts}
+
+
+def _moving(function: ast.FunctionDef, moves: tuple[str, ...]) -> Iterator[str]:
+    for node in ast.walk(function):
+        if isinstance(node, _SIMPLE):
+            text = " ".join(ast.unparse(node).split())
+            if any(name in text for name in moves):
+                yield text

@@ -1,0 +1,48 @@
+"""What the adapter copies of vLLM's engine core and worker (see `impl.copied_rules`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from impl.copied_rules import CopiedRule, CopiedRules
+
+RULES = {
+    "steps of the engine core": CopiedRule(
+        ("vllm/v1/engine/core.py",),
+        ("step", "step_with_batch_queue", "post_step"),
+        (
+            "scheduler.schedule",
+            "update_from_output",
+            "batch_queue.",
+            "update_draft_token_ids",
+            "take_draft_token_ids",
+        ),
+        "_schedule, _update of driver.py: a command is half a step, and the functions wait for workers",
+    ),
+    "sampled tokens of the worker": CopiedRule(
+        ("vllm/v1/worker/gpu_model_runner.py",),
+        ("_bookkeeping_sync",),
+        ("num_tokens_no_spec", "num_tokens[", "output_token_ids", "prev_req_id_to_index"),
+        "_bookkeep, run of runner.py: the function reads tensors of a sampler",
+    ),
+    "entries of the worker's batch": CopiedRule(
+        ("vllm/v1/worker/gpu_input_batch.py",),
+        ("add_request", "remove_request"),
+        (
+            "num_computed_tokens_cpu[",
+            "num_tokens_no_spec[",
+            "num_tokens[",
+            "block_table.",
+            "req_id_to_index",
+        ),
+        "_Batch of runner.py: the class has tensors of samplers",
+    ),
+    "rows of the worker's block tables": CopiedRule(
+        ("vllm/v1/worker/block_table.py",),
+        ("append_row", "add_row"),
+        ("block_table", "num_blocks_per_row"),
+        "append_row, add_request of runner.py: the class has buffers on a GPU",
+    ),
+}
+COPIED = CopiedRules(RULES, Path(__file__).with_name("copied.txt"))
+FILES = tuple(file for rule in RULES.values() for file in rule.files)
