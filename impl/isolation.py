@@ -65,14 +65,18 @@ _QUESTIONS = ("is_", "use_", "uses_", "has_", "can_", "should_", "supports_", "e
 
 
 class _Loaded:
-    """Whether the release is loaded; from then on an inert thing that would decide something is an error."""
+    """Whether the release is loaded; from then on an inert thing that would decide something is an error.
+
+    by: the adapter's file that says what is loaded.
+    """
 
     done = False
+    by = ""
 
 
-def loaded() -> None:
-    """Say that the release is loaded, and runs from now on."""
-    _Loaded.done = True
+def loaded(by: str) -> None:
+    """Say that the release is loaded, and runs from now on. by: the adapter's file that says what is."""
+    _Loaded.done, _Loaded.by = True, by
 
 
 class Inert:
@@ -130,7 +134,7 @@ class Inert:
         while frame.f_back is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        raise Misfit(f"{place}: {self._path} {how}, and is not loaded (parts/modules.py)")
+        raise Misfit(f"{place}: {self._path} {how}, and is not loaded ({_Loaded.by})")
 
     def __or__(self, _: Any) -> Inert:
         return self

@@ -18,6 +18,7 @@ import torch
 
 from impl.adapter import Misfit, UnusableImplementation
 from impl.bare import bare
+from impl.isolation import loaded
 from impl.lmdeploy.loading import CAPABILITIES, load
 from impl.lmdeploy.states import CheckpointedStates
 from impl.optional import either, optional
@@ -117,6 +118,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         self._past: dict[int, int] = {}
         self._ending: list[int] = []
         self._released: list[str] = []
+        loaded("impl/lmdeploy/loading.py")
 
     def _maker(self, plan: Any, cache: Any) -> Any:
         """The release's maker of batches. Each release is given what it takes."""

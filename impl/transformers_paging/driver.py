@@ -10,6 +10,7 @@ import torch
 
 from impl.adapter import UnusableImplementation
 from impl.bare import bare
+from impl.isolation import loaded
 from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.transformers_paging.loading import load
@@ -93,6 +94,7 @@ class PagingDriver(SelfSchedulingDriver):
         # of a hash: the stamps of its block, after those before
         self._texts: dict[int, tuple[int, ...]] = {}
         self._in_step = False
+        loaded("impl/transformers_paging/loading.py")
 
     def carry_out(self, command: EngineCommand) -> None:
         # clients: between steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ def load(root: Path) -> dict[str, Any]:
     vars(torch)["_dynamo"] = type(
         "_Dynamo", (), {"mark_static_address": staticmethod(lambda _: None)}
     )
-    install(root, TransformersSystem.modules, {})
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+    # the release asks whether to describe the end of a request
+    install(root, TransformersSystem.modules, {"transformers.utils.logging": {"logging": logging}})
     names = (
         "cache",
         "cache_allocators.cache_allocator",

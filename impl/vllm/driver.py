@@ -98,7 +98,7 @@ class EngineDriver:
         self._copies: tuple[tuple[int, int], ...] = ()
         self._given: tuple[Output, ...] = ()
         self._reset_done = False
-        loaded()
+        loaded("impl/vllm/modules.py")
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
         if not self.v2 and not config.recurrent:

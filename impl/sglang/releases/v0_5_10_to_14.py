@@ -99,7 +99,7 @@ class Release0510(Objects):
             self._import(root)
             if not stand_ins.on_gpu():
                 self._without_kernels()
-            loaded()
+            loaded("impl/sglang/parts/modules.py")
         except (ImportError, AttributeError, KeyError, OSError, SyntaxError) as error:
             raise UnusableImplementation(
                 f"sglang {self.version}: its bookkeeping does not load: {type(error).__name__}: {error}"

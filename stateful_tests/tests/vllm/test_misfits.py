@@ -11,6 +11,7 @@ from impl.adapter import Misfit, UnusableImplementation
 from impl.vllm.bare_scheduler import Questions, Values
 from reference.blocks.commands import Add, Schedule
 from reference.blocks.config import engine_preset
+from reference.commands import Piece
 from stateful_tests.check import tiers
 from stateful_tests.check.turns import configurations
 from stateful_tests.lockstep.systems import resolve
@@ -133,3 +134,16 @@ def test_a_renamed_attribute_of_lmdeploy_is_named_at_once(changed):
             "def num_past_ids",
             "def num_history_ids",
         )
+
+
+def test_a_module_that_is_not_loaded_decides_nothing_in_lmdeploy(changed):
+    asks = "        from lmdeploy.pytorch.devices import plan\n        if plan(self): return True\n"
+    begins = "    def has_unfinished(self):\n"
+    file = "lmdeploy/pytorch/paging/scheduler.py"
+    system = changed("lmdeploy==0.18.0", file, begins + asks, begins)
+    says = r"plan\(\) decides a branch, and is not loaded \(impl/lmdeploy/loading\.py\)"
+    with closing(system):
+        system.reset(engine_preset("full"))
+        system.apply(Add("r1", 2, 0, (Piece("a", 5),)))
+        with pytest.raises(Misfit, match=says):
+            system.apply(Schedule())
