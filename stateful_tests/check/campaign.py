@@ -216,7 +216,7 @@ class _Campaign:
         for commands, violations in driven.runs:
             result.examples += 1
             result.commands += commands
-            self.counted.ran(commands)
+            self.counted.ran(commands, directed=result.name == CORPUS)
             self.finder.commands = self.counted.commands
             for violation, trace in violations:
                 result.violated.update(violation.clauses)

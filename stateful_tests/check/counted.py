@@ -66,11 +66,11 @@ class Counted:
             )
             so_far.runs |= {self.runs + run for run in declined.runs}
 
-    def ran(self, commands: int) -> None:
-        """Count a run."""
+    def ran(self, commands: int, *, directed: bool = False) -> None:
+        """Count a run. directed: it is a line of the corpus, which is as short as it has to be."""
         self.runs += 1
         self.commands += commands
-        self.effort += max(commands, _SHORT)
+        self.effort += commands if directed else max(commands, _SHORT)
 
     def enough(self, commands: int) -> bool:
         """So many were carried out, or it takes too much effort."""

@@ -654,3 +654,14 @@ def test_known_faults_that_end_runs_at_once_make_a_check_incomplete(number, code
     says = "runs end in the first 4 commands, by BROKEN: sessions on page2, sessions on page1"
     early = [reason for reason in result.incomplete if reason.startswith("runs end")]
     assert early == ([says] if code else [])
+
+
+def test_lines_of_the_corpus_take_no_effort_from_the_runs_after_them():
+    """A share of a plan is as small as the corpus: its short lines would be all that is driven."""
+    counted = Counted()
+    for _ in range(1000):
+        counted.ran(5, directed=True)
+    assert not counted.enough(10_000)
+    for _ in range(1000):
+        counted.ran(5)
+    assert counted.enough(10_000)
