@@ -1,5 +1,6 @@
 """Mutants of a module: comparisons, one more or less, min and max, floor and ceil, dropped statements or
-conditions.
+conditions, swapped arguments, a neighbour's attribute, union for intersection, `break` for `continue`, loops
+without their first or last.
 
 A mutant is an edit of the module's text inside one function. What only words or raises a message is left as
 it is, and so are decorators, defaults and assertions.
@@ -8,10 +9,12 @@ it is, and so are decorators, defaults and assertions.
 from __future__ import annotations
 
 import ast
+import functools
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -30,6 +33,7 @@ _DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Return, ast.Con
 _LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 # without which a number says too little
 _AROUND = (ast.expr, ast.Assign, ast.AugAssign, ast.Return)
+_ROOT = Path(__file__).parents[2]
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -127,6 +131,7 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
             parts = list(ast.iter_child_nodes(node))
         if isinstance(node, ast.comprehension):
             yield from ((test, "True", f"always: if {text.of(test)}") for test in node.ifs)
+            yield from _shorter(node.iter, text)
         if isinstance(node, ast.expr):
             where = ""
             if isinstance(node, ast.Constant) and isinstance(above, _AROUND):
@@ -150,10 +155,23 @@ def _of_statement(
         yield node.test, "False", f"never: {kind} {text.of(node.test)}"
         if isinstance(node, ast.If):
             yield node.test, "True", f"always: if {text.of(node.test)}"
+    if isinstance(node, ast.For):
+        yield from _shorter(node.iter, text)
+    if isinstance(node, ast.Break):
+        yield node, "continue", "break -> continue"
+    if isinstance(node, ast.Continue):
+        yield node, "break", "continue -> break"
     # as "never" above
     guarded = isinstance(above, ast.If) and above.body == [node] and not above.orelse
     if isinstance(node, _DROPPED) and _says_something(node) and not guarded:
         yield node, "pass", f"without: {text.of(node)}"
+
+
+def _shorter(values: ast.expr, text: _Text) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
+    """A loop without its first value, and without its last."""
+    for ends, cut in (("first", "[1:]"), ("last", "[:-1]")):
+        source = ast.unparse(values)
+        yield values, f"[*({source})]{cut}", f"without the {ends} of {text.of(values)}"
 
 
 def _says_something(node: ast.stmt) -> bool:
@@ -193,6 +211,10 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
             yield ast.BinOp(left, ast.Sub(), right)
         case ast.BinOp(left, ast.Sub(), right):
             yield ast.BinOp(left, ast.Add(), right)
+        case ast.BinOp(left, ast.BitOr(), right):
+            yield ast.BinOp(left, ast.BitAnd(), right)
+        case ast.BinOp(left, ast.BitAnd(), right):
+            yield ast.BinOp(left, ast.BitOr(), right)
         case ast.BinOp(left, ast.FloorDiv(), right) if not _negative(left):
             ceiled = ast.BinOp(ast.UnaryOp(ast.USub(), left), ast.FloorDiv(), right)
             yield ast.UnaryOp(ast.USub(), ceiled)
@@ -209,6 +231,38 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
             yield ast.Call(_called(node.func, _SWAPPED[name]), arguments, node.keywords)
             if len(arguments) == 2 and name in ("min", "max", "larger", "smaller"):
                 yield from arguments
+        case ast.Call(function, [_, _, *_] as arguments) if not _orderless(function):
+            for at, (one, other) in enumerate(pairwise(arguments)):
+                swapped = [*arguments[:at], other, one, *arguments[at + 2 :]]
+                yield ast.Call(function, swapped, node.keywords)
+        case ast.Attribute(value, name, ast.Load()):
+            for other in neighbours().get(name, ()):
+                yield ast.Attribute(value, other, ast.Load())
+
+
+def _orderless(function: ast.expr) -> bool:
+    """Whose arguments may stand in any order: or whose order the interpreter checks."""
+    return isinstance(function, ast.Name) and function.id in ("isinstance", "getattr", "max", "min")
+
+
+@functools.cache
+def neighbours() -> dict[str, list[str]]:
+    """By the name of a field: the fields of its type that stand next to it in a class of the reference, or in
+    an event of a server's log."""
+    found = defaultdict[str, dict[str, None]](dict)
+    events = _ROOT / "impl" / "sglang" / "server" / "events.py"
+    for path in [*sorted((_ROOT / "reference").rglob("*.py")), events]:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef):
+                fields = [
+                    (field.target.id, ast.unparse(field.annotation))
+                    for field in node.body
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+                ]
+                for (one, kind), (other, same) in pairwise(fields):
+                    if kind == same:
+                        found[one][other] = found[other][one] = None
+    return {name: [*others] for name, others in found.items()}
 
 
 def _negative(node: ast.expr) -> bool:

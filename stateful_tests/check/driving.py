@@ -299,8 +299,11 @@ def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) ->
 
 def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
     """The commands of a run. One in 32 is long: what builds up over many turns shows in no short one."""
+    last: type | None = None
     for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
-        yield propose(lockstep.state, run.source, run.profile)
+        command = propose(lockstep.state, run.source, run.profile, last)
+        last = type(command)
+        yield command
         if lockstep.state.serial == SHARED - 1:
             return
 

@@ -16,7 +16,7 @@ from stateful_tests.check.driving import Configuration, RunBatch, lines_of
 from stateful_tests.check.tiers import CORPUS, Plan, fit_sizes, sizes_for
 
 # runs of one configuration before the next has its turn; of other machines 3
-_RUNS = {"sessions": 5}
+_RUNS = {"sessions": 4, "both": 5}
 _LINES = 24  # of the corpus, before runs have their turn: about as many commands
 
 

@@ -34,6 +34,13 @@ def ahead_of(request: Request) -> int:
     return c.kv_allocated_len - max(c.kv_committed_len, c.swa_evicted_seqlen)
 
 
+def slot_source(cursors: Cursors, page_size: int) -> str:
+    """Where the slot of the next token comes from: allocated ahead, the rest of a page, a fresh page."""
+    if cursors.kv_allocated_len > cursors.kv_committed_len:
+        return "ahead"
+    return "in the page" if cursors.kv_committed_len % page_size else "a fresh page"
+
+
 def full_alone(state: State) -> set[str]:
     """Who has locked a prefix in full KV alone, although there is a window."""
     tree = state.tree
@@ -46,13 +53,14 @@ def full_alone(state: State) -> set[str]:
 class Enabled:
     """Who can do what in a state, and the choices that a command generator makes among them.
 
-    invalid: the command ignores its precondition.
+    invalid: the command ignores its precondition. last: the kind of the command before it.
     """
 
     state: State
     source: Choices
     profile: RunProfile
     invalid: bool
+    last: type | None = None
 
     def _in(self, *phases: Phase) -> list[Request]:
         return [r for r in self.state.requests if r.phase in phases]
@@ -91,6 +99,24 @@ class Enabled:
     def settled(self) -> list[Request]:
         """Running requests that have no result in flight."""
         return [r for r in self.running if not r.in_flight]
+
+    @property
+    def sources(self) -> dict[str, list[Request]]:
+        """Settled requests, by where the slot of their next token comes from."""
+        size, found = self.state.config.geometry.page_size, dict[str, list[Request]]()
+        for request in self.settled:
+            found.setdefault(slot_source(cursors_of(request), size), []).append(request)
+        return found
+
+    @property
+    def decoding(self) -> list[Request]:
+        """Settled requests for the next round. In a synchronised run those wait that need a fresh page, mostly,
+        until all do."""
+        sources = self.sources if self.profile.synchronise else {}
+        waits = sources.pop("a fresh page", [])
+        if waits and sources and not once_in(self.source, 4):
+            return [request for found in sources.values() for request in found]
+        return self.settled
 
     @property
     def launchable(self) -> list[Request]:

@@ -101,10 +101,13 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     groups = tuple(map(LayerGroup, sizes, windows, states))
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
     seqs, drafts = 1 + source.upto(3), like.drafts and 1 + source.upto(3)
-    budget = max(seqs * (1 + drafts), 2 + source.upto(longest), 0 if like.chunked else longest)
+    tokens = 2 + source.upto(longest)
+    if once_in(source, 2):  # a long text, also one that comes again, is computed in chunks of whole blocks
+        tokens = base * (1 + source.upto(2))
+    budget = max(seqs * (1 + drafts), tokens, 0 if like.chunked else longest)
     made = replace(
         like, groups=groups, max_model_len=longest, max_batched_tokens=budget, max_seqs=seqs,
-        drafts=drafts, blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5)),
+        drafts=drafts, blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5, base)),
         match=0, checkpoints=0, retention=0,
     )  # fmt: skip
     if like.recurrent:

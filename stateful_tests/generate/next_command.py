@@ -17,10 +17,13 @@ from stateful_tests.generate.run_profile import RunProfile
 from stateful_tests.generate.weights import kind_weights
 
 
-def propose(state: State, source: Choices, profile: RunProfile) -> Command:
-    """The next command for `state`; one in so many ignores its precondition."""
+def propose(
+    state: State, source: Choices, profile: RunProfile, last: type | None = None
+) -> Command:
+    """The next command for `state`; one in so many ignores its precondition. last: the kind of the one
+    before it."""
     invalid = once_in(source, profile.invalid_rate)
-    return next_of(Enabled(state, source, profile, invalid))
+    return next_of(Enabled(state, source, profile, invalid, last))
 
 
 def next_of(c: Enabled) -> Command:

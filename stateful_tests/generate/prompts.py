@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len, token_of
 from reference.state import Request, State
-from reference.radix_tree import Key, nodes, path_of
+from reference.radix_tree import Key, nodes, path_of, state_paths
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 
 
@@ -140,12 +140,18 @@ def _corners(state: State, longest: int) -> list[list[Prompt]]:
 
     They end inside a node that is locked in full KV alone, or by two, or of which a lock pins more SWA KV
     than its window needs: such a node is split. Or with a tombstone that is read: whoever computes one of
-    these, and goes on by less than a window, is kept out of the tree.
+    these, and goes on by less than a window, is kept out of the tree. Or with a lock over several nodes: two
+    share a path then. Or with a recurrent state, which an admission copies.
     """
     if state.tree is None:
         return []
     size, window = state.tree.page_size, state.tree.window
-    alone, twice, overlong, tombstones = found = [list[Prompt]() for _ in range(4)]
+    alone, twice, overlong, tombstones, paths, states = found = [list[Prompt]() for _ in range(6)]
+    if state.tree.states:
+        states += (spelt(path) for path in state_paths(state.tree))
+    for lock in state.tree.locks:
+        if len(path_of(state.tree, lock.key)) > 1:
+            paths.append(spelt(lock.key))
     for placed in nodes(state.tree) if state.tree.locks else ():
         locks = [k for k in state.tree.locks if k.key[: placed.end] == placed.path]
         if not locks or token_of(placed.path[0]) >> POSITION_BITS < SHARED:
@@ -161,7 +167,7 @@ def _corners(state: State, longest: int) -> list[list[Prompt]]:
                 tombstones.append(spelt(placed.path))
         if len(locks) > 1:
             twice += (spelt(placed.path[:end]) for end in cuts)
-    fitting = ([p for p in prompts if prompt_len(p) <= longest] for prompts in found)
+    fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in found)
     return [prompts for prompts in fitting if prompts]
 
 

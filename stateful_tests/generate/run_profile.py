@@ -34,7 +34,7 @@ class RunProfile:
     allocate_ahead: slots are allocated far past the commit and, in free mode, window eviction is driven
     with all of them. synchronise: requests wait for each other, so that batches are large. mixed: prefill
     batches take requests along that decode. tails: KV of prompts is received, with SWA KV of the last window
-    alone.
+    alone. crowd: whoever runs stays until others run as well. again: a command that gives something back is often followed by another of its kind.
     """
 
     machine: str = "sessions"
@@ -51,6 +51,8 @@ class RunProfile:
     synchronise: bool = False
     mixed: bool = False
     tails: bool = False
+    crowd: bool = False
+    again: bool = False
 
     @property
     def impatient(self) -> bool:
@@ -126,10 +128,12 @@ def draw_profile(
     profile = replace(
         profile,
         disabled=frozenset(disabled),
-        requests=REQUESTS[: max(len(profile.requests), 2 if mixed else 1)],
+        requests=REQUESTS[: max(len(profile.requests), 3 if mixed else 1)],
         synchronise=how == 3,
         mixed=mixed,
         tails=tails,
+        crowd=once_in(source, 2),
+        again=once_in(source, 3),
     )
     if machine == "sessions":
         return profile

@@ -7,8 +7,8 @@ finds faults soon; they draw nothing.
 from __future__ import annotations
 
 from reference.commands import (
-    COMMANDS, Abort, Admit, CheckBusy, Close, Decode, EvictSwa, Extend, Finish, Insert, Launch, Mode, Retract,
-    Settle, SpecDecode, Submit, Unlock, UnlockSwa,
+    COMMANDS, Abort, Admit, CheckBusy, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Launch, Mode,
+    Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.state import free
 from reference.rules.base import cursors_of
@@ -19,6 +19,8 @@ Weights = dict[type, int]
 
 # The order of the draws: another one makes other runs of every seed. These three were added last.
 _LAST = (UnlockSwa, Launch, Settle)
+# Of these two often meet on one path, where they give back what both have shared.
+_GIVES_BACK = {Abort, Close, Evict, EvictSwa, Finish, Retract, Unlock, UnlockSwa}
 ORDER = (*(kind for kind in COMMANDS if kind not in _LAST), *_LAST)
 
 
@@ -37,12 +39,21 @@ def _weights(c: Enabled) -> Weights:
     """How much each kind is called for where it applies: its usual weight, and what is special about the run
     and the state. A new command needs no line here."""
     weights = {kind: harness.weight(c) for kind, harness in HARNESSES.items()}
+    if c.profile.again and c.last in _GIVES_BACK:
+        weights[c.last] += 20
     if c.tree_alone:
         return weights
     _allocate_ahead(c, weights)
+    if len(c.settled) > 1:
+        _slots_of_a_batch(c, weights)
     _results_and_clients(c, weights)
     if c.profile.machine == "both":
         _full_pool(c, weights)
+        if c.state.config.geometry.states and c.cached and not free(c.state).states:
+            _no_free_state(c, weights)
+    most = min(len(c.profile.requests), c.state.config.geometry.rows)
+    if c.profile.crowd and len(c.running) < most and pages_left(c.state) >= 2:
+        _crowd(c, weights)
     if c.profile.synchronise:
         _synchronise(c, weights)
     elif c.profile.mixed and c.running and not c.windowless:
@@ -66,6 +77,15 @@ def _allocate_ahead(c: Enabled, weights: Weights) -> None:
     # A frontier inside a page (free mode only) is there for as long as the slot is idle: count it.
     if any(s.slot is not None and s.slot.swa_evicted_seqlen % page_size for s in c.resumable):
         weights[CheckBusy] = 30
+
+
+def _slots_of_a_batch(c: Enabled, weights: Weights) -> None:
+    """Entries of one round whose slots come from different places, or that all need a page."""
+    sources = c.sources
+    if len(sources) > 1 and "ahead" in sources:
+        weights[Decode] += 12
+    elif len(sources.get("a fresh page", ())) > 1:
+        weights[Decode] += 6
 
 
 def _results_and_clients(c: Enabled, weights: Weights) -> None:
@@ -92,6 +112,21 @@ def _full_pool(c: Enabled, weights: Weights) -> None:
     elif pages_left(c.state) < 2 or not free(c.state).rows:  # nothing gets on: somebody has to go
         weights |= {Finish: 12, Retract: 8, Extend: 3, Close: 3}
         weights[Unlock] *= 3
+
+
+def _crowd(c: Enabled, weights: Weights) -> None:
+    """Several run at once before one ends, as far as there is room."""
+    weights[Submit] += 6 * (not c.waiting)
+    weights[Admit] += 8 * bool(c.queued)
+    weights[Extend] += 10 * bool(c.extending)
+    for kind in (Finish, Retract, Abort, Close):
+        weights[kind] = min(1, weights[kind])
+
+
+def _no_free_state(c: Enabled, weights: Weights) -> None:
+    """Whoever is admitted behind a prefix needs a state, for which another goes."""
+    weights[Submit] += 6 * (not c.queued)
+    weights[Admit] += 16 * bool(c.queued)
 
 
 def _mixed(c: Enabled, weights: Weights) -> None:

@@ -171,7 +171,8 @@ class ServerMachine(RuleBasedStateMachine):
 
     def enabled(self, choices: Choices, *, invalid: bool = False) -> Enabled:
         """What the state has to offer to a command. invalid: the command need not apply."""
-        return Enabled(self.lockstep.state, choices, self.profile, invalid)
+        last = type(self.commands[-1]) if self.commands else None
+        return Enabled(self.lockstep.state, choices, self.profile, invalid, last)
 
     def run(self, command: Command) -> None:
         """Run a command on both sides, and offer what may come next."""

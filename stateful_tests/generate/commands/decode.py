@@ -52,7 +52,7 @@ _PAGE_OF_TREE = RefusalCase("and a page only from the tree", _tree_could_give)
 )
 class DecodeHarness(Harness[Decode]):
     def draw(self, c: Enabled) -> Decode:
-        return Decode(tuple(c.lanes(c.running if c.invalid else c.settled)))
+        return Decode(tuple(c.lanes(c.running if c.invalid else c.decoding)))
 
     def of_request(self, scope: Scope, request: Request) -> Commands:
         if request.phase is Phase.RUNNING or scope.invalid:

@@ -28,17 +28,24 @@ class ExtendHarness(Harness[Extend]):
         names = c.lanes(c.extending)
         running = {r.name for r in c.running}
         if c.profile.mixed and running and not once_in(c.source, 3):
-            names += [name for name in c.lanes(c.windowless or c.settled) if name not in names]
+            names += [name for name in self._riding(c) if name not in names]
         elif not c.profile.mixed and not running.issuperset(names):
             names = [name for name in names if name not in running]
         return Extend(tuple(self._chunk(c, name) for name in names))
+
+    def _riding(self, c: Enabled) -> list[str]:
+        """Who decodes in a mixed batch: often all, where slots come from different places."""
+        if len(c.sources) > 1 and not c.windowless and once_in(c.source, 2):
+            return [request.name for request in c.settled]
+        return c.lanes(c.windowless or c.decoding)
 
     def _chunk(self, c: Enabled, name: str) -> Chunk:
         request = c.state.request(name)
         done = request.cursors.kv_committed_len if request is not None and request.cursors else 0
         left = request.origin + request.output - done if request is not None else 1
-        whole, shared = not once_in(c.source, 3), c.profile.machine != "sessions"
-        tokens = left if whole else c.length(left)
+        retracted = request is not None and request.started
+        whole, shared = not once_in(c.source, 2 if retracted else 3), c.profile.machine != "sessions"
+        tokens = left if whole else self._part(c, done, left)
         tail = c.profile.tails and self._may_be_tail(c, request) and not once_in(c.source, 3)
         if tail and not whole:
             tokens = max(1, left - 1 - c.source.upto(1))
@@ -50,6 +57,14 @@ class ExtendHarness(Harness[Extend]):
         if c.invalid and once_in(c.source, 3):
             tokens = pick(c.source, (left + 1, 0, -1))
         return Chunk(name, tokens, tail)
+
+    def _part(self, c: Enabled, done: int, left: int) -> int:
+        """A chunk of what is left, often up to the end of a page."""
+        size = c.state.config.geometry.page_size
+        to_page = size - done % size
+        if size > 1 and to_page < left and once_in(c.source, 2):
+            return to_page + size * c.source.upto((left - 1 - to_page) // size)
+        return c.length(left)
 
     def _may_be_tail(self, c: Enabled, request: Request | None) -> bool:
         """Nothing of its own has been computed yet, and there is a window; or nobody cares."""

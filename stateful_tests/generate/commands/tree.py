@@ -113,10 +113,17 @@ class UnlockHarness(Harness[Unlock]):
         return ("pins some" if lock_holders(was)[command.holder] else "pins nothing",)
 
 
+def _swa_parts(c: Enabled) -> int:
+    """More where several requests may give the SWA part of their lock back, or one just has."""
+    alone = full_alone(c.state)
+    may = sum(r.holder not in alone for r in c.swa_passed)
+    return 0 if not may else 30 if may > 1 or c.last is UnlockSwa else 8
+
+
 @harness(
     UnlockSwa,
     applies=lambda c: c.swa_unlockable,
-    weight=lambda c: 2 + 8 * any(r.holder not in full_alone(c.state) for r in c.swa_passed),
+    weight=lambda c: 2 + _swa_parts(c),
     is_in=lambda scope: scope.parts,
 )
 class UnlockSwaHarness(Harness[UnlockSwa]):
