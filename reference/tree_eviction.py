@@ -8,7 +8,7 @@ from typing import Any
 
 from reference.commands import Freed
 from reference.radix_tree import (
-    Node, Placed, Tree, changed, full_locked, nodes, path_of, stamped, state_locked, swa_locked,
+    Key, Node, Placed, Tree, changed, full_locked, nodes, path_of, stamped, state_locked, swa_locked,
 )  # fmt: skip
 from reference.remembered import remembered
 
@@ -17,6 +17,11 @@ from reference.remembered import remembered
 def evictable_states(tree: Tree) -> int:
     """States that no lock needs."""
     return sum(_state_candidate(tree, placed) for placed in nodes(tree))
+
+
+def states_in_order(tree: Tree) -> list[Placed]:
+    """Nodes whose state no lock needs, in the order in which pressure on states takes them."""
+    return sorted(_candidates(tree, _state_candidate), key=_turn("state_used"))
 
 
 def evict(tree: Tree, full: int, swa: int, states: int = 0) -> tuple[Tree, Freed]:
@@ -87,8 +92,16 @@ def _serves(tree: Tree, node: Node) -> bool:
 
 
 def _oldest(tree: Tree, candidate: Callable[[Tree, Placed], bool], used: str) -> Placed | None:
-    found = [placed for placed in nodes(tree) if candidate(tree, placed)]
-    return min(found, key=lambda p: (getattr(p.node, used), p.end, p.path), default=None)
+    return min(_candidates(tree, candidate), key=_turn(used), default=None)
+
+
+def _candidates(tree: Tree, candidate: Callable[[Tree, Placed], bool]) -> list[Placed]:
+    return [placed for placed in nodes(tree) if candidate(tree, placed)]
+
+
+def _turn(used: str) -> Callable[[Placed], tuple[int, int, Key]]:
+    """Least recently used first; of those used at the same moment, the one nearer to the root."""
+    return lambda placed: (getattr(placed.node, used), placed.end, placed.path)
 
 
 def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:

@@ -14,7 +14,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -136,7 +136,7 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
             where = ""
             if isinstance(node, ast.Constant) and isinstance(above, _AROUND):
                 where = f" in {text.of(above)}"
-            for new in _of_expression(node):
+            for new in chain(_of_expression(node), _mistaken(node)):
                 made = ast.unparse(new)
                 loose = isinstance(new, (ast.BoolOp, ast.IfExp)) or (
                     isinstance(new, ast.Compare) and not isinstance(node, ast.Compare)
@@ -211,10 +211,6 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
             yield ast.BinOp(left, ast.Sub(), right)
         case ast.BinOp(left, ast.Sub(), right):
             yield ast.BinOp(left, ast.Add(), right)
-        case ast.BinOp(left, ast.BitOr(), right):
-            yield ast.BinOp(left, ast.BitAnd(), right)
-        case ast.BinOp(left, ast.BitAnd(), right):
-            yield ast.BinOp(left, ast.BitOr(), right)
         case ast.BinOp(left, ast.FloorDiv(), right) if not _negative(left):
             ceiled = ast.BinOp(ast.UnaryOp(ast.USub(), left), ast.FloorDiv(), right)
             yield ast.UnaryOp(ast.USub(), ceiled)
@@ -231,6 +227,15 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
             yield ast.Call(_called(node.func, _SWAPPED[name]), arguments, node.keywords)
             if len(arguments) == 2 and name in ("min", "max", "larger", "smaller"):
                 yield from arguments
+
+
+def _mistaken(node: ast.expr) -> Iterator[ast.expr]:
+    """Expressions of the same type: other arguments first, a neighbour's field, the other of two sets."""
+    match node:
+        case ast.BinOp(left, ast.BitOr(), right):
+            yield ast.BinOp(left, ast.BitAnd(), right)
+        case ast.BinOp(left, ast.BitAnd(), right):
+            yield ast.BinOp(left, ast.BitOr(), right)
         case ast.Call(function, [_, _, *_] as arguments) if not _orderless(function):
             for at, (one, other) in enumerate(pairwise(arguments)):
                 swapped = [*arguments[:at], other, one, *arguments[at + 2 :]]
@@ -241,7 +246,7 @@ def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _orderless(function: ast.expr) -> bool:
-    """Whose arguments may stand in any order: or whose order the interpreter checks."""
+    """A call whose arguments may stand in any order, or fail at once in another."""
     return isinstance(function, ast.Name) and function.id in ("isinstance", "getattr", "max", "min")
 
 

@@ -1,5 +1,6 @@
 """Situations of several at once: locks on one node, nodes of one path, entries of one batch, conditions of
-one request, a second retract, a session whose turns have tracked states.
+one request, a second retract, a session whose turns have tracked states, what goes for a state and what would
+go next.
 
 Faults that need two of a kind hide from the cases of one rule. A step meets none of these, or several; a
 check counts them as it counts `situation`, and the corpus has a line for each.
@@ -7,23 +8,25 @@ check counts them as it counts `situation`, and the corpus has a line for each.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import combinations
 
 from reference import radix_tree as radix
 from reference.commands import (
-    Abort, Admit, Close, Command, EvictSwa, Extend, Finish, Insert, Match, Outcome, Reason, Refused, Retract,
-    Submit, Unlock, kind_name, tree_key,
+    Abort, Admit, Close, Command, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match, Outcome, Reason,
+    Refused, Retract, Submit, Unlock, UnlockSwa, kind_name, tree_key,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.prefix_cache import shares_lock
 from reference.radix_tree import (
-    Insertion, Key, Lock, Node, Placed, Tree, full_locked, nodes, path_of, shared,
+    Insertion, Key, Lock, Node, Placed, Tree, full_locked, lock_of, nodes, path_of, shared, state_paths,
 )  # fmt: skip
 from reference.rules.base import cursors_of
 from reference.state import IN_BATCH, Phase, Request, Session, State, text_tokens
 from stateful_tests.generate.commands.cases import evicts, request_of, tail
-from stateful_tests.generate.enabled import full_alone
+from reference.tree_eviction import states_in_order
+from stateful_tests.generate.enabled import full_alone, slot_source
 
 
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
@@ -32,6 +35,8 @@ def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> 
     if isinstance(outcome, Refused):
         return found
     found |= {*_of_request(was, command, now), *_at_once(was, command)}
+    if isinstance(command, Decode | Extend):
+        found |= set(_slots(was, command))
     if was.tree is None or now.tree is None:
         return found
     if was.tree is not now.tree:
@@ -39,6 +44,10 @@ def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> 
             found |= {*_cuts(was.tree, now.tree), *_unlocks(was.tree, now.tree)}
         found |= {*_by_own_moment(was.tree, now.tree), *_passes(was.tree, now.tree, command)}
         found |= set(_drops(was.tree, now.tree))
+        if was.tree.states and not isinstance(command, Evict):
+            found |= set(_room_for_a_state(was.tree, now.tree, command))
+        if isinstance(command, UnlockSwa):
+            found |= set(_second_swa_part(was, command))
     if isinstance(command, Extend) and len(command.lanes) > 1 and not evicts(was, now):
         found |= set(_batch(was, command, now))
     return found
@@ -234,6 +243,40 @@ def _by_own_moment(was: Tree, now: Tree) -> Iterator[str]:
                     yield f"{what} goes by its own moment: {' before '.join(read)}"
 
 
+# What goes for a state that a command needs, and what would go next.
+
+
+def _room_for_a_state(was: Tree, now: Tree, command: Command) -> Iterator[str]:
+    gone = state_paths(was) - state_paths(now)
+    if not gone:
+        return
+    order = states_in_order(was)
+    for placed, after in zip(order, [*order[1:], None]):
+        if placed.path in gone:
+            what = "one of an inner node" if placed.node.children else "one of a leaf"
+            after_it = "nothing"
+            if after is not None:
+                after_it = "an inner node" if after.node.children else "a leaf"
+            yield f"a state goes for room, {kind_name(type(command))}: {what}, and next is {after_it}"
+            return
+
+
+def _second_swa_part(was: State, command: UnlockSwa) -> Iterator[str]:
+    """Who gives its SWA part back, where another has done so on the same path."""
+    assert was.tree is not None
+    request = was.request(command.holder)
+    own = lock_of(was.tree, command.holder if request is None else request.holder)
+    for name in full_alone(was) if own is not None else ():
+        other = lock_of(was.tree, name)
+        if own is None or other is None or other is own:
+            continue
+        path = path_of(was.tree, own.key)
+        common = sum(p.path == own.key[: p.end] == other.key[: p.end] for p in path)
+        if common:
+            over = "one node" if common == 1 else "several nodes"
+            yield f"a second SWA part is given back over {over}"
+
+
 # Nodes one below the other.
 
 
@@ -275,6 +318,22 @@ def _drops(was: Tree, now: Tree) -> Iterator[str]:
 
 
 # Batches.
+
+
+def _slots(was: State, command: Decode | Extend) -> Iterator[str]:
+    """Where entries that decode together get their slots."""
+    names = command.requests if isinstance(command, Decode) else [n.request for n in command.lanes]
+    if len(names) < 2:
+        return
+    requests = [request_of(was, name) for name in names]
+    running = [r for r in requests if r.phase is Phase.RUNNING]
+    size = was.config.geometry.page_size
+    sources = Counter(slot_source(cursors_of(r), size) for r in running)
+    batch = "decode" if len(running) == len(requests) else "mixed batch"
+    if len(sources) > 1:
+        yield f"slots of a {batch}: {', '.join(sorted(sources))}"
+    elif size > 1 and sources["a fresh page"] > 1:
+        yield f"slots of a {batch}: several need a page"
 
 
 def _batch(was: State, command: Extend, now: State) -> Iterator[str]:

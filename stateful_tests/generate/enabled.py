@@ -110,8 +110,8 @@ class Enabled:
 
     @property
     def decoding(self) -> list[Request]:
-        """Settled requests for the next round. In a synchronised run those wait that need a fresh page, mostly,
-        until all do."""
+        """Settled requests for the next round. In a synchronised run a request that needs a fresh page mostly
+        waits until all do."""
         sources = self.sources if self.profile.synchronise else {}
         waits = sources.pop("a fresh page", [])
         if waits and sources and not once_in(self.source, 4):

@@ -99,6 +99,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
     states = [group.state for group in like.groups]
     groups = tuple(map(LayerGroup, sizes, windows, states))
+    first = source.upto(len(groups) - 1)
+    groups = groups[first:] + groups[:first]  # an engine may number them in any order
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
     seqs, drafts = 1 + source.upto(3), like.drafts and 1 + source.upto(3)
     tokens = 2 + source.upto(longest)
@@ -107,8 +109,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     budget = max(seqs * (1 + drafts), tokens, 0 if like.chunked else longest)
     made = replace(
         like, groups=groups, max_model_len=longest, max_batched_tokens=budget, max_seqs=seqs,
-        drafts=drafts, blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5, base)),
-        match=0, checkpoints=0, retention=0,
+        drafts=drafts, blocks=1 << 10, priority=once_in(source, 3),
+        long_prefill=pick(source, (0, 0, 2, 5, base)), match=0, checkpoints=0, retention=0,
     )  # fmt: skip
     if like.recurrent:
         made = _with_states(source, made, like)

@@ -34,7 +34,8 @@ class RunProfile:
     allocate_ahead: slots are allocated far past the commit and, in free mode, window eviction is driven
     with all of them. synchronise: requests wait for each other, so that batches are large. mixed: prefill
     batches take requests along that decode. tails: KV of prompts is received, with SWA KV of the last window
-    alone. crowd: whoever runs stays until others run as well. again: a command that gives something back is often followed by another of its kind.
+    alone. crowd: whoever runs stays until others run as well. again: a command that gives something back is
+    often followed by another of its kind.
     """
 
     machine: str = "sessions"

@@ -82,7 +82,7 @@ def test_what_is_accepted_is_there_and_has_a_reason():
     [
         ("impl/torch_kv/steps.py Steps._lanes: name in self.requests -> name not in self.requests", "OUT-1"),
         ("impl/torch_kv/kernels.py _give: index >= swa_begin -> index > swa_begin", "a test"),
-        ("reference/cursors.py cut: min(c.kv_committed_len, target) -> c.kv_committed_len", "READ-1"),
+        ("reference/cursors.py cut: min(c.kv_committed_len, target) -> c.kv_committed_len", "REF-1"),
         ("reference/clauses/lifecycle.py _close_happens: always: if session.closing", "a fixture"),
     ],
 )  # fmt: skip

@@ -154,12 +154,16 @@ OF_A_STORAGE = [
      "no record of h3, which waits no more; there is one"),
     ("a record without an operation", facts(operations=(BACKUP, GONE_FETCH)), "XFER-3",
      "prefetch 4 of h2 is in flight, for it has a record; it is not"),
+    ("the first record is without an operation", facts(operations=(GONE_FETCH, BACKUP)), "XFER-3",
+     "prefetch 4 of h2 is in flight, for it has a record; it is not"),
     ("a page of another text is stored", facts(stored=(PAGE._replace(found=C[:1]),)), "STORE-1",
      "the full KV that is stored under it; it stands for #1:1 at 0; host slot 0 holds KV of #3:1 at 0"),
     ("a page that was not written is stored", facts(stored=(PAGE._replace(found=(0,)),)), "STORE-1",
      "host slot 0 holds nothing"),
     ("half a page is stored", facts(stored=(PAGE._replace(wanted=A[:2]),)), "STORE-1",
      "it is of 2 tokens, and 1 are stored"),
+    ("the second page that is stored is of another text", facts(
+        stored=(PAGE, PAGE._replace(key=2, found=C[:1]))), "STORE-1", "host slot 0 holds KV of #3:1 at 0"),
     ("a hash of a node is of another page", node(3, hashed=A[:3]), "STORE-2",
      "the hashes of node 3 stand for #1:2 #2:1; they stand for #1:3"),
     ("a node has the hashes of its parent as well", node(2, hashed=A[:2] + A[:3]), "STORE-2",
@@ -408,6 +412,8 @@ PLACES = {
     "a mark of a store stays": [AtTreeNode(2, host=True)],
     "a mark of a load stays": [AtTreeNode(4)],
     "a pin stays with its user": [AtTreeNode(4, host=True)],
+    "an SWA lock too few": [AtTreeNode(2, "swa")],
+    "a pin too few": [AtTreeNode(4, host=True)],
 }
 
 
@@ -451,6 +457,18 @@ def test_a_clause_sees_what_is_wrong_at_rest(row):
     _, change, clause, words = row
     found, text = violated(change, was=REST)
     assert found[0] == clause and text.endswith(words), (found, text)
+
+
+def test_a_parent_and_its_child_leave_the_device_in_one_step():
+    """The child counts as it is after the step, not as it was before."""
+    both = together(
+        node(1, device=kv(), locks=count()), node(2, device=kv()), facts(
+            users=(), free=kv((5, 6, 1, 2, 3), (5, 6, 1, 2, 3)), reads=()))  # fmt: skip
+    assert violated(both, was=REST) == ([], "")
+
+
+def test_a_device_slot_of_nobody_in_the_tree_may_be_that_of_a_running_request():
+    assert violated(facts(free=kv((5,), (5, 6))), was=REST) == ([], "")
 
 
 def split(host=1, swa=1):

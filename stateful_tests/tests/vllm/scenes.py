@@ -36,6 +36,8 @@ SIZES = {
     "uncached": EngineConfig((_FULL,), 12, 12, 12, caching=False, chunked=False),
     "host": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4),
     "state": EngineConfig((_FULL, LayerGroup(2, state=True)), 12, 12, 8),
+    "state first": EngineConfig((LayerGroup(2, state=True), _FULL), 12, 12, 8),
+    "state first near": EngineConfig((LayerGroup(2, state=True), _NEAR), 12, 12, 8),
     "peer": EngineConfig((_FULL,), 12, 12, 8, peer=True, fail_requests=True),
     "host state": EngineConfig((LayerGroup(2, state=True),), 12, 12, 8, host_chunks=4),
     "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
