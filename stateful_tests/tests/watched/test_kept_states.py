@@ -48,6 +48,14 @@ def test_a_node_has_the_state_of_a_longer_text(release, length, known):
         assert not list(kept.wrong_hits(step))
 
 
+def test_a_node_without_a_state_hides_none_behind_it():
+    kept = KeptStates(head())
+    above, below = ([8, 8, 8, 8], *NODE[1:]), NODE
+    before, after = steps_of({}, {"tracked": {}, "nodes": [None, 3]}, nodes=[above, below])
+    assert not list(kept.judge(0, before, ()))
+    assert [one.clause for one, _ in kept.judge(1, after, ())] == ["STA-3"]
+
+
 @pytest.mark.parametrize("tracks, text, has, known", [
     (0, NODE[0], 3, ["why"]), (1, NODE[0], 3, []), (0, [7] * 3, 3, []), (0, NODE[0], None, []),
 ])  # fmt: skip

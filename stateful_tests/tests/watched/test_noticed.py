@@ -102,6 +102,12 @@ def test_validation_says(row, validate):
     assert ("; ".join(parts) or "conforms") == row.outcome
 
 
+def test_a_mismatch_says_what_was_kept_and_what_is_shown(validate):
+    [row] = [row for row in ROWS if row.title == "a turn has another row"]
+    found = validate(row.log, **row.header).mismatches[0]
+    assert (found.expected, found.observed) == ("c1 keeps row 1", "has row 2")
+
+
 def first(found: Validated) -> tuple[str, str]:
     assert found.found, "nothing was noticed"
     return found.found[0].clause, found.found[0].event
