@@ -241,8 +241,8 @@ def _mistaken(node: ast.expr) -> Iterator[ast.expr]:
                 swapped = [*arguments[:at], other, one, *arguments[at + 2 :]]
                 yield ast.Call(function, swapped, node.keywords)
         case ast.Attribute(value, name, ast.Load()):
-            for other in neighbours().get(name, ()):
-                yield ast.Attribute(value, other, ast.Load())
+            for beside in neighbours().get(name, ()):
+                yield ast.Attribute(value, beside, ast.Load())
 
 
 def _orderless(function: ast.expr) -> bool:
