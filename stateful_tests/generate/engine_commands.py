@@ -104,7 +104,9 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
     seqs, drafts = 1 + source.upto(3), like.drafts and 1 + source.upto(3)
     tokens = 2 + source.upto(longest)
-    if once_in(source, 2):  # a long text, also one that comes again, is computed in chunks of whole blocks
+    if once_in(
+        source, 2
+    ):  # a long text, also one that comes again, is computed in chunks of whole blocks
         tokens = base * (1 + source.upto(2))
     budget = max(seqs * (1 + drafts), tokens, 0 if like.chunked else longest)
     made = replace(

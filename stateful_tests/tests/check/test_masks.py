@@ -24,6 +24,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.failures import Failure
 from reference.geometry import preset
+from reference.kinds import BLOCKS
 
 from stateful_tests.check import explanation, finder, masks as masking
 from stateful_tests.check.bases import Base, BaseKind
@@ -263,7 +264,7 @@ def test_a_store_of_too_much_is_no_other_schedule(line, same, monkeypatch):
         return Run(trace, system.name, (*rows[:-1], told), None)
 
     monkeypatch.setattr(masking, "replay", replayed)
-    can = SimpleNamespace(schedules=True)
+    can = SimpleNamespace(system_kind=BLOCKS)
     tree, base = (SimpleNamespace(name=name, capabilities=can) for name in "tb")
     assert do_the_same(tree, base, trace, failed("XFER-1", 2)) is same
 
