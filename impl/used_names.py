@@ -18,6 +18,7 @@ from impl.nearest import FAR, FOLDER, Nearest, neighbours
 
 PLAIN = "plain"  # the way of an engine that no option names
 _MOST = 12  # names in a message
+_STRANGE = 60  # a tree without so many is of another kind: their names tell nothing
 
 
 class UsedName(NamedTuple):
@@ -74,7 +75,7 @@ def also_lost(engine: str, root: Path, release: str, said: str) -> str:
     """The further names that a tree has lost, as the end of a message that has `said` some of them."""
     gone = [each.name for each in lost(engine, root, release)]
     more = [name for name in gone if not re.search(rf"\b{re.escape(name)}\b", said)]
-    if not more:
+    if not more or len(gone) > _STRANGE:
         return ""
     others = f" and {len(more) - _MOST} more" if len(more) > _MOST else ""
     names = ", ".join(more[:_MOST]) + others

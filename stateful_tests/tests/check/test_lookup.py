@@ -18,7 +18,7 @@ from stateful_tests.check.lookup import Lookup
 from stateful_tests.lockstep.results import LookedUp
 from stateful_tests.tests.support.closing import KeepsOnThreeWays
 
-PLAN = tiers.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
+PLAN = tiers.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5)
 PLAN = replace(PLAN, examples=13, after_finding=0)
 
 

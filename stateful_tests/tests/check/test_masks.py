@@ -47,7 +47,7 @@ from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.traces.files import load, prompt_of
 
 PLAN = plan(
-    "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4, examples=13
+    "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5, examples=13
 )
 
 

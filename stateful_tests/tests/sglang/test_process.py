@@ -13,7 +13,7 @@ from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
 from impl.sglang.parts.stand_ins import Bag, ForwardMode
 from impl.sglang.process import system as sglang
-from impl.sglang.releases.catalogue import TABLE, Kind
+from impl.sglang.releases.catalogue import TABLE, Detected
 from impl import vocabulary
 from impl.sglang.scheduler import driver
 from reference.commands import (
@@ -64,7 +64,7 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(
 ):
     (tmp_path / "sglang/srt").mkdir(parents=True)
     monkeypatch.setattr(SGLangSystem, "launch", subprocess.Popen)
-    monkeypatch.setattr(sglang, "detect", lambda _: Kind(TABLE["0.5.11"]))
+    monkeypatch.setattr(sglang, "detect", lambda _: Detected(TABLE["0.5.11"]))
     system = SGLangSystem(path=tmp_path)
     system.command_line = lambda: [sys.executable, "-c", WORKER.replace("ACT", act)]
     system.reset(preset("page1"))

@@ -60,7 +60,7 @@ def test_it_shows_what_the_cpu_shows_and_only_a_check_waits():
     waits = {name: waits for name, (_, waits) in there.most.items() if waits}
     assert waits == {"CheckBusy": 1, "CheckIdle": 1}
     most = {
-        "Admit": 3, "Extend": 2, "Decode": 2, "SpecDecode": 2, "Launch": 2, "Settle": 2, "EvictSwa": 1,
+        "Admit": 3, "Extend": 3, "Decode": 2, "SpecDecode": 2, "Launch": 2, "Settle": 2, "EvictSwa": 1,
         "Finish": 4, "Retract": 3,
         "Abort": 3, "Close": 1, "CheckBusy": 1, "CheckIdle": 1,
     }  # fmt: skip

@@ -9,8 +9,9 @@ import pytest
 from impl.sglang.scheduler.ends import Ends
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
+from reference import model
 from reference.commands import (
-    Abort, Command, Decode, Done, Extend, Finish, Mode, Retract, SpecDecode, Submit, prompt_len,
+    Abort, Command, Decode, Done, Extend, Finish, Mode, Refused, Retract, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
 from stateful_tests.generate.choice_source import RandomChoices
@@ -80,6 +81,7 @@ def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:
     """A random run, up to a fault of the release; what it did, and whether there was none."""
     source, names = RandomChoices(f"played {number}"), dict[str, str]()
     lives: Lives = defaultdict(list)
+    rejected = set[str]()
     lockstep = Lockstep(
         system, replace(preset(SIZES[number % len(SIZES)]), tree=tree), Mode.FAITHFUL
     )
@@ -88,14 +90,24 @@ def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:
         command = propose(lockstep.state, source, profile)
         if isinstance(command, Abort) and command.marked:
             continue  # a server marks a request before it queues it
+        _, expected = model.step(lockstep.state, command)
+        if isinstance(expected, Refused) and not isinstance(command, Submit):
+            continue  # nor does it what the rules refuse, but for what a client asks
         outcome = lockstep.do(command)
         if lockstep.violation is not None:
-            return lives, False
+            return but_for(rejected, lives), False
+        if isinstance(command, Submit) and isinstance(outcome, Refused):
+            rejected.add(f"{command.request}#{lockstep.state.serial + 1}")
         if isinstance(outcome, Done):
             if isinstance(command, Submit):
                 names[command.request] = f"{command.request}#{lockstep.state.serial}"
             note(lives, command, names.__getitem__)
-    return lives, True
+    return but_for(rejected, lives), True
+
+
+def but_for(names: set[str], lives: Lives) -> Lives:
+    """The lives of all others: a turn that is rejected has the name of the next one of its client."""
+    return {name: life for name, life in lives.items() if name not in names}
 
 
 @pytest.mark.parametrize("how", ["plain", "spec", "overlap", "tree"])
