@@ -88,17 +88,18 @@ DRIVEN = """
 0.5.13 0.5.20 mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.free_pages; PagedTokenToKVPoolAllocator.release_pages
 0.5.20 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.get_all_free_pages()
 [allocators]
-0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator.get_kvcache
-0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.get_kvcache
 0.5.10 0.5.13 mem_cache/allocator.py | TokenToKVPoolAllocator(_, kvcache=_, dtype=_, device=_, need_sort=_); alloc_extend_naive(_, _, _, _, _, _, _)
 0.5.10 0.5.13 mem_cache/allocator.py | PagedTokenToKVPoolAllocator(_, _, kvcache=_, dtype=_, device=_, need_sort=_)
-0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
 0.5.13 ...    mem_cache/allocator/__init__.py | TokenToKVPoolAllocator
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator(_, _, kvcache=_, dtype=_, device=_, need_sort=_); alloc_extend_naive(_, _, _, _, _, _, _)
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.available_size(); PagedTokenToKVPoolAllocator.free_group_begin()
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.free_group_end()
 0.5.10 0.5.13 mem_cache/allocator.py | alloc_extend_kernel; alloc_decode_kernel
 0.5.13 ...    mem_cache/allocator/paged.py | alloc_extend_kernel; alloc_decode_kernel
+[SWA allocators]
+0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator.get_kvcache
+0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.get_kvcache
+0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_attn_allocator; SWATokenToKVPoolAllocator.swa_attn_allocator
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_to_swa_index_mapping; SWATokenToKVPoolAllocator.free_swa(_)
