@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ WITH_TIERS = replace(
 UTILITIES = frozenset(
     {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_int64_tensor",
      "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
-     "get_bool_env_var", "get_num_new_pages", "next_power_of_2", "raise_error_or_warn"}
+     "get_bool_env_var", "get_num_new_pages", "next_power_of_2", "raise_error_or_warn",
+     "token_ids_from_wire"}
 )  # fmt: skip
 # Questions about the host in the same file: a CPU and nothing special; the second lot is so with a GPU.
 HOST_QUESTIONS = (
@@ -95,6 +97,7 @@ def install(
     modules = modules or SGLANG
     install_hook(root, replace(modules, absent=modules.absent[:1]) if gpu else modules, provided)
     env: dict[str, Any] = {
+        "array": array,
         "torch": sys.modules["torch"],
         "np": sys.modules.get("numpy"),
         "os": os,
