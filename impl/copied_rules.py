@@ -32,7 +32,7 @@ class CopiedRule(NamedTuple):
 
 
 class CopiedRules(NamedTuple):
-    """What the adapter of an engine copies. rules: by name. file: has the statements of all releases."""
+    """The rules that the adapter of an engine copies, by name. file: the statements of all releases."""
 
     rules: Mapping[str, CopiedRule]
     file: Path

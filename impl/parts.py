@@ -199,7 +199,7 @@ def _lost(steps: Sequence[PartStep]) -> list[probe.Missing]:
 def _other_way(
     steps: Sequence[PartStep], root: Path, tables: Tables, release: str
 ) -> list[probe.Missing]:
-    """What a part lacks as the nearest release has it, though the tree has an alternative.
+    """Find the names that a part has in the nearest release and not in the tree, which has an alternative.
 
     The names of an earlier alternative may be in later releases as well. So they tell nothing of a tree that
     has no line of a neighbouring release: that one has renamed the later alternative.

@@ -1,4 +1,4 @@
-"""Names that an adapter uses of a release, and those of them that a tree has lost.
+"""The names that an adapter uses of a release, and which of these names a tree has lost.
 
 The tables of an API have what the adapter reads. What it gives beside, such as an optional argument, a
 setting in a dictionary or an attribute that it stores, no release refuses under an old name: the release goes
@@ -46,7 +46,7 @@ def not_given(
     ways: Collection[str] = (PLAIN,),
     renamed: Collection[str] = (),
 ) -> tuple[probe.Missing, ...]:
-    """What the adapter gives to a tree that is nearest to `near`, and none of its files knows.
+    """Find the names that the adapter gives to a tree nearest to `near`, and that no file of the tree has.
 
     A name counts that the releases around have as well: another one tells of another release. A tree that is
     older than all releases may lack any. ways: in which the tree is driven. renamed: names ("Class.member")

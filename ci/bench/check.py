@@ -40,7 +40,7 @@ _WIRE, _WORKER, _REST = "driving: the wire", "the worker", "the rest"
 
 
 def _functions() -> dict[Callable[..., Any], str]:
-    """What is timed, and the part that it counts as."""
+    """Each function that is timed, with the part that it counts as."""
     parts: dict[str, tuple[Callable[..., Any], ...]] = {
         _DRIVING: (driving.drive,),
         _EXPLAINING: (explanation.counted_under,),
@@ -86,7 +86,7 @@ class _Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What runs in here counts as this part; inside a phase other than driving, as that phase."""
+        """Count the seconds inside as this part; inside a phase other than driving, as that phase."""
         phase = next((each for each in self._inside if each in _PHASES[1:]), name)
         self._count(at_phase=name in _PHASES)
         self._inside.append(phase)

@@ -191,7 +191,7 @@ def _changed(
 
 
 def _differing(base: Base, system: Any, findings: Sequence[Finding]) -> Changes:
-    """What differs from a base without a history, in the files that the findings call."""
+    """Name the functions that differ from a base without a history, in the files that the findings call."""
     from stateful_tests.check import changes
     from stateful_tests.check.way_map import functions_of
 

@@ -1,4 +1,4 @@
-"""What the adapter copies of vLLM's engine core and worker (see `impl.copied_rules`)."""
+"""The rules that the adapter copies of vLLM's engine core and worker (see `impl.copied_rules`)."""
 
 from __future__ import annotations
 

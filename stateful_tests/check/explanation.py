@@ -2,7 +2,7 @@
 
 Most violations of a release with known faults are of few shapes: one clause, one last command, the same words
 but for numbers. The first of each shape are explained in full, and each eighth after them: another fault
-that looks the same is found by these. Which of several faults it is, is asked of the first of each set.
+that looks the same is found by these. Only the first of each set of faults are told apart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Known faults as masks: which of them a tree still has, and which violations of it they explain.
 
-A mask holds while a trace of its fault fails on the tree. A change that mends one path of a fault and not the
-other is told as such. A trace that needs two faults says nothing of that.
+A mask holds while a trace of its fault fails on the tree. The report names a change that mends one path of a
+fault and not the other. A trace that needs two faults says nothing of that.
 Where there is a base, a violation of a fault's clause is the fault's unless the trace is a witness (see
 Standing). Without one, and of an engine that schedules by itself, it is if the run violates the clause no
 more without one of the things that the fault's own trace needs (see causes.py).

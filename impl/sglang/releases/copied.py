@@ -1,4 +1,4 @@
-"""What the adapter copies of SGLang's scheduler (see `impl.copied_rules`)."""
+"""The rules that the adapter copies of SGLang's scheduler (see `impl.copied_rules`)."""
 
 from __future__ import annotations
 
