@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from reference.blocks.commands import (
-    STOP_TOKEN, Add, End, EngineCommand, Fail, More, Update, client_tokens,
+    STOP_TOKEN, Add, End, EngineCommand, Fail, More, Schedule, Update, client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, chained
+from reference.blocks.progress import EngineProgress
 from reference.commands import Abort
+from reference.headway import Standstill
 
 
 @dataclass(slots=True)
@@ -109,18 +111,41 @@ class OutputNote:
 
 
 class RequestTexts:
-    """All requests of one run."""
+    """All requests of one run.
+
+    standstill: of the last command, where it was a Schedule while somebody waits."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.bearers: dict[str, Bearer] = {}
         self.batches: deque[list[tuple[Bearer, Flight]]] = deque()
+        self.standstill: Standstill | None = None
         self._sent = 0
+        self._progress = EngineProgress()
 
     def follow(
         self, command: EngineCommand, facts: BlockFacts
     ) -> tuple[list[LaneNote], list[OutputNote]]:
         """Take over a command that the engine has carried out."""
+        notes = self._taken_over(command, facts)
+        self._note_progress(command, facts)
+        return notes
+
+    def follow_refused(self, command: EngineCommand, facts: BlockFacts) -> None:
+        """Take over a command that the engine has refused. A loop that does not call its scheduler while
+        somebody waits gets nobody further."""
+        self.standstill = None
+        if isinstance(command, Schedule):
+            self._note_progress(command, facts)
+
+    def _note_progress(self, command: EngineCommand, facts: BlockFacts) -> None:
+        idle = any(bearer.idle for bearer in self.bearers.values())
+        waits = len(self.bearers) > 0
+        self.standstill = self._progress.follow(command, facts, waits=waits, idle=idle)
+
+    def _taken_over(
+        self, command: EngineCommand, facts: BlockFacts
+    ) -> tuple[list[LaneNote], list[OutputNote]]:
         bearer = self.bearers.get(getattr(command, "request", ""))
         if isinstance(command, Add):
             text: list[int] = []
@@ -221,7 +246,7 @@ class RequestTexts:
             if bearer.gone:
                 continue  # its name may be somebody else's by now
             bearer.flights.remove(flight)
-            tokens, ends = self._due(bearer, flight.sampled)
+            tokens, ends = self._given_out(bearer, flight.sampled)
             current = flight.context == (bearer.stamps[-1] if bearer.stamps else 0)
             output = given.pop(bearer.name, None)
             notes.append(OutputNote(bearer.name, output, tokens, ends, current, flight.stale))
@@ -243,7 +268,7 @@ class RequestTexts:
                 self._goes(self.bearers[name])
         return notes
 
-    def _due(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    def _given_out(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:
         """What a client gets of what was sampled, and whether the turn ends with it."""
         for count, token in enumerate(sampled, 1):
             outputs, length = bearer.outputs + count, len(bearer.text) + count

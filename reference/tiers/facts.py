@@ -127,13 +127,13 @@ class TierPage(NamedTuple):
 class TierRequest(NamedTuple):
     """A request of a server that only decodes, or who else has slots of its own.
 
-    state: "waits", "greeted" when it may take slots, "receives", "fails" when its transfer has, "held" when
-    it was given up and its slots are kept, "runs", "retracted", NOWHERE in no queue; GONE where the transfer
-    alone is left. Of a session, for what it keeps while no turn runs on it: IDLE; OVER when it was closed and
-    has no turn; BUSY when it waits for a turn that is gone. HOLDS: of any server, a lock holder with a slot
-    for its recurrent state. row, first: its row, and the slot of its first token; -1 for none. slots: of the
-    device that are its own, by pool; kept: host slots of its KV while it is retracted. writing: device slots
-    that the prefill server has still to write.
+    state: "waits", "greeted" when it may take slots, "receives", "received", "fails" when its transfer has,
+    "held" when it was given up and its slots are kept, "runs", "retracted", NOWHERE in no queue; GONE where
+    the transfer alone is left. Of a session, for what it keeps while no turn runs on it: IDLE; OVER when it
+    was closed and has no turn; BUSY when it waits for a turn that is gone. HOLDS: of any server, a lock
+    holder with a slot for its recurrent state. row, first: its row, and the slot of its first token; -1 for
+    none. slots: of the device that are its own, by pool; kept: host slots of its KV while it is retracted.
+    writing: device slots that the prefill server has still to write.
     """
 
     name: str

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from reference.commands import Abort, Close, Insert, Match, Prompt, Unlock
-from reference.tiers.commands import Await, Load, Poll, Prefetch, TierCommand
+from reference.tiers.commands import Arrive, Await, Expire, Greet, Load, Poll, Prefetch, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierUser
 
@@ -37,7 +37,8 @@ class LockRange(NamedTuple):
 class LockRanges:
     """The ranges of all users, by the number of their lock. prompts: of those who hold one, by name; waiting:
     of those who have asked a storage; sessions: that are open on a server that only decodes; seen: prompts of
-    the last inserts."""
+    the last inserts. greeted, arrived: requests whose prefill server has answered, has sent all; expired:
+    the last command was an Expire."""
 
     def __init__(self, config: TierConfig) -> None:
         self.config = config
@@ -46,6 +47,9 @@ class LockRanges:
         self.waiting: dict[str, Prompt] = {}
         self.sessions: set[str] = set()
         self.seen: list[Prompt] = []
+        self.greeted: set[str] = set()
+        self.arrived: set[str] = set()
+        self.expired = False
         self._nodes: dict[int, TierNode] = {}
         self._locks_first = False  # the last command: a backup locks before what is inserted splits
 
@@ -67,6 +71,14 @@ class LockRanges:
                 self.sessions.add(name)
             case Close(name):
                 self.sessions.discard(name)
+        self.expired = isinstance(command, Expire)
+        if isinstance(command, Greet):
+            self.greeted.add(command.holder)
+        elif isinstance(command, Arrive):
+            self.arrived.add(command.holder)
+        elif isinstance(command, Await):
+            self.greeted.discard(command.holder)
+            self.arrived.discard(command.holder)
         self._locks_first = isinstance(command, Insert | Poll)
         if isinstance(command, Await | Insert):
             self.seen = [command.prompt, *self.seen[:5]]

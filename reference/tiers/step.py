@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from reference.blocks.commands import ResetCache
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure, counted, failure
+from reference.headway import Standstill
 from reference.remembered import remembered
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TierConfig
@@ -24,6 +25,7 @@ from reference.tiers.facts import (
 )
 from reference.states import chained
 from reference.tiers.locks import LockRange, Where, counts
+from reference.tiers.progress import WAITING
 from reference.tiers.records import KeptCopy, Count, HostUnit, Source
 
 Slot = tuple[bool, str, int]  # on the host, pool, slot
@@ -32,7 +34,8 @@ Slot = tuple[bool, str, int]  # on the host, pool, slot
 @dataclass(eq=False)
 class TierStep:
     """before, after: facts. refused: the command changed nothing. ranges: what users have locked, after.
-    waiting: who has asked a storage, after."""
+    waiting: who has asked a storage, after. standstill: of a Poll on a server that only decodes, while a
+    request waits."""
 
     config: TierConfig
     command: TierCommand
@@ -41,6 +44,21 @@ class TierStep:
     after: TierFacts
     ranges: list[LockRange]
     waiting: Collection[str] = ()
+    standstill: Standstill | None = None
+
+    @property
+    def unanswered(self) -> dict[str, str]:
+        """The state of each request that has no answer."""
+        return {each.name: each.state for each in self.after.requests if each.state in WAITING}
+
+    @property
+    def room(self) -> str:
+        """What is free or can be evicted, in words."""
+        free = {pool: len(slots) for pool, slots in self.after.free.items()}
+        for pool, tokens in self.after.evictable.items():
+            free[pool] = free.get(pool, 0) + tokens
+        rows = counted(len(self.after.free_rows), "row")
+        return f"{', '.join(f'{pool} {tokens}' for pool, tokens in free.items())} tokens and {rows} free"
 
     @remembered
     def nodes(self) -> dict[int, TierNode]:

@@ -33,7 +33,7 @@ class Counted:
     effort: commands, with those that a run of _SHORT has for shorter ones. declined: kinds that the system
     alone refuses since it last carried one out, with runs numbered from the start. tried: runs with a
     command of the kind that the system could carry out; served: runs that carried one out.
-    unfit: situation -> why its line could not be driven.
+    unfit: situation -> why its line could not be driven. unanswered: runs that never came to their end.
     """
 
     commands: int = 0
@@ -47,6 +47,7 @@ class Counted:
     served: Counter[str] = field(default_factory=Counter)
     situations: Counter[str] = field(default_factory=Counter)
     unfit: dict[str, str] = field(default_factory=dict)
+    unanswered: int = 0
 
     def add(self, driven: Driven) -> None:
         """Count what a batch did. Its runs come one by one."""
@@ -55,6 +56,7 @@ class Counted:
         self.carried_out += driven.carried_out
         self.situations += driven.situations
         self.unfit |= driven.unfit
+        self.unanswered += driven.unanswered
         for kind, runs in driven.runs_of.items():
             self.tried[kind] += len(runs)
             self.served[kind] += sum(runs.values())
@@ -87,6 +89,7 @@ class Counted:
         result.situations = dict(sorted(self.situations.items()))
         result.required, result.unfit = self._required(system, plan, configs), self.unfit
         result.never_done = self._never_done(can, plan, configs)
+        result.unanswered = self.unanswered
         for kind, declined in self.declined.items():
             refusing, once = len(declined.runs), kind in self.carried_out
             if refusing >= NO_MORE and (not once or self._no_more(kind, refusing)):

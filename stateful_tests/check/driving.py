@@ -109,7 +109,8 @@ class Driven:
     kinds: commands by kind; carried_out: without those that were refused. declined: kinds that the system
         alone refuses since it last carried one out. runs_of: kind -> the runs that had one, and whether a
         run carried one out.
-    unfit: situation -> why its line could not be driven.
+    unfit: situation -> why its line could not be driven. unanswered: runs that never came to their
+        end.
     """
 
     tallies: dict[str, Tally]
@@ -121,6 +122,7 @@ class Driven:
     runs_of: dict[str, dict[int, bool]] = field(default_factory=dict)
     situations: Counter[str] = field(default_factory=Counter)
     unfit: dict[str, str] = field(default_factory=dict)
+    unanswered: int = 0
     seconds: float = 0.0
 
     def count(self, command: object, outcome: Outcome, declined: bool) -> None:
@@ -140,6 +142,7 @@ class Driven:
 
 
 HANG, HANGS = "hang:", 2
+LAST = 100  # commands more than a run had: a run that has not ended by then never will
 
 
 def broken(found: tuple[Violation, Trace]) -> str:
@@ -401,10 +404,11 @@ def _engine_example(
     def proposed() -> Iterator[Any]:
         for _ in range(steps):
             yield draws.propose(beside, lockstep.facts, source, profile)
-        for _ in range(steps + 100):
+        for _ in range(steps + LAST):
             if (command := draws.finale(beside, lockstep.facts)) is None:
                 return
             yield command
+        driven.unanswered += 1
 
     _carry_out(lockstep, proposed(), done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))

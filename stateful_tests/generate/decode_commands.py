@@ -50,7 +50,7 @@ def propose_decode_command(
     sessions = sorted(beside.sessions)
     again = [name for name in sessions if name not in there]
     waits, runs = by_state.get("waits", []), by_state.get("runs", [])
-    writing = [request for request in facts.requests if request.writing]
+    writing = [request for request in facts.requests if _sends(beside, request)]
     failing = [*waits, *by_state.get("greeted", ()), *by_state.get("receives", ())]
     weights = {
         "await": profile.match * bool(absent), "greet": 2 * profile.match * bool(waits),
@@ -125,16 +125,34 @@ def _cut(prompt: Prompt, length: int) -> Prompt:
     return tuple(pieces)
 
 
+def _sends(beside: LockRanges, request: TierRequest) -> bool:
+    """Its prefill server has still to send KV, or the first token alone where the tree has all KV."""
+    receives = request.state == "receives" and request.name not in beside.arrived
+    return receives or bool(request.writing)
+
+
 def decode_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
-    """What ends a run: nobody is there, and nobody writes; no session is open."""
+    """The next command of a run's end: prefill servers answer and write, requests decode to their last token,
+    sessions between turns are closed. Nobody new comes, so each request must come to its end (PRO-1)."""
+    if beside.expired and facts.in_flight:
+        return Poll()
     for request in facts.requests:
-        if request.writing:
+        if _sends(beside, request):
             return Arrive(request.name)
         match request.state:
+            case "waits" if request.name not in beside.greeted:
+                return Greet(request.name)
             case "runs":
                 return LastToken(request.name)
-            case "waits" | "greeted" | "retracted":
-                return Abort(request.name)
+            case "held":
+                return Expire()
+    idle = {
+        request.name.removeprefix("session ")
+        for request in facts.requests
+        if request.state in (IDLE, BUSY)
+    }
+    if closing := idle & beside.sessions:
+        return Close(min(closing))
     if facts.in_flight:
         return Poll()
     return Close(min(beside.sessions)) if beside.sessions else None

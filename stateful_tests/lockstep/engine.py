@@ -90,6 +90,8 @@ class EngineLockstep(AnyLockstep):
             return outcome
         done = isinstance(outcome, Done)
         lanes, outputs = texts.follow(command, self.facts) if done else ([], [])
+        if not done:
+            texts.follow_refused(command, self.facts)
         step = self.step = BlockStep(
             texts.config,
             command,
@@ -100,6 +102,7 @@ class EngineLockstep(AnyLockstep):
             outputs,
             texts.bearers,
             texts.in_use,
+            texts.standstill,
         )
         self._judge(step, broken(step, self.waived), self.clauses.values())
         return self._count(outcome)

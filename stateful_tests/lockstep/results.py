@@ -14,7 +14,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
-from reference.failures import Failure
+from reference.failures import Failure, counted
 from reference.state import State
 
 SHORTEST = 4  # commands: runs that violations end sooner than that come to nothing else
@@ -339,6 +339,7 @@ class CheckResult:
     the adapter plays, and that the system has otherwise.
     uncalled: changed functions that no run called. ways: other way to run the system -> what its check says;
     not_driven: way in which changed functions run -> the command that drives it, or why it was not driven.
+    unanswered: runs that never came to their end, as somebody got no answer.
     masked: known faults and clause -> violations that one of them explains.
     """
 
@@ -371,6 +372,7 @@ class CheckResult:
     uncalled: tuple[str, ...] = ()
     ways: dict[str, str] = field(default_factory=dict)
     not_driven: dict[str, str] = field(default_factory=dict)
+    unanswered: int = 0
     seconds: float = 0.0
 
     @property
@@ -440,6 +442,9 @@ class CheckResult:
         missed = len({*self.required} - self.situations.keys())
         if self.system in OWN and missed and not self.stopped:
             reasons.append(f"{missed} of {len(self.required)} situations were not met")
+        if self.unanswered:
+            runs = counted(self.unanswered, "run")
+            reasons.append(f"{runs} never came to an end: somebody who waits got no answer")
         if self.uncalled:
             more = f" and {len(self.uncalled) - _NAMED} more" if len(self.uncalled) > _NAMED else ""
             reasons.append(f"no run calls {', '.join(self.uncalled[:_NAMED])}{more}, which changed")

@@ -16,6 +16,7 @@ from reference.tiers.commands import TierCommand
 from reference.tiers.config import TIER_PRESETS, TierConfig
 from reference.tiers.facts import NO_SLOTS, Slots, TierFacts, TierNode
 from reference.tiers.locks import LockRanges
+from reference.tiers.progress import DecodeProgress
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.results import Row, Tally
 
@@ -52,6 +53,7 @@ class TierLockstep(AnyLockstep):
         del mode  # its users are a scheduler's
         super().__init__(system, tallies, refusals, clause)
         self.beside = LockRanges(config)
+        self._progress = DecodeProgress()
         self.facts = _NOTHING
         self._start(config)
 
@@ -87,9 +89,14 @@ class TierLockstep(AnyLockstep):
                 failure, lambda: self._step(command, False, before), _broken_off
             )
             return outcome
-        if isinstance(outcome, Done):
+        done = isinstance(outcome, Done)
+        if done:
             self.beside.note(command)
-        self.step = self._step(command, not isinstance(outcome, Done), before)
+        self.step = self._step(command, not done, before)
+        if done:
+            self.step.standstill = self._progress.follow(
+                command, self.facts, self.beside.greeted, self.beside.arrived
+            )
         self._judge(self.step, broken(self.step, self.waived), self.clauses.values())
         return self._count(outcome)
 

@@ -10,13 +10,16 @@ from reference.blocks.clauses.step import REGISTERED, BlockStep
 from reference.blocks.commands import Schedule
 from reference.clauses import CLAUSES, Clause, by_cause
 from reference.clauses.base import in_order
+from reference.clauses.progress import PROGRESS
 from reference.failures import Failure
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES
 
 __all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken", "broken_off"]
-BLOCK_CLAUSES = in_order(REGISTERED, (texts, runs, states, blocks, windows)) | {
-    name: TIER_CLAUSES[name] for name in OF_CONNECTORS
-}
+BLOCK_CLAUSES = (
+    in_order(REGISTERED, (texts, runs, states, blocks, windows))
+    | {name: TIER_CLAUSES[name] for name in OF_CONNECTORS}
+    | PROGRESS
+)
 # of all kinds of systems, in the order of asking
 EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES | TIER_CLAUSES
 

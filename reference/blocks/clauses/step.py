@@ -12,7 +12,8 @@ from reference.blocks.facts import BlockFacts, Table
 from reference.blocks.host_view import HostView, window_start
 from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
 from reference.clauses.base import Clause, register
-from reference.failures import AtTable, Failure, failure
+from reference.failures import AtTable, Failure, counted, failure
+from reference.headway import Standstill
 from reference.remembered import remembered
 
 __all__ = ["REGISTERED", "BlockStep", "clause", "window_start"]
@@ -28,7 +29,7 @@ OUTSIDE = -1, 0  # group and index of a block outside of tables
 class BlockStep(HostView):
     """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
     what was given out, beside what is expected. bearers: who is there after the command, by name. in_use:
-    blocks that steps in flight write or copy."""
+    blocks that steps in flight write or copy. standstill: see RequestTexts."""
 
     config: EngineConfig
     command: EngineCommand
@@ -39,6 +40,7 @@ class BlockStep(HostView):
     outputs: list[OutputNote]
     bearers: dict[str, Bearer]
     in_use: frozenset[int] = frozenset()
+    standstill: Standstill | None = None
 
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
@@ -54,6 +56,20 @@ class BlockStep(HostView):
         for name, block in outside:
             named.setdefault(block, []).append((name, *OUTSIDE))
         return named
+
+    @property
+    def unanswered(self) -> dict[str, str]:
+        """The status of each request that is not between turns."""
+        return {
+            name: fact.status
+            for name, fact in self.after.requests.items()
+            if name not in self.bearers or not self.bearers[name].idle
+        }
+
+    @property
+    def room(self) -> str:
+        """What is free, in words."""
+        return f"{counted(len(self.after.free), 'block')} free"
 
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:
         """Requests with KV, and the cache manager's tables of them."""

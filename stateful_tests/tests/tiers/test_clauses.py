@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 from ci.documents.reported import TierReport, reported
-from reference.blocks.commands import ResetCache
+from reference.blocks.commands import Complete, ResetCache
 from reference.commands import Abort, Close, Evict, Insert, Match, Piece, Unlock
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode
-from reference.tiers.commands import Await, Load, Poll, Prefetch
+from reference.tiers.commands import Arrive, Await, Greet, Load, Poll, Prefetch
 from reference.tiers.facts import (
     BUSY,
     GONE,
+    IDLE,
     NOWHERE,
     OVER,
     TierPart,
@@ -25,6 +26,7 @@ from reference.tiers.facts import (
 )
 from reference.tiers.locks import NOWHERE as NEVER
 from reference.tiers.locks import LockRange, LockRanges
+from reference.tiers.progress import DecodeProgress
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.tiers.scenes import (
     A, B, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, LOADS, NODES, OTHER, PAGE, PREFETCH, RECEIVED,
@@ -646,8 +648,43 @@ def test_states_that_are_right_conform_and_an_evict_frees_as_many_as_counted():
     assert clauses == ["TREE-17"] and says == "1 of 1 evictable states are freed; 0 are"
 
 
+SENT, ARRIVE = RECEIVES._replace(writing={}), Arrive("h1")
+
+
+@pytest.mark.parametrize(
+    "commands, requests, found",
+    [
+        ([ARRIVE, *[Poll()] * 3], [SENT], "PRO-1"),
+        ([ARRIVE, *[Poll()] * 2], [SENT], None),
+        ([Poll()] * 3, [SENT], None),  # its first token has still to come
+        ([ARRIVE, *[Poll()] * 3], [RECEIVES], None),  # the prefill server has still to write
+        ([Poll()] * 3, [HELD._replace(writing={})], None),  # nobody waits for it
+        ([ARRIVE, Poll(), Poll(), Evict(1), Poll()], [SENT], None),
+        ([ARRIVE, *[Poll()] * 3], [SENT, HELD._replace(state="runs", writing={})], None),
+        ([ARRIVE, *[Poll()] * 3], [SENT, HELD._replace(state=IDLE, writing={})], None),
+        ([Poll()] * 3, [SENT._replace(state="waits")], None),
+        ([Greet("h1"), *[Poll()] * 3], [SENT._replace(state="waits")], "PRO-1"),
+        ([ARRIVE, Await("h1", ()), *[Poll()] * 3], [SENT], None),
+        ([Greet("h1"), Await("h1", ()), *[Poll()] * 3], [SENT._replace(state="waits")], None),
+        ([ARRIVE, Poll(), Complete(), Poll(), Poll()], [SENT], "PRO-1"),
+    ],
+)
+def test_a_server_that_only_decodes_and_comes_into_the_same_state_again(commands, requests, found):
+    progress, beside = DecodeProgress(), LockRanges(DECODING)
+    now = RECEIVED._replace(requests=tuple(requests))
+    for command in commands:
+        beside.note(command)
+        still = progress.follow(command, now, beside.greeted, beside.arrived)
+    step = TierStep(DECODING, Poll(), False, now, now, [], standstill=still)
+    failure = TIER_CLAUSES["PRO-1"].check(step)
+    assert bool(failure) == bool(found)
+    if failure:
+        assert failure.observed.startswith("2 calls of the scheduler later nothing has run")
+        assert f"h1 {requests[0].state}" in failure.observed
+
+
 def test_every_clause_has_a_row():
-    seen = {row[2] for row in (*FAULTS, *AT_REST, *OF_A_STORAGE)} | {"HOST-4", "TREE-17"}
+    seen = {row[2] for row in (*FAULTS, *AT_REST, *OF_A_STORAGE)} | {"HOST-4", "TREE-17", "PRO-1"}
     assert seen == {*TIER_CLAUSES}
     assert {*OF_CONNECTORS} <= {*TIER_CLAUSES}
 

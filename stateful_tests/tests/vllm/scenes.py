@@ -119,9 +119,11 @@ class Scene:
         for spoil in self._spoilt:
             after = spoil(after)
         lanes, outputs = ([], []) if refused else self.expected.follow(command, after)
+        if refused:
+            self.expected.follow_refused(command, after)
         step = BlockStep(
             self.config, command, refused, self.before, after, lanes, outputs, self.expected.bearers,
-            self.expected.in_use,
+            self.expected.in_use, self.expected.standstill,
         )  # fmt: skip
         self.before, self.step = after, step
         failures = broken(step, waived)

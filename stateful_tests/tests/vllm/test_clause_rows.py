@@ -9,7 +9,7 @@ import pytest
 from impl.vllm.system import VLLMSystem
 from reference.blocks.clauses import BLOCK_CLAUSES, EVERY_CLAUSE, BlockStep
 from reference.blocks.commands import Add, Copy, Fail, Schedule
-from reference.blocks.facts import HostKey, Output, Transfer
+from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Output, Transfer
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Done, Mode
 from stateful_tests.lockstep.lockstep import replay
@@ -133,8 +133,9 @@ def test_a_batch_that_breaks_may_still_write_what_it_has_published():
 def test_a_load_that_fails_ends_its_request(failed, ends, expected):
     """Where that is the policy: the end comes without a token, and nobody else's does."""
     texts = RequestTexts(replace(SIZES["full"], peer=True, fail_requests=ends))
-    ended = SimpleNamespace(requests={}, lanes=(), outputs=(Output("r1", (), "error"),), host=None)
-    quiet = SimpleNamespace(requests={}, lanes=(), outputs=(), host=SimpleNamespace(failed=failed))
+    nothing = BlockFacts((), (), (), (), {}, {})
+    ended = nothing._replace(outputs=(Output("r1", (), "error"),))
+    quiet = nothing._replace(host=HostFacts(0, (), (), (), (), failed=failed))
     texts.follow(Add("r1", 1, 3, remote=2), quiet)
     texts.follow(Fail(), quiet)
     lanes, outputs = texts.follow(Schedule(), ended)

@@ -1,0 +1,58 @@
+"""Whether an engine that schedules by itself gets any further: its states, and what devices owe it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from reference.blocks.commands import Complete, Copy, EngineCommand, Schedule, Update
+from reference.blocks.facts import BlockFacts
+from reference.headway import Headway, Standstill
+
+# What the engine and its devices do. With any other command a client or a fault comes in between.
+_BY_ITSELF = Schedule, Update, Copy, Complete
+
+
+class EngineProgress:
+    """States of an engine in one run since a client last got a token, or did something."""
+
+    def __init__(self) -> None:
+        self._headway, self._updates = Headway(), 0
+
+    def follow(
+        self, command: EngineCommand, facts: BlockFacts, *, waits: bool, idle: bool
+    ) -> Standstill | None:
+        """Take over a command that was carried out. waits: a request is there; idle: a session is between
+        turns. None where the command is no Schedule, or nobody waits."""
+        self._updates += isinstance(command, Update)
+        answers = any(output.tokens or output.finished for output in facts.outputs)
+        if answers or not waits or not isinstance(command, _BY_ITSELF):
+            self._headway.restart()
+        if not waits or not isinstance(command, Schedule):
+            return None
+        return self._headway.in_state(
+            _state_of(facts), self._due(facts), runs=bool(facts.lanes), counts=not idle
+        )
+
+    def _due(self, facts: BlockFacts) -> Iterator[Hashable]:
+        """What devices have to do now: run the steps in flight, and the transfers that were submitted."""
+        yield from range(self._updates, self._updates + facts.steps_in_flight)
+        yield from (
+            ("transfer", job.job) for job in facts.transfers if job.submitted and not job.completed
+        )
+
+
+def _state_of(facts: BlockFacts) -> Hashable:
+    """The state of an engine without block ids, which change from round to round of the same cycle."""
+    requests = tuple(
+        (name, fact.status, len(fact.tokens), fact.computed, *map(_blocks_in, fact.tables))
+        for name, fact in facts.requests.items()
+    )
+    transfers = sorted((*job[1:2], len(job.parts), *job[3:]) for job in facts.transfers)
+    kept = (len(facts.host.free), len(facts.host.keys)) if facts.host else ()
+    pools = len(facts.free), len(facts.published), len(facts.pinned), facts.steps_in_flight, *kept
+    return requests, tuple(transfers), pools
+
+
+def _blocks_in(table: tuple[int, ...]) -> int:
+    """Blocks of a table without null blocks."""
+    return sum(map(bool, table))

@@ -1,0 +1,97 @@
+"""Whether every accepted request is answered (PRO): the same clauses for every kind of server.
+
+A step shows its `standstill` (see reference.headway), who waits, and what is free, in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Protocol
+
+from reference.clauses.base import Clause, register
+from reference.failures import AtCount, AtNamed, Failure, counted, failure
+from reference.headway import FOR_EVER, Standstill
+
+PROGRESS: dict[str, Clause] = {}
+clause = partial(register, PROGRESS, concerns="outcomes, choices and order", rule="headway")
+
+
+class ProgressStep(Protocol):
+    """A step after which somebody may wait for ever.
+
+    standstill: None where the scheduler was not called, or nobody waits. unanswered: the state of each
+    request that has no answer, by name. room: what is free, in words.
+    """
+
+    @property
+    def standstill(self) -> Standstill | None: ...
+
+    @property
+    def unanswered(self) -> Mapping[str, str]: ...
+
+    @property
+    def room(self) -> str: ...
+
+
+@clause(
+    "PRO-1",
+    "no request waits for ever",
+    "While a request has no answer, the scheduler does not come into the same state again and again without a"
+    " forward pass: a request that would fit alone is answered once nobody else holds what it needs.",
+    why=(
+        "A deadlock or a starvation loses no page, so every memory check passes while the client waits until"
+        " its timeout."
+    ),
+    source="vllm#39734, vllm#53130; sglang#39271, sglang#36458",
+    scope=(
+        "A state counts only where all that devices, the network and clients had to do for it has been done"
+        " since the last time. A session between turns may hold what others wait for."
+    ),
+    decision=(
+        f"A repeated state is the witness, not a time limit. A state is one that was seen {FOR_EVER} times: a"
+        " scheduler may count attempts that its facts do not show."
+    ),
+    assumption="A scheduler that is in the same state, and is called the same way, does the same again.",
+    trigger=lambda step: step.standstill is not None and not step.standstill.runs,
+)
+def _waits(step: ProgressStep) -> Failure | None:
+    still = step.standstill
+    if still is None or still.ran or still.times < FOR_EVER:
+        return None
+    return failure(
+        "somebody who waits must get further: all that devices and clients had to do is done",
+        f"{counted(still.turns, 'call')} of the scheduler later nothing has run and nothing has changed;"
+        f" {step.room}; {_told(step)}",
+        AtCount("batch", "stall"),
+        *(AtNamed("request", name) for name in step.unanswered),
+    )
+
+
+@clause(
+    "PRO-2",
+    "no cycle without a token",
+    "While a request has no answer, the scheduler does not come into the same state again and again by"
+    " forward passes after which nobody has a token more.",
+    why="A livelock computes at full load, so it looks like a busy server; its clients get nothing.",
+    source="vllm#39734; sglang#36855",
+    scope="As PRO-1.",
+    decision=f"As PRO-1: the state was seen {FOR_EVER} times.",
+    assumption="As PRO-1.",
+    trigger=lambda step: step.standstill is not None and step.standstill.passes > 1,
+)
+def _cycle(step: ProgressStep) -> Failure | None:
+    still = step.standstill
+    if still is None or not still.ran or still.times < FOR_EVER:
+        return None
+    return failure(
+        "a forward pass must bring somebody further",
+        f"after {counted(still.ran, 'forward pass', 'es')} in {counted(still.turns, 'call')} of the scheduler"
+        f" everybody is where they were; {step.room}; {_told(step)}",
+        AtCount("batch", "livelock"),
+        *(AtNamed("request", name) for name in step.unanswered),
+    )
+
+
+def _told(step: ProgressStep) -> str:
+    return ", ".join(f"{name} {state}" for name, state in step.unanswered.items())

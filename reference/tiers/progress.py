@@ -1,0 +1,75 @@
+"""Whether a server that only decodes gets any further: its states, and what others have to do for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator
+
+from reference.blocks.commands import Complete, Copy
+from reference.headway import Headway, Standstill
+from reference.tiers.commands import Arrive, Greet, Poll, Send, TierCommand
+from reference.tiers.facts import BUSY, IDLE, TierFacts
+
+# What the server, its copy engine and the prefill servers do. With any other command somebody gets a token,
+# or gives up.
+_BY_ITSELF = Poll, Send, Copy, Complete, Greet, Arrive
+WAITING = (
+    "waits",
+    "greeted",
+    "receives",
+    "received",
+    "fails",
+    "retracted",
+)  # states of who has no answer
+
+
+class DecodeProgress:
+    """States of a server that only decodes, in one run since a client last got a token, or did something."""
+
+    def __init__(self) -> None:
+        self._headway = Headway()
+
+    def follow(
+        self,
+        command: TierCommand,
+        facts: TierFacts,
+        greeted: Collection[str],
+        arrived: Collection[str],
+    ) -> Standstill | None:
+        """Take over a command that was carried out. greeted, arrived: requests whose prefill server has
+        answered, has sent all. None where the command is no Poll, or nobody waits."""
+        states = {request.state for request in facts.requests}
+        waits = not states.isdisjoint(WAITING)
+        if not waits or not isinstance(command, _BY_ITSELF):
+            self._headway.restart()
+        if not waits or not isinstance(command, Poll):
+            return None
+        between_turns = not states.isdisjoint((IDLE, BUSY))
+        return self._headway.in_state(
+            _state_of(facts), _due(facts, greeted, arrived), runs=False, counts=not between_turns
+        )
+
+
+def _due(
+    facts: TierFacts, greeted: Collection[str], arrived: Collection[str]
+) -> Iterator[Hashable]:
+    """What the copy engine, prefill servers and clients have to do now."""
+    yield from (("transfer", job.job) for job in facts.transfers if job.sent and not job.completed)
+    for request in facts.requests:
+        unheard = request.state == "waits" and request.name not in greeted
+        unsent = request.state == "receives" and request.name not in arrived
+        if request.writing or unheard or unsent or request.state in ("runs", "held"):
+            yield "request", request.name
+
+
+def _state_of(facts: TierFacts) -> Hashable:
+    """The state of the server without slots, which change from round to round of the same cycle."""
+    requests = tuple(
+        (request.name, request.state, request.row < 0, request.first < 0)
+        + tuple(len(slots) for slots in (*request.slots.values(), *request.kept.values()))
+        for request in facts.requests
+    )
+    transfers = sorted(
+        (job.load, len(job.parts), job.sent, job.completed) for job in facts.transfers
+    )
+    free = *map(len, facts.free.values()), *map(len, facts.host_free.values()), len(facts.free_rows)
+    return requests, tuple(transfers), free, len(facts.nodes), tuple(facts.evictable.values())
