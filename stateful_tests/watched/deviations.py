@@ -183,8 +183,14 @@ def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
 
 
 def stalls(release: str, kind: str) -> str:
-    """Idle sessions keep what others wait for; or they have given it back, and the server does not look."""
-    faults = {"sessions": "idle-sessions-keep-all", "room": "admission-stays-shut"}
+    """Idle sessions keep what others wait for; or they have given it back, and the server does not look; or
+    a prompt is larger than the SWA pool, less a page."""
+    faults = {
+        "sessions": "idle-sessions-keep-all",
+        "room": "admission-stays-shut",
+        "never": "prompt-above-the-swa-pool-waits",
+        "alone": "prompt-above-the-swa-pool-waits",
+    }
     return label(release, faults[kind]) or "" if kind in faults else ""
 
 

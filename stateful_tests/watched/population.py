@@ -26,6 +26,7 @@ KINDS = ("storm", "flood", "texts", "talks", "storm", "random")
 KINDS_OF_A_TIER = ("texts", "scene", "talks", "storm")  # with a host tier, run by run
 # A session that comes again ends a server with a storage (session-asks-the-storage): in one run of eight.
 SESSIONS_AT = 7
+FITS_HARDLY_AT = 4  # the run of eight in which somebody sends a prompt of the size of a pool
 TRIES = 40  # servers of which one is chosen
 # Memory is short, and what runs is retracted. A flood has prompts of many chunks.
 STORMS: dict[str, dict[str, int | bool]] = {
@@ -103,6 +104,9 @@ class Population:
                 replace(each, resends=each.resends or (at % 2 == 1 and not each.session))
                 for at, each in enumerate(found)
             )
+        if scene is None and number % 8 == FITS_HARDLY_AT:
+            big = hardly_fits(random.Random(f"{self.seed} {number} prompt"), found[-1], config)
+            found = *found[:-1], big
         if scene is None and number % 6 in (0, 4):
             found = operated(random.Random(f"{self.seed} {number} operators"), found, config)
         if config.storage and number % 8 != SESSIONS_AT:
@@ -288,6 +292,16 @@ def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) ->
     return *first, *then, *operators
 
 
+def hardly_fits(rng: random.Random, client: Client, config: Config) -> Client:
+    """The client with a prompt that takes all of a pool, hardly less, or a token more than there is."""
+    pool = config.tokens
+    if config.window and rng.random() < 0.6:
+        pool = config.tokens * config.swa // 10
+    tokens = max(1, pool - rng.choice((-1, 0, 1, config.page_size, 2 * config.page_size + 1)))
+    turn = Turn(wait=0, tokens=tokens, limit=rng.choice((1, 2, 5)), text=client.turns[0].text)
+    return replace(client, turns=(turn, *client.turns[1:]))
+
+
 MEETINGS = {"texts": texts, "talks": talks}  # at the tree
 
 
@@ -331,6 +345,7 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
         "tree": rng.random() < 0.7,
         "pressure": (luck := rng.random()) < 0.7,
         "mixed": luck * 10 % 1 < 0.3,
+        "swa": (8, 8, 10, 5, 4)[int(luck * 1e7) % 5],
     }
     if fixed.get("states") and fixed.get("hicache"):  # kept at the end of a text alone
         fixed = {"track": 0, "storage": 0, "mixed": False, **fixed}

@@ -308,7 +308,7 @@ class _Check:
 
 _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
-        "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
+        "draft": 0, "overlap": False, "tree": False, "window": 0, "swa": 8, "page_size": 1, "pressure": False,
         "mixed": False, "lazy": False, "track": 0, "states": 0,
         "rust": False, "storage": 0, "hicache": False,
     },

@@ -25,20 +25,22 @@ PATIENCE = 80  # rounds without a forward pass until a client that only occupies
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A server. tokens: of the full pool; chunk: of a prefill; window 0: none; draft: tokens of a verify
-    round, 0 without speculation; tree: prefixes are shared; pressure: admit as if no request went on for
-    long, so that running ones are retracted; mixed: prefills share a batch with tokens that are decoded;
-    states: slots of recurrent state, 0 of a model without; track: a text's state is kept at multiples of so
-    many tokens (extra_buffer), 0: at its end alone (no_buffer); lazy: a request has a second slot for that
-    state only while the next one is written (extra_buffer_lazy); hicache: there is a tier in host memory;
-    host: its pools, in tenths of the device's; policy: which of POLICIES; storage: behind it, of STORAGES;
-    rust: the core of its tree is the one in Rust."""
+    """A server. tokens: of the full pool; chunk: of a prefill; window 0: none; swa: the SWA pool, in tenths
+    of the full one; draft: tokens of a verify round, 0 without speculation; tree: prefixes are shared;
+    pressure: admit as if no request went on for long, so that running ones are retracted; mixed: prefills
+    share a batch with tokens that are decoded; states: slots of recurrent state, 0 of a model without;
+    track: a text's state is kept at multiples of so many tokens (extra_buffer), 0: at its end alone
+    (no_buffer); lazy: a request has a second slot for that state only while the next one is written
+    (extra_buffer_lazy); hicache: there is a tier in host memory; host: its pools, in tenths of the
+    device's; policy: which of POLICIES; storage: behind it, of STORAGES; rust: the core of its tree is the
+    one in Rust."""
 
     page_size: int = 1
     tokens: int = 128
     running: int = 6
     chunk: int = 16
     window: int = 0
+    swa: int = 8
     draft: int = 0
     overlap: bool = False
     tree: bool = True

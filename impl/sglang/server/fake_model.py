@@ -31,7 +31,7 @@ from impl.sglang.server.clients import Clients, mixed
 from impl.sglang.server.fake_tier import FakeTier
 from impl.sglang.server.outcome import Misread
 from impl.sglang.server.tier import stamp
-from impl.sglang.server.progress import Headway, Stall, excess
+from impl.sglang.server.progress import RequestHeadway, Stall, excess
 from reference.states import chained, seen, stamp_after
 
 MOST = 500  # wrong reads that are kept of a run
@@ -83,7 +83,7 @@ class FakeModel:
         self._to_read: list[Read] = []  # by the round in flight
         self.canary: Canary | None = None
         self.tier: FakeTier | None = None
-        self.headway = Headway()
+        self.headway = RequestHeadway()
         self._decoded: dict[str, int] = {}  # rounds of decode of a request since its prefill
         self.excess: Stall | None = None  # the first request that keeps more SWA KV than it may
         self.overlap = bool(scheduler.enable_overlap)

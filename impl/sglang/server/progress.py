@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 from impl.adapter import Cursors
@@ -10,16 +10,18 @@ from impl.sglang.server.reading import Reader
 
 LIVELOCK = 300  # forward passes in which no request gets further than before
 
-Kind = Literal["lost", "room", "sessions", "livelock", "swa"]
+Kind = Literal["lost", "room", "sessions", "never", "alone", "held", "livelock", "swa"]
 
 
 class Stall(NamedTuple):
-    """Clients wait, and nothing will ever happen unless one of them goes away.
+    """Clients wait, and nothing will ever happen unless one of them goes away (PRO-1; "livelock": PRO-2).
 
     kind: the server has no such request any more ("lost"); all that wait would fit into what is free or can
-    be evicted ("room"), or one would if idle sessions gave up what they hold ("sessions"); it computes, and
-    no request gets further ("livelock"). Or one keeps SWA KV that it reads no more ("swa", #28246). A server
-    that is full of what runs does not stall.
+    be evicted ("room"), or one might if idle sessions gave up what they hold ("sessions"); none holds
+    anything, and one asks for more than there is and was not refused ("never"); it would fit alone,
+    and nobody else holds anything ("alone"); requests that are in a batch keep the rest, and none is
+    computed ("held"); the server computes, and no request gets further ("livelock"). Or one keeps SWA KV
+    that it reads no more ("swa", #28246).
     """
 
     kind: Kind
@@ -38,7 +40,7 @@ class Room(NamedTuple):
         return all(mine >= wanted for mine, wanted in zip(self, needed, strict=True))
 
 
-class Headway:
+class RequestHeadway:
     """How far each request has come (tokens of its text), and in which forward pass one last got further."""
 
     def __init__(self) -> None:
@@ -58,7 +60,7 @@ class Headway:
 
 
 def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
-    """Why these requests get no answer; None where the server is full, or nobody waits."""
+    """Why these requests get no answer: nothing was computed for long. None where nobody waits."""
     scheduler = reader.scheduler
     waiting = {r.rid: r for r in (*scheduler.waiting_queue, scheduler.chunked_req) if r is not None}
     batches = (scheduler.running_batch, scheduler.last_batch)
@@ -70,14 +72,22 @@ def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
             )
     if not waiting:
         return None
-    free, idle = _free(reader), _idle(reader)
+    free, idle, there = _free(reader), _idle(reader, running | waiting.keys()), _size(reader)
     both = Room(*map(sum, zip(free, idle, strict=True)))
     for request in waiting.values():
         needed = _needed(reader, request)
-        if not free.holds(needed):
-            says = f"{request.rid} waits for {_text(needed)}; {_text(free)} are free or evictable"
-            says += f", idle sessions hold {_text(idle)}"
-            return Stall("sessions", request.rid, says) if both.holds(needed) else None
+        if free.holds(needed):
+            continue
+        says = f"{request.rid} waits for {_text(needed)}; {_text(free)} are free or evictable"
+        says += f", idle sessions hold {_text(idle)}"
+        if both.holds(needed) or any(idle):
+            return Stall("sessions", request.rid, says)
+        if not there.holds(_input(reader, request)):
+            return Stall("never", request.rid, f"{says}, and there are {_text(there)} in all")
+        if running - waiting.keys():
+            held = ", ".join(sorted(running - waiting.keys()))
+            return Stall("held", request.rid, f"{says}; {held} keep the rest, and are not computed")
+        return Stall("alone", request.rid, f"{says}, and nobody else is there")
     says = (
         f"{request.rid} waits for {_text(needed)} at most, and {_text(free)} are free or evictable"
     )
@@ -101,17 +111,34 @@ def _free(reader: Reader) -> Room:
     return Room(full + tree - locked, swa, rows)
 
 
-def _idle(reader: Reader) -> Room:
-    """What sessions hold that no turn runs on, less what is the tree's."""
+def _idle(reader: Reader, there: Collection[str]) -> Room:
+    """What sessions hold, less what is the tree's, while none of their turns is there. A turn that is gone
+    and does not count as finished keeps its session busy: that is for SES-4 to say."""
     full = swa = rows = 0
     for name, session in reader.scheduler.session_controller.sessions.items():
         turns = [node.req for node in session.req_nodes.values()]
         slot = reader.slot(name)
-        if slot is not None and all(turn.finished() for turn in turns):
+        if slot is not None and all(turn.finished() or turn.rid not in there for turn in turns):
             _, allocated, evicted, protected = reader.release.cursors(slot)
             full, rows = full + allocated - protected, rows + 1
             swa += allocated - max(evicted, protected)
     return Room(full, swa if reader.swa else 0, rows)
+
+
+def _size(reader: Reader) -> Room:
+    """What the pools hold in all."""
+    sizes = reader.header()
+    return Room(sizes["full_tokens"], sizes["swa_tokens"], sizes["rows"])
+
+
+def _input(reader: Reader, request: Any) -> Room:
+    """Whole pages for the text that a request has now: its next prefill computes it."""
+    page, tokens = (
+        reader.scheduler.page_size,
+        len(request.origin_input_ids) + len(request.output_ids),
+    )
+    tokens = -(-tokens // page) * page
+    return Room(tokens, tokens if reader.swa else 0, 1)
 
 
 def _needed(reader: Reader, request: Any) -> Room:

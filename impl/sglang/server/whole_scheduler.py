@@ -355,6 +355,8 @@ def run(
         if found := model.headway.stall(model.forwards):
             stalls.append(found)
             rest[0] = REST + 1
+        if rest[0] == REST + 1:
+            stalled([])  # an impatient client may have left a request behind
         if rest[0] > REST or now[0] > ROUNDS:
             scheduler.gracefully_exit = True
             return []
@@ -410,6 +412,8 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
     if config.hicache:
         more |= fake_tier.settings(config)
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = "rust" if config.rust else "python"
+    if config.window:
+        more["swa_full_tokens_ratio"] = config.swa / 10
     if config.pressure:
         more["schedule_conservativeness"] = 0.05
     args = ServerArgs(

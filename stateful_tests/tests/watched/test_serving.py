@@ -363,26 +363,33 @@ def test_an_end_is_told_with_what_led_there():
     )
 
 
-SMALL, ROOM = Room(4, 4, 1), Room(9, 9, 1)
+SMALL, ROOM, NOTHING = Room(4, 4, 1), Room(9, 9, 1), Room(0, 0, 0)
 
 
 @pytest.mark.parametrize(
-    "queue, free, idle, kind",
+    "queue, runs, free, idle, prompt, kind",
     [
-        (("a.1",), ROOM, SMALL, "room"),
-        (("a.1", "b.1"), SMALL, ROOM, "sessions"),
-        (("a.1",), Room(9, 4, 1), Room(0, 9, 0), "sessions"),
-        (("a.1",), SMALL, SMALL, None),  # full
-        (("b.1",), ROOM, SMALL, "lost"),
+        (("a.1",), (), ROOM, SMALL, SMALL, "room"),
+        (("a.1", "b.1"), (), SMALL, ROOM, SMALL, "sessions"),
+        (("a.1",), (), Room(9, 4, 1), Room(0, 9, 0), SMALL, "sessions"),
+        (("a.1",), (), SMALL, SMALL, SMALL, "sessions"),
+        (("a.1",), (), SMALL, NOTHING, ROOM, "alone"),
+        (("a.1",), ("a.1",), SMALL, NOTHING, ROOM, "alone"),
+        (("a.1",), ("b.1",), SMALL, NOTHING, ROOM, "held"),
+        (("a.1",), (), SMALL, NOTHING, Room(9, 11, 1), "never"),
+        (("a.1",), (), SMALL, SMALL, Room(9, 11, 1), "sessions"),
+        (("a.1",), (), ROOM, SMALL, Room(11, 1, 1), "room"),
+        (("b.1",), (), ROOM, SMALL, SMALL, "lost"),
+        ((), ("a.1",), SMALL, SMALL, SMALL, None),
     ],
 )
-def test_why_a_client_waits(queue, free, idle, kind, monkeypatch):
-    for name, found in {"_free": free, "_idle": idle}.items():
+def test_why_a_client_waits(queue, runs, free, idle, prompt, kind, monkeypatch):
+    sizes = {"_free": free, "_idle": idle, "_size": Room(10, 10, 2), "_input": prompt}
+    for name, found in {**sizes, "_needed": ROOM}.items():
         monkeypatch.setattr(progress, name, lambda *_, found=found: found)
-    monkeypatch.setattr(progress, "_needed", lambda *_: ROOM)
-    waiting = [Bag(rid=name) for name in queue]
+    waiting, running = ([Bag(rid=name) for name in names] for names in (queue, runs))
     server = Bag(
-        waiting_queue=waiting, chunked_req=None, running_batch=Bag(reqs=[]), last_batch=None
+        waiting_queue=waiting, chunked_req=None, running_batch=Bag(reqs=running), last_batch=None
     )
     found = progress.stall(Bag(scheduler=server), ["a.1"])
     assert (found and found.kind) == kind
@@ -393,7 +400,7 @@ def test_why_a_client_waits(queue, free, idle, kind, monkeypatch):
     ([*range(400)], None),
 ])  # fmt: skip
 def test_a_chunk_that_is_computed_again_and_again(lengths, found):
-    headway = progress.Headway()
+    headway = progress.RequestHeadway()
     for forwards, length in enumerate(lengths, 1):
         headway.computes("a.1", length, forwards)
     stall = headway.stall(len(lengths))
@@ -404,7 +411,9 @@ def test_a_chunk_that_is_computed_again_and_again(lengths, found):
 
 @pytest.mark.parametrize("release, kind, known", [
     (RELEASE, "sessions", "idle-sessions-keep-all"), (RELEASE, "room", ""), ("9.9.9.dev", "sessions", ""),
-    ("0.5.20", "room", "admission-stays-shut"), ("0.5.20", "swa", ""),
+    ("0.5.20", "room", "admission-stays-shut"), ("0.5.20", "swa", ""), ("0.5.20", "never", ""),
+    ("0.5.14", "never", "prompt-above-the-swa-pool-waits"),
+    ("0.5.14", "alone", "prompt-above-the-swa-pool-waits"),
 ])  # fmt: skip
 def test_idle_sessions_that_keep_all_are_a_known_fault(release, kind, known):
     outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
