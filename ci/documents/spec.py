@@ -12,6 +12,7 @@ from ci.documents import diagrams, steps
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.clauses.progress import PROGRESS
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.tiers.clauses import TIER_CLAUSES
 from reference.tiers.commands import (
@@ -109,9 +110,12 @@ def collect() -> Data:
         "asked": list(CLAUSES),
         "concerns": CONCERNS,
         "engine_clauses": [
-            clause for clause in BLOCK_CLAUSES.values() if clause.id not in TIER_CLAUSES
+            clause
+            for clause in BLOCK_CLAUSES.values()
+            if clause.id not in TIER_CLAUSES and clause.id not in PROGRESS
         ],
-        "tier_clauses": [*TIER_CLAUSES.values()],
+        "tier_clauses": [c for c in TIER_CLAUSES.values() if c.id not in PROGRESS],
+        "progress_clauses": [*PROGRESS.values()],
         "decode_commands": {kind_name(kind): _about_engine(kind) for kind in DECODE},
         "storage_commands": {
             kind_name(kind): _about_engine(kind) for kind in (Prefetch, Query, Fetch, Backup)

@@ -14,6 +14,7 @@ from ci.export.recorded_run import NotExportable, not_raising
 from ci.export.template_parts import SHARED
 from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
 from impl.renamed import in_code
+from impl import optional
 from impl.vllm import bare_connectors, bare_scheduler
 from impl.vllm.api import renamed_in, uses
 from impl.vllm.fetch import checkout_root, release_root
@@ -62,7 +63,8 @@ def _definitions(connects: bool) -> str:
     )
     if not connects:
         return engine
-    connectors = _from(bare_connectors.__file__, "\n\nCONNECTORS")
+    reads = _from(optional.__file__, "\n\ndef optional")
+    connectors = reads + _from(bare_connectors.__file__, "\n\nCONNECTORS")
     return engine + connectors + _from(TEMPLATES / "stand_in_connector.py.j2")
 
 

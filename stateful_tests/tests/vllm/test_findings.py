@@ -40,6 +40,12 @@ SAID = {
         "illegal memory access in postprocess_mamba_fused_kernel: index -1 is before the first",
     "a_state_is_stored_from_the_block_of_the_next_request":
         "it was written, where block 3 stays as it is until transfer 4 has read it",
+    "two_requests_preempt_each_other_for_ever": "after 2 forward passes in 4 calls of the",
+    "a_prompt_of_one_token_is_loaded_again_and_again": "4 calls of the scheduler later nothing has run",
+    "a_prompt_of_one_token_is_loaded_for_ever": "4 calls of the scheduler later nothing has run",
+    "a_turn_that_ends_twice_leaves_its_session_without_a_schedule": "2 calls of the scheduler later",
+    "a_turn_that_ends_twice_leaves_another_request_without_a_schedule": "2 calls of the scheduler later",
+    "a_preempted_request_runs_behind_a_block_that_was_freed": "block 1 holds nothing of this group there",
     "a_loaded_request_waits_behind_a_preempted_one": "no batch comes, with 3 blocks free",
     "a_load_begins_beside_the_store_of_a_next_turn": "AssertionError: assert not req_status.transfer_jobs",
     "a_preempted_request_waits_for_a_store_that_a_reset_forgot": "no batch comes, with 3 blocks free",
@@ -284,6 +290,9 @@ UNSEEN = {"HOST-1", "HOST-3", "XFER-1", "XFER-2", "XFER-3"}
 UNSEEN |= {"STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}  # states are the worker's
 NO_OBJECT = "no object of the scheduler shows it"
 SHOWN_BY_NO_OBJECT = {
+    "two_requests_preempt_each_other_for_ever",
+    "a_turn_that_ends_twice_leaves_its_session_without_a_schedule",
+    "a_turn_that_ends_twice_leaves_another_request_without_a_schedule",
     "a_turn_that_ends_inside_a_round_gets_a_token_of_the_step_in_flight",
     "a_reset_of_host_memory_keeps_the_record_of_a_finished_request",
     "a_reset_of_host_memory_keeps_the_record_of_a_finished_request_in_time",
