@@ -221,7 +221,8 @@ def serve_check(
     from ci.report.progress import Progress
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
-    from impl.sglang.server.runs import CANARY, WholeScheduler
+    from impl.sglang.server.runs import WholeScheduler
+    from impl.sglang.server.tried import CANARY
     from stateful_tests.watched import serving
 
     run = None if again is None else _served_run(again)
@@ -354,7 +355,7 @@ def _live(
 
 def _require_states(release: str, given: dict[str, int | bool]) -> None:
     """Recurrent layers go with the release, and with the rest of the server."""
-    from impl.sglang.server.runs import STATES
+    from impl.sglang.server.tried import STATES
 
     if given.get("track") and not given.get("states"):
         raise Unusable("--set track: where states are kept on the way; needs --set states=N")
@@ -387,7 +388,7 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
 def _require_tier(release: str, given: dict[str, int | bool]) -> None:
     """A host tier goes with the release, and with the rest of the server."""
     from impl.sglang.server.clients import POLICIES, STORAGES
-    from impl.sglang.server.runs import TIERS
+    from impl.sglang.server.tried import TIERS
 
     if not given.get("hicache"):
         for field in ("host", "policy", "storage", "rust"):

@@ -20,8 +20,9 @@ from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
 from reference.blocks.commands import (
-    Add, Complete, Copy, End, Fail, More, ResetCache, ResetConnector, Schedule, Update, client_tokens,
+    Add, End, Fail, More, ResetConnector, Schedule, Update, client_tokens,
 )  # fmt: skip
+from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
 from reference.blocks.request_texts import LaneNote

@@ -30,9 +30,9 @@ from impl.vllm.offload import host_facts
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import (
-    Add, Complete, Copy, End, EngineCommand, Fail, More, ResetCache, ResetConnector, Schedule, Update,
-    client_tokens,
+    Add, End, EngineCommand, Fail, More, ResetConnector, Schedule, Update, client_tokens,
 )  # fmt: skip
+from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
 from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len

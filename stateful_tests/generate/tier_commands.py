@@ -8,18 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
-from reference.blocks.commands import Complete, Copy, ResetCache
 from reference.commands import (
     POSITION_BITS, SHARED, Abort, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len,
 )  # fmt: skip
 from reference.tiers.commands import (
     ALL,
     Backup,
+    Complete,
+    Copy,
     Fetch,
     Load,
     Poll,
     Prefetch,
     Query,
+    ResetCache,
     Send,
     TierCommand,
 )
