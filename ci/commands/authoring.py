@@ -12,6 +12,7 @@ from ci.commands.shared import (
     ReportOut, SystemSelector, Unusable, force_option, json_option, load_trace, note, save_trace,
     system_options, target_file, unusable,
 )  # fmt: skip
+from impl.system_spec import SystemSpec
 
 
 @click.command()
@@ -112,9 +113,9 @@ def new_fixture(
     trace = load_trace(file)
     trace = replace(trace, bug=bug or trace.bug)
     selector = selector.of(trace)
-    impl = selector.impl
-    if impl.startswith("torch+"):
-        trace = replace(trace, bug=trace.bug or impl.removeprefix("torch+"))
+    spec, impl = selector.spec, str(selector.spec)
+    if spec.bug is not None:
+        trace = replace(trace, bug=trace.bug or spec.bug)
     if trace.bug is not None and trace.bug not in BUGS:
         raise Unusable(f"{file}: there is no bug called {trace.bug}; `kvspec bugs` lists them")
     if trace.bug is not None and impl != f"torch+{trace.bug}":
@@ -124,8 +125,8 @@ def new_fixture(
     clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
     if clause is not None and clause not in EVERY_CLAUSE and clause != "BROKEN":
         raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
-    engine, _, release = impl.partition("==")
-    usual = f"fixtures/releases/{engine}-{release}" if release else "fixtures/regressions"
+    release = spec.version_and_ways
+    usual = f"fixtures/releases/{spec.engine}-{release}" if release else "fixtures/regressions"
     folder = Path(into or usual)
     if not folder.is_dir() and (into is None or folder.exists()):
         where = f"--out {into}" if into else f"new-fixture: {folder}"
@@ -145,7 +146,7 @@ def new_fixture(
     # Of engines that pick their batches none is healthy; the reference tracks no state.
     batches = kind_of_config(trace.geometry).modelled
     ours = ("torch",) if batches and trace.geometry.tracks else ("torch", "reference")
-    healthy = tuple(SystemSelector(name).resolve() for name in ours if batches)
+    healthy = tuple(SystemSelector(SystemSpec(name)).resolve() for name in ours if batches)
     system = None if impl in ("torch", "reference") else selector.resolve()
     if system is None and (clause is not None or not batches):
         raise Unusable(

@@ -130,7 +130,7 @@ def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_
 
         def one(scope: Scope, progress: Any) -> tuple[Data, str]:
             saved = Saved(system.name, save_dir, progress.say)
-            with unusable(f"--impl {selector.impl}: "):
+            with unusable(f"--impl {selector.spec}: "):
                 made = touring.live(system, scope, progress=progress, found=saved)
             data = report.toured(made)
             save_traces(made.findings, data["findings"], save_dir, selector.options)

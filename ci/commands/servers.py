@@ -18,6 +18,7 @@ from ci.commands.shared import (
     save_trace,
     unusable,
 )
+from impl.system_spec import SystemSpec
 
 if TYPE_CHECKING:
     from stateful_tests.watched.serving import Before, JudgedRun, ServedRun
@@ -226,8 +227,9 @@ def serve_check(
     from stateful_tests.watched import serving
 
     run = None if again is None else _served_run(again)
-    release = impl.removeprefix("sglang==") if run is None else run.release
-    if run is None and not impl.startswith("sglang=="):
+    spec = SystemSpec.parse(impl)
+    release = spec.version_and_ways if run is None else run.release
+    if run is None and (spec.engine != "sglang" or spec.version is None):
         raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
     given = dict(_field(each) for each in fixed)
     if live and (again is not None or impatient or base is not None):
@@ -293,7 +295,8 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.check.masks import masks
-    from stateful_tests.lockstep.systems import resolve
+    from impl.engines import DriveOptions
+    from stateful_tests.lockstep.systems import driven
     from stateful_tests.watched.serving import Before
 
     if base is None and checkout is None:
@@ -304,8 +307,8 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
     there = {}
     if checkout is not None:
         with (
-            closing(resolve("sglang", checkout=checkout)) as tree,
-            closing(resolve(f"sglang=={of}")) as was,
+            closing(driven(SystemSpec("sglang"), DriveOptions(checkout))) as tree,
+            closing(driven(SystemSpec("sglang", of))) as was,
         ):
             if remark := getattr(tree, "remark", ""):
                 note(remark)  # also what serve-check needs and the tree lacks

@@ -160,20 +160,20 @@ def _pytest(
     from ci.export.template_parts import SHARED
     from impl.process.run_test import FAILS, STOPS, outcomes
     from reference.kinds import BLOCKS, kind_of_config
+    from impl.engines import DriveOptions
     from stateful_tests.lockstep import systems as registry
 
     exporting: Any = engine_test if kind_of_config(trace.geometry) is BLOCKS else unit_test
     engine = "vllm" if exporting is engine_test else "sglang"
-    if not re.match(rf"{engine}($|==|\+)", selector.impl):
+    if selector.spec.engine != engine:
         use = f"--impl {engine}==VERSION"
         raise Unusable(
-            f"--as pytest makes a test of a release's classes: {use}, not {selector.impl}"
+            f"--as pytest makes a test of a release's classes: {use}, not {selector.spec}"
         )
     with unusable(f"{file}: ", NotExportable):
         target = None if fixed is None else exporting.target(fixed)
-        with closing(
-            registry.resolve(selector.impl, checkout=selector.checkout, calls=True)
-        ) as system:
+        options = DriveOptions(selector.checkout, calls=True)
+        with closing(registry.driven(selector.spec, options)) as system:
             module = "" if folder is None else exporting.shared_module(system, target)
             titles, beside = Titles(*names), folder is not None
             text = exporting.unit_test(trace, file, system, target, titles, beside)

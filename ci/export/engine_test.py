@@ -14,6 +14,7 @@ from ci.export.recorded_run import NotExportable, not_raising
 from ci.export.template_parts import SHARED
 from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
 from impl.renamed import in_code
+from impl import stand_ins
 from impl.vllm import bare_connectors, bare_scheduler
 from impl.vllm.api import renamed_in, uses
 from impl.vllm.fetch import checkout_root, release_root
@@ -58,7 +59,8 @@ def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str
 
 
 def _definitions(connects: bool) -> str:
-    engine = _from(bare_scheduler.__file__, "\n\nclass Values") + _from(
+    engine = _from(stand_ins.__file__, "\n\nclass Values")
+    engine += _from(bare_scheduler.__file__, "\n\nclass No") + _from(
         TEMPLATES / "stand_in_engine.py.j2"
     )
     if not connects:

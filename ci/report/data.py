@@ -16,6 +16,7 @@ from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
 from ci.report.verdict import check_verdict, not_declared, said, waived
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
+from impl.system_spec import SystemSpec
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode
 from reference.kinds import kind_of_config
@@ -442,6 +443,6 @@ def shown_by(group: list[Finding]) -> list[Finding]:
 
 def named_trace(finding: str, trace: Trace, system: str) -> tuple[str, Trace]:
     """The same for the trace of a finding on a system."""
-    bug = trace.bug or (system.removeprefix("torch+") if system.startswith("torch+") else None)
+    bug = trace.bug or SystemSpec.parse(system).bug
     name = re.sub(r"[^a-z0-9.]+", "-", f"{finding} {system}".lower()).strip("-.")
     return f"{name[:100]}.json", replace(trace, clause=finding.split()[0], bug=bug)

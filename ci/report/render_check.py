@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ci import Data
+from impl.system_spec import SystemSpec
 from reference.failures import counted
 from ci.report.render import labelled, say, sizes, table, verdict
 from ci.report.render_run import finding
@@ -40,7 +41,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         say(out, f"  {names}: {saved} ({found['looked_up']['text']})", whole=True)
     if data["known"]:
         out.print()
-        engine = data["implementation"].partition("==")[0]
+        engine = SystemSpec.parse(data["implementation"]).engine
         _known(out, data, engine if base else data["implementation"], detailed=detailed)
     if unasked := [f"{c['id']} ({c['waived']})" for c in data["clauses"] if c["waived"]]:
         say(out, f"not checked: {', '.join(unasked)}")
@@ -180,7 +181,7 @@ def releases(out: Console, data: Data) -> None:
     machines = data["machines"]
     lines = [["release", "commands", "seconds", *machines, "not checked"]]
     for row in data["releases"]:
-        name, check = row["implementation"].rpartition("==")[2], row["check"]
+        name, check = SystemSpec.parse(row["implementation"]).version_and_ways, row["check"]
         if check is None:
             lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
             continue

@@ -14,16 +14,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from impl.process.failures import kind_of
 from impl.process.remote_system import DoesNotStart
+from impl.system_spec import system_spec
 from reference.commands import Refused
 from reference.kinds import kind_of_config
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.causes import Needs, needs
-from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
+from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, of_system, ways_of
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.traces.files import load
@@ -106,12 +107,10 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
     DoesNotStart where the system does not load.
     """
     judged = base is not None and not system.capabilities.system_kind.schedules
-    named, *ways = system.name.split("+")
-    engine = named.partition("==")[0].removesuffix("@checkout")
-    release = release_of(system)
+    spec, release = system_spec(system), release_of(system)
     if not release:
         return
-    for fault in of_system(cast("Engine", engine), release, ways):
+    for fault in of_system(spec.engine, release, spec.ways):
         if clause not in (None, *fault.clauses):
             continue
         there, fixed, breaks, unplayed = [], [], set(), ""
@@ -146,7 +145,7 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
             elif seen is not None:
                 broke = seen.clause == "BROKEN"
                 instead[f"violates {seen.clause}" if not broke else "breaks the system"] = None
-        otherwise = all({*ways_of(file)} != {*ways} for file in fault.traces)
+        otherwise = all({*ways_of(file)} != {*spec.ways} for file in fault.traces)
         yield Mask(
             fault,
             tuple(there),
@@ -162,7 +161,7 @@ def release_of(system: Any) -> str:
     """The release that a system is; of a checkout, or a version that no table has, the one that it was taken
     for. "" of what is no release."""
     taken = getattr(system, "release", None)  # of the built-in implementation a method
-    return taken if isinstance(taken, str) else system.name.partition("+")[0].partition("==")[2]
+    return taken if isinstance(taken, str) else system_spec(system).version or ""
 
 
 def also_checked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:

@@ -18,6 +18,7 @@ from ci.report import render, render_check, render_run
 from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
+from impl.system_spec import SystemSpec
 from impl.torch_kv import TorchKV
 from reference.commands import (
     Abort, Broken, CheckIdle, Close, Decode, Done, Extend, Mode, Open, Reason, Refused, Retract,
@@ -356,7 +357,7 @@ def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
     system, again = (called(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
     assert also_checked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
     assert system.capabilities.known.keys() == {"LEN-1"}
-    check_also(again, Named("x", also_checked=frozenset({"MAP-4"})).also_checked)
+    check_also(again, Named(SystemSpec("x"), also_checked=frozenset({"MAP-4"})).also_checked)
     assert again.capabilities.known.keys() == {"TREE-7", "LEN-1"}
 
 

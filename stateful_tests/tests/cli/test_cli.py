@@ -13,6 +13,7 @@ from ci.report import data as report
 from ci.report import progress
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
+from impl.system_spec import SystemSpec
 from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
 from stateful_tests.check import campaign, explanation
@@ -124,9 +125,9 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     resolved: list[str] = []
-    find = registry.resolve
+    find = registry.driven
     monkeypatch.setattr(
-        registry, "resolve", lambda spec, **more: resolved.append(spec) or find(spec, **more)
+        registry, "driven", lambda spec, *more: resolved.append(str(spec)) or find(spec, *more)
     )
     code, _, err = kvspec(*command, "--base", base)
     assert (code, len(resolved), err.count("\n")) == (2, 1, 1)
@@ -146,7 +147,7 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(
     ],
 )
 def test_a_base_runs_as_the_tree_does(base, impl, runs):
-    assert registry.as_base(base, impl) == runs
+    assert str(registry.as_base(*map(SystemSpec.parse, (base, impl)))) == runs
 
 
 @pytest.mark.parametrize(
