@@ -15,6 +15,7 @@ from ci.commands.shared import (
     Saved, SystemSelector, Unusable, note, save_traces, unusable, worker_limits,
 )  # fmt: skip
 from impl.system_spec import SystemSpec, system_spec
+from stateful_tests.lockstep.endings import Ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
 UNCALLED_RUNS = (
     1_500  # commands in which a changed function is looked for that no directed run calls
 )
-FOUND = (1, 3)  # exit codes of a check that has found something new
-# The worst exit code first.
-_WORST = (3, 1, 2, 130, 4, 0)
+FOUND = (Ending.VIOLATED, Ending.BROKE)  # of a check that has found something new
 Saves = Callable[[], None]  # saves the traces of a report, and notes there where they are
 
 
@@ -123,8 +122,8 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
             base=base,
             changed=changed,
         )
-        codes = [data["exit_code"], *(each["exit_code"] for each in reports)]
-        data |= {"ways": reports, "exit_code": min(codes, key=_WORST.index)}
+        endings = [data["exit_code"], *(each["exit_code"] for each in reports)]
+        data |= {"ways": reports, "exit_code": gravest(endings)}
 
     def save() -> None:
         save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ci.commands.shared import ReportOut, SystemSelector, Unusable, note, unusable
+from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from ci import Data
@@ -49,7 +50,7 @@ def check(
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         interrupted = True
-    code = 130 if interrupted else max(row["exit_code"] for row in rows)
+    end = Ending.INTERRUPTED if interrupted else max(row["exit_code"] for row in rows)
     driven = [row["check"] for row in rows if row["check"] is not None]
     driven_machines = dict.fromkeys(
         m["machine"] for check in driven for m in check["clauses_by_machine"]
@@ -57,7 +58,7 @@ def check(
     machines = list(driven_machines or plan.machines)
     data = {
         "format": "kvspec-check-releases", "version": 1, "tier": plan.tier, "seed": plan.seed,
-        "machines": machines, "exit_code": code, "interrupted": interrupted,
+        "machines": machines, "exit_code": end, "interrupted": interrupted,
         "systems": [str(spec) for spec in systems], "commands": sum(check["commands"] for check in driven),
         "seconds": round(sum(check["seconds"] for check in driven), 3), "releases": rows,
     }  # fmt: skip
@@ -67,13 +68,18 @@ def check(
 
 def _row(spec: SystemSpec, one: One) -> Data:
     """One release. An unavailable release, or a failed save, is one line and does not end the check."""
-    row: Data = {"implementation": str(spec), "exit_code": 0, "unusable": None, "check": None}
+    row: Data = {
+        "implementation": str(spec),
+        "exit_code": Ending.CONFORMS,
+        "unusable": None,
+        "check": None,
+    }
     try:
         row["check"], save = one(spec)
         row["exit_code"] = row["check"]["exit_code"]
         save()
     except Unusable as error:
-        row |= {"unusable": str(error), "exit_code": max(row["exit_code"], 2)}
+        row |= {"unusable": str(error), "exit_code": max(row["exit_code"], Ending.UNUSABLE)}
     return row
 
 
@@ -106,7 +112,7 @@ def replay(
         "version": 1,
         "systems": [str(spec) for spec in systems],
         "interrupted": interrupted,
-        "exit_code": 130 if interrupted else max(driven, default=2),
+        "exit_code": Ending.INTERRUPTED if interrupted else max(driven, default=Ending.UNUSABLE),
         "traces": [
             {"file": path, "releases": of_trace} for (path, _), of_trace in zip(traces, rows)
         ],
@@ -128,7 +134,12 @@ def _replays(
 
 
 def _undriven(impl: str, why: Exception) -> Data:
-    return {"implementation": impl, "exit_code": 2, "unusable": str(why), "replay": None}
+    return {
+        "implementation": impl,
+        "exit_code": Ending.UNUSABLE,
+        "unusable": str(why),
+        "replay": None,
+    }
 
 
 def _replay(impl: str, system: System, path: str, trace: Trace) -> Data:

@@ -20,6 +20,7 @@ import click
 from click.core import ParameterSource
 
 from impl.system_spec import ENGINES, SystemSpec, option
+from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,17 +38,6 @@ _Command = Callable[..., Any]  # what click calls
 
 class Unusable(Exception):
     """Input that cannot be used: the one line that says which and why."""
-
-
-# What an exit code means.
-ENDS = {
-    0: "conforms",
-    1: "violated",
-    2: "unusable",
-    3: "broke",
-    4: "incomplete",
-    130: "interrupted",
-}
 
 
 class ReportOut:
@@ -68,17 +58,17 @@ class ReportOut:
 
         return render.console(sys.stderr if self.file == "-" else sys.stdout)
 
-    def end(self, data: Any) -> int:
-        """Write the figures; the exit code that they state. The figures name it as well (`ended`)."""
+    def end(self, data: Any) -> Ending:
+        """Write the figures; the ending that they state. The figures name it as well (`ended`)."""
         if isinstance(data, dict) and "exit_code" in data:
-            data["ended"] = ENDS[data["exit_code"]]
+            data["ended"] = Ending(data["exit_code"]).word
         if self.file is not None:
             text = json.dumps(data, indent=2) + "\n"
             if self.file == "-":
                 sys.stdout.write(text)
             else:
                 write_beside(self.file, text, "--json", data)
-        return int(data.get("exit_code", 0)) if isinstance(data, dict) else 0
+        return Ending(data.get("exit_code", 0)) if isinstance(data, dict) else Ending.CONFORMS
 
 
 def _input(file: str) -> str:
@@ -357,7 +347,9 @@ def save_traces(
         found["replay"] = replay_command(found["saved"], options)
         if html:
             shown = Path(found["saved"]).with_suffix(".html")
-            if write_beside(shown, page.page(found, group[0].run), "--html", {"exit_code": 1}):
+            if write_beside(
+                shown, page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
+            ):
                 found["page"] = str(shown)
 
 

@@ -24,6 +24,7 @@ from stateful_tests.check.bases import Base
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, sizes_for
+from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.lockstep import mostly_refused, rejected_turns, unstated_refusals
 from stateful_tests.lockstep.results import CheckResult, Finding, Run, Tally, Trace, add_tallies
@@ -412,24 +413,25 @@ def replay_data(
     if trace.clause is not None and trace.clause not in EVERY_CLAUSE and trace.clause not in _OTHER:
         note = f"there is no clause called {trace.clause}"
     if violation is None:
-        verdict, code = "conforms", 0
+        verdict, end = "conforms", Ending.CONFORMS
         if trace.bug is not None and run.system.endswith(f"+{trace.bug}"):
             note = f"the trace is there to show {trace.bug}, and does not"
     elif "BROKEN" in violation.clauses:
-        verdict, code = "broke", 3
+        verdict, end = "broke", Ending.BROKE
     else:
-        verdict, code = f"violates {', '.join(violation.clauses)}", 1
+        verdict, end = f"violates {', '.join(violation.clauses)}", Ending.VIOLATED
         if trace.clause is not None and trace.clause not in violation.clauses:
             note = f"first; the trace names {trace.clause}"
     if violation is not None and base is not None:
         before = violated(base, trace, trace.clause or violation.clause)
         if before and set(violation.clauses) <= set(before):
-            note, code, also_in = f"{base.name} violates it as well", 0, base.name
+            note, also_in = f"{base.name} violates it as well", base.name
+            end = Ending.CONFORMS
         else:
             shows = f"violates {', '.join(before)}" if before else "conforms"
             note = f"new: {base.name} {shows if before is not None else 'cannot run the trace'}"
             known = known if before else None  # what the base does not show is no fault of its
-    head = {"file": file, "verdict": verdict, "note": note, "exit_code": code}
+    head = {"file": file, "verdict": verdict, "note": note, "exit_code": end}
     head |= {"unstated_refusals": unstated_refusals(run), "mostly_refused": mostly_refused(run)}
     return head | {"base": base and base.name, "also_in": also_in} | run_data(run, known)
 

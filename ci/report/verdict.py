@@ -10,6 +10,7 @@ from reference.kinds import TIERS
 from stateful_tests.check.bases import Base
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
+from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.results import CheckResult
 
 _MANY = 3  # known faults, which are counted then
@@ -46,7 +47,7 @@ def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
     flaky = [f.clause for f in result.new if f.flaky]
     cut, missing = result.interrupted, "; ".join(result.incomplete)
     parts: list[_Part] = [
-        (result.exit_code == 3, "the system broke"),
+        (result.exit_code is Ending.BROKE, "the system broke"),
         (bool(broken), f"violates {_names(broken)}"),
         (bool(flaky), f"flaky: {_names(flaky)}, not in every replay"),
         (bool(old or untold or known or in_part or elsewhere) and not result.new, "nothing new"),
