@@ -46,9 +46,9 @@ class SystemSpec:
         return "+".join(self.ways)
 
     @property
-    def version_and_ways(self) -> str:
-        """The name without its engine: "0.5.23+overlap"; "" without a version."""
-        return "" if self.version is None else "+".join((self.version, *self.ways))
+    def short(self) -> str:
+        """The name of a release beside others of its engine: "0.5.23+overlap"; else the whole name."""
+        return str(self) if self.version is None else "+".join((self.version, *self.ways))
 
     @property
     def stranger(self) -> bool:

@@ -125,8 +125,9 @@ def new_fixture(
     clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
     if clause is not None and clause not in EVERY_CLAUSE and clause != "BROKEN":
         raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
-    release = spec.version_and_ways
-    usual = f"fixtures/releases/{spec.engine}-{release}" if release else "fixtures/regressions"
+    usual = (
+        f"fixtures/releases/{spec.engine}-{spec.short}" if spec.version else "fixtures/regressions"
+    )
     folder = Path(into or usual)
     if not folder.is_dir() and (into is None or folder.exists()):
         where = f"--out {into}" if into else f"new-fixture: {folder}"

@@ -228,7 +228,7 @@ def serve_check(
 
     run = None if again is None else _served_run(again)
     spec = SystemSpec.parse(impl)
-    release = spec.version_and_ways if run is None else run.release
+    release = spec.short if run is None else run.release
     if run is None and (spec.engine != "sglang" or spec.version is None):
         raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
     given = dict(_field(each) for each in fixed)

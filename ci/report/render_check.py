@@ -181,7 +181,7 @@ def releases(out: Console, data: Data) -> None:
     machines = data["machines"]
     lines = [["release", "commands", "seconds", *machines, "not checked"]]
     for row in data["releases"]:
-        name, check = SystemSpec.parse(row["implementation"]).version_and_ways, row["check"]
+        name, check = SystemSpec.parse(row["implementation"]).short, row["check"]
         if check is None:
             lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
             continue

@@ -300,8 +300,8 @@ def replays(out: Console, data: Data) -> None:
     ends: dict[str, list[str]] = {}
     for row in rows:
         end = "cannot be driven" if row["replay"] is None else row["replay"]["verdict"]
-        ends.setdefault(end, []).append(SystemSpec.parse(row["implementation"]).version_and_ways)
-    names = [SystemSpec.parse(row["implementation"]).version_and_ways for row in rows]
+        ends.setdefault(end, []).append(SystemSpec.parse(row["implementation"]).short)
+    names = [SystemSpec.parse(row["implementation"]).short for row in rows]
     say(out, "; ".join(f"{end}: {_ranges(of_end, names)}" for end, of_end in ends.items()), "bold")
     out.print()
 

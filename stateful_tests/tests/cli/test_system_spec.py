@@ -19,7 +19,7 @@ def test_a_name_is_written_as_it_was_read(name):
 def test_a_name_has_an_engine_a_version_and_ways():
     spec = SystemSpec.parse("sglang==0.5.23+rust+overlap")
     assert spec == SystemSpec("sglang", "0.5.23", ("rust", "overlap"))
-    assert (spec.way, spec.version_and_ways) == ("rust+overlap", "0.5.23+rust+overlap")
+    assert (spec.way, spec.short) == ("rust+overlap", "0.5.23+rust+overlap")
     assert str(spec.of_version(None).in_way("")) == "sglang"
     assert SystemSpec.parse("torch+a-b").bug == "a-b" and spec.bug is None
     assert SystemSpec.parse("m.n:f").stranger and not spec.stranger
