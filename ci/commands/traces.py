@@ -8,7 +8,7 @@ import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -154,19 +154,17 @@ def _pytest(
 ) -> tuple[str, str]:
     """The test, run on the release that has the fault, and on the one that must not; and for a folder the
     module that it imports."""
-    from ci.export import engine_test, unit_test
     from ci.export.bug_report import Titles
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
+    from ci.shown_kinds import shown_of
     from impl.process.run_test import FAILS, STOPS, outcomes
-    from reference.kinds import BLOCKS, kind_of_config
     from impl.engines import DriveOptions
     from stateful_tests.lockstep import systems as registry
 
-    exporting: Any = engine_test if kind_of_config(trace.geometry) is BLOCKS else unit_test
-    engine = "vllm" if exporting is engine_test else "sglang"
-    if selector.spec.engine != engine:
-        use = f"--impl {engine}==VERSION"
+    exporting = shown_of(trace.geometry).exports()
+    if selector.spec.engine != exporting.ENGINE:
+        use = f"--impl {exporting.ENGINE}==VERSION"
         raise Unusable(
             f"--as pytest makes a test of a release's classes: {use}, not {selector.spec}"
         )

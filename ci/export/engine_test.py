@@ -36,6 +36,9 @@ _IMPORTS = "import hashlib\nimport importlib\nimport inspect\nfrom collections i
 _TYPES = "from collections.abc import Callable\nfrom typing import Any\n"
 
 
+ENGINE = "vllm"
+
+
 def hook(trace: Trace) -> str:
     """What loads a release for the test of a trace."""
     return f"impl.vllm.modules:{'with_connector' if trace.geometry.connects else 'install'}"

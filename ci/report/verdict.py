@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ci.shown_kinds import shown
 from impl.adapter import Capabilities
 from reference.commands import kind_name
-from reference.kinds import TIERS
 from stateful_tests.check.bases import Base
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
@@ -113,7 +113,9 @@ def not_declared(can: Capabilities) -> list[str]:
         "a radix tree": can.tree,
         "recurrent state": can.recurrent or can.tracks,
     }
-    return commands + [model for model, there in models.items() if not there and kind is not TIERS]
+    return commands + [
+        model for model, there in models.items() if shown(kind.name).models and not there
+    ]
 
 
 def waived(clause: str, capabilities: Capabilities) -> str | None:
