@@ -103,32 +103,12 @@ def check_data(
         "examples_asked": plan.examples,
         "steps_asked": plan.steps,
         "time_limit_s": plan.time_limit_s,
-        "machines": [
-            {
-                "machine": m.name,
-                "mode": m.mode.value,
-                **fields_of(m, "preset examples commands"),
-                "seconds": round(m.seconds, 3),
-                "commands_per_s": rate(m.commands, m.seconds),
-            }
-            for m in result.machines
-        ],
+        "machines": _machines(result),
         "longest": max((_longest(m.sizes) for m in result.machines), default=0),
         "clauses_by_machine": [
             _by_machine(name, result) for name in dict.fromkeys(m.name for m in result.machines)
         ],
-        "clauses": [
-            {
-                "id": clause,
-                "title": title(clause),
-                "sentence": sentence(clause),
-                "waived": waived(clause, capabilities),
-                "evaluated": tally.evaluated,
-                "runs_reached": tally.reached,
-                "reached": clause not in result.unreached,
-            }
-            for clause, tally in result.tallies.items()
-        ],
+        "clauses": _clauses(result, capabilities),
         "unreached": list(result.unreached),
         "not_declared": not_declared(capabilities),
         "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
@@ -144,18 +124,9 @@ def check_data(
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "stopped_early": result.stopped,
         "findings": [finding_data(group, base and base.name, changed) for group in groups(result.findings)],
-        "base": base and {
-            "implementation": base.name, "chosen": base.kind.value, "why": base.why,
-            "lines_that_differ": base.lines,
-            "violates": sorted({f.clause for f in result.findings if f.old and not f.no_witness}),
-        },
+        "base": base and _base(base, result),
         "known": [_known(mask, result) for mask in masks],
-        "since": None if changed is None or not changed.revision else {
-            "revision": changed.revision, "lines_first": len(changed.first),
-            "called": [f"{file}: {name}" for file, name in changed.called],
-            "missed": [f"{file}: {name}" for file, name in changed.missed],
-            "not_loaded": [f"{file}: {name}" for file, name in changed.ignored],
-        },
+        "since": _since(changed) if changed is not None and changed.revision else None,
     }  # fmt: skip
     return data | {
         "said": said(result, masks, base),
@@ -163,6 +134,58 @@ def check_data(
         "ways_not_driven": dict(result.not_driven),
         "exit_code": result.exit_code,
     }
+
+
+def _machines(result: CheckResult) -> list[Data]:
+    """What was driven of each machine on each preset."""
+    return [
+        {
+            "machine": m.name,
+            "mode": m.mode.value,
+            **fields_of(m, "preset examples commands"),
+            "seconds": round(m.seconds, 3),
+            "commands_per_s": rate(m.commands, m.seconds),
+        }
+        for m in result.machines
+    ]
+
+
+def _clauses(result: CheckResult, capabilities: Capabilities) -> list[Data]:
+    """How often each clause was evaluated, and in how many runs it could break."""
+    return [
+        {
+            "id": clause,
+            "title": title(clause),
+            "sentence": sentence(clause),
+            "waived": waived(clause, capabilities),
+            "evaluated": tally.evaluated,
+            "runs_reached": tally.reached,
+            "reached": clause not in result.unreached,
+        }
+        for clause, tally in result.tallies.items()
+    ]
+
+
+def _base(base: Base, result: CheckResult) -> Data:
+    """What the system was compared with, and what both violate."""
+    return {
+        "implementation": base.name,
+        "chosen": base.kind.value,
+        "why": base.why,
+        "lines_that_differ": base.lines,
+        "violates": sorted({f.clause for f in result.findings if f.old and not f.no_witness}),
+    }
+
+
+def _since(changed: Changes) -> Data:
+    """The changed functions, by whether a run calls them."""
+    functions = {
+        "called": changed.called,
+        "missed": changed.missed,
+        "not_loaded": changed.ignored,
+    }
+    named = {how: [f"{file}: {name}" for file, name in each] for how, each in functions.items()}
+    return {"revision": changed.revision, "lines_first": len(changed.first)} | named
 
 
 def _fitted(result: CheckResult) -> Data:
