@@ -223,7 +223,6 @@ def serve_check(
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
-    from impl.sglang.server.tried import CANARY
     from stateful_tests.watched import serving
 
     run = None if again is None else _served_run(again)
@@ -234,15 +233,10 @@ def serve_check(
     given = dict(_field(each) for each in fixed)
     if live and (again is not None or impatient or base is not None):
         raise Unusable("--live goes neither with --again nor with --impatient nor with --base")
-    if canary and again is None:
-        raise Unusable("--canary: looks at a saved run; it goes with --again FILE")
-    if canary and release not in CANARY:
-        raise Unusable(
-            f"--canary: runs on a CPU in {', '.join(CANARY)} alone; the run is of {release}"
-        )
-    for field, why in NOT_LIVE.items():
-        if live and given.get(field):
-            raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
+    if canary:
+        _require_canary(release, again)
+    if live:
+        _require_no_gpu(given)
     if run is None:
         _require_states(release, given)
         _require_tier(release, given)
@@ -287,6 +281,25 @@ def serve_check(
     data = servers.served(result, folder, planned, opinions)
     servers.served_text(out.console, data)
     return out.end(data)
+
+
+def _require_canary(release: str, again: str | None) -> None:
+    """Raise Unusable where the release's own canary cannot look at a saved run."""
+    from impl.sglang.server.tried import CANARY
+
+    if again is None:
+        raise Unusable("--canary: looks at a saved run; it goes with --again FILE")
+    if release not in CANARY:
+        raise Unusable(
+            f"--canary: runs on a CPU in {', '.join(CANARY)} alone; the run is of {release}"
+        )
+
+
+def _require_no_gpu(given: dict[str, int]) -> None:
+    """Raise Unusable for a setting that a live server has on a GPU alone."""
+    for field, why in NOT_LIVE.items():
+        if given.get(field):
+            raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
 
 
 def _before(release: str, checkout: str | None, base: str | None) -> Before | None:

@@ -373,34 +373,10 @@ def save(folder: Path, judged: JudgedRun) -> str:
 def served_text(out: Console, data: Data) -> None:
     """The report of a check of whole schedulers as text: verdict, findings, what was reached."""
     new = [each for each in data["findings"] if not each["known"] and not each["old"]]
-    rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
-    done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
-    masked = data["known"] or data["old"] or data["findings"]
-    what = f"{len(new)} findings" if new else "nothing new" if masked else "conforms"
-    what += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
-    if data["interrupted"]:
-        what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
-    elif data["runs"] < data["runs_asked"] and not new:
-        what = what if masked else "nothing was found"
-        what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {what}"
-    say(out, f"sglang {data['release']}: {what} in {done}", "bold red" if new else "bold green")
+    say(out, _served_verdict(data, len(new)), "bold red" if new else "bold green")
     for each in data["findings"]:
         out.print()
-        say(out, f"{each['key']}: {each['says']}", "bold red" if not each["known"] else "bold")
-        words = {
-            "server": ", ".join(f"{k} {v}" for k, v in each["config"].items()),
-            "clients": "\n".join(_client_text(client) for client in each["clients"]),
-            "its last lines": "\n".join(each["tail"][-6:]),
-            "after": f"{each['forwards']} forward passes",
-            "met": f"in {each['times']} runs",
-        }
-        if each["known"]:
-            words["known"] = each["known"]
-        if each["canary"]:
-            words["its own canary"] = each["canary"]
-        labelled(out, words)
-        if each["again"]:
-            say(out, f"  again: {each['again']}", whole=True)
+        _served_finding(out, each)
     out.print()
     for key, times in data["old"].items():
         say(out, f"also in the base, {times} times: {key}")
@@ -409,6 +385,40 @@ def served_text(out: Console, data: Data) -> None:
     if data["reached"]:
         reached = ", ".join(f"{what} {count}" for what, count in data["reached"].items())
         say(out, f"reached: {reached}")
+
+
+def _served_verdict(data: Data, new: int) -> str:
+    """What a check of whole schedulers found, and in how many runs. new: findings."""
+    rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
+    done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
+    masked = data["known"] or data["old"] or data["findings"]
+    what = f"{new} findings" if new else "nothing new" if masked else "conforms"
+    what += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
+    if data["interrupted"]:
+        what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
+    elif data["runs"] < data["runs_asked"] and not new:
+        what = what if masked else "nothing was found"
+        what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {what}"
+    return f"sglang {data['release']}: {what} in {done}"
+
+
+def _served_finding(out: Console, each: Data) -> None:
+    """A finding with the smallest run that shows it."""
+    say(out, f"{each['key']}: {each['says']}", "bold red" if not each["known"] else "bold")
+    words = {
+        "server": ", ".join(f"{k} {v}" for k, v in each["config"].items()),
+        "clients": "\n".join(_client_text(client) for client in each["clients"]),
+        "its last lines": "\n".join(each["tail"][-6:]),
+        "after": f"{each['forwards']} forward passes",
+        "met": f"in {each['times']} runs",
+    }
+    if each["known"]:
+        words["known"] = each["known"]
+    if each["canary"]:
+        words["its own canary"] = each["canary"]
+    labelled(out, words)
+    if each["again"]:
+        say(out, f"  again: {each['again']}", whole=True)
 
 
 def _client_text(client: Data) -> str:
