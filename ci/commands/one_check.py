@@ -62,7 +62,7 @@ class CutShort:
 
 def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves]:
     """The report of a check of one system, and what saves its traces."""
-    from ci.report import data as report
+    from ci.report.check_data import check_data
     from ci.report.progress import Progress
     from stateful_tests.check import campaign, lookup, tiers
     from stateful_tests.check import driving
@@ -114,7 +114,7 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
                 result.uncalled = tuple(f"{file}: {name}" for file, name in changed.missed)
         if changed is None and base is not None:
             changed = _differing(base, system, result.findings)
-        data = report.check_data(
+        data = check_data(
             result,
             plan,
             capabilities=system.capabilities,

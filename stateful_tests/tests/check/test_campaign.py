@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from ci.report.data import check_data
+from ci.report.check_data import check_data
 from ci.report import render, render_check
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.block_engine import BlockEngine

@@ -14,6 +14,7 @@ import pytest
 from ci.documents.findings import known_bugs
 from ci.export import bug_report
 from ci.report import data as report
+from ci.report.check_data import check_data
 from ci.report import render, render_check, render_run
 from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
@@ -89,7 +90,7 @@ def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
     result = run(THREE, PLAN, masks=known)
     assert not result.findings and result.exit_code == 0 and not result.stopped
     assert {ids for ids, _ in result.masked} == {("retract-ends-turn",), ("rejection-ends-turn",)}
-    data = report.check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
+    data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
     holding = "retract-ends-turn, rejection-ends-turn"
     assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
     [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
@@ -152,7 +153,7 @@ def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line()
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
     assert not same.findings
     same.masked[("retract-ends-turn", "rejection-ends-turn"), "FREE-1"] = 1
-    data = report.check_data(
+    data = check_data(
         same, PLAN, capabilities=again.capabilities, base=named_base("b"), masks=list(KNOWN)
     )
     for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
@@ -301,7 +302,7 @@ def test_what_has_no_witness_when_the_plan_is_done_says_so(clauses, seen, old, s
     found = [(each.clause, each.old) for each in result.findings if each.clause == "SES-2"]
     assert found == [("SES-2", old)] * (old is not None)
     assert result.masked == ({((KEEPS[0],), "SES-2"): 1} if old is None else {})
-    data = report.check_data(
+    data = check_data(
         result, PLAN, capabilities=THREE.capabilities, base=named_base("b"), masks=[mask]
     )
     assert data["exit_code"] == (1 if old is False else 4)  # nothing was driven
@@ -319,7 +320,7 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
     assert mask.state == f"fixed in part: {path} conforms, and another trace violates SES-2"
     result = run(half, replace(PLAN, after_finding=0), base=before, masks=[mask])
     assert not result.new and result.exit_code == 0 and not result.stopped
-    data = report.check_data(
+    data = check_data(
         result, PLAN, capabilities=half.capabilities, base=named_base("before"), masks=[mask]
     )
     assert "nothing new; fixed in part: retract-ends-turn" in data["verdict"]
