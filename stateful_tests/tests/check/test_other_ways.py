@@ -191,14 +191,6 @@ def test_what_is_found_already_comes_first(drives):
     assert [*result.not_driven] == ["hicache", "overlap", "rust", "rust+overlap", "rust+hicache"]
 
 
-def test_the_worst_exit_code_counts():
-    assert [min(codes, key=one_check._WORST.index) for codes in ([0, 4], [4, 1], [1, 3])] == [
-        4,
-        1,
-        3,
-    ]
-
-
 def test_of_a_file_that_is_cut_up_only_the_cut_functions_are_loaded():
     of = MAP._replace(cut=frozenset({"a.py"}))
     assert of.loads(ALLOC) and not of.loads(("a.py", "new")) and MAP.loads(("a.py", "new"))

@@ -33,6 +33,7 @@ def test_what_was_found_counts_more_than_what_was_left_out(what, end):
 
 
 def test_of_several_runs_the_gravest_ending_counts():
+    assert gravest([0, 4]) is Ending.INCOMPLETE
     assert gravest([0, 4, 2]) is Ending.UNUSABLE
     assert gravest([0, 130, 1]) is Ending.VIOLATED
     assert gravest([1, 3]) is Ending.BROKE
