@@ -3,12 +3,10 @@
 import pytest
 
 from ci.sketches import driven_files
-from impl import nearest
-from impl import engines
+from impl import engines, nearest
+from impl.system_spec import ENGINES
 from impl.fetch import cache_folder
 from stateful_tests.lockstep.known_faults import releases
-
-ENGINES = ("sglang", "vllm", "lmdeploy", "transformers")
 
 
 @pytest.fixture
