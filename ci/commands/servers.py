@@ -26,6 +26,7 @@ from ci.commands.shared import (
     unusable,
 )
 from impl.system_spec import SystemSpec
+from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from stateful_tests.watched.serving import Before, JudgedRun, ServedRun
@@ -44,7 +45,7 @@ def setup_server(release: str, again: bool) -> int:
     with unusable():
         python = environment.make(release, lambda line: click.echo(line, err=True), again=again)
     click.echo(str(python))
-    return 0
+    return Ending.CONFORMS
 
 
 @click.command()

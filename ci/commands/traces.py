@@ -16,6 +16,7 @@ from ci.commands.shared import (
     ReportOut, SystemSelector, Unusable, force_option, impl_options, json_option, load_trace, target_file,
     unusable, write_file,
 )  # fmt: skip
+from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from stateful_tests.lockstep.results import Trace
@@ -101,7 +102,7 @@ def export(
         sys.stdout.write(text)
     else:
         write_file(target, text, "--out")
-    return 0
+    return Ending.CONFORMS
 
 
 def _among(folder: Path, text: str, module: str, force: bool) -> Path:
