@@ -8,14 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import impl
+from impl.engines import PACKS
+from impl.system_spec import EngineName
 from impl.used_names import PLAIN
 
-FOLDERS = {
-    "sglang": "sglang",
-    "vllm": "vllm",
-    "lmdeploy": "lmdeploy",
-    "transformers": "transformers_paging",
-}
 # Parts of an adapter that a way alone uses: a piece of the file's path -> the way.
 _WAYS = {
     "sglang/tiers/": "hicache",
@@ -32,7 +28,7 @@ _GIVE = {"bare", "dict", "taken", "update"}  # calls whose keywords are names of
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 
 
-def used(engine: str) -> dict[str, frozenset[str]]:
+def used(engine: EngineName) -> dict[str, frozenset[str]]:
     """Name -> the ways in which the adapter gives it to a release; none of a name that it reads."""
     found: dict[str, frozenset[str]] = {}
     for file, tree in _files(engine):
@@ -44,8 +40,9 @@ def used(engine: str) -> dict[str, frozenset[str]]:
     return found
 
 
-def _files(engine: str) -> Iterator[tuple[Path, ast.Module]]:
-    for file in sorted((Path(impl.__file__).parent / FOLDERS[engine]).rglob("*.py")):
+def _files(engine: EngineName) -> Iterator[tuple[Path, ast.Module]]:
+    folder = PACKS[engine].rpartition(".")[2]
+    for file in sorted((Path(impl.__file__).parent / folder).rglob("*.py")):
         if _APART not in file.as_posix():
             yield file, ast.parse(file.read_text(encoding="utf-8"))
 

@@ -26,6 +26,7 @@ from ci.commands import (
     traces,
 )
 from ci.commands.shared import Unusable
+from stateful_tests.lockstep.endings import Ending
 
 _LONGEST = 2000  # of a line: twenty names that a checkout lacks, and what to do
 # what brings a package that is not there
@@ -98,25 +99,27 @@ def _run(
         code = command.main(
             list(arguments) if arguments is not None else None, name, standalone_mode=False
         )
-        return code if isinstance(code, int) else 0
+        return code if isinstance(code, int) else Ending.CONFORMS
     except Unusable as error:
-        return complain(str(error), 2)
+        return complain(str(error), Ending.UNUSABLE)
     except click.ClickException as error:
-        return complain(error.format_message(), 2)
+        return complain(error.format_message(), Ending.UNUSABLE)
     except (KeyboardInterrupt, click.Abort):
-        return complain("interrupted", 130)
+        return complain("interrupted", Ending.INTERRUPTED)
     except OSError as error:
-        return complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
+        return complain(f"{error.filename or 'a file'}: {error.strerror or error}", Ending.UNUSABLE)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
             return complain(
-                f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'", 2
+                f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'",
+                Ending.UNUSABLE,
             )
         if os.environ.get("KVSPEC_TRACEBACK"):
             raise
         where = "set KVSPEC_TRACEBACK=1 to see where"
         return complain(
-            f"something broke that should not: {type(error).__name__}: {error} ({where})", 3
+            f"something broke that should not: {type(error).__name__}: {error} ({where})",
+            Ending.BROKE,
         )
 
 

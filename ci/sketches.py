@@ -15,68 +15,17 @@ from pathlib import Path
 
 from ci import adapter_names
 from impl import nearest, used_names
-from impl.copied_rules import CopiedRules
-from impl.sglang.releases.copied import COPIED as OF_SGLANG
-from impl.vllm.copied import COPIED as OF_VLLM
-from impl.vllm.fetch import complete
+from impl.engines import Engine, engine
+from impl.system_spec import ENGINES, release_name
 from stateful_tests.check.way_map import way_map
-from stateful_tests.lockstep import known_faults, systems
-from stateful_tests.lockstep.known_faults import Engine
-
-# The files whose lines count: those that are loaded, less what changes for other reasons.
-_FILES: dict[Engine, tuple[str, ...]] = {
-    "sglang": (
-        "sglang/srt/mem_cache/allocat*.py",
-        "sglang/srt/mem_cache/base_prefix_cache.py",
-        "sglang/srt/mem_cache/base_swa_memory_pool.py",
-        "sglang/srt/mem_cache/cache_init_params.py",
-        "sglang/srt/mem_cache/chunk_cache.py",
-        "sglang/srt/mem_cache/common.py",
-        "sglang/srt/mem_cache/evict_policy.py",
-        "sglang/srt/mem_cache/memory_pool.py",
-        "sglang/srt/mem_cache/radix_cache.py",
-        "sglang/srt/mem_cache/registry.py",
-        "sglang/srt/mem_cache/session_*.py",
-        "sglang/srt/mem_cache/swa_*.py",
-        "sglang/srt/mem_cache/unified_radix_cache.py",
-        "sglang/srt/mem_cache/allocator/*.py",
-        "sglang/srt/mem_cache/unified_cache/**/*.py",
-        "sglang/srt/mem_cache/unified_cache_components/*.py",
-        "sglang/srt/managers/schedule_batch.py",
-        "sglang/srt/managers/schedule_policy.py",
-        "sglang/srt/managers/scheduler.py",
-        "sglang/srt/managers/scheduler_components/*.py",
-        "sglang/srt/managers/scheduler_output_processor_mixin.py",
-        "sglang/srt/managers/scheduler_runtime_checker_mixin.py",
-        "sglang/srt/managers/session_controller.py",
-        "sglang/srt/session/*.py",
-        "sglang/srt/speculative/eagle_info_v2.py",
-        "sglang/srt/speculative/eagle_utils.py",
-    ),
-    "vllm": (
-        "vllm/v1/core/**/*.py",
-        "vllm/v1/request.py",
-        "vllm/v1/kv_cache_*.py",
-        "vllm/v1/outputs.py",
-        "vllm/v1/engine/__init__.py",
-    ),
-    "lmdeploy": (
-        "lmdeploy/pytorch/paging/**/*.py",
-        "lmdeploy/pytorch/engine/*.py",
-        "lmdeploy/pytorch/strategies/ar/*.py",
-        "lmdeploy/pytorch/messages.py",
-    ),
-    "transformers": ("transformers/generation/continuous_batching/**/*.py",),
-}
-
-_COPIED: dict[Engine, CopiedRules] = {"sglang": OF_SGLANG, "vllm": OF_VLLM}
+from stateful_tests.lockstep import systems
 
 
-def sketch_of(engine: Engine) -> nearest.Sketch:
+def sketch_of(of: Engine) -> nearest.Sketch:
     """The sketch of all driven releases of an engine."""
-    releases = tuple(known_faults.releases(engine))
-    roots = [_root(f"{engine}=={release}") for release in releases]
-    files = sorted({file for root in roots for file in driven_files(engine, root)})
+    releases = of.releases
+    roots = [_root(release_name(of.name, release)) for release in releases]
+    files = sorted({file for root in roots for file in driven_files(of, root)})
     lines = dict[bytes, int]()
     for number, root in enumerate(roots):
         for line in nearest.checksums(root / file for file in files):
@@ -84,33 +33,31 @@ def sketch_of(engine: Engine) -> nearest.Sketch:
     return nearest.Sketch(releases, tuple(files), lines)
 
 
-def names_of(engine: Engine) -> used_names.NameSketch:
+def names_of(of: Engine) -> used_names.NameSketch:
     """The names that an engine's adapter uses, with the driven releases that have them."""
-    releases = tuple(known_faults.releases(engine))
-    roots = [_root(f"{engine}=={release}") for release in releases]
-    files = {file for root in roots for file in driven_files(engine, root)} | way_map(engine).files
+    releases = of.releases
+    roots = [_root(release_name(of.name, release)) for release in releases]
+    files = {file for root in roots for file in driven_files(of, root)} | way_map(of.name).files
     there = [used_names.words(root / file for file in files) for root in roots]
     names = []
-    for name, ways in adapter_names.used(engine).items():
+    for name, ways in adapter_names.used(of.name).items():
         if mask := sum(1 << number for number, words in enumerate(there) if name in words):
             names.append(used_names.UsedName(name, mask, ways))
     return used_names.NameSketch(releases, tuple(sorted(files)), tuple(names))
 
 
-def driven_files(engine: Engine, root: Path) -> Iterator[str]:
+def driven_files(of: Engine, root: Path) -> Iterator[str]:
     """The files of a release whose lines count."""
-    for pattern in _FILES[engine]:
+    for pattern in of.sketched:
         yield from (file.relative_to(root).as_posix() for file in root.glob(pattern))
 
 
-def copied_by(engine: Engine) -> str:
-    """The statements of the rules that an engine's adapter copies, of all driven releases."""
-    roots = []
-    for release in known_faults.releases(engine):
-        roots.append(_root(f"{engine}=={release}"))
-        if engine == "vllm":
-            complete(release, roots[-1])
-    return _COPIED[engine].written(roots)
+def with_copied_rules(of: Engine) -> Iterator[Path]:
+    """The folders of all driven releases, with the files of the rules that the adapter copies."""
+    for release in of.releases:
+        root = _root(release_name(of.name, release))
+        of.complete(release, root)
+        yield root
 
 
 def _root(release: str) -> Path:
@@ -120,9 +67,8 @@ def _root(release: str) -> Path:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:]
-    for name in [engine for engine in _FILES if not wanted or engine in wanted]:
-        (nearest.FOLDER / f"{name}.txt").write_text(nearest.written(sketch_of(name)), "ascii")
-        used_names.write(name, names_of(name))
-        if name in _COPIED:
-            _COPIED[name].file.write_text(copied_by(name), "utf-8")
+    for of in map(engine, sys.argv[1:] or ENGINES):
+        (nearest.FOLDER / f"{of.name}.txt").write_text(nearest.written(sketch_of(of)), "ascii")
+        used_names.write(of.name, names_of(of))
+        if of.copied is not None:
+            of.copied.file.write_text(of.copied.written(with_copied_rules(of)), "utf-8")

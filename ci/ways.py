@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import sys
 
+from impl.system_spec import ENGINES
 from stateful_tests.check import way_map
-from stateful_tests.lockstep.driven_releases import WAYS
 
 if __name__ == "__main__":
     maps = json.loads(way_map.FILE.read_text("utf-8")) if way_map.FILE.is_file() else {}
-    for engine in sys.argv[1:] or WAYS:
+    for engine in sys.argv[1:] or ENGINES:
         maps[engine] = way_map.measured(engine)
         way_map.FILE.write_text(json.dumps(maps, indent=0, sort_keys=True) + "\n", "utf-8")
         print(engine, sum(map(len, maps[engine]["functions"].values())), "functions")

@@ -9,11 +9,13 @@ from typing import Any
 
 from impl import fetch, parts
 from impl.adapter import Capabilities, UnusableImplementation
+from impl.engines import DriveOptions
 from impl.isolation import Bookkeeping
 from impl.parts import Tables
 from impl.process.failures import Guarded
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
 from impl.process.worker import serve
+from impl.system_spec import SystemSpec
 from impl.wheel_parts import unpack_parts
 from reference.commands import Mode
 from reference.kinds import BLOCKS
@@ -48,7 +50,8 @@ class ReleaseSystem(WorkerSystem):
         self, version: str | None, path: str | None = None, limits: Limits = LIMITS
     ) -> None:
         super().__init__(limits)
-        self.name = f"{self.package}=={version}" if path is None else f"{self.package}@checkout"
+        self.spec = SystemSpec(self.package, version, checkout=path is not None)
+        self.name = str(self.spec)
         self.root: Path
         if path is None:
             self.root = fetch.release_root(self.package, str(version), self._unpacked)
@@ -76,6 +79,20 @@ class ReleaseSystem(WorkerSystem):
 
     def _is_kept(self, path: PurePosixPath) -> bool:
         return path.suffix == ".py" and path.as_posix().startswith(self.kept)
+
+
+def driven_plainly(
+    system: type[ReleaseSystem],
+) -> Callable[[SystemSpec, DriveOptions], ReleaseSystem]:
+    """What drives an engine that has one way to run (see `impl.engines.Engine`)."""
+
+    def drive(spec: SystemSpec, options: DriveOptions) -> ReleaseSystem:
+        if spec.ways:
+            nothing = f"nothing goes after a release of {system.package}"
+            raise UnusableImplementation(f"--impl {str(spec)!r}: {nothing}")
+        return system(spec.version or None, options.checkout, options.limits)
+
+    return drive
 
 
 def work(driver: Callable[[Path, str], Any]) -> int:

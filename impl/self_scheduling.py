@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from impl.release_system import REQUESTS_ALONE
+from impl.toy_model import greedy
 from impl.vocabulary import CommandRefused, require, well_formed
-from impl.vllm.runner import greedy
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, client_tokens
 from reference.blocks.facts import BlockFacts, Lane, Output, Published
 from reference.commands import Done, Outcome, Reason, Refused, prompt_len

@@ -63,25 +63,32 @@ class Geometry:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name == "settings":
-                for pattern, text in (
-                    pair for setting in self.settings for pair in zip(SETTING, setting)
-                ):
-                    if not re.fullmatch(pattern, text):
-                        raise GeometryError(f.name, f"must be like {pattern}, not {text!r:.60}")
-                continue
-            if f.name in ("tree", "bigram", "tracks"):
-                if not isinstance(value, bool):
-                    raise GeometryError(f.name, f"must be true or false, not {value!r:.40}")
-                continue
-            if f.name == "window" and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise GeometryError(f.name, f"must be a whole number, not {value!r:.40}")
-            low = 0 if f.name == "states" or (f.name == "swa_pages" and self.window is None) else 1
-            if not low <= value <= LIMITS[f.name]:
-                raise GeometryError(f.name, f"must be in [{low}, {LIMITS[f.name]}], not {value}")
+            self._check_alone(f.name, getattr(self, f.name))
+        self._check_together()
+
+    def _check_alone(self, name: str, value: object) -> None:
+        """Raise GeometryError for a field whose value fits no other."""
+        if name == "settings":
+            for pattern, text in (
+                pair for setting in self.settings for pair in zip(SETTING, setting)
+            ):
+                if not re.fullmatch(pattern, text):
+                    raise GeometryError(name, f"must be like {pattern}, not {text!r:.60}")
+            return
+        if name in ("tree", "bigram", "tracks"):
+            if not isinstance(value, bool):
+                raise GeometryError(name, f"must be true or false, not {value!r:.40}")
+            return
+        if name == "window" and value is None:
+            return
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise GeometryError(name, f"must be a whole number, not {value!r:.40}")
+        low = 0 if name == "states" or (name == "swa_pages" and self.window is None) else 1
+        if not low <= value <= LIMITS[name]:
+            raise GeometryError(name, f"must be in [{low}, {LIMITS[name]}], not {value}")
+
+    def _check_together(self) -> None:
+        """Raise GeometryError for a field that does not go with another."""
         if self.bigram and not self.tree:
             raise GeometryError("bigram", "needs a tree")
         if self.tracks and not self.states:

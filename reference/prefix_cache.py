@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from reference import radix_tree as radix
 from reference.commands import (
-    POSITION_BITS, SHARED, Freed, Prompt, Reason, shared_serial, token_of, tree_key,
+    SHARED, Freed, Prompt, Reason, is_bigram, second_of, serial_of, shared_serial, shared_text, token_of,
+    tree_key,
 )  # fmt: skip
 from reference.cursors import page_ends
 from reference.state import State, Text, free, text_len, text_tokens
@@ -49,18 +50,18 @@ def path_text(path: Key) -> str:
     bigrams a8+b, where b follows."""
     parts: list[tuple[int, int]] = []
     for token in map(token_of, path):
-        serial = token >> POSITION_BITS
+        serial = serial_of(token)
         if parts and parts[-1][0] == serial:
             parts[-1] = (serial, parts[-1][1] + 1)
         else:
             parts.append((serial, 1))
     text = " ".join(f"{_text_name(serial)}{count}" for serial, count in parts)
-    after = (path[-1] & (1 << 32) - 1) >> POSITION_BITS if path and path[-1] >> 32 else 0
+    after = serial_of(second_of(path[-1])) if path and is_bigram(path[-1]) else 0
     return f"{text}+{_text_name(after).rstrip(':')}" if after else text
 
 
 def _text_name(serial: int) -> str:
-    return chr(ord("a") + serial - SHARED) if serial >= SHARED else f"#{serial}:"
+    return shared_text(serial) if serial >= SHARED else f"#{serial}:"
 
 
 Pages = dict[str, frozenset[tuple[str, int]]]

@@ -19,6 +19,7 @@ from ci.bench import check, watcher
 from ci.commands.shared import SystemSelector, ReportOut, json_option
 from ci.report import render
 from impl.adapter import Capabilities, System
+from impl.system_spec import SystemSpec
 from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
@@ -126,7 +127,9 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     rows: list[dict[str, Any]] = []
-    systems = {impl: SystemSelector(impl, device=device).resolve() for impl in impls}
+    systems = {
+        impl: SystemSelector(SystemSpec.parse(impl), device=device).resolve() for impl in impls
+    }
     can = _common(systems.values())
     for machine in MACHINES:
         made = _generate(machine, runs, can)

@@ -22,6 +22,7 @@ import click
 from ci.commands.shared import ReportOut, SystemSelector, json_option, unusable
 from ci.report import render
 from impl.process.remote_system import WorkerSystem
+from impl.system_spec import SystemSpec
 from reference import blocks, model, tiers
 from reference import clauses as rows
 from stateful_tests.check import campaign, driving, explanation, finder
@@ -156,13 +157,14 @@ def _cpu_s(system: Any) -> float:
 def check(out: ReportOut, impl: str, seed: int, commands: int) -> None:
     """Measure where the CPU seconds of a smoke check go."""
     asked = replace(plan("smoke", seed=seed), commands=commands)
+    spec = SystemSpec.parse(impl)
     with unusable():
-        system: Any = SystemSelector(impl).resolve()
+        system: Any = SystemSelector(spec).resolve()
         clock = _Clock(partial(_cpu_s, system))
         with _clocked(clock), clock.part(_REST):
             with clock.part(_FAULTS):
                 known = list(masks(system))
-            result = campaign.run(system, asked, masks=known, named=Named(impl))
+            result = campaign.run(system, asked, masks=known, named=Named(spec))
             with clock.part(_FAULTS):  # looks at the worker a last time
                 pass
         system.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ci.commands.shared import Unusable, force_option, target_file
+from stateful_tests.lockstep.endings import Ending
 
 HEAD = '''"""The adapter that connects {title} to kvspec: `kvspec check --impl {name}:make`.
 
@@ -59,4 +60,4 @@ def init_adapter(name: str, force: bool) -> int:
         click.echo(f"wrote   {file}")
     click.echo(f"check   kvspec check --impl {name}:make")
     click.echo(f"test    pytest test_{name}.py")
-    return 0
+    return Ending.CONFORMS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,11 @@ from ci.commands.shared import (
     ReportOut, SystemSelector, Unusable, force_option, json_option, load_trace, note, save_trace,
     system_options, target_file, unusable,
 )  # fmt: skip
+from impl.system_spec import SystemSpec
+from stateful_tests.lockstep.endings import Ending
+
+if TYPE_CHECKING:
+    from stateful_tests.lockstep.results import Run, Trace
 
 
 @click.command()
@@ -105,59 +111,22 @@ def new_fixture(
 
     The trace is replayed, and gets every outcome, a name and a story. FILE is not changed.
     """
-    from impl.bugs import BUGS
-    from reference.blocks.clauses import EVERY_CLAUSE
-    from reference.kinds import kind_of_config
-
-    trace = load_trace(file)
-    trace = replace(trace, bug=bug or trace.bug)
-    selector = selector.of(trace)
-    impl = selector.impl
-    if impl.startswith("torch+"):
-        trace = replace(trace, bug=trace.bug or impl.removeprefix("torch+"))
-    if trace.bug is not None and trace.bug not in BUGS:
-        raise Unusable(f"{file}: there is no bug called {trace.bug}; `kvspec bugs` lists them")
-    if trace.bug is not None and impl != f"torch+{trace.bug}":
-        raise Unusable(
-            f"{file}: a trace of the bug {trace.bug} is replayed on torch+{trace.bug}, not {impl}"
-        )
-    clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
-    if clause is not None and clause not in EVERY_CLAUSE and clause != "BROKEN":
-        raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
-    engine, _, release = impl.partition("==")
-    usual = f"fixtures/releases/{engine}-{release}" if release else "fixtures/regressions"
-    folder = Path(into or usual)
-    if not folder.is_dir() and (into is None or folder.exists()):
-        where = f"--out {into}" if into else f"new-fixture: {folder}"
-        hint = "" if into else "; --out names another (fixtures belong in a clone of kvspec)"
-        raise Unusable(f"{where}: there is no such folder{hint}")
-
     from ci.report import data as report
     from ci.report import render_run
     from stateful_tests.check import fixtures as authoring
 
+    trace = load_trace(file)
+    trace = replace(trace, bug=bug or trace.bug)
+    selector = selector.of(trace)
+    trace = replace(trace, bug=trace.bug or selector.spec.bug)
+    clause = _shown_clause(file, trace, selector.spec, clause)
+    folder = _folder_of_fixtures(into, selector.spec)
     with unusable("--name: ", authoring.NotPossible):
         authoring.check_name(name)
     with unusable("--story: ", authoring.NotPossible):
         authoring.check_story(story)
     path = target_file(folder / f"{name}.json", force, "--name")
-    trace = replace(trace, story=story)
-    # Of engines that pick their batches none is healthy; the reference tracks no state.
-    batches = kind_of_config(trace.geometry).modelled
-    ours = ("torch",) if batches and trace.geometry.tracks else ("torch", "reference")
-    healthy = tuple(SystemSelector(name).resolve() for name in ours if batches)
-    system = None if impl in ("torch", "reference") else selector.resolve()
-    if system is None and (clause is not None or not batches):
-        raise Unusable(
-            f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X"
-        )
-    try:
-        with unusable(f"{file}: ", authoring.NotPossible):
-            run = authoring.fixture(trace, system, healthy, clause)
-    finally:
-        for each in (system, *healthy):
-            if each is not None:
-                each.close()
+    run = _replayed(file, replace(trace, story=story), selector, clause)
     render_run.replay(out.console, report.replay_data(file, run))
     save_trace(run.trace, path)
     head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
@@ -168,7 +137,60 @@ def new_fixture(
         f"saved   {path}" + (f" ({data['note']})" if data["note"] else ""), soft_wrap=True
     )
     out.end(data)
-    return 0
+    return Ending.CONFORMS
+
+
+def _shown_clause(file: str, trace: Trace, spec: SystemSpec, clause: str | None) -> str | None:
+    """The clause that a fixture is to show; None of one that conforms."""
+    from impl.bugs import BUGS
+    from reference.blocks.clauses import EVERY_CLAUSE
+
+    if trace.bug is not None and trace.bug not in BUGS:
+        raise Unusable(f"{file}: there is no bug called {trace.bug}; `kvspec bugs` lists them")
+    if trace.bug is not None and spec.bug != trace.bug:
+        raise Unusable(
+            f"{file}: a trace of the bug {trace.bug} is replayed on torch+{trace.bug}, not {spec}"
+        )
+    clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
+    if clause is not None and clause not in EVERY_CLAUSE and clause != "BROKEN":
+        raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
+    return clause
+
+
+def _folder_of_fixtures(into: str | None, spec: SystemSpec) -> Path:
+    """The folder that the user names, or that of a release or of the named bugs."""
+    usual = "fixtures/regressions"
+    if spec.version:
+        usual = f"fixtures/releases/{spec.engine}-{spec.short}"
+    folder = Path(into or usual)
+    if not folder.is_dir() and (into is None or folder.exists()):
+        where = f"--out {into}" if into else f"new-fixture: {folder}"
+        hint = "" if into else "; --out names another (fixtures belong in a clone of kvspec)"
+        raise Unusable(f"{where}: there is no such folder{hint}")
+    return folder
+
+
+def _replayed(file: str, trace: Trace, selector: SystemSelector, clause: str | None) -> Run:
+    """The run of a fixture, on the system that violates the clause and on healthy ones."""
+    from reference.kinds import kind_of_config
+    from stateful_tests.check import fixtures as authoring
+
+    # Of engines that pick their batches none is healthy; the reference tracks no state.
+    batches = kind_of_config(trace.geometry).modelled
+    ours = ("torch",) if batches and trace.geometry.tracks else ("torch", "reference")
+    healthy = tuple(SystemSelector(SystemSpec(name)).resolve() for name in ours if batches)
+    system = None if str(selector.spec) in ("torch", "reference") else selector.resolve()
+    if system is None and (clause is not None or not batches):
+        raise Unusable(
+            f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X"
+        )
+    try:
+        with unusable(f"{file}: ", authoring.NotPossible):
+            return authoring.fixture(trace, system, healthy, clause)
+    finally:
+        for each in (system, *healthy):
+            if each is not None:
+                each.close()
 
 
 @click.command()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ci.commands.shared import SystemSelector, Unusable, note, unusable
+from impl.system_spec import ENGINES, SystemSpec, system_spec
 
 if TYPE_CHECKING:
     from stateful_tests.check.bases import Base
@@ -49,10 +49,11 @@ def stated(named: str, selector: SystemSelector) -> Any:
     """A base by its name, or a checkout, which is loaded here; driven in the same ways as `selector`."""
     from stateful_tests.lockstep import systems
 
-    folder, engine = named if Path(named).is_dir() else None, re.split("[=+]", selector.impl)[0]
-    of_folder = engine if engine in systems.ENGINES else "sglang"
+    folder = named if Path(named).is_dir() else None
+    of_folder = selector.spec.engine if selector.spec.engine in ENGINES else "sglang"
+    base = SystemSpec.parse(named) if folder is None else SystemSpec(of_folder)
     with unusable(f"--base {named:.80}: ", Unusable):
-        spec = systems.as_base(named if folder is None else of_folder, selector.impl)
+        spec = systems.as_base(base, selector.spec)
         system: Any = SystemSelector(spec, folder, selector.device).resolve()
         if folder is not None:
             _load(system)
@@ -96,8 +97,8 @@ def _own_revision(system: Any, since: str | None) -> Revision | None:
     """The commit since which the changes of a checkout are its own, if its history tells."""
     from stateful_tests.check import tree_history
 
-    engine, of_checkout, _ = system.name.partition("@checkout")
-    if not of_checkout or not tree_history.has_history(system.root, engine):
+    spec = system_spec(system)
+    if not spec.checkout or not tree_history.has_history(system.root, spec.engine):
         return None
     try:
         return tree_history.own_base(system.root, since)
@@ -113,12 +114,12 @@ def _of_history(
     from stateful_tests.check import tree_history
 
     assert selector.checkout is not None
-    engine = system.name.partition("@checkout")[0]
+    engine = system_spec(system).engine
     folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvspec-base-")))
     with unusable("", ValueError):
         below = system.root.relative_to(Path(selector.checkout).expanduser().resolve())
         tree_history.extract(system.root, revision.commit, engine, folder / below)
-    past = SystemSelector(selector.impl, str(folder), selector.device)
+    past = SystemSelector(selector.spec, str(folder), selector.device)
     before: Any = past.resolve(quiet=True)
     opened.enter_context(closing(before))
     _load(before)
@@ -130,11 +131,11 @@ def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base
     """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
     from stateful_tests.check.bases import BaseKind
 
-    engine, of_checkout, ways = system.name.partition("@checkout")
-    if not of_checkout:
+    spec = system_spec(system)
+    if not spec.checkout:
         return None
     try:
-        release = SystemSelector(f"{engine}=={system.release}{ways}", None, selector.device)
+        release = SystemSelector(spec.of_version(system.release), None, selector.device)
         before = opened.enter_context(closing(release.resolve()))
     except Unusable as error:
         note(f"without a base: {error}")
@@ -145,9 +146,8 @@ def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base
 def _measured(before: Any, system: Any) -> Base:
     """The base, with how far it is from the system."""
     from stateful_tests.check.bases import Base, BaseKind, lines_between, root_of
-    from stateful_tests.lockstep.systems import ENGINES
 
     roots = [root for each in (system, before) if (root := root_of(each))]
-    engine = re.split("[=@+]", system.name)[0]
+    engine = system_spec(system).engine
     lines = lines_between(engine, *roots) if engine in ENGINES and len(roots) > 1 else None
     return Base(before, BaseKind.STATED, lines=lines)

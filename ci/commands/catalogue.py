@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import ReportOut, json_option, list_rows, unusable
+from impl.system_spec import SystemSpec
 
 if TYPE_CHECKING:
     from ci import Data
@@ -29,7 +30,7 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     from ci.documents.findings import is_of, known_bugs
     from impl.bugs import BUGS
 
-    if of := [name for name in names if "==" in name]:
+    if of := [name for name in names if SystemSpec.parse(name).version is not None]:
         with unusable("", ValueError):
             known = [
                 row for row in known_bugs() if all(is_of(row["id"], release) for release in of)

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from ci.commands.shared import Unusable, unusable, write_file
+from stateful_tests.lockstep.endings import Ending
 
 
 @click.command()
@@ -37,12 +38,12 @@ def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
         text = page(text, document.anchor)
     if check:
         if path.read_bytes() == text.encode():
-            return 0
+            return Ending.CONFORMS
         option = "--findings " if findings else ""
         click.echo(f"{path} is not what the code says: kvspec spec {option}--out {path}")
-        return 1
+        return Ending.VIOLATED
     if out is None:
         click.echo(text, nl=False)
     else:
         write_file(path, text, "--out")
-    return 0
+    return Ending.CONFORMS

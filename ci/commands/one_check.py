@@ -14,6 +14,8 @@ from ci.commands import bases
 from ci.commands.shared import (
     Saved, SystemSelector, Unusable, note, save_traces, unusable, worker_limits,
 )  # fmt: skip
+from impl.system_spec import SystemSpec, system_spec
+from stateful_tests.lockstep.endings import Ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
@@ -27,9 +29,7 @@ if TYPE_CHECKING:
 UNCALLED_RUNS = (
     1_500  # commands in which a changed function is looked for that no directed run calls
 )
-FOUND = (1, 3)  # exit codes of a check that has found something new
-# The worst exit code first.
-_WORST = (3, 1, 2, 130, 4, 0)
+FOUND = (Ending.VIOLATED, Ending.BROKE)  # of a check that has found something new
 Saves = Callable[[], None]  # saves the traces of a report, and notes there where they are
 
 
@@ -62,7 +62,7 @@ class CutShort:
 
 def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves]:
     """The report of a check of one system, and what saves its traces."""
-    from ci.report import data as report
+    from ci.report.check_data import check_data
     from ci.report.progress import Progress
     from stateful_tests.check import campaign, lookup, tiers
     from stateful_tests.check import driving
@@ -81,15 +81,15 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
             others = _other_ways(system, changed, asked) if how.ways else None
         asked = asked if others is None else others.plan
         plan = tiers.for_system(asked, system)
-        strange = ":" in selector.impl  # it may hold what there is once
+        strange = selector.spec.stranger  # it may hold what there is once
         cuda = selector.device == "cuda"
-        named = driving.Named(selector.impl, selector.device, selector.checkout, **worker_limits())
+        named = driving.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
             how.where(pays=not strange and not cuda, fork=not cuda) as executor,
             Progress() as progress,
         ):
             saved = Saved(system.name, how.save_dir, progress.say)
-            with unusable(f"--impl {selector.impl}: "):
+            with unusable(f"--impl {selector.spec}: "):
                 masks = []
                 with cut_short:
                     for mask in known.masks(system, before):
@@ -114,7 +114,7 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
                 result.uncalled = tuple(f"{file}: {name}" for file, name in changed.missed)
         if changed is None and base is not None:
             changed = _differing(base, system, result.findings)
-        data = report.check_data(
+        data = check_data(
             result,
             plan,
             capabilities=system.capabilities,
@@ -122,8 +122,8 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
             base=base,
             changed=changed,
         )
-        codes = [data["exit_code"], *(each["exit_code"] for each in reports)]
-        data |= {"ways": reports, "exit_code": min(codes, key=_WORST.index)}
+        endings = [data["exit_code"], *(each["exit_code"] for each in reports)]
+        data |= {"ways": reports, "exit_code": gravest(endings)}
 
     def save() -> None:
         save_traces(result.findings, data["findings"], how.save_dir, selector.options, how.html)
@@ -146,7 +146,7 @@ def _changed(
     """Look up what changed in a checkout since the revision of --since, or else since its base, if that is of
     its history. early: gets a violation of a directed run that calls a change, where the base conforms."""
     from ci.report import data as report
-    from stateful_tests.check import changes, driving, lookup, tiers, tree_history
+    from stateful_tests.check import changes, driving, tiers, tree_history
     from stateful_tests.check.way_map import called_by_plan, way_map
 
     commit = base.commit if base is not None else ""
@@ -168,8 +168,8 @@ def _changed(
     revision = how.since or (base.name if base is not None else "")
     note(f"since {revision}: looks for runs that call what changed")
     changed: Changes | None = None
-    engine, ways = lookup.engine_and_ways(system.name)
-    of, own = way_map(engine), "+".join(ways)
+    spec = system_spec(system)
+    of, own = way_map(spec.engine), spec.way
     with unusable(f"--since {revision:.80}: ", ValueError), cut_short:
         lines = [
             line
@@ -185,7 +185,7 @@ def _changed(
     wanted = [each for each in changed.missed if each not in of.functions or of.runs(each, own)]
     if not wanted:
         return changed
-    with unusable(f"--impl {selector.impl}: "), cut_short:
+    with unusable(f"--impl {selector.spec}: "), cut_short:
         return changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
     return changed  # interrupted
 
@@ -200,14 +200,14 @@ def _differing(base: Base, system: Any, findings: Sequence[Finding]) -> Changes:
 
 
 def _other_ways(system: Any, changed: Changes, asked: Plan) -> OtherWays | None:
-    from stateful_tests.check import lookup, masks
+    from stateful_tests.check import masks
     from stateful_tests.check.other_ways import other_ways
     from stateful_tests.check.way_map import way_map
 
-    engine, ways = lookup.engine_and_ways(system.name)
+    spec = system_spec(system)
     functions = [*changed.called, *changed.missed]
     return other_ways(
-        way_map(engine), engine, masks.release_of(system), "+".join(ways), functions,
+        way_map(spec.engine), spec.engine, masks.release_of(system), spec.way, functions,
         changed.missed, asked,
     )  # fmt: skip
 
@@ -223,22 +223,19 @@ def _drive_ways(
 ) -> None:
     """Drive other ways in which changed functions run, until something is found. The result of the check says
     what each showed, and which were not driven."""
-    engine = system.name.partition("@checkout")[0]
-    base = (
-        how.base.partition("+")[0] if how.base and how.base.startswith(f"{engine}==") else how.base
-    )
+    plain, base = SystemSpec(system_spec(system).engine), how.base
+    if base is not None and base.startswith(f"{plain}=="):
+        base = str(SystemSpec.parse(base).in_way(""))
     found = bool(result.new) or result.interrupted
     for way in others.driven + others.named:
-        impl = "+".join(filter(None, (engine, way)))
-        command = f"kvspec check {replace(selector, impl=impl).options}"
+        other = replace(selector, spec=plain.in_way(way))
+        command = f"kvspec check {other.options}"
         if found or way in others.named:
             result.not_driven[way] = command
             continue
-        note(f"drives {impl} as well: what changed runs there")
+        note(f"drives {other.spec} as well: what changed runs there")
         try:
-            data, save = driven(
-                replace(selector, impl=impl), others.each, how._replace(ways=False, base=base)
-            )
+            data, save = driven(other, others.each, how._replace(ways=False, base=base))
         except Unusable as error:
             result.not_driven[way] = str(error)
             continue

@@ -9,22 +9,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ci.commands.shared import ReportOut, SystemSelector, Unusable, note, unusable
+from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from ci import Data
     from impl.adapter import System
+    from impl.system_spec import SystemSpec
     from stateful_tests.check.tiers import Plan
     from stateful_tests.lockstep.results import Trace
 
     # The check of one system: its report, and what saves the traces.
-    One = Callable[[str], tuple[Data, Callable[[], None]]]
-
-
-def names(impl: str) -> list[str]:
-    """The systems that `sglang==all`, or another engine's, stands for; none where `impl` is one system."""
-    from stateful_tests.lockstep import driven_releases
-
-    return driven_releases.names(impl)
+    One = Callable[[SystemSpec], tuple[Data, Callable[[], None]]]
 
 
 def alone(selector: SystemSelector, **options: str | None) -> None:
@@ -32,18 +27,20 @@ def alone(selector: SystemSelector, **options: str | None) -> None:
     device = f"device {selector.device}"
     given = {"sglang-path": selector.checkout, device: selector.device != "cpu", **options}
     for option in (name for name, value in given.items() if value):
-        raise Unusable(f"--{option}: goes with one system, not with --impl {selector.impl}")
+        raise Unusable(f"--{option}: goes with one system, not with --impl {selector.spec}")
 
 
-def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed: bool) -> int:
+def check(
+    systems: Sequence[SystemSpec], one: One, plan: Plan, out: ReportOut, *, detailed: bool
+) -> int:
     """Check each, one at a time; an interrupt ends the row with what there is."""
     from ci.report import render, render_check
 
     interrupted = False
     rows: list[Data] = []
     try:
-        for impl in systems:
-            rows.append(row := _row(impl, one))
+        for spec in systems:
+            rows.append(row := _row(spec, one))
             if row["check"] is not None and detailed:
                 render_check.check(out.console, row["check"], detailed=True)
                 out.console.print()
@@ -53,7 +50,7 @@ def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         interrupted = True
-    code = 130 if interrupted else max(row["exit_code"] for row in rows)
+    end = Ending.INTERRUPTED if interrupted else max(row["exit_code"] for row in rows)
     driven = [row["check"] for row in rows if row["check"] is not None]
     driven_machines = dict.fromkeys(
         m["machine"] for check in driven for m in check["clauses_by_machine"]
@@ -61,28 +58,33 @@ def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed:
     machines = list(driven_machines or plan.machines)
     data = {
         "format": "kvspec-check-releases", "version": 1, "tier": plan.tier, "seed": plan.seed,
-        "machines": machines, "exit_code": code, "interrupted": interrupted,
-        "systems": systems, "commands": sum(check["commands"] for check in driven),
+        "machines": machines, "exit_code": end, "interrupted": interrupted,
+        "systems": [str(spec) for spec in systems], "commands": sum(check["commands"] for check in driven),
         "seconds": round(sum(check["seconds"] for check in driven), 3), "releases": rows,
     }  # fmt: skip
     render_check.releases(out.console, data)
     return out.end(data)
 
 
-def _row(impl: str, one: One) -> Data:
+def _row(spec: SystemSpec, one: One) -> Data:
     """One release. An unavailable release, or a failed save, is one line and does not end the check."""
-    row: Data = {"implementation": impl, "exit_code": 0, "unusable": None, "check": None}
+    row: Data = {
+        "implementation": str(spec),
+        "exit_code": Ending.CONFORMS,
+        "unusable": None,
+        "check": None,
+    }
     try:
-        row["check"], save = one(impl)
+        row["check"], save = one(spec)
         row["exit_code"] = row["check"]["exit_code"]
         save()
     except Unusable as error:
-        row |= {"unusable": str(error), "exit_code": max(row["exit_code"], 2)}
+        row |= {"unusable": str(error), "exit_code": max(row["exit_code"], Ending.UNUSABLE)}
     return row
 
 
 def replay(
-    systems: list[str],
+    systems: Sequence[SystemSpec],
     traces: Sequence[tuple[str, Trace]],
     selector: SystemSelector,
     out: ReportOut,
@@ -96,10 +98,10 @@ def replay(
     rows: list[list[Data]] = [[] for _ in traces]
     interrupted = False
     try:
-        for impl in systems:
-            for of_trace, row in zip(rows, _replays(impl, traces, selector), strict=True):
+        for spec in systems:
+            for of_trace, row in zip(rows, _replays(spec, traces, selector), strict=True):
                 of_trace.append(row)
-            note(f"{len(rows[0])} of {len(systems)} releases: {impl}")
+            note(f"{len(rows[0])} of {len(systems)} releases: {spec}")
     except KeyboardInterrupt:
         interrupted = True
     driven = [
@@ -108,9 +110,9 @@ def replay(
     data: Data = {
         "format": "kvspec-replay-releases",
         "version": 1,
-        "systems": systems,
+        "systems": [str(spec) for spec in systems],
         "interrupted": interrupted,
-        "exit_code": 130 if interrupted else max(driven, default=2),
+        "exit_code": Ending.INTERRUPTED if interrupted else max(driven, default=Ending.UNUSABLE),
         "traces": [
             {"file": path, "releases": of_trace} for (path, _), of_trace in zip(traces, rows)
         ],
@@ -121,18 +123,23 @@ def replay(
 
 
 def _replays(
-    impl: str, traces: Sequence[tuple[str, Trace]], selector: SystemSelector
+    spec: SystemSpec, traces: Sequence[tuple[str, Trace]], selector: SystemSelector
 ) -> list[Data]:
     """Each trace on one release: its replay, or why the release cannot be driven through it."""
     try:
-        with closing(replace(selector, impl=impl).resolve()) as system:
-            return [_replay(impl, system, *trace) for trace in traces]
+        with closing(replace(selector, spec=spec).resolve()) as system:
+            return [_replay(str(spec), system, *trace) for trace in traces]
     except Unusable as error:  # such as a wheel that cannot be fetched
-        return [_undriven(impl, error) for _ in traces]
+        return [_undriven(str(spec), error) for _ in traces]
 
 
 def _undriven(impl: str, why: Exception) -> Data:
-    return {"implementation": impl, "exit_code": 2, "unusable": str(why), "replay": None}
+    return {
+        "implementation": impl,
+        "exit_code": Ending.UNUSABLE,
+        "unusable": str(why),
+        "replay": None,
+    }
 
 
 def _replay(impl: str, system: System, path: str, trace: Trace) -> Data:

@@ -19,6 +19,7 @@ from ci.commands.shared import (
 
 if TYPE_CHECKING:
     from ci import Data
+    from impl.system_spec import SystemSpec
     from stateful_tests.check.tiers import Plan
 
 
@@ -72,16 +73,18 @@ def check(
 
     how = one_check.How(where, save_dir, base, since, html)
 
-    def one(impl: str) -> tuple[Data, Callable[[], None]]:
-        return one_check.driven(replace(selector, impl=impl), plan, how)
+    def one(spec: SystemSpec) -> tuple[Data, Callable[[], None]]:
+        return one_check.driven(replace(selector, spec=spec), plan, how)
 
-    if names := release_row.names(selector.impl):
+    from impl.engines import every_release
+
+    if every := every_release(selector.spec):
         release_row.alone(selector, junit=junit)
-        return release_row.check(names, one, plan, out, detailed=verbose)
+        return release_row.check(every, one, plan, out, detailed=verbose)
 
     from ci.report import render_check
 
-    data, save = one(selector.impl)
+    data, save = one(selector.spec)
     save()
     if junit is not None:
         from ci.report.junit import text_of
@@ -115,9 +118,11 @@ def replay(
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
     loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs
     writable(html_file, "--html")
-    if names := release_row.names(selector.impl):
+    from impl.engines import every_release
+
+    if every := every_release(selector.spec):
         release_row.alone(selector, base=base, html=html_file)
-        return release_row.replay(names, loaded, selector, out)
+        return release_row.replay(every, loaded, selector, out)
 
     from ci.report import data as report
     from ci.report import page, render_run

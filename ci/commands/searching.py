@@ -13,6 +13,7 @@ from ci.commands.shared import (
     ReportOut, Saved, SystemSelector, Unusable, json_option, list_rows, near, save_option, save_traces,
     system_options, unusable,
 )  # fmt: skip
+from stateful_tests.lockstep.endings import ending
 
 if TYPE_CHECKING:
     from ci import Data
@@ -105,7 +106,7 @@ def _each(
                 data, stopped = one(scope, progress)
             reports.append(data)
     code = max(data["exit_code"] for data in reports)
-    return code or 130 * (stopped == INTERRUPTED), reports
+    return code or ending(interrupted=stopped == INTERRUPTED), reports
 
 
 @click.command()
@@ -130,7 +131,7 @@ def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_
 
         def one(scope: Scope, progress: Any) -> tuple[Data, str]:
             saved = Saved(system.name, save_dir, progress.say)
-            with unusable(f"--impl {selector.impl}: "):
+            with unusable(f"--impl {selector.spec}: "):
                 made = touring.live(system, scope, progress=progress, found=saved)
             data = report.toured(made)
             save_traces(made.findings, data["findings"], save_dir, selector.options)

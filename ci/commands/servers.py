@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ci.commands.server_settings import (
+    field_of,
+    require_canary,
+    require_fitting,
+    require_live,
+    require_small_pages,
+)
 from ci.commands.shared import (
     ReportOut,
     Unusable,
@@ -18,21 +25,11 @@ from ci.commands.shared import (
     save_trace,
     unusable,
 )
+from impl.system_spec import SystemSpec
+from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from stateful_tests.watched.serving import Before, JudgedRun, ServedRun
-
-
-NOT_LIVE = {
-    "draft": "EAGLE's kernels need a GPU",
-    "window": "torch_native attention reads the SWA pool by slots of the full one",
-    "states": "recurrent layers have kernels for a GPU alone",
-    "hicache": "its copies are kernels for a GPU alone",
-}
-# kv_cache_configurator.py: three, and two that keep states on the way under overlap
-LEAST_STATES = 5
-# those of several tokens: Triton kernels allocate them
-PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")
 
 
 @click.command("setup-server")
@@ -48,7 +45,7 @@ def setup_server(release: str, again: bool) -> int:
     with unusable():
         python = environment.make(release, lambda line: click.echo(line, err=True), again=again)
     click.echo(str(python))
-    return 0
+    return Ending.CONFORMS
 
 
 @click.command()
@@ -221,33 +218,25 @@ def serve_check(
     from ci.report.progress import Progress
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
-    from impl.sglang.server.runs import CANARY, WholeScheduler
+    from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.watched import serving
 
     run = None if again is None else _served_run(again)
-    release = impl.removeprefix("sglang==") if run is None else run.release
-    if run is None and not impl.startswith("sglang=="):
+    spec = SystemSpec.parse(impl)
+    release = spec.short if run is None else run.release
+    if run is None and (spec.engine != "sglang" or spec.version is None):
         raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
-    given = dict(_field(each) for each in fixed)
+    given = dict(map(field_of, fixed))
     if live and (again is not None or impatient or base is not None):
         raise Unusable("--live goes neither with --again nor with --impatient nor with --base")
-    if canary and again is None:
-        raise Unusable("--canary: looks at a saved run; it goes with --again FILE")
-    if canary and release not in CANARY:
-        raise Unusable(
-            f"--canary: runs on a CPU in {', '.join(CANARY)} alone; the run is of {release}"
-        )
-    for field, why in NOT_LIVE.items():
-        if live and given.get(field):
-            raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
+    if canary:
+        require_canary(release, again)
+    if live:
+        require_live(given)
     if run is None:
-        _require_states(release, given)
-        _require_tier(release, given)
-    if live and release in PAGES_NEED_A_GPU:
-        if given.setdefault("page_size", 1) > 1:
-            raise Unusable(
-                f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU"
-            )
+        require_fitting(release, given)
+    if live:
+        require_small_pages(release, given)
     with unusable():
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:
@@ -288,11 +277,12 @@ def serve_check(
 
 def _before(release: str, checkout: str | None, base: str | None) -> Before | None:
     """What a tree is compared with: the base, or the release that the checkout is of; None for a release."""
+    from impl.engines import DriveOptions
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.check.masks import masks
-    from stateful_tests.lockstep.systems import resolve
+    from stateful_tests.lockstep.systems import driven
     from stateful_tests.watched.serving import Before
 
     if base is None and checkout is None:
@@ -303,8 +293,8 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
     there = {}
     if checkout is not None:
         with (
-            closing(resolve("sglang", checkout=checkout)) as tree,
-            closing(resolve(f"sglang=={of}")) as was,
+            closing(driven(SystemSpec("sglang"), DriveOptions(checkout))) as tree,
+            closing(driven(SystemSpec("sglang", of))) as was,
         ):
             if remark := getattr(tree, "remark", ""):
                 note(remark)  # also what serve-check needs and the tree lacks
@@ -350,78 +340,6 @@ def _live(
     data = servers.lived(run, seed, keep)
     servers.lived_text(out.console, data)
     return out.end(data)
-
-
-def _require_states(release: str, given: dict[str, int | bool]) -> None:
-    """Recurrent layers go with the release, and with the rest of the server."""
-    from impl.sglang.server.runs import STATES
-
-    if given.get("track") and not given.get("states"):
-        raise Unusable("--set track: where states are kept on the way; needs --set states=N")
-    if given.get("lazy") and not given.get("track"):
-        raise Unusable("--set lazy: of states that are kept on the way; needs --set track=N")
-    if given.get("lazy") and given.get("overlap") == 0:
-        raise Unusable("--set lazy=1: needs overlap, and --set overlap=0 takes it away")
-    if not given.get("states"):
-        return
-    if release not in STATES:
-        raise Unusable(
-            f"--set states: recurrent layers run in {', '.join(STATES)}; this is {release}"
-        )
-    if given.get("window"):
-        raise Unusable("--set window: a server with --set states has none")
-    if 0 < given.get("track", 0) < 2 * given.get("draft", 0):
-        raise Unusable(
-            "--set track: at least twice --set draft; below, it is tracked-slot-is-written-again that shows"
-        )
-    if given.get("track") == 0 and (given.get("overlap") or int(given.get("page_size", 1)) > 1):
-        raise Unusable(
-            "--set track=0: states at the end of a text alone go with neither overlap nor pages"
-        )
-    if given["states"] < LEAST_STATES:
-        raise Unusable(
-            f"--set states: at least {LEAST_STATES}, as many as SGLang wants for one request"
-        )
-
-
-def _require_tier(release: str, given: dict[str, int | bool]) -> None:
-    """A host tier goes with the release, and with the rest of the server."""
-    from impl.sglang.server.clients import POLICIES, STORAGES
-    from impl.sglang.server.runs import TIERS
-
-    if not given.get("hicache"):
-        for field in ("host", "policy", "storage", "rust"):
-            if field in given:
-                raise Unusable(f"--set {field}: of a host tier; needs --set hicache=1")
-        return
-    if release not in TIERS:
-        raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
-    if given.get("states"):
-        more = [name for name in ("track", "storage", "mixed", "overlap") if given.get(name)]
-        more += ["page_size"] if int(given.get("page_size", 1)) > 1 else []
-        for field in more:
-            why = "keeps states at the end of a text alone, without storage, mixed batches, overlap and pages"
-            raise Unusable(f"--set {field}: a server with --set hicache=1 and --set states {why}")
-    if given.get("tree") == 0:
-        raise Unusable("--set tree=0: a host tier is one of the tree's KV")
-    for field, known in (("policy", POLICIES), ("storage", STORAGES)):
-        if given.get(field, 0) >= len(known):
-            names = ", ".join(f"{at} {name or 'none'}" for at, name in enumerate(known))
-            raise Unusable(f"--set {field}: one of {names}; not {given[field]}")
-    if not given.get("host", 1):
-        raise Unusable("--set host: the host's pools in tenths of the device's, at least 1")
-
-
-def _field(text: str) -> tuple[str, int | bool]:
-    """A field of Config and its value."""
-    from impl.sglang.server.clients import Config
-
-    name, _, value = text.partition("=")
-    kind = type(getattr(Config(), name, None))
-    if kind not in (int, bool) or not value.isdigit() or (kind is bool and value not in ("0", "1")):
-        names = ", ".join(Config.__struct_fields__)
-        raise Unusable(f"--set {text:.40}: FIELD=N with one of {names}; 0 and 1 for no and yes")
-    return name, kind(int(value))
 
 
 def _served_run(file: str) -> ServedRun:

@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from impl.system_spec import ENGINES, SystemSpec, option
+from stateful_tests.lockstep.endings import Ending
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ci import Data
     from impl.adapter import System
+    from impl.process.remote_system import Limits
     from reference.commands import Command
     from stateful_tests.lockstep.results import Finding, Trace
 
@@ -34,17 +38,6 @@ _Command = Callable[..., Any]  # what click calls
 
 class Unusable(Exception):
     """Input that cannot be used: the one line that says which and why."""
-
-
-# What an exit code means.
-ENDS = {
-    0: "conforms",
-    1: "violated",
-    2: "unusable",
-    3: "broke",
-    4: "incomplete",
-    130: "interrupted",
-}
 
 
 class ReportOut:
@@ -65,17 +58,17 @@ class ReportOut:
 
         return render.console(sys.stderr if self.file == "-" else sys.stdout)
 
-    def end(self, data: Any) -> int:
-        """Write the figures; the exit code that they state. The figures name it as well (`ended`)."""
+    def end(self, data: Any) -> Ending:
+        """Write the figures; the ending that they state. The figures name it as well (`ended`)."""
         if isinstance(data, dict) and "exit_code" in data:
-            data["ended"] = ENDS[data["exit_code"]]
+            data["ended"] = Ending(data["exit_code"]).word
         if self.file is not None:
             text = json.dumps(data, indent=2) + "\n"
             if self.file == "-":
                 sys.stdout.write(text)
             else:
                 write_beside(self.file, text, "--json", data)
-        return int(data.get("exit_code", 0)) if isinstance(data, dict) else 0
+        return Ending(data.get("exit_code", 0)) if isinstance(data, dict) else Ending.CONFORMS
 
 
 def _input(file: str) -> str:
@@ -108,47 +101,50 @@ def json_option(command: _Command) -> _Command:
 class SystemSelector:
     """The system that a command line names with --impl, its checkout and its device."""
 
-    impl: str
+    spec: SystemSpec
     checkout: str | None = None
     device: str = "cpu"
 
     def resolve(self, *, quiet: bool = False) -> System:
         """The system. quiet: without a note that says what a checkout was taken for."""
+        from impl.engines import DriveOptions
         from stateful_tests.lockstep import systems as registry
 
-        if ":" in self.impl and os.getcwd() not in sys.path:
+        if self.spec.stranger and os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
-        how: Data = {"device": self.device, "checkout": self.checkout, **worker_limits()}
+        limits, in_process = worker_limits()
+        options = DriveOptions(self.checkout, self.device, limits=limits)
         try:
             with unusable():
-                system: System = registry.resolve(self.impl, **how)
+                system: System = registry.driven(self.spec, options, in_process)
         except Unusable:
             raise
         except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
-            raise Unusable(f"--impl {self.impl}: {type(error).__name__}: {error}") from error
+            raise Unusable(f"--impl {self.spec}: {type(error).__name__}: {error}") from error
         if (remark := getattr(system, "remark", "")) and not quiet:
             note(remark)
-        if ":" in self.impl and not system.capabilities.kind and not quiet:
+        if self.spec.stranger and not system.capabilities.kind and not quiet:
             kind = system.capabilities.system_kind.name
             declared = f'Capabilities(kind="{kind}")'
-            note(f'--impl {self.impl}: declares no kind. Its commands are of "{kind}": {declared}')
-        if ":" in self.impl:
+            note(f'--impl {self.spec}: declares no kind. Its commands are of "{kind}": {declared}')
+        if self.spec.stranger:
             with suppress(AttributeError):  # an adapter may have slots
-                system.close = partial(_closed, self.impl, system.close)  # type: ignore[method-assign]
+                system.close = partial(_closed, self.spec, system.close)  # type: ignore[method-assign]
         return system
 
     def of(self, trace: Trace) -> SystemSelector:
         """The same with a trace: where --impl is not given, torch with the bug that the trace names."""
         source = click.get_current_context().get_parameter_source("impl")
-        named = trace.bug and source is ParameterSource.DEFAULT
-        return replace(self, impl=f"torch+{trace.bug}") if named else self
+        if not trace.bug or source is not ParameterSource.DEFAULT:
+            return self
+        return replace(self, spec=SystemSpec("torch", ways=(trace.bug,)))
 
     @property
     def options(self) -> str:
         """As they are typed."""
-        options = ["--impl", self.impl]
+        options = ["--impl", str(self.spec)]
         if self.checkout is not None:
-            options += [f"--{re.split('[=+]', self.impl)[0]}-path", self.checkout]
+            options += [option(self.spec.engine), self.checkout]
         if self.device != "cpu":
             options += ["--device", self.device]
         for name in ("timeout", "memory"):
@@ -157,7 +153,7 @@ class SystemSelector:
         return shlex.join(options)
 
 
-def _closed(impl: str, close: Callable[[], None]) -> None:
+def _closed(spec: SystemSpec, close: Callable[[], None]) -> None:
     """Close a stranger's system: what it raises there takes no report away."""
     try:
         close()
@@ -165,7 +161,7 @@ def _closed(impl: str, close: Callable[[], None]) -> None:
         from impl.process.failures import SystemFailed
 
         kind = "" if isinstance(error, SystemFailed) else f"{type(error).__name__}: "
-        note(f"--impl {impl}: close(): {kind}{error}")
+        note(f"--impl {spec}: close(): {kind}{error}")
 
 
 def impl_options(command: _Command) -> _Command:
@@ -175,13 +171,12 @@ def impl_options(command: _Command) -> _Command:
     def run(
         *given: Any, impl: str, checkout: str | None, device: str = "cpu", **options: Any
     ) -> Any:
-        return command(*given, selector=SystemSelector(impl, checkout, device), **options)
+        return command(
+            *given, selector=SystemSelector(SystemSpec.parse(impl), checkout, device), **options
+        )
 
     run = click.option(
-        "--sglang-path",
-        "--vllm-path",
-        "--transformers-path",
-        "--lmdeploy-path",
+        *map(option, ENGINES),
         "checkout",
         metavar="DIR",
         help="A checkout, with --impl sglang, --impl vllm, --impl transformers or --impl lmdeploy.",
@@ -207,8 +202,8 @@ def system_options(command: _Command) -> _Command:
         " kernels. counting: torch on a simulated device; code that mixes it with the CPU, or waits for it,"
         " breaks.",
     )
-    for option in reversed((impl_options, device, json_option, *_worker_options)):
-        command = option(command)
+    for add in reversed((impl_options, device, json_option, *_worker_options)):
+        command = add(command)
     return command
 
 
@@ -240,14 +235,14 @@ _worker_options = (
 )  # fmt: skip
 
 
-def worker_limits() -> Data:
-    """What the command line says of workers, as `systems.resolve` takes it."""
+def worker_limits() -> tuple[Limits, bool]:
+    """The limits of workers, and whether a factory's system is driven in this process, by their options."""
     from impl.process.remote_system import LIMITS
 
     options = {name: _kept_option(name) for name in ("timeout", "memory")}
     given = {f"{name}_{unit}": options[name] for name, unit in (("timeout", "s"), ("memory", "mb"))}
     limits = replace(LIMITS, **{name: value for name, value in given.items() if value is not None})
-    return {"limits": limits, "in_process": bool(_kept_option("in_process"))}
+    return limits, bool(_kept_option("in_process"))
 
 
 def _kept_option(option: str) -> Any:
@@ -352,7 +347,9 @@ def save_traces(
         found["replay"] = replay_command(found["saved"], options)
         if html:
             shown = Path(found["saved"]).with_suffix(".html")
-            if write_beside(shown, page.page(found, group[0].run), "--html", {"exit_code": 1}):
+            if write_beside(
+                shown, page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
+            ):
                 found["page"] = str(shown)
 
 

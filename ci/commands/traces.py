@@ -8,7 +8,7 @@ import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,7 @@ from ci.commands.shared import (
     ReportOut, SystemSelector, Unusable, force_option, impl_options, json_option, load_trace, target_file,
     unusable, write_file,
 )  # fmt: skip
+from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from stateful_tests.lockstep.results import Trace
@@ -101,7 +102,7 @@ def export(
         sys.stdout.write(text)
     else:
         write_file(target, text, "--out")
-    return 0
+    return Ending.CONFORMS
 
 
 def _among(folder: Path, text: str, module: str, force: bool) -> Path:
@@ -154,26 +155,24 @@ def _pytest(
 ) -> tuple[str, str]:
     """The test, run on the release that has the fault, and on the one that must not; and for a folder the
     module that it imports."""
-    from ci.export import engine_test, unit_test
     from ci.export.bug_report import Titles
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
+    from ci.shown_kinds import shown_of
     from impl.process.run_test import FAILS, STOPS, outcomes
-    from reference.kinds import BLOCKS, kind_of_config
+    from impl.engines import DriveOptions
     from stateful_tests.lockstep import systems as registry
 
-    exporting: Any = engine_test if kind_of_config(trace.geometry) is BLOCKS else unit_test
-    engine = "vllm" if exporting is engine_test else "sglang"
-    if not re.match(rf"{engine}($|==|\+)", selector.impl):
-        use = f"--impl {engine}==VERSION"
+    exporting = shown_of(trace.geometry).exports()
+    if selector.spec.engine != exporting.ENGINE:
+        use = f"--impl {exporting.ENGINE}==VERSION"
         raise Unusable(
-            f"--as pytest makes a test of a release's classes: {use}, not {selector.impl}"
+            f"--as pytest makes a test of a release's classes: {use}, not {selector.spec}"
         )
     with unusable(f"{file}: ", NotExportable):
         target = None if fixed is None else exporting.target(fixed)
-        with closing(
-            registry.resolve(selector.impl, checkout=selector.checkout, calls=True)
-        ) as system:
+        options = DriveOptions(selector.checkout, calls=True)
+        with closing(registry.driven(selector.spec, options)) as system:
             module = "" if folder is None else exporting.shared_module(system, target)
             titles, beside = Titles(*names), folder is not None
             text = exporting.unit_test(trace, file, system, target, titles, beside)

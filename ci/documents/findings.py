@@ -7,9 +7,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ci.documents import reported
+from impl.engines import engine
+from impl.system_spec import ENGINES, SystemSpec
 from stateful_tests.lockstep.known_faults import (
     FOLDER,
-    Engine,
     KnownFault,
     known_faults,
     looked_for,
@@ -22,20 +23,6 @@ if TYPE_CHECKING:
     from ci import Data
 
 PATH = FOLDER / "FINDINGS.md"
-ENGINES: dict[Engine, tuple[str, str, str]] = {
-    "sglang": (
-        "SGLang",
-        "sgl-project/sglang",
-        "Each release's own session cache around its own chunk cache or radix tree, on a CPU.",
-    ),
-    "vllm": (
-        "vLLM",
-        "vllm-project/vllm",
-        "Every minor release from 0.11 on; sessions came with 0.15.",
-    ),
-    "transformers": ("transformers", "huggingface/transformers", "Its continuous batching."),
-    "lmdeploy": ("LMDeploy", "InternLM/lmdeploy", "Its PyTorch engine, with steps that overlap."),
-}
 _HEAD = """\
 # Findings
 
@@ -53,13 +40,13 @@ _COLUMNS = """\
 def text() -> str:
     """The document."""
     parts = [_HEAD]
-    for engine, (name, repository, about) in ENGINES.items():
-        rows = [
-            _row(fault, repository) for fault in known_faults().values() if fault.engine == engine
-        ]
-        parts.append(f"## {name}\n\n{about}\n\n{_COLUMNS}{''.join(rows)}")
-        if section := reported.section(engine, name):
-            parts.append(_linked(section, repository))
+    for name in ENGINES:
+        of = engine(name)
+        faults = [fault for fault in known_faults().values() if fault.engine == name]
+        rows = [_row(fault, of.repository) for fault in faults]
+        parts.append(f"## {of.title}\n\n{of.about}\n\n{_COLUMNS}{''.join(rows)}")
+        if section := reported.section(name, of.title):
+            parts.append(_linked(section, of.repository))
     return "\n".join(parts)
 
 
@@ -90,7 +77,7 @@ def table() -> list[Data]:
             "seen": _seen(fault),
             "replays": _replays(fault),
             "upstream": re.split(r"#(\d+)", fault.upstream),  # text, number, text, ...
-            "repository": ENGINES[fault.engine][1],
+            "repository": engine(fault.engine).repository,
         }
         for fault in known_faults().values()
     ]
@@ -117,12 +104,12 @@ def known_bugs() -> list[Data]:
 
 def is_of(fault: str, release: str) -> bool:
     """Whether a release, such as sglang==0.5.20, has a fault. Raises ValueError for what is no release."""
-    engine, _, version = release.partition("==")
-    version = version.partition("+")[0]
-    if engine not in ENGINES or not looked_for(engine, version):
+    spec = SystemSpec.parse(release)
+    version = spec.version or ""
+    if spec.engine not in ENGINES or not looked_for(spec.engine, version):
         raise ValueError(f"{release:.40}: not one of the releases that are driven")
     known = known_faults()[fault]
-    return known.engine == engine and known.is_in(version)
+    return known.engine == spec.engine and known.is_in(version)
 
 
 def _path(file: str | None) -> str:

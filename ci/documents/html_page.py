@@ -14,8 +14,9 @@ from markupsafe import Markup
 
 from ci import templates
 from ci.documents import findings
+from impl.engines import engine
+from impl.system_spec import ENGINES
 from stateful_tests.lockstep import pictures
-from stateful_tests.lockstep.known_faults import releases
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
     return templates(escape=True).get_template("spec.html").render(
         title=contents[0][2], contents=contents[1:], body=Markup(body), cells=list(_CELL.items()),
         legend=pictures.LEGEND, findings=findings.table(), anchor=anchor,
-        engines={engine: (name, releases(engine)) for engine, (name, _, _) in findings.ENGINES.items()},
+        engines={name: (engine(name).title, engine(name).releases) for name in ENGINES},
     )  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def _driven() -> str:
     """What is driven and what is not, from the releases and the limits in README.md."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     limits = readme.partition("## Limits\n")[2].partition("\n## ")[0]
-    lines = [f"- {name}: {', '.join(releases(e))}" for e, (name, _, _) in findings.ENGINES.items()]
+    lines = [f"- {of.title}: {', '.join(of.releases)}" for of in map(engine, ENGINES)]
     return "\n".join(["## What is driven", "", "Releases:", "", *lines, "", "Limits:", "", limits])
 
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from stateful_tests.lockstep.known_faults import FOLDER, Engine, known_faults
+from impl.system_spec import EngineName
+from stateful_tests.lockstep.known_faults import FOLDER, known_faults
 
 PATH = FOLDER / "reported.toml"
 _HEAD = """\
@@ -24,7 +25,7 @@ no release that is driven so has it; the planted fault that stands for it is fou
 class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An entry. fault: of known.toml, where it was shown; planted: of the second tier's faults.toml."""
 
-    engine: Engine = "sglang"
+    engine: EngineName = "sglang"
     numbers: tuple[int, ...]
     says: str
     verdict: Literal["shown", "gone", "not met", "not reachable"]
@@ -51,7 +52,7 @@ def reported() -> list[TierReport]:
     return msgspec.convert(tomllib.loads(PATH.read_text(encoding="utf-8")), _ReportFile).report
 
 
-def section(engine: Engine, name: str) -> str:
+def section(engine: EngineName, name: str) -> str:
     """The table of FINDINGS.md of the engine called `name`, "" without an entry."""
     rows = [_row(each) for each in reported() if each.engine == engine]
     return _HEAD.format(name=name) + "".join(rows) if rows else ""

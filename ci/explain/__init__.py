@@ -12,9 +12,8 @@ from ci.explain import reasons
 from ci.explain.history import Claim, History, Past
 from ci.explain.stories import of_kind, stories
 from impl.process.failures import fails_at_start, of_a_command
-from reference.blocks.clauses import BlockStep
 from reference.commands import Broken
-from reference.tiers.step import TierStep
+from reference.kinds import kind_of_config
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
@@ -51,8 +50,8 @@ def because(run: Run) -> Because | None:
             return Because(f"after {here}: {broke}.")
         ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
         return Because(f"{failed}{ruled}.")
-    alone = isinstance(step, BlockStep | TierStep)
-    past = Past(run, violation) if alone else History(run, violation, step)
+    modelled = kind_of_config(run.trace.geometry).modelled
+    past = History(run, violation, step) if modelled else Past(run, violation)
     try:
         text = (
             _of_engine(past)

@@ -83,28 +83,12 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
     if not isinstance(refusal, Refused):
         return "", ""
     reason, request = refusal.reason, step.acted
-    if reason is Reason.TURN_IN_FLIGHT and isinstance(step.command, Submit):
-        session = was.session(step.command.session)
-        if session is not None and session.turn is not None:
-            name, turn = session.name, session.turn
-            is_so = f"{turn} is the turn of {name}"
-            since = past.first_since(
-                is_so, lambda m: getattr(m.state.session(name), "turn", "") == turn
-            )
-            return "", f"{turn} is in flight in {name} {since}"
+    if reason is Reason.TURN_IN_FLIGHT and (fact := _turn_in_flight(past)):
+        return "", fact
     if reason is Reason.WINDOW_LOST:
         return "", _window_lost(past, ours)
     if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
-        pool, at = ("full", 0) if reason is Reason.OUT_OF_FULL else ("swa", 2)
-        left, evictable = free(was), sizes(was.tree)[at] if was.tree is not None else 0
-        if min(left.full, left.swa) < 0:
-            return "", ""  # row and tree, each with pages of its own, had more than there are
-        pages = counted(getattr(left, pool), f"{POOL[pool]} page")
-        has = f"the pool has {pages} free and {evictable // past.page_size} more evictable"
-        if was.tree is not None:
-            return "", has  # what the command takes is not what is free behind it
-        takes = getattr(left, pool) - getattr(free(step.now), pool)
-        return "", f"{has}, and the command takes {takes or 'none'}"
+        return "", _room(past, "full" if reason is Reason.OUT_OF_FULL else "swa")
     # "": the system's own
     condition = RULES_OF[type(step.command)].refused.get(reason, "") if ours else ""
     if ours and reason is Reason.UNKNOWN_REQUEST:
@@ -122,6 +106,35 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
         )
         return condition, f"{is_so} {so}" if ours else is_so
     return condition, ""
+
+
+def _turn_in_flight(past: History) -> str:
+    """The turn that runs in the session of a submit, and since when; "" where none does."""
+    command = past.step.command
+    session = past.before.state.session(command.session) if isinstance(command, Submit) else None
+    if session is None or session.turn is None:
+        return ""
+    name, turn = session.name, session.turn
+    since = past.first_since(
+        f"{turn} is the turn of {name}",
+        lambda m: getattr(m.state.session(name), "turn", "") == turn,
+    )
+    return f"{turn} is in flight in {name} {since}"
+
+
+def _room(past: History, pool: str) -> str:
+    """The pages that a pool has for a command, and how many it takes; "" where the count makes no sense."""
+    was = past.before.state
+    at = {"full": 0, "swa": 2}[pool]
+    left, evictable = free(was), sizes(was.tree)[at] if was.tree is not None else 0
+    if min(left.full, left.swa) < 0:
+        return ""  # row and tree, each with pages of its own, had more than there are
+    pages = counted(getattr(left, pool), f"{POOL[pool]} page")
+    has = f"the pool has {pages} free and {evictable // past.page_size} more evictable"
+    if was.tree is not None:
+        return has  # what the command takes is not what is free behind it
+    takes = getattr(left, pool) - getattr(free(past.step.now), pool)
+    return f"{has}, and the command takes {takes or 'none'}"
 
 
 _READY = {Extend: (Phase.ADMITTED, Phase.EXTENDING), EvictSwa: IN_BATCH, Admit: (Phase.QUEUED,)}

@@ -7,15 +7,15 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from ci.explain import blocks, places, tiers
+from ci.explain import places
 from ci.explain.history import History, Past, cursors_of, lent_to
 from ci.explain.places import Fact, letter, token_text
+from ci.shown_kinds import ExplainedPlaces, shown_of
 from reference.clauses.contents import stamp_text
 from reference.commands import Finish, Retract
 from reference.failures import (
     AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place, counted,
 )  # fmt: skip
-from reference.tiers.step import TierStep
 from stateful_tests.lockstep.results import Moment
 
 FactsAt = Callable[[Any, Any], list[Fact]]
@@ -39,9 +39,11 @@ def stories(past: Past) -> list[str]:
     return [each for each in texts if each]
 
 
-def of_kind(past: Past) -> Any:
+def of_kind(past: Past) -> ExplainedPlaces:
     """What tells of the places of a system that facts and clauses judge alone."""
-    return tiers if isinstance(past.now.step, TierStep) else blocks
+    found = shown_of(past.run.trace.geometry).explains()
+    assert found is not None
+    return found
 
 
 def _few(at: Iterable[Place]) -> list[Place]:

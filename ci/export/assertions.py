@@ -8,17 +8,35 @@ from typing import Any, NamedTuple
 
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, in_tree, spelled, within
 from ci.export.tree_places import counter, node, tree_page
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.window import evicted_too_far
 from reference.commands import CheckBusy, CheckIdle, Done, Evict, Extend, Submit
 from reference.failures import (
     AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
 )  # fmt: skip
+from reference.geometry import Geometry
 from reference.prefix_cache import lock_holders
 from reference.state import Phase, free, text_tokens
 from stateful_tests.lockstep.results import Moment
 
 _TREE = "the tree"
+HOOK = "impl.sglang.process.testing:hook"
+
+
+def device_sizes(geometry: Geometry) -> Geometry:
+    """The sizes of the server."""
+    return geometry
+
+
+def host_arguments(_: Geometry) -> list[str]:
+    """There is no host memory."""
+    return []
+
+
+def is_unified(release: Release0510, geometry: Geometry) -> bool:
+    """Whether the release has its one tree for all kinds of KV at these sizes."""
+    return release.is_unified(geometry)
 
 
 def asserted(run: RecordedRun) -> Asserts:

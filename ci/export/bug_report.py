@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ci import Data
 from ci.report import data as report
 from ci.report import render
+from impl.system_spec import SystemSpec
 from reference.model import SPEC_VERSION
 from stateful_tests.check.fixtures import NotPossible, check_name
 
@@ -70,7 +71,8 @@ def versions(implementation: str) -> list[str]:
         own = metadata.version("kvspec")
     except metadata.PackageNotFoundError:
         own = "(from a checkout)"
-    if implementation.startswith("sglang") and "+overlap" not in implementation:
+    spec = SystemSpec.parse(implementation)
+    if spec.engine == "sglang" and "overlap" not in spec.ways:
         implementation += ", run without overlap (`+overlap` has it)"
     python = f"Python {platform.python_version()}"
     with suppress(metadata.PackageNotFoundError):

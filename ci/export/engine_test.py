@@ -14,15 +14,16 @@ from ci.export.recorded_run import NotExportable, not_raising
 from ci.export.template_parts import SHARED
 from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
 from impl.renamed import in_code
-from impl import optional
+from impl import optional, stand_ins
 from impl.vllm import bare_connectors, bare_scheduler
 from impl.vllm.api import renamed_in, uses
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
 from reference.blocks.commands import (
-    Add, Complete, Copy, End, Fail, More, ResetCache, ResetConnector, Schedule, Update, client_tokens,
+    Add, End, Fail, More, ResetConnector, Schedule, Update, client_tokens,
 )  # fmt: skip
+from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
 from reference.blocks.request_texts import LaneNote
@@ -33,6 +34,9 @@ from stateful_tests.traces.notation import format_command
 
 _IMPORTS = "import hashlib\nimport importlib\nimport inspect\nfrom collections import deque\n"
 _TYPES = "from collections.abc import Callable\nfrom typing import Any\n"
+
+
+ENGINE = "vllm"
 
 
 def hook(trace: Trace) -> str:
@@ -58,7 +62,8 @@ def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str
 
 
 def _definitions(connects: bool) -> str:
-    engine = _from(bare_scheduler.__file__, "\n\nclass Values") + _from(
+    engine = _from(stand_ins.__file__, "\n\nclass Values")
+    engine += _from(bare_scheduler.__file__, "\n\nclass No") + _from(
         TEMPLATES / "stand_in_engine.py.j2"
     )
     if not connects:

@@ -11,11 +11,25 @@ from ci.export.recorded_run import (
 )
 from impl.sglang.scheduler.call_log import ids_text
 from reference.failures import AtCount, AtSlot, AtTreeNode, Place
+from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
 from reference.tiers.step import TierStep
 
 
-def sizes(config: TierConfig) -> list[str]:
+HOOK = "impl.sglang.process.testing:tiered"
+
+
+def device_sizes(config: TierConfig) -> Geometry:
+    """The sizes of the server's device memory."""
+    return config.device
+
+
+def is_unified(*_: object) -> bool:
+    """The tree that has a host tier is the one for all kinds of KV."""
+    return True
+
+
+def host_arguments(config: TierConfig) -> list[str]:
     """The host tier as arguments of the server. Raises NotExportable."""
     others = {"a storage": config.storage, "a server that only decodes": config.decode}
     for what, is_there in others.items():

@@ -6,14 +6,14 @@ import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ci.export import assertions, tier_places
 from ci.export.bug_report import AS_MADE, LEGEND, Titles, described
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_raising
 from ci.export.template_parts import definitions, imports, server, shared
 from ci.report import data as report
 from ci.report import render
+from ci.shown_kinds import shown_of
 from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
@@ -21,12 +21,11 @@ from impl.sglang.releases import catalogue as releases
 from impl.sglang.releases.names import in_code
 from impl.sglang.tiers.system import TierSystem
 from reference.commands import CheckBusy, CheckIdle, Extend, Open, Outcome, Refused, kind_name
-from reference.geometry import Geometry
-from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_on
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 
+ENGINE = "sglang"
 # Calls that stand in the test as one: that, and their lines. {NAME} is the same in all of them; a line that
 # begins with ? may be missing.
 _TOGETHER = (
@@ -148,9 +147,8 @@ def unit_test(
         wanted, observed = violation.details[violation.also.index(clause)]
     command, outcome, calls = run.steps[-1]
     raised = clause == "BROKEN" and not isinstance(run.last, (CheckBusy, CheckIdle))
-    of_tier = isinstance(trace.geometry, TierConfig)
-    asserted = tier_places.asserted if of_tier else assertions.asserted
-    asserts = Asserts(not_raising(calls[-1:])) if raised else asserted(run)
+    of_kind = shown_of(trace.geometry).server_asserts()
+    asserts = Asserts(not_raising(calls[-1:])) if raised else of_kind.asserted(run)
     text = "\n".join(asserts.assertions)
     by_nodes = "nodes|node_at|swa_slots_in_tree|owners"
     by_nodes += "|tree_slots|slots_in_tree" if system.kind.keeps_slots else ""
@@ -202,7 +200,7 @@ def assembled(
 
 def hook(trace: Trace) -> str:
     """What loads a release for a test."""
-    return f"impl.sglang.process.testing:{'tiered' if isinstance(trace.geometry, TierConfig) else 'hook'}"
+    return shown_of(trace.geometry).server_asserts().HOOK
 
 
 def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None = None) -> str:
@@ -210,13 +208,13 @@ def shared_module(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None
     return in_code(shared(system, _versions(system, fixed)), system.kind)
 
 
-def started(geometry: Geometry | TierConfig, code: str) -> list[str]:
+def started(config: Any, code: str) -> list[str]:
     """The lines before the first command. Raises NotExportable."""
-    host = tier_places.sizes(geometry) if isinstance(geometry, TierConfig) else []
-    geometry = geometry.device if isinstance(geometry, TierConfig) else geometry
-    if geometry.states:
+    of_kind = shown_of(config).server_asserts()
+    host, device = of_kind.host_arguments(config), of_kind.device_sizes(config)
+    if device.states:
         raise NotExportable("recurrent state is no part of the exported tests")
-    return [server(geometry, code, host), "self.addCleanup(server.settings.close)"]
+    return [server(device, code, host), "self.addCleanup(server.settings.close)"]
 
 
 def _versions(system: SGLangSystem | TierSystem, fixed: ReleaseTarget | None) -> set[str]:
@@ -245,8 +243,8 @@ def _record(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
         raise NotExportable(
             "a prompt that another server has computed is no part of the exported tests"
         )
-    is_tier = isinstance(trace.geometry, TierConfig)
-    geometry = trace.geometry.device if is_tier else trace.geometry
+    of_kind = shown_of(trace.geometry).server_asserts()
+    geometry = of_kind.device_sizes(trace.geometry)
     lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
     steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
     for command in trace.commands:
@@ -261,7 +259,7 @@ def _record(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
             if "BROKEN" in violation.clauses and not check:
                 clause = "BROKEN"  # nothing else of the release can be asked any more
             kind, after = system.kind, lockstep.moment()
-            unified = is_tier or kind.is_unified(geometry)
+            unified = of_kind.is_unified(kind, trace.geometry)
             return RecordedRun(
                 steps, command, violation, clause, before, after, kind, unified, geometry
             )

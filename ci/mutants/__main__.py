@@ -22,6 +22,7 @@ from ci.mutants.operators import Mutant
 from ci.report import render
 from ci.report.progress import Progress
 from stateful_tests.check import tiers
+from stateful_tests.lockstep.endings import ending
 
 
 @click.command()
@@ -103,9 +104,9 @@ def mutants(
     counts = {
         v: sum(row["verdict"] == v for row in rows) for v in ("noticed", "accepted", "survived")
     }
-    code = 130 if interrupted else int(counts["survived"] > 0)
+    end = ending(interrupted=interrupted, violated=not interrupted and counts["survived"] > 0)
     data: Data = {
-        "format": "kvspec-mutants", "version": 1, "exit_code": code, "seed": seed, "tier": tier, "of": of,
+        "format": "kvspec-mutants", "version": 1, "exit_code": end, "seed": seed, "tier": tier, "of": of,
         "drawn": len(drawn), "interrupted": interrupted, **counts, "mutants": rows,
     }  # fmt: skip
     _text(out.console, data)

@@ -5,27 +5,25 @@ The text is rendered from these dictionaries alone, so that no figure is in one 
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 
 from ci import Data
 from ci.compare import snapshot, step_table
 from ci.explain import because
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
-from ci.report.verdict import check_verdict, not_declared, said, waived
-from impl.adapter import Capabilities, System
+from impl.adapter import System
 from impl.bugs import BUGS
+from impl.system_spec import SystemSpec
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode
 from reference.kinds import kind_of_config
-from stateful_tests.check.bases import Base
 from stateful_tests.check.changes import Changes
-from stateful_tests.check.masks import Mask
-from stateful_tests.check.tiers import CORPUS, Plan, sizes_for
+from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.lockstep import mostly_refused, rejected_turns, unstated_refusals
-from stateful_tests.lockstep.results import CheckResult, Finding, Run, Tally, Trace, add_tallies
+from stateful_tests.lockstep.results import Finding, Run, Trace
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
@@ -68,168 +66,6 @@ def fields_of(source: object, names: str) -> Data:
     found = {name: getattr(source, name) for name in names.split()}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
-    }
-
-
-def _longest(sizes: object) -> int:
-    """The most tokens that a text may have."""
-    return int(getattr(sizes, "width", 0) or getattr(sizes, "max_model_len", 0))
-
-
-def check_data(
-    result: CheckResult,
-    plan: Plan,
-    *,
-    capabilities: Capabilities,
-    base: Base | None = None,
-    masks: Sequence[Mask] = (),
-    changed: Changes | None = None,
-) -> Data:
-    """Everything about a check. base: what the system was compared with; masks: the known faults that were
-    looked for; changed: what is driven first."""
-    data: Data = {
-        "format": "kvspec-check",
-        "version": 1,
-        "implementation": result.system,
-        **fields_of(result, "tier seed"),
-        "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines if m.name != CORPUS))),
-        "presets_fitted": _fitted(result),
-        "presets_left_out": [name for name in plan.presets if name not in ran],
-        "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],
-        "modes": list(dict.fromkeys(m.mode.value for m in result.machines)),
-        "commands_asked": result.asked or None,
-        "examples_asked": plan.examples,
-        "steps_asked": plan.steps,
-        "time_limit_s": plan.time_limit_s,
-        "machines": [
-            {
-                "machine": m.name,
-                "mode": m.mode.value,
-                **fields_of(m, "preset examples commands"),
-                "seconds": round(m.seconds, 3),
-                "commands_per_s": rate(m.commands, m.seconds),
-            }
-            for m in result.machines
-        ],
-        "longest": max((_longest(m.sizes) for m in result.machines), default=0),
-        "clauses_by_machine": [
-            _by_machine(name, result) for name in dict.fromkeys(m.name for m in result.machines)
-        ],
-        "clauses": [
-            {
-                "id": clause,
-                "title": title(clause),
-                "sentence": sentence(clause),
-                "waived": waived(clause, capabilities),
-                "evaluated": tally.evaluated,
-                "runs_reached": tally.reached,
-                "reached": clause not in result.unreached,
-            }
-            for clause, tally in result.tallies.items()
-        ],
-        "unreached": list(result.unreached),
-        "not_declared": not_declared(capabilities),
-        "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
-        "commands_by_kind": dict(result.commands_by_kind),
-        "situations": _situations(result),
-        **fields_of(result, "examples commands timed_out interrupted"),
-        "commands_carried_out": result.done,
-        "carried_out_by_kind": dict(result.carried_out),
-        "examples_planned": result.planned or None,
-        "incomplete": result.incomplete,
-        "left_out": dict(result.left_out),
-        "seconds": round(result.seconds, 3),
-        "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
-        "stopped_early": result.stopped,
-        "findings": [finding_data(group, base and base.name, changed) for group in groups(result.findings)],
-        "base": base and {
-            "implementation": base.name, "chosen": base.kind.value, "why": base.why,
-            "lines_that_differ": base.lines,
-            "violates": sorted({f.clause for f in result.findings if f.old and not f.no_witness}),
-        },
-        "known": [_known(mask, result) for mask in masks],
-        "since": None if changed is None or not changed.revision else {
-            "revision": changed.revision, "lines_first": len(changed.first),
-            "called": [f"{file}: {name}" for file, name in changed.called],
-            "missed": [f"{file}: {name}" for file, name in changed.missed],
-            "not_loaded": [f"{file}: {name}" for file, name in changed.ignored],
-        },
-    }  # fmt: skip
-    return data | {
-        "said": said(result, masks, base),
-        "verdict": check_verdict(result, masks, capabilities, base),
-        "ways_not_driven": dict(result.not_driven),
-        "exit_code": result.exit_code,
-    }
-
-
-def _fitted(result: CheckResult) -> Data:
-    """Of each preset the sizes that were changed so that the system takes it."""
-    found: Data = {}
-    for machine in result.machines:
-        asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
-        for size in fields(machine.sizes) if asked is not None else ():
-            if (value := getattr(machine.sizes, size.name)) != getattr(asked, size.name):
-                found.setdefault(machine.preset, {})[size.name] = value
-    return found
-
-
-def _known(mask: Mask, result: CheckResult) -> Data:
-    """A known fault of the tree: whether it is still there, and how many violations it explains.
-
-    among: other known faults, which may explain some of them as well. instead: other clauses that the tree
-    violates where the base has the fault.
-    """
-    fault = mask.fault
-    counted = {
-        (ids, clause): times for (ids, clause), times in result.masked.items() if fault.id in ids
-    }
-    return {
-        "id": fault.id,
-        "clauses": list(fault.clauses),
-        "state": mask.state,
-        "masked": mask.holds,
-        "fixed_in_part": mask.in_part,
-        "elsewhere": mask.elsewhere,
-        "times": sum(counted.values()),
-        "traces": list(fault.traces),
-        "among": sorted({each for ids, _ in counted for each in ids} - {fault.id}),
-        "instead": sorted({clause for _, clause in counted}.difference(fault.clauses)),
-        "says": fault.says,
-        "upstream": fault.upstream,
-    }
-
-
-def _situations(result: CheckResult) -> Data:
-    """Which situations of the corpus the runs reached, and why lines of others could not be driven."""
-    missing = [text for text in result.required if text not in result.situations]
-    left_out: dict[str, list[str]] = {}
-    for text, why in result.unfit.items():
-        if text not in result.situations:
-            left_out.setdefault(why, []).append(text)
-    return {
-        "reached": len(result.required) - len(missing)
-        if result.required
-        else len(result.situations),
-        "asked": len(result.required),
-        "missing": missing,
-        "left_out": [{"why": why, "situations": texts} for why, texts in left_out.items()],
-        "met": dict(result.situations),
-    }
-
-
-def _by_machine(name: str, result: CheckResult) -> Data:
-    """How often each clause was evaluated, and in how many runs its trigger came up, by one machine."""
-    runs = [m for m in result.machines if m.name == name]
-    tallies: dict[str, Tally] = {}
-    for run in runs:
-        add_tallies(tallies, run.tallies)
-    return {
-        "machine": name,
-        "seconds": round(sum(m.seconds for m in runs), 3),
-        "evaluated": {clause: tally.evaluated for clause, tally in tallies.items()},
-        "runs_reached": {clause: tally.reached for clause, tally in tallies.items()},
-        "violated": sorted(set().union(*(m.violated for m in runs))),
     }
 
 
@@ -411,24 +247,25 @@ def replay_data(
     if trace.clause is not None and trace.clause not in EVERY_CLAUSE and trace.clause not in _OTHER:
         note = f"there is no clause called {trace.clause}"
     if violation is None:
-        verdict, code = "conforms", 0
+        verdict, end = "conforms", Ending.CONFORMS
         if trace.bug is not None and run.system.endswith(f"+{trace.bug}"):
             note = f"the trace is there to show {trace.bug}, and does not"
     elif "BROKEN" in violation.clauses:
-        verdict, code = "broke", 3
+        verdict, end = "broke", Ending.BROKE
     else:
-        verdict, code = f"violates {', '.join(violation.clauses)}", 1
+        verdict, end = f"violates {', '.join(violation.clauses)}", Ending.VIOLATED
         if trace.clause is not None and trace.clause not in violation.clauses:
             note = f"first; the trace names {trace.clause}"
     if violation is not None and base is not None:
         before = violated(base, trace, trace.clause or violation.clause)
         if before and set(violation.clauses) <= set(before):
-            note, code, also_in = f"{base.name} violates it as well", 0, base.name
+            note, also_in = f"{base.name} violates it as well", base.name
+            end = Ending.CONFORMS
         else:
             shows = f"violates {', '.join(before)}" if before else "conforms"
             note = f"new: {base.name} {shows if before is not None else 'cannot run the trace'}"
             known = known if before else None  # what the base does not show is no fault of its
-    head = {"file": file, "verdict": verdict, "note": note, "exit_code": code}
+    head = {"file": file, "verdict": verdict, "note": note, "exit_code": end}
     head |= {"unstated_refusals": unstated_refusals(run), "mostly_refused": mostly_refused(run)}
     return head | {"base": base and base.name, "also_in": also_in} | run_data(run, known)
 
@@ -442,6 +279,6 @@ def shown_by(group: list[Finding]) -> list[Finding]:
 
 def named_trace(finding: str, trace: Trace, system: str) -> tuple[str, Trace]:
     """The same for the trace of a finding on a system."""
-    bug = trace.bug or (system.removeprefix("torch+") if system.startswith("torch+") else None)
+    bug = trace.bug or SystemSpec.parse(system).bug
     name = re.sub(r"[^a-z0-9.]+", "-", f"{finding} {system}".lower()).strip("-.")
     return f"{name[:100]}.json", replace(trace, clause=finding.split()[0], bug=bug)

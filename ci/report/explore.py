@@ -15,6 +15,7 @@ from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.generate.scope import Scope
 from stateful_tests.explore.search import INTERRUPTED, Exploration
 from stateful_tests.explore.tour import Tour
+from stateful_tests.lockstep.endings import ending
 from stateful_tests.lockstep.results import Finding
 
 
@@ -52,9 +53,10 @@ def explored(result: Exploration) -> Data:
         "clauses": {clause: {"reached": clause in result.reached} for clause in CLAUSES},
         "findings": findings_data([result.finding] if result.finding is not None else []),
         "verdict": f"{result.scope.name}: {outcome}; {what}; {stopped}",
-        "exit_code": 4
-        if half and result.stopped != INTERRUPTED
-        else int(result.finding is not None),
+        "exit_code": ending(
+            violated=result.finding is not None,
+            incomplete=half and result.stopped != INTERRUPTED,
+        ),
     }
 
 
@@ -87,13 +89,11 @@ def toured(tour: Tour) -> Data:
         ],
         "findings": findings_data(tour.findings),
         "verdict": f"{tour.scope} on {tour.system}: {outcome}; {coverage}",
-        "exit_code": 3
-        if broke
-        else 1
-        if clauses
-        else 4
-        if half and tour.stopped != INTERRUPTED
-        else 0,
+        "exit_code": ending(
+            broke=broke,
+            violated=bool(clauses),
+            incomplete=half and tour.stopped != INTERRUPTED,
+        ),
     }
 
 

@@ -11,7 +11,7 @@ from ci.report.render import changes
 
 
 def text_of(data: Data) -> bytes:
-    """Of `report.check_data`. A violation fails its clause wherever a machine met it, but for one
+    """Of `check_data`. A violation fails its clause wherever a machine met it, but for one
     that was there before or that a known fault explains."""
     base = data["base"] or {"implementation": "", "violates": []}
     violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}

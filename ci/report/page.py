@@ -17,18 +17,15 @@ from ci import TEMPLATES, Data, templates
 from ci.compare.differences import CURSORS, POOL, trouble
 from ci.compare.step_table import letters, step_table
 from ci.compare.snapshot import snapshots
-from ci.report import engine_page, render, tier_page
+from ci.report import render
 from ci.report.page_row import DRAWING_WIDTH, UNIT, drawing
+from ci.shown_kinds import shown_of
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
-from reference.blocks.config import EngineConfig
 from reference.commands import Admit
 from reference.geometry import Geometry
-from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.results import Run
 
-# Of systems that facts and clauses judge alone.
-_PAGES: dict[type, Any] = {EngineConfig: engine_page, TierConfig: tier_page}
 MAX_STEPS = 200  # a page of a long trace shows its end
 MAX_COLUMNS, MAX_NODES = 5, 8  # of the step table
 MAX_DEPTH = 24  # of a drawn tree
@@ -42,7 +39,7 @@ def page(data: Data, run: Run) -> str:
     """The page of a run; data: what `ci.report.data` makes of it. The same run gives the same bytes."""
     script = _source("replay.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    alone = _PAGES.get(type(run.trace.geometry))
+    alone = shown_of(run.trace.geometry).draws()
     drawn = alone.content(data, run) if alone is not None else _content(data, run)
     violation = data["violation"]
     return (
@@ -76,9 +73,8 @@ def _inert(value: Any) -> str:
 
 def states(run: Run) -> list[Data]:
     """What a page shows, as data."""
-    alone = _PAGES.get(type(run.trace.geometry))
-    states: list[Data] = alone.states(run) if alone is not None else snapshots(run, MAX_STEPS)
-    return states
+    alone = shown_of(run.trace.geometry).draws()
+    return snapshots(run, MAX_STEPS) if alone is None else alone.states(run)
 
 
 def _content(data: Data, run: Run) -> Data:

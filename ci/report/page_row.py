@@ -41,38 +41,54 @@ def drawing(
         {"pool": POOL[pool], "segments": [row.segment(start, end, pool) for start, end in cuts]}
         for pool in geometry.pools
     ]
-    _, target, called = (
-        cut if cut is not None and cut[0] == who else (who, holder["target"], "target")
-    )
-    marks: dict[int, list[str]] = {}
-    for letter, position in cursors.items():
-        if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree or position):
-            marks.setdefault(position, []).append(letter)
+    target, called = holder["target"], "target"
+    if cut is not None and cut[0] == who:
+        _, target, called = cut
     off = {k for k in CURSORS if other is not None and other["cursors"][k] != cursors[k]}
-    top = _levels(
-        (position * unit, f"{' '.join(letters)} {position}", bool(off & set(letters)))
-        for position, letters in sorted(marks.items())
-    )
+    top = _marks(cursors, off, geometry, unit)
     height = 20 * (1 + max((m["level"] for m in top), default=0))
-    start = max(0, cursors["C"] - geometry.window) if geometry.window else 0
-    used = -(-max(cursors["A"], cursors["C"]) // size) * size
     return {
         "width": pages * size * unit,
         "top": height,
         "height": height + 30 * len(lanes) + 22,
         "lanes": lanes,
         "marks": top,
-        "target": {"x": target * unit, "text": f"{called} {target}"}
-        if target is not None
-        else None,
-        "window": {"x": start * unit, "width": (cursors["C"] - start) * unit}
-        if geometry.window and cursors["C"] > start
-        else None,
-        "bounds": [at * unit for at in range(0, used + size, size)]
-        if size > 1 and size * unit > 8
-        else [],
+        "target": target if target is None else {"x": target * unit, "text": f"{called} {target}"},
+        "window": _window(cursors, geometry, unit),
+        "bounds": _page_bounds(cursors, size, unit),
         "label": _spoken(who, holder, geometry),
     }
+
+
+def _marks(cursors: Data, off: set[str], geometry: Geometry, unit: float) -> list[Data]:
+    """The cursors above a row; those of one position share a mark. off: those that the other side has
+    elsewhere."""
+    marks: dict[int, list[str]] = {}
+    for letter, position in cursors.items():
+        if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree or position):
+            marks.setdefault(position, []).append(letter)
+    return _levels(
+        (position * unit, f"{' '.join(letters)} {position}", bool(off & set(letters)))
+        for position, letters in sorted(marks.items())
+    )
+
+
+def _window(cursors: Data, geometry: Geometry, unit: float) -> Data | None:
+    """The window that ends at the last committed token."""
+    if not geometry.window:
+        return None
+    start = max(0, cursors["C"] - geometry.window)
+    if cursors["C"] <= start:
+        return None
+    return {"x": start * unit, "width": (cursors["C"] - start) * unit}
+
+
+def _page_bounds(cursors: Data, size: int, unit: float) -> list[float]:
+    """Where pages begin and end, if they are wide enough to be told apart."""
+    if size == 1 or size * unit <= 8:
+        return []
+    used = -(-max(cursors["A"], cursors["C"]) // size) * size
+    return [at * unit for at in range(0, used + size, size)]
 
 
 class _Row(NamedTuple):

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from ci import Data
 from ci.report import render
+from stateful_tests.lockstep.endings import ending
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove import window_theorem
 
@@ -35,7 +36,7 @@ def collect(names: Iterable[str]) -> Data:
     return {
         "format": "kvspec-proofs",
         "version": 2,
-        "exit_code": int(counts[proofs.PROVED] < len(found)),
+        "exit_code": ending(violated=counts[proofs.PROVED] < len(found)),
         **counts,
         "seconds": round(time.perf_counter() - began, 3),
         "obligations": found,

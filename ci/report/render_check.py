@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ci import Data
+from impl.system_spec import SystemSpec
 from reference.failures import counted
 from ci.report.render import labelled, say, sizes, table, verdict
 from ci.report.render_run import finding
@@ -13,35 +14,13 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     """The report of `kvspec check`: verdict, violations, coverage. detailed: everything that was counted."""
     verdict(out, data["verdict"], data)
     base = data["base"]["implementation"] if data["base"] else None
-    old = [found for found in data["findings"] if found["also_in"]]
-    elsewhere = [found for found in data["findings"] if found["known_elsewhere"]]
-    new = [
-        found for found in data["findings"] if not (found["also_in"] or found["known_elsewhere"])
-    ]
-    for number, found in enumerate(new, 1):
-        out.print()
-        of = f" {number} of {len(new)}" if len(new) > 1 else ""
-        kind = "flaky" if found["flaky"] else "NEW" if base else "violation"
-        against = f" against {base}" if base else ""
-        finding(out, found, f"{kind}{of}{against}", detailed=detailed)
-    if old:
-        out.print()
-        say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
-    for found in old:
-        names = ", ".join(c["id"] for c in found["clauses"])
-        none = f" (no witness: {found['no_witness']})" if found["no_witness"] else ""
-        say(out, f"  {names}: {found['saved'] or found['not_saved']}{none}", whole=True)
-    if elsewhere:
-        out.print()
-        say(out, f"not in {base}, and known in other releases", "bold")
-    for found in elsewhere:
-        names = ", ".join(c["id"] for c in found["clauses"])
-        saved = found["saved"] or found["not_saved"]
-        say(out, f"  {names}: {saved} ({found['looked_up']['text']})", whole=True)
+    _new_findings(out, data["findings"], base, detailed=detailed)
+    _old_findings(out, data["findings"], base)
     if data["known"]:
         out.print()
-        engine = data["implementation"].partition("==")[0]
-        _known(out, data, engine if base else data["implementation"], detailed=detailed)
+        spec = SystemSpec.parse(data["implementation"])
+        driven_as_base = base is not None and spec.version is not None
+        _known(out, data, spec.engine if driven_as_base else str(spec), detailed=detailed)
     if unasked := [f"{c['id']} ({c['waived']})" for c in data["clauses"] if c["waived"]]:
         say(out, f"not checked: {', '.join(unasked)}")
     out.print()
@@ -49,6 +28,49 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         _counted(out, data)
     elif data["incomplete"]:
         _missing(out, data["situations"], 10)
+    say(out, f"{data['tier']}, seed {data['seed']}: {_reached(data, '' if detailed else ' (-v)')}")
+    for way in data.get("ways", ()):
+        if way["exit_code"] or detailed:
+            out.print()
+            check(out, way, detailed=detailed)
+
+
+def _new_findings(out: Console, findings: list[Data], base: str | None, *, detailed: bool) -> None:
+    """Each finding that fails the check, with its trace."""
+    new = [found for found in findings if not (found["also_in"] or found["known_elsewhere"])]
+    for number, found in enumerate(new, 1):
+        out.print()
+        of = f" {number} of {len(new)}" if len(new) > 1 else ""
+        kind = "flaky" if found["flaky"] else "NEW" if base else "violation"
+        against = f" against {base}" if base else ""
+        finding(out, found, f"{kind}{of}{against}", detailed=detailed)
+
+
+def _old_findings(out: Console, findings: list[Data], base: str | None) -> None:
+    """A line for each finding that fails no check: the base has it, or another release."""
+    old = [found for found in findings if found["also_in"]]
+    if old:
+        out.print()
+        say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
+    for found in old:
+        none = f" (no witness: {found['no_witness']})" if found["no_witness"] else ""
+        say(out, f"  {_saved(found)}{none}", whole=True)
+    elsewhere = [found for found in findings if found["known_elsewhere"]]
+    if elsewhere:
+        out.print()
+        say(out, f"not in {base}, and known in other releases", "bold")
+    for found in elsewhere:
+        say(out, f"  {_saved(found)} ({found['looked_up']['text']})", whole=True)
+
+
+def _saved(found: Data) -> str:
+    """The clauses of a finding, and where its trace is."""
+    names = ", ".join(clause["id"] for clause in found["clauses"])
+    return f"{names}: {found['saved'] or found['not_saved']}"
+
+
+def _reached(data: Data, hint: str) -> str:
+    """How much of the plan was carried out, and what it reached. hint: the option that shows more."""
     required, clauses = data["situations"]["asked"], len(data["clauses"])
     reached = data["situations"]["reached"]
     parts = []
@@ -56,15 +78,8 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         parts.append(f"{reached} of {required} situations" if required else f"{reached} situations")
     if data["unreached"] or not required:
         parts.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
-    hint = "" if detailed else " (-v)"
     done = f"{_of_the_plan(data)}; {', '.join(parts)} reached{hint}"
-    if data["longest"]:
-        done += f"; texts of up to {data['longest']} tokens"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}")
-    for way in data.get("ways", ()):
-        if way["exit_code"] or detailed:
-            out.print()
-            check(out, way, detailed=detailed)
+    return f"{done}; texts of up to {data['longest']} tokens" if data["longest"] else done
 
 
 def _of_the_plan(data: Data) -> str:
@@ -180,7 +195,7 @@ def releases(out: Console, data: Data) -> None:
     machines = data["machines"]
     lines = [["release", "commands", "seconds", *machines, "not checked"]]
     for row in data["releases"]:
-        name, check = row["implementation"].rpartition("==")[2], row["check"]
+        name, check = SystemSpec.parse(row["implementation"]).short, row["check"]
         if check is None:
             lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
             continue

@@ -9,6 +9,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from ci import Data
+from impl.system_spec import SystemSpec
 from ci.report import FREE_ONLY, IMPATIENT
 from ci.report.render import changes, labelled, plain, say, sized, sizes, table, verdict
 
@@ -27,47 +28,61 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
     ]
     about = f" ({data['clauses'][0]['title']})" if data["clauses"][0]["title"] else ""
     say(out, f"{title}: {', '.join(names)}{about}", "bold red")
-    for c in data["clauses"] if detailed else ():
-        times = "once" if c["times"] == 1 else f"{c['times']} times"
-        often = f"met {times}, first after {c['found_after_commands']} commands"
-        reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {c['clients']}"
-        reach += f"; {often}, {c['found_after_s']:.1f} s"
-        labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
-    if not detailed:
-        first, violation = data["clauses"][0], data["violation"]
-        because = (
-            data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
-        )
-        words = {"because": because}
-        notable = [
-            text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)
-        ]
-        if notable and not data.get("flaky"):
-            words["reach"] = "; ".join(notable)
-        if data.get("no_witness"):
-            words["witness"] = f"none: {data['no_witness']}"
-        if data.get("looked_up"):
-            words["looked up"] = data["looked_up"]["text"]
-        if apart:
-            words["apart"] = (
-                f"the other traces of {first['id']} need {apart}, and this one does not"
-            )
-        if data.get("changed"):
-            words["changed"] = "\n".join(_changed(data))
+    if detailed:
+        for clause in data["clauses"]:
+            labelled(out, {clause["id"]: f"{clause['sentence']}\n{_often(clause)}"})
+    else:
+        words = _in_short(data, apart)
         labelled(out, words if data.get("changed") else words | _called(data))
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:
-        beside: dict[str, list[str]] = {}
-        for clause in data["clauses"]:
-            beside.setdefault(clause["saved"] or data["saved"], []).append(clause["id"])
-        for file, clauses in [*beside.items()][1:]:
-            say(out, f"beside  {', '.join(clauses)}: {file}", whole=True)
-        for label in ("saved", "replay", "page"):
-            if data[label] is not None:
-                say(out, f"{label:<7} {data[label]}", whole=True)
+        _files(out, data)
     elif data.get("not_saved"):
         say(out, f"the trace could not be saved: {data['not_saved']}", "yellow")
+
+
+def _often(clause: Data) -> str:
+    """Where and how often a clause was violated."""
+    times = "once" if clause["times"] == 1 else f"{clause['times']} times"
+    often = f"met {times}, first after {clause['found_after_commands']} commands"
+    reach = f"{clause['reach']} (modes: {', '.join(clause['modes'])}); {clause['clients']}"
+    return f"{reach}; {often}, {clause['found_after_s']:.1f} s"
+
+
+def _in_short(data: Data, apart: str) -> dict[str, str]:
+    """Why the run is wrong, and what else a reader should know. apart: what the trace does without."""
+    first, violation = data["clauses"][0], data["violation"]
+    because = (
+        data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
+    )
+    words = {"because": because}
+    notable = [
+        text for text in (first["reach"], first["clients"]) if text in (FREE_ONLY, IMPATIENT)
+    ]
+    if notable and not data.get("flaky"):
+        words["reach"] = "; ".join(notable)
+    if data.get("no_witness"):
+        words["witness"] = f"none: {data['no_witness']}"
+    if data.get("looked_up"):
+        words["looked up"] = data["looked_up"]["text"]
+    if apart:
+        words["apart"] = f"the other traces of {first['id']} need {apart}, and this one does not"
+    if data.get("changed"):
+        words["changed"] = "\n".join(_changed(data))
+    return words
+
+
+def _files(out: Console, data: Data) -> None:
+    """Where the traces are, and how the first is replayed."""
+    beside: dict[str, list[str]] = {}
+    for clause in data["clauses"]:
+        beside.setdefault(clause["saved"] or data["saved"], []).append(clause["id"])
+    for file, clauses in [*beside.items()][1:]:
+        say(out, f"beside  {', '.join(clauses)}: {file}", whole=True)
+    for label in ("saved", "replay", "page"):
+        if data[label] is not None:
+            say(out, f"{label:<7} {data[label]}", whole=True)
 
 
 def run(out: Console, data: Data, *, detailed: bool = True) -> None:
@@ -299,8 +314,8 @@ def replays(out: Console, data: Data) -> None:
     ends: dict[str, list[str]] = {}
     for row in rows:
         end = "cannot be driven" if row["replay"] is None else row["replay"]["verdict"]
-        ends.setdefault(end, []).append(row["implementation"].partition("==")[2])
-    names = [row["implementation"].partition("==")[2] for row in rows]
+        ends.setdefault(end, []).append(SystemSpec.parse(row["implementation"]).short)
+    names = [SystemSpec.parse(row["implementation"]).short for row in rows]
     say(out, "; ".join(f"{end}: {_ranges(of_end, names)}" for end, of_end in ends.items()), "bold")
     out.print()
 

@@ -15,6 +15,7 @@ from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
 from reference.state import Cursors
+from stateful_tests.lockstep.endings import Ending, ending, gravest
 from stateful_tests.lockstep.known_faults import known_faults, looked_for, nearest
 from stateful_tests.watched.beside import AFTER_A_GAP, AFTER_A_MISMATCH
 from stateful_tests.watched.live import LiveRun
@@ -155,15 +156,18 @@ def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) ->
     A log of which less than half was judged is incomplete, as one without an event.
     """
     few = any(2 * log["events_judged"] < log["events"] or not log["events"] for log in logs)
-    code = 4 if few or (strict and any(log["skipped"] for log in logs)) else 0
+    end = ending(
+        violated=any(log["mismatches"] for log in logs),
+        incomplete=few or (strict and any(log["skipped"] for log in logs)),
+    )
     if unusable or any(log["unreadable"] for log in logs):
-        code = 2
+        end = gravest([end, Ending.UNUSABLE])
     return {
         "format": "kvspec-validation",
         "version": 1,
         "verdict": validation_verdict(logs, len(unusable)),
         **{total: sum(log[total] for log in logs) for total in _TOTALS},
-        "exit_code": 1 if any(log["mismatches"] for log in logs) else code,
+        "exit_code": end,
         "logs": logs,
         "unusable": [*unusable],
     }
@@ -304,14 +308,18 @@ def served(
             "again": None if saved is None else f"kvspec serve-check --again {saved}",
         })  # fmt: skip
     new = [each for each in found if not each["known"] and not each["old"]]
-    broke = any(each["judge"] == "server" for each in new)
     return {
         "format": "kvspec-serve-check", "version": 1, "release": result.release, "seed": result.seed,
         "runs": result.runs, "runs_asked": planned, "forwards": result.forwards, "events": result.events,
         "seconds": round(result.seconds, 1), "reached": dict(result.reached.most_common()),
         "known": dict(result.known), "old": dict(result.old), "findings": found,
         "interrupted": result.interrupted,
-        "exit_code": 1 + 2 * broke if new else 130 if result.interrupted else 4 * (result.runs < planned),
+        "exit_code": ending(
+            broke=any(each["judge"] == "server" for each in new),
+            violated=bool(new),
+            interrupted=result.interrupted,
+            incomplete=result.runs < planned,
+        ),
     }  # fmt: skip
 
 
@@ -322,13 +330,15 @@ def lived(run: LiveRun, seed: int, kept: Path) -> Data:
     if not run.counts.get("tokens") and not run.died:
         wrong = [*wrong, "no client got a token"]
     found = bool(wrong or data["mismatches"])
+    unexplained = bool(run.died) and not (found or run.known)
+    end = ending(broke=unexplained, violated=found, incomplete=bool(run.known))
     return {
         "format": "kvspec-serve-live", "version": 1, "seed": seed, "start_s": round(run.start_s, 1),
         "clients": run.counts, "wrong": wrong, "behind_s": round(run.behind_s, 2), "died": run.died,
         "known": run.known,
         "reached": dict(run.validated.reached.most_common()), "log": data,
         "saved": str(kept) if found or run.died else None,
-        "exit_code": int(found) or (4 if run.known else 3 if run.died else 0),
+        "exit_code": end,
     }  # fmt: skip
 
 
@@ -363,34 +373,10 @@ def save(folder: Path, judged: JudgedRun) -> str:
 def served_text(out: Console, data: Data) -> None:
     """The report of a check of whole schedulers as text: verdict, findings, what was reached."""
     new = [each for each in data["findings"] if not each["known"] and not each["old"]]
-    rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
-    done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
-    masked = data["known"] or data["old"] or data["findings"]
-    what = f"{len(new)} findings" if new else "nothing new" if masked else "conforms"
-    what += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
-    if data["interrupted"]:
-        what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
-    elif data["runs"] < data["runs_asked"] and not new:
-        what = what if masked else "nothing was found"
-        what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {what}"
-    say(out, f"sglang {data['release']}: {what} in {done}", "bold red" if new else "bold green")
+    say(out, _served_verdict(data, len(new)), "bold red" if new else "bold green")
     for each in data["findings"]:
         out.print()
-        say(out, f"{each['key']}: {each['says']}", "bold red" if not each["known"] else "bold")
-        words = {
-            "server": ", ".join(f"{k} {v}" for k, v in each["config"].items()),
-            "clients": "\n".join(_client_text(client) for client in each["clients"]),
-            "its last lines": "\n".join(each["tail"][-6:]),
-            "after": f"{each['forwards']} forward passes",
-            "met": f"in {each['times']} runs",
-        }
-        if each["known"]:
-            words["known"] = each["known"]
-        if each["canary"]:
-            words["its own canary"] = each["canary"]
-        labelled(out, words)
-        if each["again"]:
-            say(out, f"  again: {each['again']}", whole=True)
+        _served_finding(out, each)
     out.print()
     for key, times in data["old"].items():
         say(out, f"also in the base, {times} times: {key}")
@@ -399,6 +385,40 @@ def served_text(out: Console, data: Data) -> None:
     if data["reached"]:
         reached = ", ".join(f"{what} {count}" for what, count in data["reached"].items())
         say(out, f"reached: {reached}")
+
+
+def _served_verdict(data: Data, new: int) -> str:
+    """What a check of whole schedulers found, and in how many runs. new: findings."""
+    rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
+    done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
+    masked = data["known"] or data["old"] or data["findings"]
+    what = f"{new} findings" if new else "nothing new" if masked else "conforms"
+    what += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
+    if data["interrupted"]:
+        what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
+    elif data["runs"] < data["runs_asked"] and not new:
+        what = what if masked else "nothing was found"
+        what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: {what}"
+    return f"sglang {data['release']}: {what} in {done}"
+
+
+def _served_finding(out: Console, each: Data) -> None:
+    """A finding with the smallest run that shows it."""
+    say(out, f"{each['key']}: {each['says']}", "bold red" if not each["known"] else "bold")
+    words = {
+        "server": ", ".join(f"{k} {v}" for k, v in each["config"].items()),
+        "clients": "\n".join(_client_text(client) for client in each["clients"]),
+        "its last lines": "\n".join(each["tail"][-6:]),
+        "after": f"{each['forwards']} forward passes",
+        "met": f"in {each['times']} runs",
+    }
+    if each["known"]:
+        words["known"] = each["known"]
+    if each["canary"]:
+        words["its own canary"] = each["canary"]
+    labelled(out, words)
+    if each["again"]:
+        say(out, f"  again: {each['again']}", whole=True)
 
 
 def _client_text(client: Data) -> str:

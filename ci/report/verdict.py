@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ci.shown_kinds import shown
 from impl.adapter import Capabilities
 from reference.commands import kind_name
-from reference.kinds import TIERS
 from stateful_tests.check.bases import Base
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
+from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.results import CheckResult
 
 _MANY = 3  # known faults, which are counted then
@@ -32,42 +33,53 @@ def check_verdict(
 
 def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
     """Say what a check found, or that it conforms."""
-    old = sorted(
-        {finding.clause for finding in result.findings if finding.old and not finding.no_witness}
-    )
-    untold = sorted(
-        {finding.clause for finding in result.findings if finding.old and finding.no_witness}
-    )
-    in_part = [mask.fault.id for mask in masks if mask.in_part]
-    known = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
-    elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
-    lost = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
+    seen_before = _seen_before(result, masks, base)
+    nothing_new = not result.new and any(holds for holds, _ in seen_before)
+    parts = [*_new(result), (nothing_new, "nothing new"), *seen_before, *_end(result)]
+    return "; ".join(text for holds, text in parts if holds) or "conforms"
+
+
+def _new(result: CheckResult) -> list[_Part]:
+    """What fails the check."""
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
-    cut, missing = result.interrupted, "; ".join(result.incomplete)
-    parts: list[_Part] = [
-        (result.exit_code == 3, "the system broke"),
+    return [
+        (result.exit_code is Ending.BROKE, "the system broke"),
         (bool(broken), f"violates {_names(broken)}"),
         (bool(flaky), f"flaky: {_names(flaky)}, not in every replay"),
-        (bool(old or untold or known or in_part or elsewhere) and not result.new, "nothing new"),
+    ]
+
+
+def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> list[_Part]:
+    """What the base or a release has as well."""
+    of_base = [finding for finding in result.findings if finding.old]
+    old = sorted({finding.clause for finding in of_base if not finding.no_witness})
+    untold = sorted({finding.clause for finding in of_base if finding.no_witness})
+    elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
+    lost = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
+    in_part = [mask.fault.id for mask in masks if mask.in_part]
+    known = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
+    return [
         (bool(old), f"{_names(old)} also in {base.name if base else None}"),
         (bool(untold), f"{_names(untold)} without a witness"),
         (bool(elsewhere), f"known in other releases: {_names(elsewhere)}"),
         (bool(lost), f"known: {_names(lost)}"),
         (bool(in_part), f"fixed in part: {_names(in_part)}"),
         (bool(known), _known(known)),
+    ]
+
+
+def _end(result: CheckResult) -> list[_Part]:
+    """Why the check ended before its plan did."""
+    cut, missing = result.interrupted, "; ".join(result.incomplete)
+    incomplete = not cut and not result.new and bool(missing)
+    timed_out = not cut and bool(result.new) and result.timed_out
+    return [
         (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
         (cut, f"interrupted after {result.so_far}"),
-        (
-            not cut and not result.new and bool(missing),
-            f"incomplete: nothing was found, but {missing}",
-        ),
-        (
-            not cut and bool(result.new) and result.timed_out,
-            f"{result.so_far} until the time limit",
-        ),
+        (incomplete, f"incomplete: nothing was found, but {missing}"),
+        (timed_out, f"{result.so_far} until the time limit"),
     ]
-    return "; ".join(text for holds, text in parts if holds) or "conforms"
 
 
 def _not_driven(result: CheckResult) -> dict[str, str]:
@@ -112,7 +124,9 @@ def not_declared(can: Capabilities) -> list[str]:
         "a radix tree": can.tree,
         "recurrent state": can.recurrent or can.tracks,
     }
-    return commands + [model for model, there in models.items() if not there and kind is not TIERS]
+    return commands + [
+        model for model, there in models.items() if shown(kind.name).models and not there
+    ]
 
 
 def waived(clause: str, capabilities: Capabilities) -> str | None:

@@ -25,7 +25,7 @@ from impl.optional import either, optional
 from impl.process.failures import SystemFailed
 from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
-from impl.vllm.bare_scheduler import Values, taken
+from impl.stand_ins import Values, taken
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig

@@ -15,7 +15,7 @@ from typing import Any
 from impl.isolation import Bookkeeping, Inert, install
 from impl.lmdeploy.api import RELEASES, TABLES
 from impl.release_system import REQUESTS_ALONE, ReleaseSystem
-from impl.vllm.bare_scheduler import Values
+from impl.stand_ins import Values
 
 _PACKAGE = "lmdeploy.pytorch"
 # The modules that the driver calls; envs first, which others take from its package.

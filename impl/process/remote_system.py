@@ -24,6 +24,7 @@ from impl.adapter import Capabilities, Misfit, UnusableImplementation, View
 from impl.process import child, wire
 from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
+from impl.system_spec import SystemSpec
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Done, Outcome, Refused
@@ -61,6 +62,7 @@ class WorkerSystem:
 
     name = ""
     capabilities = Capabilities()
+    spec: SystemSpec | None = None  # of a release or a checkout
     root: Path | None = None  # where the files of the system are, if that is one folder
     release = ""  # of an engine, which it is or is driven as
     doubts: tuple[str, ...] = ()  # rules that the adapter plays, and that the files have otherwise
@@ -244,10 +246,9 @@ class WorkerSystem:
 
     def _also_lost(self, said: str) -> str:
         """The further names that a checkout has lost, for a message that has `said` some."""
-        engine, of_checkout, _ = self.name.partition("@checkout")
-        if not of_checkout or self.root is None:
+        if self.spec is None or not self.spec.checkout or self.root is None:
             return ""
-        return used_names.also_lost(engine, self.root, self.release, said)
+        return used_names.also_lost(self.spec.engine, self.root, self.release, said)
 
     def _receive(self, timeout_s: float, what: str) -> wire.Reply | None:
         """The worker's next reply; None where there is none, and why stands in `_broken`.
@@ -328,17 +329,17 @@ class WorkerSystem:
 
 
 class StrangerSystem(WorkerSystem):
-    """What a factory called `spec` (MODULE:NAME) makes, in a worker, which starts now: its name and what it
-    can do are known afterwards. Raises UnusableImplementation."""
+    """What `factory` (MODULE:NAME) makes, in a worker, which starts now: its name and what it can do are
+    known afterwards. Raises UnusableImplementation."""
 
-    def __init__(self, spec: str, limits: Limits = LIMITS) -> None:
+    def __init__(self, factory: str, limits: Limits = LIMITS) -> None:
         # a factory may take as long as one command
         if limits.timeout_s != LIMITS.timeout_s:
             limits = replace(limits, start_s=max(_LEAST_START_S, limits.timeout_s))
         super().__init__(limits)
-        self.spec, self.name = spec, f"--impl {spec}"
+        self.factory, self.name = factory, f"--impl {factory}"
         ready = self.start()
         self.name, self.capabilities = ready.name, ready.capabilities
 
     def command_line(self) -> list[str]:
-        return [sys.executable, "-m", "impl.process.worker", self.spec]
+        return [sys.executable, "-m", "impl.process.worker", self.factory]

@@ -14,7 +14,7 @@ from impl.isolation import loaded
 from impl.release_system import work
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.transformers_paging.loading import load
-from impl.vllm.bare_scheduler import Values
+from impl.stand_ins import Values
 from impl.vocabulary import CommandRefused, require
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
 from reference.blocks.config import EngineConfig

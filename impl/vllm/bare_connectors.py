@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from impl.optional import either, optional
-from impl.vllm.bare_scheduler import taken
+from impl.stand_ins import taken
 
 CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
 

@@ -1,28 +1,17 @@
 """vLLM's scheduler without a server: settings, cache groups and requests of its own classes.
 
 What a server works out from its flags and its model is a bag of values here; the parameters of the releases'
-own functions show what differs between them. Exported tests have this file in them as it stands, so it
-imports nothing of kvspec.
+own functions show what differs between them. Exported tests have this file in them as it stands, after
+impl/stand_ins.py, so it imports nothing else of kvspec.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
-
-class Values:
-    """A stand-in with the attributes that are given. A release that reads another one is told so: what would
-    stand there is not known."""
-
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-    def __getattr__(self, name: str) -> Any:
-        known = ", ".join(list(self.__dict__)[:3])
-        raise AttributeError(f"the stand-in with {known} has no {name}", name=name, obj=self)
+from impl.stand_ins import Values, taken
 
 
 class No:
@@ -132,15 +121,6 @@ def made(
     sizes = {"hash_block_size": hash_size, "block_size": hash_size}
     by = utils.get_request_block_hasher(**taken(utils.get_request_block_hasher, hasher | sizes))
     return scheduler, requests_by(by if config.caching else None)
-
-
-def taken(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the release's function has a parameter for."""
-    return {
-        name: value
-        for name, value in offered.items()
-        if name in inspect.signature(function).parameters
-    }
 
 
 def pool_of(config: Any) -> Any:

@@ -11,7 +11,7 @@ import inspect
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,9 @@ from impl.vllm.offload import host_facts
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import (
-    Add, Complete, Copy, End, EngineCommand, Fail, More, ResetCache, ResetConnector, Schedule, Update,
-    client_tokens,
+    Add, End, EngineCommand, Fail, More, ResetConnector, Schedule, Update, client_tokens,
 )  # fmt: skip
+from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
 from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
@@ -281,7 +281,7 @@ class EngineDriver:
     def view(self) -> BlockFacts:
         """The facts now."""
         manager = self.scheduler.kv_cache_manager
-        pool, groups = manager.block_pool, self.config.groups
+        pool = manager.block_pool
         managers = manager.coordinator.single_type_managers
         requests = {}
         deferred = [
@@ -301,21 +301,6 @@ class EngineDriver:
                 request.num_computed_tokens,
                 tables,
             )
-        published = []
-        further = optional(pool, "BlockPool.cached_block_hashes_by_block", {})
-        for block in pool.blocks:
-            if block.block_hash is not None:
-                for key in (block.block_hash, *further.get(block.block_id, ())):
-                    group = self._utils.get_group_id(key)
-                    stamps = self._stamps.of_block(
-                        self._utils.get_block_hash(key), groups[group].block_size
-                    )
-                    published.append(Published(block.block_id, group, stamps))
-        mapped: dict[int, int] = {}
-        cache = pool.cached_block_hash_to_block
-        for blocks in cache._cache.values():
-            for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
-                mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
         named = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
         named.update(*(m.num_cached_block for m in managers))
         # 0.27 and 0.28: a state at the end of a prompt, which the connector is offered
@@ -327,8 +312,8 @@ class EngineDriver:
             refs=tuple(block.ref_cnt for block in pool.blocks),
             free=tuple(block.block_id for block in pool.free_block_queue.get_all_free_blocks()),
             memory=tuple((group, tuple(slots)) for group, slots in memory),
-            published=tuple(published),
-            mapped=mapped,
+            published=tuple(self._published(pool)),
+            mapped=_mapped(pool),
             requests=requests,
             leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
             lanes=self._lanes,
@@ -344,6 +329,27 @@ class EngineDriver:
             if self._mover is None
             else host_facts(self._mover, self.scheduler, self.config, self._stamps),
         )
+
+    def _published(self, pool: Any) -> Iterator[Published]:
+        """The hashes by which blocks are known."""
+        further = optional(pool, "BlockPool.cached_block_hashes_by_block", {})
+        for block in pool.blocks:
+            if block.block_hash is None:
+                continue
+            for key in (block.block_hash, *further.get(block.block_id, ())):
+                group = self._utils.get_group_id(key)
+                size = self.config.groups[group].block_size
+                stamps = self._stamps.of_block(self._utils.get_block_hash(key), size)
+                yield Published(block.block_id, group, stamps)
+
+
+def _mapped(pool: Any) -> dict[int, int]:
+    """For each block, under how many hashes the pool finds it."""
+    mapped: dict[int, int] = {}
+    for blocks in pool.cached_block_hash_to_block._cache.values():
+        for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
+            mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
+    return mapped
 
 
 def _reason(reason: Any) -> str:

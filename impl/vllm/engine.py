@@ -10,7 +10,8 @@ from typing import Any
 from impl.adapter import UnusableImplementation
 from impl.isolation import cut
 from impl.process.failures import refuses
-from impl.vllm.bare_scheduler import Values, made, settings_of
+from impl.stand_ins import Values
+from impl.vllm.bare_scheduler import made, settings_of
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import chain
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from impl.isolation import Bookkeeping, Inert, Provided, cut
 from impl.isolation import install as install_hook
-from impl.vllm.bare_scheduler import Questions, Values
+from impl.stand_ins import Values
+from impl.vllm.bare_scheduler import Questions
 
 REAL = (
     "vllm.v1.core", "vllm.v1.request", "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_layout",

@@ -14,22 +14,13 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 from impl.optional import optional
-from impl.vllm.bare_scheduler import Values
+from impl.stand_ins import Values
+from impl.toy_model import greedy, other
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, Table, chain, chained
 
 UNKNOWN = -1  # a token that the worker does not have
-
-
-def greedy(stamp: int) -> int:
-    """The token that the model likes best after a prefix."""
-    return 2 + hash((stamp, 1)) % 999_983
-
-
-def other(stamp: int) -> int:
-    """The one that it samples where it does not agree with a draft."""
-    return greedy(stamp) + 1_000_000
 
 
 class _Ignored:

@@ -15,7 +15,7 @@ import torch
 
 from impl.bare import bare
 from impl.optional import optional
-from impl.vllm.bare_scheduler import Values, taken
+from impl.stand_ins import Values, taken
 from impl.vllm.runner import ModelRunner, Ran
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from impl.optional import optional
-from impl.vllm.bare_scheduler import Values, block_sizes, settings_of, taken
+from impl.stand_ins import Values, taken
+from impl.vllm.bare_scheduler import block_sizes, settings_of
 from impl.vllm.runner import ModelRunnerV1, _Batch
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, StateUse, chain

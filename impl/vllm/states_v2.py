@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from impl.vllm.bare_scheduler import Values
+from impl.stand_ins import Values
 from impl.vllm.runner_v2 import ModelRunnerV2
 from impl.vllm.states import RecurrentLayers, StateMemory
 from reference.blocks.config import EngineConfig

@@ -9,6 +9,7 @@ from dataclasses import replace
 from impl import parts
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
+from impl.system_spec import SystemSpec
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.copied import COPIED
 from impl.vllm.api import RELEASES, TABLES, WAYS, facts
@@ -48,17 +49,18 @@ class VLLMSystem(WorkerSystem):
         if (version is None) == (path is None):
             raise UnusableImplementation("vllm: give a version or the path of a checkout")
         self.ways = {"overlap": overlap, "v2": v2, "offloads": offloads}
+        words = tuple(WAYS[way] for way, given in self.ways.items() if given)
+        self.spec = SystemSpec("vllm", version, words, checkout=path is not None)
+        self.name = str(self.spec)
         self.overlap, self.v2 = overlap, v2
         if path is not None:
             self.root = checkout_root(path)
-            self.name = "vllm@checkout"
             self.doubts = COPIED.doubts(self.root)
         else:
             assert version is not None
             self.root = release_root(version, v2, offloads)
-            self.name = f"vllm=={version}"
         found = facts(self.root, version, **self.ways)
-        parts.require(found, TABLES, self.name, self.root)
+        parts.require(found, TABLES, str(self.spec.in_way("")), self.root)
         self.release, self.parts = found.near.release, found.parts
         if version not in RELEASES:
             self.remark = parts.told(found, self.root)
@@ -71,7 +73,6 @@ class VLLMSystem(WorkerSystem):
             if part not in self.parts:
                 left = self.capabilities.commands - kinds
                 self.capabilities = replace(self.capabilities, commands=left)
-        self.name += "".join(f"+{WAYS[way]}" for way, given in self.ways.items() if given)
 
     def command_line(self) -> list[str]:
         options = [f"--{WAYS[way]}" for way, given in self.ways.items() if given]

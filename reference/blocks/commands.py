@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Union, get_args
 
 from reference.commands import Abort, Prompt, shared_serial, token_id
+from reference.tiers.commands import Complete, Copy, ResetCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,6 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetCache:
-    """Forget the prefix cache; running: what runs gives its blocks back and starts again."""
-
-    running: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Schedule:
     """The engine picks a batch, the model runs it. accept: how many drafts the model agrees with, for the
     requests of the batch in their order, the last number for all others. stop: requests for which it samples
@@ -69,21 +63,6 @@ class Update:
     request, where it may propose fewer than configured."""
 
     drafts: int = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """The oldest transfer that has not moved its KV moves it now. load: of loads, else of stores."""
-
-    load: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Complete:
-    """The oldest transfer completes; the engine learns of it with its next batch. load: of loads, else of
-    stores."""
-
-    load: bool = False
 
 
 @dataclass(frozen=True, slots=True)

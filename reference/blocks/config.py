@@ -85,18 +85,7 @@ class EngineConfig:
             raise GeometryError(
                 "groups", f"must be 1 to {MAX_GROUPS} of them, not {len(self.groups)}"
             )
-        for at, group in enumerate(self.groups):
-            if not 1 <= group.block_size <= 256:
-                size = group.block_size
-                raise GeometryError(f"groups[{at}].block_size", f"must be in [1, 256], not {size}")
-            if group.window is not None and not 1 <= group.window <= 1 << 16:
-                raise GeometryError(
-                    f"groups[{at}].window", f"must be in [1, {1 << 16}], not {group.window}"
-                )
-            if group.state and group.window is not None:
-                raise GeometryError(
-                    f"groups[{at}].window", "goes without state: a recurrent layer has none"
-                )
+        self._check_groups()
         for name, (low, high) in BOUNDS.items():
             value = getattr(self, name)
             if not low <= value <= high:
@@ -115,6 +104,28 @@ class EngineConfig:
             raise GeometryError(
                 "max_batched_tokens", "must hold a prompt of max_model_len where none is cut"
             )
+        self._check_connector()
+        self._check_states()
+        if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
+            raise GeometryError("blocks", f"one request of max_model_len needs {need} of them")
+
+    def _check_groups(self) -> None:
+        """Raise GeometryError for a layer group that no engine has."""
+        for at, group in enumerate(self.groups):
+            if not 1 <= group.block_size <= 256:
+                size = group.block_size
+                raise GeometryError(f"groups[{at}].block_size", f"must be in [1, 256], not {size}")
+            if group.window is not None and not 1 <= group.window <= 1 << 16:
+                raise GeometryError(
+                    f"groups[{at}].window", f"must be in [1, {1 << 16}], not {group.window}"
+                )
+            if group.state and group.window is not None:
+                raise GeometryError(
+                    f"groups[{at}].window", "goes without state: a recurrent layer has none"
+                )
+
+    def _check_connector(self) -> None:
+        """Raise GeometryError for a connector that does not go with the rest."""
         if self.chunk_blocks > 1 and len({group.block_size for group in self.groups}) > 1:
             raise GeometryError(
                 "chunk_blocks", "must be 1 where groups have blocks of several sizes"
@@ -127,9 +138,6 @@ class EngineConfig:
             raise GeometryError(
                 "host_chunks", "needs caching: blocks are offloaded by their hashes"
             )
-        self._check_states()
-        if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
-            raise GeometryError("blocks", f"one request of max_model_len needs {need} of them")
 
     def _check_states(self) -> None:
         """What fits to recurrent groups and to hits within a block."""

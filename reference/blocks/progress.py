@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
-from reference.blocks.commands import Complete, Copy, EngineCommand, Schedule, Update
+from reference.blocks.commands import EngineCommand, Schedule, Update
 from reference.blocks.facts import BlockFacts
 from reference.headway import Headway, Standstill
+from reference.tiers.commands import Complete, Copy
 
 # What the engine and its devices do. With any other command a client or a fault comes in between.
 _BY_ITSELF = Schedule, Update, Copy, Complete

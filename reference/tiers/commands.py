@@ -16,8 +16,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union, get_args
 
-from reference.blocks.commands import Complete, Copy, ResetCache
 from reference.commands import Abort, Close, Decode, Evict, Insert, Match, Prompt, Retract, Unlock
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCache:
+    """Forget the prefix cache; running: what runs gives its blocks back and starts again."""
+
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The oldest transfer that has not moved its KV moves it now. load: of loads, else of stores."""
+
+    load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The oldest transfer completes; the engine learns of it with its next batch. load: of loads, else of
+    stores."""
+
+    load: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,13 @@ class TierConfig:
         if self.window is None and (self.swa_pages or self.host_swa_pages):
             name = "swa_pages" if self.swa_pages else "host_swa_pages"
             raise GeometryError(name, "must be 0 when window is null (no SWA pool)")
+        self._check_servers()
+        self._check_pages()
+        if not self.page_size <= self.width <= MAX_SLOTS:
+            raise GeometryError("width", f"must be in [page_size, {MAX_SLOTS}], not {self.width}")
+
+    def _check_servers(self) -> None:
+        """Raise GeometryError for a server that only decodes, or a state, that does not go with the rest."""
         if bool(self.decode) != (1 <= self.rows <= 64):
             raise GeometryError(
                 "rows", f"must be in [1, 64] where decode is set, else 0, not {self.rows}"
@@ -68,6 +75,9 @@ class TierConfig:
             raise GeometryError("host_states", "must be 0 where states is, and nowhere else")
         if self.states and (self.page_size > 1 or self.bigram or self.storage or self.decode):
             raise GeometryError("states", "needs page_size 1, no bigram, no storage and no decode")
+
+    def _check_pages(self) -> None:
+        """Raise GeometryError for a pool that is too small or too large."""
         for name in (
             "full_pages",
             "host_pages",
@@ -79,8 +89,6 @@ class TierConfig:
                 raise GeometryError(
                     name, f"must be in [{least}, {most if least else 0}], not {pages}"
                 )
-        if not self.page_size <= self.width <= MAX_SLOTS:
-            raise GeometryError("width", f"must be in [page_size, {MAX_SLOTS}], not {self.width}")
 
     @property
     def pools(self) -> tuple[str, ...]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
 
-from reference.blocks.commands import Complete, Copy
 from reference.headway import Headway, Standstill
-from reference.tiers.commands import Arrive, Greet, Poll, Send, TierCommand
+from reference.tiers.commands import Arrive, Complete, Copy, Greet, Poll, Send, TierCommand
 from reference.tiers.facts import BUSY, IDLE, TierFacts
 
 # What the server, its copy engine and the prefill servers do. With any other command somebody gets a token,

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from reference.blocks.commands import ResetCache
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure, counted, failure
 from reference.headway import Standstill
 from reference.remembered import remembered
-from reference.tiers.commands import TierCommand
+from reference.tiers.commands import ResetCache, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
     BUSY,

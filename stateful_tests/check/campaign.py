@@ -17,6 +17,7 @@ from itertools import tee
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import fails_at_start
+from impl.system_spec import system_spec
 from stateful_tests.check.counted import Counted
 from stateful_tests.check.driving import (
     HANG, HANGS, Driven, Named, RunBatch, broken, drive, drive_named,
@@ -82,8 +83,7 @@ def run(
     campaign = _Campaign(system, plan, finder, progress, started, lookup)
     result = campaign.run(executor, work, early, interrupted=interrupted)
     result.doubts = getattr(system, "doubts", ())  # a stranger's system has none
-    is_checkout = system.name.partition("+")[0].endswith("@checkout")
-    comparable = is_checkout and type(base) is type(system)
+    comparable = system_spec(system).checkout and type(base) is type(system)
     if base is not None and comparable and not result.new and not result.interrupted:
         guessed = lookup is not None and lookup.may_excuse
         result.left_out = left_out(system, base, asked, result.unfit, guessed=guessed)

@@ -16,13 +16,13 @@ from itertools import product
 from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
-from reference.blocks.commands import Add, Fail, More, ResetCache, ResetConnector
+from reference.blocks.commands import Add, Fail, More, ResetConnector
 from reference.commands import (
     Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
 from reference.geometry import GeometryError
 from reference.kinds import kind_of_config
-from reference.tiers.commands import Backup, Fetch, Prefetch, Query
+from reference.tiers.commands import Backup, Fetch, Prefetch, Query, ResetCache
 from stateful_tests.lockstep.lockstep import driven_through
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated

@@ -15,7 +15,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, Capabilities, Misfit, UnusableImplementation
+from impl.engines import DriveOptions
 from impl.process.remote_system import LIMITS, Limits
+from impl.system_spec import SystemSpec
 from reference import model
 from reference.commands import (
     SHARED, Command, Done, Extend, Mode, Outcome, Reason, Refused, SpecDecode, kind_name,
@@ -56,12 +58,12 @@ from stateful_tests.lockstep.results import Tally, Trace, Violation
 
 
 class Named(NamedTuple):
-    """A system by name, as `systems.resolve` takes it: what every process can make for itself.
+    """A system by name, as `systems.driven` takes it: what every process can make for itself.
 
     also_checked: clauses that are checked although its release is known to violate them.
     """
 
-    impl: str
+    spec: SystemSpec
     device: str = "cpu"
     checkout: str | None = None
     limits: Limits = LIMITS
@@ -175,13 +177,8 @@ def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
 def _system(named: Named) -> Any:
     """The system of this process, which is closed when it ends. What it has loaded stays: torch's objects are
     not looked through for garbage again and again."""
-    system = systems.resolve(
-        named.impl,
-        device=named.device,
-        checkout=named.checkout,
-        limits=named.limits,
-        in_process=named.in_process,
-    )
+    options = DriveOptions(named.checkout, named.device, limits=named.limits)
+    system = systems.driven(named.spec, options, named.in_process)
     check_also(system, named.also_checked)
     Finalize(None, partial(_close, system), exitpriority=1)
     gc.freeze()

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl.adapter import UnusableImplementation
+from impl.engines import driven_in
 from impl.process.remote_system import LIMITS, Limits
+from impl.system_spec import ENGINES, release_name, system_spec
 from stateful_tests.check.bases import Base, BaseKind, lies_between, root_of
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.explanation import known_fault
 from stateful_tests.check.masks import release_of
 from stateful_tests.lockstep import systems
-from stateful_tests.lockstep.driven_releases import driven_in
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Finding, LookedUp, Trace
@@ -97,17 +98,17 @@ class Lookup:
 
     def _replay(self, traces: Sequence[Trace]) -> None:
         """Replay traces on the releases, the nearest first, until each has shown a known fault."""
-        engine, ways = engine_and_ways(self.system.name)
+        spec = system_spec(self.system)
         release = release_of(self.system)
         room = MOST_TRACES - len(self._shown)
         wanted = [trace for trace in dict.fromkeys(traces) if trace not in self._shown][:room]
-        if engine not in systems.ENGINES or not release or not wanted:
+        if spec.engine not in ENGINES or not release or not wanted:
             return
         self._shown |= {trace: [] for trace in wanted}
         own = {self.system.name, self.base.name}
-        names = [name for name in nearest_first(engine, release, ways) if name not in own]
+        names = [name for name in nearest_first(spec.engine, release, spec.ways) if name not in own]
         several = "s" if len(wanted) > 1 else ""
-        self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {engine}")
+        self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {spec.engine}")
         for at in range(0, len(names), _AT_A_TIME):
             unknown = [t for t in wanted if not any(each.fault for each in self._shown[t])]
             if not unknown:
@@ -137,7 +138,7 @@ class Lookup:
         faulty = next((each for each in shown if each.what is Shows.FAULT), None)
         if faulty is None:
             return told
-        fault, engine = known_faults()[faulty.fault], engine_and_ways(self.system.name)[0]
+        fault, engine = known_faults()[faulty.fault], system_spec(self.system).engine
         having = [version for version in driven_in(engine, ()) if fault.is_in(version)]
         return told._replace(
             fault=fault.id,
@@ -154,18 +155,12 @@ class Lookup:
         return lies_between(engine, tree, faulty, before)
 
 
-def engine_and_ways(name: str) -> tuple[str, list[str]]:
-    """The engine and the ways of a system by its name, such as "sglang@checkout+overlap"."""
-    named, *ways = name.split("+")
-    return named.partition("==")[0].removesuffix("@checkout"), ways
-
-
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
     """The releases that are driven in these ways, by name, those next to `release` first."""
     versions = list(driven_in(engine, ways))
     at = versions.index(release) if release in versions else len(versions) - 1
     order = sorted(versions, key=lambda version: abs(versions.index(version) - at))
-    return ["+".join([f"{engine}=={version}", *ways]) for version in order]
+    return [release_name(engine, version, ways) for version in order]
 
 
 def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from impl.process.failures import kind_of
 from impl.process.remote_system import DoesNotStart
+from impl.system_spec import system_spec
 from reference.commands import Refused
 from reference.kinds import kind_of_config
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.causes import Needs, needs
-from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system, ways_of
+from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, of_system, ways_of
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.traces.files import load
@@ -105,55 +106,76 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
     clause: only those that violate it. What a trace needs is left out where a base judges violations. Raises
     DoesNotStart where the system does not load.
     """
-    judged = base is not None and not system.capabilities.system_kind.schedules
-    named, *ways = system.name.split("+")
-    engine = named.partition("==")[0].removesuffix("@checkout")
-    release = release_of(system)
+    spec, release = system_spec(system), release_of(system)
     if not release:
         return
-    for fault in of_system(cast("Engine", engine), release, ways):
+    for fault in of_system(spec.engine, release, spec.ways):
         if clause not in (None, *fault.clauses):
             continue
-        there, fixed, breaks, unplayed = [], [], set(), ""
-        instead: dict[str, None] = {}
-        loaded = [(file, load(FOLDER / file)) for file in fault.traces]
-        sizes = [t.geometry for _, t in loaded if kind_of_config(t.geometry).modelled]
+        loaded = {file: load(FOLDER / file) for file in fault.traces}
+        sizes = [t.geometry for t in loaded.values() if kind_of_config(t.geometry).modelled]
         if sizes and not any(map(system.capabilities.keeps_states, sizes)):
             continue  # of recurrent states, which the release has not in this way
-        for file, trace in loaded:
+        found = _Masking(fault, system, base)
+        for file, trace in loaded.items():
             shown = fault.shown(trace.clause or "", release)
-            if shown is None:
-                continue
-            trace = replace(trace, clause=shown)
-            try:
-                seen = replay(system, trace).violation
-            except (DoesNotStart, Misfit):
-                raise
-            except UnusableImplementation as error:
-                unplayed = str(error)
-                continue
-            by = _shown_by(fault, shown, seen)
-            past = by != shown and base is not None
-            if past and _fixed(_violation(base, trace), seen, shown):
-                fixed += [file] if file not in fault.with_another else []
-            elif seen is not None and by == "BROKEN" and _breaks_otherwise(base, trace, seen):
-                instead["breaks the system otherwise"] = None
-            elif seen is not None and by is not None:
-                trace = replace(trace, clause=by)
-                there.append((trace, () if judged else needs(system, trace, by)))
-                if by == "BROKEN":
-                    breaks.add(how_it_breaks(seen.observed))
-            elif seen is not None:
-                broke = seen.clause == "BROKEN"
-                instead[f"violates {seen.clause}" if not broke else "breaks the system"] = None
-        otherwise = all({*ways_of(file)} != {*ways} for file in fault.traces)
-        yield Mask(
-            fault,
-            tuple(there),
-            tuple(fixed),
-            frozenset(breaks),
-            tuple(instead),
-            unplayed,
+            if shown is not None:
+                found.replay(file, replace(trace, clause=shown), shown)
+        yield found.mask(otherwise=all({*ways_of(file)} != {*spec.ways} for file in fault.traces))
+
+
+@dataclass(slots=True)
+class _Masking:
+    """What the traces of a fault show on a system, one after the other: see Mask."""
+
+    fault: KnownFault
+    system: Any
+    base: Any
+    there: list[tuple[Trace, Needs]] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+    breaks: set[str] = field(default_factory=set)
+    instead: dict[str, None] = field(default_factory=dict)
+    unplayed: str = ""
+
+    def replay(self, file: str, trace: Trace, shown: str) -> None:
+        """Replay a trace that shows a clause on the release. Raises DoesNotStart, Misfit."""
+        try:
+            seen = replay(self.system, trace).violation
+        except (DoesNotStart, Misfit):
+            raise
+        except UnusableImplementation as error:
+            self.unplayed = str(error)
+            return
+        by = _shown_by(self.fault, shown, seen)
+        past = by != shown and self.base is not None
+        if past and _fixed(_violation(self.base, trace), seen, shown):
+            self.fixed += [file] if file not in self.fault.with_another else []
+        elif seen is not None:
+            self._note(trace, seen, by)
+
+    def _note(self, trace: Trace, seen: Violation, by: str | None) -> None:
+        """Note a violation. by: the clause by which it shows the fault, None where it does not."""
+        if by == "BROKEN" and _breaks_otherwise(self.base, trace, seen):
+            self.instead["breaks the system otherwise"] = None
+        elif by is not None:
+            judged = self.base is not None and not self.system.capabilities.system_kind.schedules
+            trace = replace(trace, clause=by)
+            self.there.append((trace, () if judged else needs(self.system, trace, by)))
+            if by == "BROKEN":
+                self.breaks.add(how_it_breaks(seen.observed))
+        else:
+            broke = seen.clause == "BROKEN"
+            self.instead[f"violates {seen.clause}" if not broke else "breaks the system"] = None
+
+    def mask(self, *, otherwise: bool) -> Mask:
+        """The fault on the system."""
+        return Mask(
+            self.fault,
+            tuple(self.there),
+            tuple(self.fixed),
+            frozenset(self.breaks),
+            tuple(self.instead),
+            self.unplayed,
             otherwise,
         )
 
@@ -162,7 +184,7 @@ def release_of(system: Any) -> str:
     """The release that a system is; of a checkout, or a version that no table has, the one that it was taken
     for. "" of what is no release."""
     taken = getattr(system, "release", None)  # of the built-in implementation a method
-    return taken if isinstance(taken, str) else system.name.partition("+")[0].partition("==")[2]
+    return taken if isinstance(taken, str) else system_spec(system).version or ""
 
 
 def also_checked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:

@@ -9,9 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from impl.engines import driven_in
+from impl.system_spec import ways_in
 from stateful_tests.check.tiers import Plan
 from stateful_tests.check.way_map import Function, WayMap
-from stateful_tests.lockstep.driven_releases import driven_in
 
 SHARE = 3  # of the commands of a plan, one in so many is for other ways
 LEAST = 3_000  # commands for a way: with fewer a run says little
@@ -49,7 +50,7 @@ def other_ways(
 
 
 def _drives(engine: str, release: str, way: str) -> bool:
-    return release in driven_in(engine, way.split("+") if way else [])
+    return release in driven_in(engine, ways_in(way))
 
 
 def _telling(

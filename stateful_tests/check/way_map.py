@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from impl import engines
 from impl.process.remote_system import WorkerSystem
 from stateful_tests.check.driving import drive
 from stateful_tests.check.tiers import Plan, for_system, plan
 from stateful_tests.check.turns import batches, configurations
 from stateful_tests.lockstep import systems
-from stateful_tests.lockstep.driven_releases import WAYS, driven_in
 
 FILE = Path(__file__).with_name("ways.json")
 COMMANDS = 2_000  # of a plan that is measured; no function more is called by as many again
@@ -83,34 +82,24 @@ def way_map(engine: str) -> WayMap:
 def measured(engine: str) -> dict[str, Any]:
     """The map of an engine as JSON, measured anew: of each function a bit for each way."""
     functions: dict[str, dict[str, int]] = {}
-    for at, way in enumerate(WAYS[engine]):
+    for at, way in enumerate(engines.engine(engine).ways):
         for file, name in called_in(newest(engine, way), COMMANDS):
             names = functions.setdefault(file, {})
             names[name] = names.get(name, 0) | 1 << at
     sorted_names = {file: dict(sorted(functions[file].items())) for file in sorted(functions)}
     cut = [file for file in sorted_names if not _is_loaded(engine, file)]
-    return {"ways": list(WAYS[engine]), "cut": cut, "functions": sorted_names}
+    return {"ways": list(engines.engine(engine).ways), "cut": cut, "functions": sorted_names}
 
 
 def _is_loaded(engine: str, file: str) -> bool:
     """Whether an adapter loads a file whole; else it cuts functions out of it."""
     module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    if engine == "sglang":
-        from impl.sglang.parts.modules import SGLANG, WITH_TIERS
-
-        return SGLANG.is_real(module) or WITH_TIERS.is_real(module)
-    if engine == "vllm":
-        from impl.vllm import offload
-        from impl.vllm.modules import VLLM
-
-        return replace(VLLM, real=VLLM.real + offload.REAL).is_real(module)
-    return True
+    return engines.engine(engine).loads(module)
 
 
 def newest(engine: str, way: str) -> str:
     """The newest release of an engine that is driven in a way, by name."""
-    ways = way.split("+") if way else []
-    return "+".join([f"{engine}=={driven_in(engine, ways)[-1]}", *ways])
+    return str(engines.engine(engine).newest(way))
 
 
 def called_in(name: str, commands: int) -> set[Function]:

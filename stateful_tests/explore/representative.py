@@ -31,14 +31,16 @@ from typing import Any, NamedTuple
 
 from reference import model
 from reference.commands import (
-    POSITION_BITS,
     SHARED,
     Chunk,
     Command,
     Draft,
     Mode,
     Piece,
+    position_of,
+    serial_of,
     shared_serial,
+    token_id,
 )
 from reference.state import Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
@@ -328,7 +330,7 @@ def _serials(state: State) -> set[int]:
             *(lock.key for lock in state.tree.locks),
             *(node.key for node in _every(state.tree.children)),
         ]
-        found.update(token >> POSITION_BITS for key in keys for token in key)
+        found.update(serial_of(token) for key in keys for token in key)
     return {serial for serial in found if serial < SHARED}
 
 
@@ -357,10 +359,8 @@ def _text(text: Text, serials: Mapping[int, int]) -> Text:
 
 
 def _key(key: Key, serials: Mapping[int, int]) -> Key:
-    low = (1 << POSITION_BITS) - 1
-    return tuple(
-        serials.get(t >> POSITION_BITS, t >> POSITION_BITS) << POSITION_BITS | t & low for t in key
-    )
+    numbered = ((serial_of(token), position_of(token)) for token in key)
+    return tuple(token_id(serials.get(serial, serial), position) for serial, position in numbered)
 
 
 def _nodes(children: tuple[Node, ...], serials: Mapping[int, int]) -> tuple[Node, ...]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from impl.adapter import Capabilities
 from reference.blocks.commands import (
-    Add, Complete, Copy, End, EngineCommand, Fail, More, ResetCache, ResetConnector, Schedule, Update,
+    Add, End, EngineCommand, Fail, More, ResetConnector, Schedule, Update,
 )  # fmt: skip
+from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import Bearer, RequestTexts

@@ -10,7 +10,9 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import takewhile
 
-from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len, token_of
+from reference.commands import (
+    SHARED, Piece, Prompt, prompt_len, second_of, serial_of, shared_text, token_of,
+)  # fmt: skip
 from reference.state import Request, State
 from reference.radix_tree import Key, nodes, path_of, state_paths
 from stateful_tests.generate.choice_source import Choices, once_in, pick
@@ -21,16 +23,9 @@ def spelt(key: Key) -> Prompt:
     """The prompt that spells `key`, as far as its texts are shared ones."""
     tokens = [token_of(known) for known in key]
     if key and key[-1] != tokens[-1]:  # of bigrams
-        tokens.append(key[-1] & (1 << 32) - 1)
-    serials = takewhile(
-        lambda serial: serial >= SHARED, (token >> POSITION_BITS for token in tokens)
-    )
-    return joined(tuple(Piece(_letter(serial), 1) for serial in serials))
-
-
-def _letter(serial: int) -> str:
-    """The name of a shared text: the reverse of `shared_serial`."""
-    return chr(ord("a") + serial - SHARED)
+        tokens.append(second_of(key[-1]))
+    serials = takewhile(lambda serial: serial >= SHARED, map(serial_of, tokens))
+    return joined(tuple(Piece(shared_text(serial), 1) for serial in serials))
 
 
 def input_of(request: Request) -> Prompt:
@@ -39,7 +34,7 @@ def input_of(request: Request) -> Prompt:
     for serial, end in request.history:
         if serial < SHARED:
             break
-        pieces.append(Piece(_letter(serial), end - start))
+        pieces.append(Piece(shared_text(serial), end - start))
         start = end
     return tuple(pieces)
 
@@ -154,7 +149,7 @@ def _corners(state: State, longest: int) -> list[list[Prompt]]:
             paths.append(spelt(lock.key))
     for placed in nodes(state.tree) if state.tree.locks else ():
         locks = [k for k in state.tree.locks if k.key[: placed.end] == placed.path]
-        if not locks or token_of(placed.path[0]) >> POSITION_BITS < SHARED:
+        if not locks or serial_of(token_of(placed.path[0])) < SHARED:
             continue
         cuts = range(placed.start + size, placed.end, size)
         if window is not None:

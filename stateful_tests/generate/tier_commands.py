@@ -8,18 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
-from reference.blocks.commands import Complete, Copy, ResetCache
 from reference.commands import (
-    POSITION_BITS, SHARED, Abort, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len,
+    Abort, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len, serial_of, shared_text,
 )  # fmt: skip
 from reference.tiers.commands import (
     ALL,
     Backup,
+    Complete,
+    Copy,
     Fetch,
     Load,
     Poll,
     Prefetch,
     Query,
+    ResetCache,
     Send,
     TierCommand,
 )
@@ -288,7 +290,7 @@ def _text_of(node: TierNode, facts: TierFacts) -> Prompt:
     stamps: list[int] = []
     for each in path(node.node, nodes):
         stamps = [*each.stamps, *stamps]
-    texts = [chr(ord("a") + (stamp >> POSITION_BITS) - SHARED) for stamp in stamps]
+    texts = [shared_text(serial_of(stamp)) for stamp in stamps]
     return tuple(Piece(text, len([*run])) for text, run in groupby(texts))
 
 

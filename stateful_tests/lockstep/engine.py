@@ -11,7 +11,8 @@ from impl.process.failures import SystemFailed
 from impl.process.remote_system import StrangerSystem, WorkerSystem
 from impl.process.wire import copied_facts
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
-from reference.blocks.commands import EngineCommand, ResetCache
+from reference.blocks.commands import EngineCommand
+from reference.tiers.commands import ResetCache
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import RequestTexts

@@ -13,6 +13,8 @@ from typing import Literal
 import msgspec
 
 from impl.adapter import UnusableImplementation
+from impl import engines
+from impl.system_spec import EngineName, SystemSpec
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "releases"
 PATH = FOLDER / "known.toml"
@@ -20,7 +22,6 @@ APART = "hicache"  # a way to run with commands of its own: traces of others say
 _ID = re.compile(r"\b[a-z]+(?:-[a-z0-9]+){2,}\b")  # of another fault, in what is said of one
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?")
 
-Engine = Literal["sglang", "vllm", "transformers", "lmdeploy"]
 Verdict = Literal[
     "known", "cause known", "none found", "threads end before it", "not searched", "fixed"
 ]
@@ -45,7 +46,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """
 
     id: str
-    engine: Engine
+    engine: EngineName
     says: str
     first: str
     verdict: Verdict
@@ -152,7 +153,7 @@ def known_faults() -> dict[str, KnownFault]:
     return read(PATH)
 
 
-def traces(engine: Engine) -> Iterator[tuple[Path, KnownFault]]:
+def traces(engine: str) -> Iterator[tuple[Path, KnownFault]]:
     """The traces of an engine's known faults, with their faults."""
     for fault in known_faults().values():
         if fault.engine == engine:
@@ -168,7 +169,7 @@ def label(release: str, fault: str) -> str | None:
     return fault if _VERSION.match(release) and known.is_in(release) else None
 
 
-def looked_for(engine: Engine, release: str) -> bool:
+def looked_for(engine: str, release: str) -> bool:
     """Somebody has looked for the faults of this release: it is neither before the oldest that is driven nor
     after the newest."""
     oldest, newest = releases(engine)[0], releases(engine)[-1]
@@ -177,7 +178,7 @@ def looked_for(engine: Engine, release: str) -> bool:
     return _order(oldest)[:3] <= _order(release)[:3] <= _order(newest)[:3]
 
 
-def nearest(engine: Engine, release: str) -> str:
+def nearest(engine: str, release: str) -> str:
     """The newest driven release that is not after this one; else the oldest."""
     driven = releases(engine)
     if not _VERSION.match(release):
@@ -187,15 +188,15 @@ def nearest(engine: Engine, release: str) -> str:
 
 def ways_of(trace: str) -> list[str]:
     """How a release is driven in a trace of a known fault: its folder says it."""
-    return trace.partition("/")[0].split("+")[1:]
+    return list(SystemSpec.parse(trace.partition("/")[0]).ways)
 
 
-def of_system(engine: Engine, release: str, ways: Iterable[str] = ()) -> Iterator[KnownFault]:
+def of_system(engine: str, release: str, ways: Iterable[str] = ()) -> Iterator[KnownFault]:
     """The faults that a release, driven in these ways ("unified", "overlap", "async", ...), is known to have
     and that a trace shows; of their traces those that need no other way."""
     ways = {*ways}
     for fault in known_faults().values() if _VERSION.match(release) else ():
-        fault = fault.on("unified" if "unified" in ways else None)
+        fault = fault.on(_tree(ways))
         if fault.engine != engine or not {fault.way} <= {"", *ways} or not fault.is_in(release):
             continue
         tier = {APART} & ways
@@ -204,8 +205,10 @@ def of_system(engine: Engine, release: str, ways: Iterable[str] = ()) -> Iterato
             yield msgspec.structs.replace(fault, traces=tuple(shown))
 
 
-def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str, str]:
-    """Clause id -> the known fault for which a check of that release does not look for it, and its trace."""
+def passed_over(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str, str]:
+    """Clause id -> the known fault for which a check of that release, driven in these ways, does not look for
+    it, and its trace."""
+    tree = _tree(ways)
     return {
         clause: f"#{fault.reports[0]}, {fault.traces[0]}"
         for fault in known_faults().values()
@@ -214,20 +217,14 @@ def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str,
     }
 
 
-def releases(engine: Engine) -> Sequence[str]:
+def releases(engine: str) -> Sequence[str]:
     """The releases of an engine that are driven, the oldest first."""
-    from impl.lmdeploy.loading import LMDeploySystem
-    from impl.sglang.releases.catalogue import TABLE
-    from impl.transformers_paging.loading import TransformersSystem
-    from impl.vllm.api import RELEASES as VLLM
+    return engines.engine(engine).releases
 
-    driven: dict[Engine, Sequence[str]] = {
-        "sglang": tuple(TABLE),
-        "vllm": VLLM,
-        "transformers": TransformersSystem.releases,
-        "lmdeploy": LMDeploySystem.releases,
-    }
-    return driven[engine]
+
+def _tree(ways: Iterable[str]) -> str | None:
+    """The radix tree that these ways choose, by its name in `KnownFault.unified`."""
+    return "unified" if "unified" in ways else None
 
 
 def _order(version: str) -> tuple[int, ...]:

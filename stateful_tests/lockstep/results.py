@@ -16,6 +16,7 @@ from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure, counted
 from reference.state import State
+from stateful_tests.lockstep.endings import Ending, ending
 
 SHORTEST = 4  # commands: runs that violations end sooner than that come to nothing else
 FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing
@@ -401,12 +402,14 @@ class CheckResult:
         return [each for each in self.findings if each.known_elsewhere and not each.old]
 
     @property
-    def exit_code(self) -> int:
-        """0 conforms, 1 a clause was violated, 3 the system broke; nothing new was found by half a plan: 4,
-        or 130 where it was interrupted."""
-        if any(finding.clause == "BROKEN" for finding in self.new):
-            return 3
-        return 1 if self.new else 130 if self.interrupted else 4 if self.incomplete else 0
+    def exit_code(self) -> Ending:
+        """How the check ended. What is not new does not count."""
+        return ending(
+            broke=any(finding.clause == "BROKEN" for finding in self.new),
+            violated=bool(self.new),
+            interrupted=self.interrupted,
+            incomplete=bool(self.incomplete),
+        )
 
     @property
     def so_far(self) -> str:

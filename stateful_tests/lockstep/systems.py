@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 from impl.adapter import System, UnusableImplementation
+from impl.engines import DEFAULTS, DriveOptions, engine
 from impl.process.remote_system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
+from impl.system_spec import ENGINES, SystemSpec, option
 from reference.blocks.clauses import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import passed_over
 
 
-class Spec(NamedTuple):
-    """What `--impl` and the options beside it say. ways: to run, behind + signs, in order."""
-
-    text: str
-    version: str | None
-    ways: list[str]
-    device: str
-    checkout: str | None
-    calls: bool
-    limits: Limits
-
-
 def resolve(
-    spec: str,
+    name: str,
     *,
     device: str = "cpu",
     checkout: str | None = None,
@@ -36,50 +25,62 @@ def resolve(
     limits: Limits = LIMITS,
     in_process: bool = True,
 ) -> Any:
-    """The system that `spec` names: a System, or an EngineSystem.
+    """The system of a name: a System, or an EngineSystem. Raises as `driven` does.
 
     reference | torch | torch+BUG | module:factory | sglang==VERSION | vllm==VERSION | transformers==VERSION
     lmdeploy==VERSION
     sglang | vllm | transformers | lmdeploy, with a `checkout` of it
-    After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
-    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; or `+hicache`, after `+rust` too:
-    its tree with its host tier. After vllm `+async` for overlap scheduling, `+v2` for model runner V2 and
-    `+offload` for its OffloadingConnector.
+    After an engine the ways to run, such as `+rust+overlap` of SGLang and `+async` of vLLM: see the record of
+    the engine.
     calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
-    system in one. Raises UnusableImplementation with a one-line reason.
+    system in one.
     """
-    package, *ways = spec.split("+")
-    engine, _, version = package.partition("==")
-    if checkout is not None and package not in ENGINES:
+    options = DriveOptions(checkout, device, calls, limits)
+    return driven(SystemSpec.parse(name), options, in_process)
+
+
+def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool = True) -> Any:
+    """The system that `spec` names. Raises UnusableImplementation with a one-line reason."""
+    is_engine = spec.engine in ENGINES
+    if options.checkout is not None and not (is_engine and spec.version is None):
         raise UnusableImplementation(
-            f"--sglang-path goes with --impl sglang, and so on, not {spec!r}"
+            f"--sglang-path goes with --impl sglang, and so on, not {str(spec)!r}"
         )
-    if spec == "reference":
+    if str(spec) == "reference":
         from stateful_tests.lockstep.reference_system import ReferenceSystem
 
         return ReferenceSystem()
-    if engine in ("torch", *ENGINES) and importlib.util.find_spec("torch") is None:
+    if (is_engine or spec.engine == "torch") and importlib.util.find_spec("torch") is None:
         raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
-    if spec == "torch":
-        return _torch(None, device)
-    if spec.startswith("torch+"):
-        return _torch(spec.removeprefix("torch+"), device)
-    if engine in ENGINES:
-        if device != "cpu" and (engine, device) != ("sglang", "cuda"):
-            raise UnusableImplementation(
-                f"--device: releases of {engine} are not driven on {device}"
-            )
-        if not version and checkout is None:
-            raise UnusableImplementation(
-                f"--impl {engine} needs --{engine}-path DIR or {engine}==VERSION"
-            )
-        return ENGINES[engine](Spec(spec, version or None, ways, device, checkout, calls, limits))
-    if ":" in spec:
-        return _stranger(spec, limits, in_process)
+    if str(spec) == "torch":
+        return _torch(None, options.device)
+    if spec.bug is not None:
+        return _torch(spec.bug, options.device)
+    if is_engine:
+        return _release(spec, options)
+    if spec.stranger:
+        return _stranger(str(spec), options.limits, in_process)
     raise UnusableImplementation(
-        f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
+        f"--impl {str(spec)!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
         " vllm==VERSION, vllm, transformers==VERSION, lmdeploy==VERSION, module:factory"
     )
+
+
+def _release(spec: SystemSpec, options: DriveOptions) -> Any:
+    """A release or a checkout. A check goes on past what its release is known to violate."""
+    of = engine(spec.engine)
+    if options.device not in of.devices:
+        raise UnusableImplementation(
+            f"--device: releases of {of.name} are not driven on {options.device}"
+        )
+    if not spec.version and options.checkout is None:
+        raise UnusableImplementation(
+            f"--impl {of.name} needs {option(of.name)} DIR or {of.name}==VERSION"
+        )
+    system = of.drive(spec, options)
+    if known := passed_over(of.name, system.release, spec.ways):
+        system.capabilities = replace(system.capabilities, known=known)
+    return system
 
 
 def _stranger(spec: str, limits: Limits, in_process: bool) -> Any:
@@ -92,91 +93,15 @@ def _stranger(spec: str, limits: Limits, in_process: bool) -> Any:
     return stranger
 
 
-def _sglang(spec: Spec) -> Any:
-    from impl.sglang.process.system import SGLangSystem
-    from impl.sglang.releases.variants import VARIANTS
-
-    ways = spec.ways
-    if ways[-1:] == ["hicache"] and ways[:-1] in ([], ["rust"]):
-        from impl.sglang.tiers.system import TierSystem
-
-        if spec.device != "cpu":
-            raise UnusableImplementation(f"--device: {spec.text} is not driven on {spec.device}")
-        core = "".join(ways[:-1])
-        return TierSystem(
-            spec.version, spec.checkout, core=core, calls=spec.calls, limits=spec.limits
-        )
-    tree = ways[0] if ways and ways[0] in VARIANTS else None
-    overlap = ways[tree is not None :]
-    if overlap not in ([], ["overlap"]):
-        trees = " or ".join(f"+{name}" for name in VARIANTS)
-        after = f"after a release goes {trees}, then +overlap; or +hicache, behind +rust too"
-        raise UnusableImplementation(f"--impl {spec.text!r}: {after}")
-    system = SGLangSystem(
-        version=spec.version,
-        path=spec.checkout,
-        tree=tree,
-        gpu=spec.device == "cuda",
-        overlap=bool(overlap),
-        calls=spec.calls,
-        limits=spec.limits,
-    )
-    known = passed_over("sglang", system.release, tree)
-    system.capabilities = replace(system.capabilities, known=known)
-    return system
-
-
-def _vllm(spec: Spec) -> Any:
-    from impl.vllm.api import WAYS
-    from impl.vllm.system import VLLMSystem
-
-    given = {way: word in spec.ways for way, word in WAYS.items()}
-    if spec.ways != [WAYS[way] for way in WAYS if given[way]]:
-        order = ", then +".join(WAYS.values())
-        raise UnusableImplementation(f"--impl {spec.text!r}: after a release goes +{order}")
-    return VLLMSystem(version=spec.version, path=spec.checkout, **given, limits=spec.limits)
-
-
-def _transformers(spec: Spec) -> Any:
-    from impl.transformers_paging.loading import TransformersSystem
-
-    if spec.ways:
-        raise UnusableImplementation(
-            f"--impl {spec.text!r}: nothing goes after a release of transformers"
-        )
-    return TransformersSystem(spec.version, spec.checkout, spec.limits)
-
-
-def _lmdeploy(spec: Spec) -> Any:
-    from impl.lmdeploy.loading import LMDeploySystem
-
-    if spec.ways:
-        raise UnusableImplementation(
-            f"--impl {spec.text!r}: nothing goes after a release of lmdeploy"
-        )
-    return LMDeploySystem(spec.version, spec.checkout, spec.limits)
-
-
-# Whose releases and checkouts are driven.
-ENGINES: dict[str, Callable[[Spec], Any]] = {
-    "sglang": _sglang,
-    "vllm": _vllm,
-    "transformers": _transformers,
-    "lmdeploy": _lmdeploy,
-}
-
-
-def as_base(base: str, spec: str) -> str:
+def as_base(base: SystemSpec, spec: SystemSpec) -> SystemSpec:
     """The base of a system that `spec` names, driven in the same ways: beside `vllm+async` the base
     `vllm==0.33.0` is `vllm==0.33.0+async`. Raises UnusableImplementation where it names another way."""
-    (release, _, given), (package, _, ways) = (each.partition("+") for each in (base, spec))
-    engine = package.partition("==")[0]
-    if engine not in ENGINES or release.partition("==")[0] != engine:
+    if spec.engine not in ENGINES or base.engine != spec.engine:
         return base
-    if given not in ("", ways):
+    if base.ways not in ((), spec.ways):
         advice = "without it the base runs as --impl"
-        raise UnusableImplementation(f"--impl {spec} does not run as +{given}; {advice}")
-    return f"{release}+{ways}" if ways else release
+        raise UnusableImplementation(f"--impl {spec} does not run as +{base.way}; {advice}")
+    return replace(base, ways=spec.ways)
 
 
 def _torch(bug: str | None, device: str) -> System:

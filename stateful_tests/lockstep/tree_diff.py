@@ -14,26 +14,39 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
         return ()
     before = {p.path: p for p in nodes(was.tree)}
     after = {p.path: p for p in nodes(now.tree)}
-    lines = []
+    lines: list[str] = []
     for path in sorted({*before, *after}, key=lambda p: (len(p), p)):
         a, b = before.get(path), after.get(path)
-        if a is None and b is not None:
+        if a is not None and b is not None:
+            lines += _node_changes(a, b)
+        elif b is not None:
             inside = _inside(was.tree, path)
             lines.append(f"split at {path_text(path)}" if inside else f"+ {_node(b, now.tree)}")
-        elif b is None and a is not None:
+        elif a is not None:
             lines.append(f"- {_node(a, was.tree)}")
-        elif a is not None and b is not None and a.node.live != b.node.live:
-            becomes = "has SWA KV again" if b.node.live else "is a tombstone"
-            lines.append(f"{pictures.node((b.start, b.end), path_text(path))} {becomes}")
-        if a is not None and b is not None and bool(a.node.state_used) != bool(b.node.state_used):
-            has = "has a state" if b.node.state_used else "has no state any more"
-            lines.append(f"{pictures.node((b.start, b.end), path_text(path))} {has}")
-    old, new = ({k.holder: k for k in tree.locks if k.key} for tree in (was.tree, now.tree))
+    return (*lines, *_lock_changes(was.tree, now.tree))
+
+
+def _node_changes(was: Placed, now: Placed) -> list[str]:
+    """What a node has got or lost."""
+    where, lines = pictures.node((now.start, now.end), path_text(now.path)), []
+    if was.node.live != now.node.live:
+        lines.append(f"{where} {'has SWA KV again' if now.node.live else 'is a tombstone'}")
+    if bool(was.node.state_used) != bool(now.node.state_used):
+        has = "has a state" if now.node.state_used else "has no state any more"
+        lines.append(f"{where} {has}")
+    return lines
+
+
+def _lock_changes(was: Tree, now: Tree) -> list[str]:
+    """Locks that went, then those that came or are on another path."""
+    old, new = ({k.holder: k for k in tree.locks if k.key} for tree in (was, now))
     gone = sorted(old.keys() - new.keys())
-    lines += [f"{name} unlocks {pictures.span(0, len(old[name].key))}" for name in gone]
     taken = [k for name, k in new.items() if name not in old or k.key != old[name].key]
-    lines += [f"{k.holder} {pictures.lock(now.tree, k)}" for k in sorted(taken)]
-    return tuple(lines)
+    return [
+        *(f"{name} unlocks {pictures.span(0, len(old[name].key))}" for name in gone),
+        *(f"{k.holder} {pictures.lock(now, k)}" for k in sorted(taken)),
+    ]
 
 
 def state_changes(was: State, now: State) -> tuple[str, ...]:

@@ -39,34 +39,31 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
 
     seen: of its log.
     """
-    name = ""
+    reached = seen.reached
     of_a_slot = "already has a slot" in error or error.startswith(
         "AssertionError:  at srt/session/"
     )
-    if of_a_slot and seen.reached["a second turn that is rejected"]:
-        name = "rejection-takes-slot"
-    elif _WITHOUT_KV.search(error) and seen.reached["a retract before the first result"]:
-        name = "nothing-to-resume"
-    elif _PREFIX_IN_CHUNKS.match(error) and not config.tree and seen.reached["a turn that resumes"]:
-        name = "ignored-end-token-in-chunks"
-    elif _OF_A_SESSION.match(error) and config.storage:
-        name = "session-asks-the-storage"
-    elif _NO_STATE.search(error) and seen.states_in_stores:
-        name = "stores-pin-every-state"
-    elif _counts_enough(error) and config.storage and POLICIES[config.policy] == "write_back":
-        name = "evictable-above-a-backup"
-    elif "ut of memory" in error and config.mixed and seen.prepared:
-        name = "mixed-without-room"
-    elif "ut of memory" in error and config.mixed and not config.window and seen.next_chunk:
-        name = "chunk-without-room"
-    elif "Mem Leak Detected" in error and seen.parked:
-        name = "parked-chunk"
-    elif (
-        "Mem Leak Detected" in error
-        and config.tree
-        and _evicts_too_far(config.window, config.page_size)
-    ):
-        name = "swept-too-far"
+    no_memory, leak = "ut of memory" in error, "Mem Leak Detected" in error
+    writes_back = bool(config.storage) and POLICIES[config.policy] == "write_back"
+    too_far = config.tree and _evicts_too_far(config.window, config.page_size)
+    # The first that holds explains it.
+    faults: dict[str, object] = {
+        "rejection-takes-slot": of_a_slot and reached["a second turn that is rejected"],
+        "nothing-to-resume": (
+            _WITHOUT_KV.search(error) and reached["a retract before the first result"]
+        ),
+        "ignored-end-token-in-chunks": (
+            _PREFIX_IN_CHUNKS.match(error) and not config.tree and reached["a turn that resumes"]
+        ),
+        "session-asks-the-storage": _OF_A_SESSION.match(error) and config.storage,
+        "stores-pin-every-state": _NO_STATE.search(error) and seen.states_in_stores,
+        "evictable-above-a-backup": _counts_enough(error) and writes_back,
+        "mixed-without-room": no_memory and config.mixed and seen.prepared,
+        "chunk-without-room": no_memory and config.mixed and not config.window and seen.next_chunk,
+        "parked-chunk": leak and seen.parked,
+        "swept-too-far": leak and too_far,
+    }
+    name = next((name for name, holds in faults.items() if holds), "")
     return (label(release, name) or "") if name else ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from impl.sglang.server import events as log
 from reference.commands import Abort, Draft, Finish, Retract, SpecDecode
 from reference.cursors import cut
-from reference.state import Cursors, Phase, Request, State, text_cut, text_len
+from reference.state import Cursors, Phase, Request, Session, State, text_cut, text_len
 from reference.rules.sessions import end_turn
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
@@ -54,14 +54,7 @@ def released(beside: Beside, e: log.Released) -> None:
     for found in beside.texts.ends(e.request, e.ids, goes_on=e.reason is None):
         raise Diverged(*found)
     session = beside.session_of(request)
-    if session is not None and session.slot is not None:
-        beside.of_session(session.name).state_ahead = ahead
-        if ahead is not None:
-            beside.state = beside.state.with_session(session._replace(state=session.state + 1))
-        elif e.reason is None and e.outputs < request.output:
-            beside.of_session(session.name).state_ahead = deviations.state_ahead(beside.header)
-    elif ahead is not None and (text := beside.texts.inputs.get(e.request)):
-        beside.kept_states.ends([*text, *(e.ids or ())][: before.kv_committed_len], ahead)
+    _keeps_state(beside, e, request, session, ahead)
     if e.reason not in (None, "FINISH_ABORT") and session is not None:
         beside.of_session(session.name).stays_busy = None
         beside.texts.keeps(e.request, session.name, e.ids, text_len(session.history))
@@ -71,6 +64,22 @@ def released(beside: Beside, e: log.Released) -> None:
         beside.pages.forget(request.holder)
     else:
         beside.pages.cut(request.holder, after.kv_committed_len)
+
+
+def _keeps_state(
+    beside: Beside, e: log.Released, request: Request, session: Session | None, ahead: str | None
+) -> None:
+    """The recurrent state stays with the session, or goes to the tree. ahead: the known fault by which it is
+    of a longer text."""
+    if session is not None and session.slot is not None:
+        beside.of_session(session.name).state_ahead = ahead
+        if ahead is not None:
+            beside.state = beside.state.with_session(session._replace(state=session.state + 1))
+        elif e.reason is None and e.outputs < request.output:
+            beside.of_session(session.name).state_ahead = deviations.state_ahead(beside.header)
+    elif ahead is not None and (text := beside.texts.inputs.get(e.request)):
+        committed = Cursors(*e.before).kv_committed_len
+        beside.kept_states.ends([*text, *(e.ids or ())][:committed], ahead)
 
 
 def _finished_in_the_queue(beside: Beside, e: log.Released, after: Cursors | None) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import Misread, RunOutcome
-from impl.sglang.server.runs import STATES
+from impl.sglang.server.tried import STATES
 from impl.sglang.server.worker import Job
 from stateful_tests.shrink.searching import Search, first_improvement
 from stateful_tests.watched import deviations, population

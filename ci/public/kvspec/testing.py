@@ -19,6 +19,8 @@ from ci.commands.shared import SystemSelector, save_traces
 from ci.report import data as report
 from ci.report import render, render_run
 from impl.adapter import System, UnusableImplementation
+from impl.engines import DriveOptions
+from impl.system_spec import SystemSpec
 from kvspec import plugin
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, preset
@@ -27,7 +29,7 @@ from stateful_tests.check.finder import Finder
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace
-from stateful_tests.lockstep.systems import as_base, resolve
+from stateful_tests.lockstep.systems import as_base, driven
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.shrinking import bounded
 from stateful_tests.machines.targets import MachineTarget
@@ -230,10 +232,11 @@ def _beside_a_model(make: Make) -> System:
     return system
 
 
-def _resolved(spec: str, checkout: str | None = None, *, base_of: str | None = None) -> System:
+def _resolved(name: str, checkout: str | None = None, *, base_of: str | None = None) -> System:
     try:
-        spec = spec if base_of is None else as_base(spec, base_of)
-        system: System = resolve(spec, device=plugin.chosen.device, checkout=checkout)
+        spec = SystemSpec.parse(name)
+        spec = spec if base_of is None else as_base(spec, SystemSpec.parse(base_of))
+        system: System = driven(spec, DriveOptions(checkout, plugin.chosen.device))
     except (
         UnusableImplementation
     ) as error:  # a name that names nothing is an error, never a skipped test
@@ -259,7 +262,7 @@ def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> Clause
     """Save the traces and report the clause, the steps, because, where the trace is and how to replay it."""
     spelled, chosen = _spelled(make), plugin.chosen
     reports = [report.finding_data(group) for group in report.groups(findings)]
-    selector = SystemSelector(spelled or "", chosen.sglang_path, chosen.device)
+    selector = SystemSelector(SystemSpec.parse(spelled or ""), chosen.sglang_path, chosen.device)
     save_traces(findings, reports, chosen.save, selector.options)
     text = io.StringIO()
     out = render.console(text)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from impl.optional import optional
-from reference.commands import POSITION_BITS, SHARED, tree_key
+from reference.commands import POSITION_BITS, SHARED, serial_of, tree_key
 
 SETTING = "namespaces"  # its values are names of a request's fields
 NAME = "kvspec"
@@ -19,14 +19,14 @@ NAME = "kvspec"
 
 def begins_other(tokens: Sequence[int]) -> bool:
     """A text that begins like this is looked up in the namespace."""
-    serial = tokens[0] >> POSITION_BITS if tokens else 0
+    serial = serial_of(tokens[0]) if tokens else 0
     return serial >= SHARED and (serial - SHARED) % 2 == 1
 
 
 def exchanged(tokens: Iterable[int]) -> list[int]:
     """The tokens with the texts of each pair exchanged; twice is none."""
-    pairs = ((token >> POSITION_BITS, token) for token in tokens)
-    return [token ^ 1 << POSITION_BITS if serial >= SHARED else token for serial, token in pairs]
+    other = 1 << POSITION_BITS
+    return [token ^ other if serial_of(token) >= SHARED else token for token in tokens]
 
 
 def elements_of(key: Any) -> list[int]:

@@ -14,6 +14,7 @@ from impl.sglang.releases.catalogue import TABLE, detect, spec_of, supported
 from impl.sglang.releases.copied import COPIED
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
+from impl.system_spec import SystemSpec
 from impl.used_names import lost
 from reference.commands import Mode, Reason
 from reference.kinds import ROWS
@@ -81,21 +82,20 @@ class SGLangSystem(WorkerSystem):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
         if version is not None:
             release = supported(version)
-            name = f"sglang=={version}"
         else:
             assert path is not None
             self.root = checkout_root(path)
             release, self.remark = detect(self.root)
             self.doubts = COPIED.doubts(self.root)
-            name = "sglang@checkout"
         if tree is not None:
             release = variant(release, tree)
-            name += f"+{tree}"
         recurrent = release.recurrent and tree is None
         if version is not None:
             self.root = release_root(version, STATES_ON_GPU if gpu and recurrent else "")
         release.require(self.root)
-        self.name = name + "+overlap" * overlap
+        ways = (*([tree] if tree else []), *(["overlap"] if overlap else []))
+        self.spec = SystemSpec("sglang", version, ways, checkout=path is not None)
+        self.name = str(self.spec)
         settings = dict(settings_of(release.version, list(TABLE)))
         if path is not None:
             for each in lost("sglang", self.root, release.version):

@@ -17,7 +17,7 @@ from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams
 from impl.sglang.releases.names import called
 from impl.sglang.scheduler.server import LiveRequest, LockHolder
-from reference.commands import POSITION_BITS, SHARED
+from reference.commands import SHARED, position_of, serial_of
 
 # Methods of a release's class that are noted: each has a method here that gives its line.
 _OF_RELEASE = (
@@ -53,8 +53,8 @@ def variable(request: str) -> str:
 
 def small(token: int) -> int:
     """A token id as it stands in the lines: 100000 for each serial."""
-    serial, position = token >> POSITION_BITS, token & ((1 << POSITION_BITS) - 1)
-    return (serial if serial < SHARED else 900 + serial - SHARED) * 100_000 + position
+    serial = serial_of(token)
+    return (serial if serial < SHARED else 900 + serial - SHARED) * 100_000 + position_of(token)
 
 
 class Calls:

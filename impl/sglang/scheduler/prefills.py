@@ -94,13 +94,7 @@ class Prefills(OnServer):
             ends = (c.last or c.end % page == 0 or c.turn.phase in goes_on for c in chunks)
             require(all(ends), Reason.UNFAITHFUL)
         require(not received or self._is_received(chunks), Reason.UNFAITHFUL)
-        fresh = sum(self.release.row(chunk.turn.req) is None for chunk in chunks)
-        spans = [(chunk.turn.prefix, chunk.end) for chunk in chunks]
-        self.server.require_room([*spans, *((turn.fill - 1, turn.fill) for turn in decodes)], fresh)
-        if self.server.states is not None:
-            copies = sum(self.server.hands_prompt_in(chunk.turn) for chunk in chunks)
-            copies += self.server.owed_states()
-            self.server.states.require_for_prefill([chunk.turn.req for chunk in chunks], copies)
+        self._require_room(chunks, decodes)
         # a window eviction keeps clear of the chunk in flight, which is at most that long
         if self.overlap:
             longest = max(tokens_of.values())
@@ -108,6 +102,16 @@ class Prefills(OnServer):
         if decodes:
             self._kind_of_run(spec=False)
         return _Batch(entries, chunks, decodes, bool(received))
+
+    def _require_room(self, chunks: Sequence[_Chunk], decodes: Sequence[LiveRequest]) -> None:
+        """Refuse a batch for which there are too few rows, pages or state slots."""
+        fresh = sum(self.release.row(chunk.turn.req) is None for chunk in chunks)
+        spans = [(chunk.turn.prefix, chunk.end) for chunk in chunks]
+        self.server.require_room([*spans, *((turn.fill - 1, turn.fill) for turn in decodes)], fresh)
+        if self.server.states is not None:
+            copies = sum(self.server.hands_prompt_in(chunk.turn) for chunk in chunks)
+            copies += self.server.owed_states()
+            self.server.states.require_for_prefill([chunk.turn.req for chunk in chunks], copies)
 
     def _planned(self, batch: _Batch) -> list[tuple[int, int]]:
         """Match, lock, and set how far each chunk goes: from where to where (PrefillAdder)."""

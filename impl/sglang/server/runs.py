@@ -16,9 +16,6 @@ from impl.sglang.server import environment
 from impl.sglang.server.worker import Job
 from impl.sglang.server.outcome import RunOutcome
 
-CANARY = ("0.5.23",)  # releases whose own KV canary was tried on a CPU; that of 0.5.14 needs CUDA
-STATES = ("0.5.23",)  # releases whose recurrent layers were tried
-TIERS = ("0.5.23",)  # releases whose host tier was tried
 # the folder that `impl` and `reference` are imported from
 HOME = Path(__file__).resolve().parents[3]
 

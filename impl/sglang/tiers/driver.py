@@ -40,13 +40,12 @@ from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.rust_gathering import RustGatherer
 from impl.sglang.tiers.storage import BACKUP, FETCH, FIRST_WITH_STORAGE, QUERY, IOThread, Storage
 from impl.vocabulary import CommandRefused, Played, done, require, spelled
-from reference.blocks.commands import Complete, Copy, ResetCache
 from reference.commands import (
     Abort, Close, Decode, Evict, Insert, Match, Outcome, Reason, Refused, Retract, Unlock,
 )  # fmt: skip
 from reference.tiers.commands import (
-    Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
-    TierCommand,
+    Arrive, Await, Backup, Complete, Copy, Expire, FailPeer, Fetch, Greet, LastToken, Load, Poll, Prefetch,
+    Query, ResetCache, Send, TierCommand,
 )  # fmt: skip
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierRead

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from impl.optional import optional
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import Bag
-from reference.commands import token_of, tree_key
+from reference.commands import TOKEN_BITS, second_of, token_of, tree_key
 from reference.tiers.facts import TierPage
 
 FIRST_WITH_STORAGE = "0.5.20"  # before it the thread that reads frees what it has not read
@@ -31,7 +31,6 @@ QUERY, FETCH, BACKUP, SYNC = (
     "prefetch_sync_thread_func",
 )
 _RUNNING = threading.local()
-_WORD = (1 << 32) - 1
 
 
 class _Over(BaseException):
@@ -175,7 +174,11 @@ class Hashes:
 
 def _packed(page: Sequence[int], bigram: bool) -> bytes:
     """The elements of a page as they are hashed: tokens of 32 bits, of a bigram both."""
-    tokens = [half for each in page for half in (each >> 32, each & _WORD)] if bigram else page
+    tokens = (
+        [half for each in page for half in (each >> TOKEN_BITS, second_of(each))]
+        if bigram
+        else page
+    )
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 

@@ -14,6 +14,7 @@ from impl.sglang.parts.fetch import DECODES, checkout_root, release_root
 from impl.sglang.releases.catalogue import detect, spec_of
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.api import require
+from impl.system_spec import SystemSpec
 from reference.commands import Mode
 from reference.kinds import TIERS
 from reference.tiers.commands import TIER_COMMANDS, DecodeCommand, StorageCommand
@@ -55,16 +56,17 @@ class TierSystem(WorkerSystem):
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
-        self.core, way = core, f"+{core}+hicache" if core else "+hicache"
+        self.core = core
+        ways = (core, "hicache") if core else ("hicache",)
+        self.spec = SystemSpec("sglang", version, ways, checkout=path is not None)
+        self.name = str(self.spec)
         if path is not None:
             self.root = checkout_root(path)
             kind, self.remark = detect(self.root)
-            self.release, self.name = kind.version, f"sglang@checkout{way}"
-            self._spec = spec_of(kind)
+            self.release, self._spec = kind.version, spec_of(kind)
         else:
             assert version is not None
-            self.release, self.name = version, f"sglang=={version}{way}"
-            self._spec = version
+            self.release = self._spec = version
         self.calls = calls
         self.kind = kind = tiered(self._spec, core)
         without = frozenset[str]() if kind.stores else STORAGE

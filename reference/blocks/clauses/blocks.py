@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from reference.blocks.clauses.step import BlockStep, clause
-from reference.blocks.commands import ResetCache
+from reference.tiers.commands import ResetCache
 from reference.failures import AtBlock, AtCount, AtTable, Failure, counted, failure
 
 

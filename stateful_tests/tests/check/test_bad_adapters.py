@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.report import data as report
+from ci.report.check_data import check_data
 from ci.report import render, render_check
 from reference.commands import Mode
 from stateful_tests.check import campaign, finder, tiers
@@ -223,7 +223,7 @@ def test_what_comes_by_chance_is_flaky(adapter):
     system = getattr(bad_adapters, adapter)()
     plan = tiers.plan("smoke", examples=3, steps=20)
     result = campaign.run(system, plan)
-    data = report.check_data(result, plan, capabilities=system.capabilities)
+    data = check_data(result, plan, capabilities=system.capabilities)
     assert data["exit_code"] == 1 and f"{system.name}: flaky: " in data["verdict"]
     render_check.check(render.console(io.StringIO()), data)
     for found in data["findings"]:

@@ -10,6 +10,7 @@ import pytest
 from ci.commands import bases as commands
 from ci.commands.shared import SystemSelector, Unusable
 from impl import nearest
+from impl.system_spec import SystemSpec
 from stateful_tests.check import bases, tree_history
 from stateful_tests.check.bases import Base, BaseKind
 
@@ -126,7 +127,7 @@ def resolved(clone, monkeypatch):
     def resolve(selector, *, quiet=False):
         asked.append(selector)
         if selector.checkout is None:
-            return SimpleNamespace(name=selector.impl, close=lambda: None)
+            return SimpleNamespace(name=str(selector.spec), close=lambda: None)
         return Past(Path(selector.checkout) / "python")
 
     monkeypatch.setattr(SystemSelector, "resolve", resolve)
@@ -137,7 +138,10 @@ def resolved(clone, monkeypatch):
 def chosen(clone, named=None, since=None):
     with ExitStack() as opened:
         base, _ = commands.with_system(
-            named, SystemSelector("sglang+overlap", str(clone)), since, opened
+            named,
+            SystemSelector(SystemSpec("sglang", ways=("overlap",)), str(clone)),
+            since,
+            opened,
         )
         return base
 
@@ -148,7 +152,7 @@ def test_the_base_of_an_edit_is_head_and_is_shown_by_its_revision(clone, resolve
     head = git(clone, "rev-parse", "HEAD")[:9]
     assert (base.kind, base.name, base.lines) == (BaseKind.HISTORY, f"git:{head}", 1)
     assert base.text == f"git:{head} (HEAD, before what is not committed), 1 line changed"
-    assert resolved[-1].impl == "sglang+overlap" and base.system.closed
+    assert str(resolved[-1].spec) == "sglang+overlap" and base.system.closed
     assert not Path(resolved[-1].checkout).exists(), "its files are removed"
     assert (
         chosen(clone, "git:HEAD~1").text

@@ -8,7 +8,8 @@ import pytest
 
 from impl.adapter import Capabilities
 from impl.block_engine import NULL, BlockEngine
-from reference.blocks.commands import Add, ResetCache
+from reference.blocks.commands import Add
+from reference.tiers.commands import ResetCache
 from reference.commands import Reason, Refused
 from stateful_tests.check import campaign, tiers
 from stateful_tests.lockstep.engine import EngineLockstep

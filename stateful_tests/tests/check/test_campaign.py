@@ -10,11 +10,12 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from ci.report.data import check_data
+from ci.report.check_data import check_data
 from ci.report import render, render_check
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.block_engine import BlockEngine
 from impl.example_engine import ExampleEngine
+from impl.system_spec import SystemSpec
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import (
@@ -136,7 +137,10 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it(impl, 
     chosen = replace(chosen, after_finding=150, commands=commands)
     system, processes = resolve(impl), Processes(2)
     try:
-        results = [run(system, chosen), run(system, chosen, executor=processes, named=Named(impl))]
+        results = [
+            run(system, chosen),
+            run(system, chosen, executor=processes, named=Named(SystemSpec.parse(impl))),
+        ]
     finally:
         processes.close()
     for result in results:
@@ -156,7 +160,10 @@ def test_every_situation_is_reached_on_any_seed_and_the_model_satisfies_all_clau
     processes = Processes(2)
     try:
         found = run(
-            ReferenceSystem(), replace(FEW, seed=4242), executor=processes, named=Named("reference")
+            ReferenceSystem(),
+            replace(FEW, seed=4242),
+            executor=processes,
+            named=Named(SystemSpec("reference")),
         )
     finally:
         processes.close()
@@ -269,7 +276,7 @@ def test_what_a_process_cannot_use_is_reported_in_this_one():
                 ReferenceSystem(),
                 plan("smoke"),
                 executor=processes,
-                named=Named(f"{__name__}:ComesApart"),
+                named=Named(SystemSpec(f"{__name__}:ComesApart")),
             )
     finally:
         processes.close()

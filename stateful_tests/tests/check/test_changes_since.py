@@ -12,6 +12,7 @@ from ci.commands.shared import SystemSelector
 from ci.report import data as report
 from ci.report.verdict import check_verdict
 from impl.adapter import UnusableImplementation
+from impl.system_spec import SystemSpec
 from reference.commands import Finish, Mode
 from stateful_tests.check import campaign, changes, corpus, driving, tiers, tree_history
 from stateful_tests.check.bases import Base, BaseKind
@@ -223,7 +224,7 @@ def test_without_since_the_changes_are_those_since_the_base(root):
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
     system, how = Checkout(), one_check.How(lambda: None, "traces", None, None, html=False)
     system.root = root
-    selector, plan = SystemSelector("sglang", str(root)), tiers.plan("smoke")
+    selector, plan = SystemSelector(SystemSpec("sglang"), str(root)), tiers.plan("smoke")
 
     def changed(base):
         return one_check._changed(system, selector, base, plan, how, {}, CutShort({}))

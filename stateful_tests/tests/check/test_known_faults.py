@@ -45,7 +45,7 @@ def test_a_release_has_a_fault_from_the_first_until_it_is_fixed(release, fault, 
 
 def test_a_check_passes_over_what_would_end_most_runs():
     assert passed_over("sglang", "0.5.13").keys() == {"TREE-7", "MAP-4"}
-    assert passed_over("sglang", "0.5.13", "unified").keys() == {"MAP-4"}
+    assert passed_over("sglang", "0.5.13", ("unified",)).keys() == {"MAP-4"}
     assert passed_over("sglang", "0.5.16") == passed_over("vllm", "0.11.0") == {}
 
 

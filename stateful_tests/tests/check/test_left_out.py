@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ci.report import data as report
+from ci.report.check_data import check_data
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode, Retract
 from stateful_tests.check import campaign, corpus, tiers
@@ -32,7 +32,7 @@ def checked(system, plan=PLAN, **more):
     base = Tree("git:3f2a1b9ab")
     result = campaign.run(system, plan, base=base, **more)
     chosen = Base(base, BaseKind.HISTORY, "merge base with origin/main", 12)
-    return report.check_data(result, plan, capabilities=system.capabilities, base=chosen)
+    return check_data(result, plan, capabilities=system.capabilities, base=chosen)
 
 
 def test_a_preset_that_the_tree_alone_refuses_is_named():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.report import data as report
+from ci.report.check_data import check_data
 from ci.report import render, render_check
 from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
@@ -55,7 +55,7 @@ def checked(tree, kind, base=TorchKV):
     before = named(base, "sglang==0.5.23")
     chosen = Base(before, kind)
     result = campaign.run(system, PLAN, base=before, lookup=Lookup(chosen, system))
-    data = report.check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
+    data = check_data(result, PLAN, capabilities=system.capabilities, base=chosen)
     for each in data["findings"]:
         each["not_saved"] = "not saved"
     render_check.check(out := render.console(io.StringIO()), data)
@@ -164,5 +164,3 @@ def test_the_nearest_releases_come_first():
     order = lookup.nearest_first("sglang", "0.5.22", ["overlap"])
     assert order[:3] == [f"sglang==0.5.{n}+overlap" for n in (22, 21, 23)]
     assert lookup.nearest_first("vllm", "9.9.9", [])[0] == "vllm==0.33.0"
-    assert lookup.engine_and_ways("sglang@checkout+rust+overlap") == ("sglang", ["rust", "overlap"])
-    assert lookup.engine_and_ways("vllm==0.33.0") == ("vllm", [])

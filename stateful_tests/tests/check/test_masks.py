@@ -14,10 +14,12 @@ import pytest
 from ci.documents.findings import known_bugs
 from ci.export import bug_report
 from ci.report import data as report
+from ci.report.check_data import check_data
 from ci.report import render, render_check, render_run
 from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
+from impl.system_spec import SystemSpec
 from impl.torch_kv import TorchKV
 from reference.commands import (
     Abort, Broken, CheckIdle, Close, Decode, Done, Extend, Mode, Open, Reason, Refused, Retract,
@@ -88,7 +90,7 @@ def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
     result = run(THREE, PLAN, masks=known)
     assert not result.findings and result.exit_code == 0 and not result.stopped
     assert {ids for ids, _ in result.masked} == {("retract-ends-turn",), ("rejection-ends-turn",)}
-    data = report.check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
+    data = check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
     holding = "retract-ends-turn, rejection-ends-turn"
     assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
     [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
@@ -151,7 +153,7 @@ def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line()
     same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
     assert not same.findings
     same.masked[("retract-ends-turn", "rejection-ends-turn"), "FREE-1"] = 1
-    data = report.check_data(
+    data = check_data(
         same, PLAN, capabilities=again.capabilities, base=named_base("b"), masks=list(KNOWN)
     )
     for one, two in (KEEPS, KEEPS[::-1]):  # the base shows either
@@ -300,7 +302,7 @@ def test_what_has_no_witness_when_the_plan_is_done_says_so(clauses, seen, old, s
     found = [(each.clause, each.old) for each in result.findings if each.clause == "SES-2"]
     assert found == [("SES-2", old)] * (old is not None)
     assert result.masked == ({((KEEPS[0],), "SES-2"): 1} if old is None else {})
-    data = report.check_data(
+    data = check_data(
         result, PLAN, capabilities=THREE.capabilities, base=named_base("b"), masks=[mask]
     )
     assert data["exit_code"] == (1 if old is False else 4)  # nothing was driven
@@ -318,7 +320,7 @@ def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_told_and_is_n
     assert mask.state == f"fixed in part: {path} conforms, and another trace violates SES-2"
     result = run(half, replace(PLAN, after_finding=0), base=before, masks=[mask])
     assert not result.new and result.exit_code == 0 and not result.stopped
-    data = report.check_data(
+    data = check_data(
         result, PLAN, capabilities=half.capabilities, base=named_base("before"), masks=[mask]
     )
     assert "nothing new; fixed in part: retract-ends-turn" in data["verdict"]
@@ -356,7 +358,7 @@ def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
     system, again = (called(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
     assert also_checked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
     assert system.capabilities.known.keys() == {"LEN-1"}
-    check_also(again, Named("x", also_checked=frozenset({"MAP-4"})).also_checked)
+    check_also(again, Named(SystemSpec("x"), also_checked=frozenset({"MAP-4"})).also_checked)
     assert again.capabilities.known.keys() == {"TREE-7", "LEN-1"}
 
 

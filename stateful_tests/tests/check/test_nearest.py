@@ -3,11 +3,10 @@
 import pytest
 
 from ci.sketches import driven_files
-from impl import nearest
+from impl import engines, nearest
+from impl.system_spec import ENGINES
 from impl.fetch import cache_folder
 from stateful_tests.lockstep.known_faults import releases
-
-ENGINES = ("sglang", "vllm", "lmdeploy", "transformers")
 
 
 @pytest.fixture
@@ -53,5 +52,5 @@ def test_each_release_is_nearest_to_itself(engine):
         pytest.skip(f"no release of {engine} is in the cache")
     for release in (cached[0], cached[-1]):
         root = cache_folder() / f"{engine}-{release}"
-        assert {*driven_files(engine, root)} <= {*nearest.read(engine).files}
+        assert {*driven_files(engines.engine(engine), root)} <= {*nearest.read(engine).files}
         assert nearest.distances(engine, root)[release] == 0

@@ -7,12 +7,13 @@ import pytest
 from ci.commands import one_check
 from ci.commands.shared import SystemSelector, Unusable
 from ci.report.verdict import check_verdict
+from impl import engines
 from impl.adapter import Capabilities
+from impl.system_spec import ENGINES, SystemSpec, ways_in
 from stateful_tests.check import tiers, way_map
 from stateful_tests.check.changes import OUTSIDE
 from stateful_tests.check.other_ways import other_ways
 from stateful_tests.check.way_map import WayMap
-from stateful_tests.lockstep.driven_releases import WAYS, driven_in
 from stateful_tests.lockstep.results import CheckResult
 from stateful_tests.tests.support.made_up_check import finding
 from stateful_tests.tests.support.night import at_night
@@ -79,14 +80,14 @@ def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
     assert way_map.way_map("torch") == way_map.NOTHING
 
 
-@pytest.mark.parametrize("engine", WAYS)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_each_engine_has_a_map(engine):
     """`python -m ci.ways` writes it."""
     of = way_map.way_map(engine)
-    assert of.ways == WAYS[engine] and len(of.functions) > 50
-    for way in WAYS[engine]:
+    assert of.ways == engines.engine(engine).ways and len(of.functions) > 50
+    for way in of.ways:
         assert way_map.newest(engine, way).startswith(f"{engine}==")
-        assert driven_in(engine, way.split("+") if way else []), way
+        assert engines.driven_in(engine, ways_in(way)), way
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,14 @@ def drives(monkeypatch):
     driven = Driven()
 
     def drive(selector, plan, how):
-        driven.append((selector.impl, plan.commands, how.ways, how.base))
-        if selector.impl.endswith("rust"):
+        name = str(selector.spec)
+        driven.append((name, plan.commands, how.ways, how.base))
+        if name.endswith("rust"):
             raise Unusable("no compiled core")
-        if selector.impl in driven.interrupts:
+        if name in driven.interrupts:
             raise KeyboardInterrupt
-        since = {"called": ["a.py: host"] if "hicache" in selector.impl else []}
-        said = "violates HOST-1" if "hicache" in selector.impl else "conforms"
+        since = {"called": ["a.py: host"] if "hicache" in name else []}
+        said = "violates HOST-1" if "hicache" in name else "conforms"
         data = {"said": said, "since": since, "interrupted": False, "exit_code": driven.code}
         return data, lambda: driven.append("saved")
 
@@ -140,7 +142,7 @@ def drive_ways(result, base=None):
     reports, saves = [], []
     others = chosen([ALLOC, HOST], [HOST])
     how = one_check.How(lambda: None, "traces", base, None, html=False)
-    selector = SystemSelector("sglang", "../sglang")
+    selector = SystemSelector(SystemSpec("sglang"), "../sglang")
     one_check._drive_ways(result, others, selector, Tree, how, reports, saves)
     return reports
 
@@ -187,14 +189,6 @@ def test_what_is_found_already_comes_first(drives):
     result = CheckResult("sglang@checkout", "smoke", 0, findings=[finding()])
     assert drive_ways(result) == [] and not drives
     assert [*result.not_driven] == ["hicache", "overlap", "rust", "rust+overlap", "rust+hicache"]
-
-
-def test_the_worst_exit_code_counts():
-    assert [min(codes, key=one_check._WORST.index) for codes in ([0, 4], [4, 1], [1, 3])] == [
-        4,
-        1,
-        3,
-    ]
 
 
 def test_of_a_file_that_is_cut_up_only_the_cut_functions_are_loaded():

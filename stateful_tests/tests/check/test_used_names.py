@@ -11,6 +11,7 @@ from impl.bare import bare, is_bare
 from impl.fetch import cache_folder
 from impl.nearest import Nearest, neighbours
 from impl.process.failures import Guarded
+from impl.system_spec import ENGINES
 from impl.used_names import NameSketch, UsedName, lost
 from stateful_tests.lockstep.known_faults import releases
 from stateful_tests.lockstep.systems import resolve
@@ -79,9 +80,6 @@ def test_a_setting_that_a_tree_does_not_read_makes_a_check_incomplete(renamed):
     assert setting not in system.capabilities.settings
     assert [setting in doubt for doubt in system.doubts] == [True]
     system.close()
-
-
-ENGINES = ("sglang", "vllm", "lmdeploy", "transformers")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

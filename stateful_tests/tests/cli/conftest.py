@@ -22,7 +22,7 @@ class FakeSystem:
 def fake(monkeypatch, tmp_path):
     """Run in an empty folder, on a system that does nothing."""
     system = FakeSystem()
-    monkeypatch.setattr(registry, "resolve", lambda spec, **options: system)
+    monkeypatch.setattr(registry, "driven", lambda *_: system)
     monkeypatch.chdir(tmp_path)
     return system
 

@@ -18,7 +18,7 @@ import yaml
 from junitparser import Error, Failure, JUnitXml, Skipped
 
 from ci.cli import cli
-from ci.report import data as report
+from ci.report.check_data import check_data
 from ci.report import junit
 from impl.adapter import Capabilities
 from reference.commands import Mode
@@ -179,7 +179,7 @@ def written(
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = new_tallies()
     before = base and Base(SimpleNamespace(name=base), BaseKind.STATED)
-    data = report.check_data(result, plan, capabilities=can, masks=masks, base=before)
+    data = check_data(result, plan, capabilities=can, masks=masks, base=before)
     for found in data["findings"]:
         found["saved"], found["replay"] = "t.json", "kvspec replay t.json"
     (tmp_path / "junit.xml").write_bytes(junit.text_of(data))

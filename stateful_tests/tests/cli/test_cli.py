@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from ci.cli import interrupts
-from ci.commands import release_row
 from ci.report import data as report
 from ci.report import progress
+from impl import engines
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
+from impl.system_spec import SystemSpec
 from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
 from stateful_tests.check import campaign, explanation
@@ -124,9 +125,9 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
     resolved: list[str] = []
-    find = registry.resolve
+    find = registry.driven
     monkeypatch.setattr(
-        registry, "resolve", lambda spec, **more: resolved.append(spec) or find(spec, **more)
+        registry, "driven", lambda spec, *more: resolved.append(str(spec)) or find(spec, *more)
     )
     code, _, err = kvspec(*command, "--base", base)
     assert (code, len(resolved), err.count("\n")) == (2, 1, 1)
@@ -146,7 +147,7 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(
     ],
 )
 def test_a_base_runs_as_the_tree_does(base, impl, runs):
-    assert registry.as_base(base, impl) == runs
+    assert str(registry.as_base(*map(SystemSpec.parse, (base, impl)))) == runs
 
 
 @pytest.mark.parametrize(
@@ -332,21 +333,29 @@ SMALL = ("--examples", "8", "--seed", "5", "--preset", "page2", "--machine", "se
 ASKED = ("check", "--impl", "sglang==all", *SMALL)
 
 
+def specs_of(names):
+    return [SystemSpec.parse(name) for name in names]
+
+
+def names_of(impl):
+    return [str(spec) for spec in engines.every_release(SystemSpec.parse(impl))]
+
+
 def test_it_stands_for_all_releases_or_for_those_that_have_a_tree():
-    assert release_row.names("sglang==all") == [f"sglang=={version}" for version in TABLE]
-    assert release_row.names("sglang==all+overlap")[-1] == "sglang==0.5.23+overlap"
-    rust = release_row.names("sglang==all+rust+overlap")
+    assert names_of("sglang==all") == [f"sglang=={version}" for version in TABLE]
+    assert names_of("sglang==all+overlap")[-1] == "sglang==0.5.23+overlap"
+    rust = names_of("sglang==all+rust+overlap")
     assert rust[0] == "sglang==0.5.19+rust+overlap" and len(rust) == 5
-    assert release_row.names("vllm==all+offload")[0] == "vllm==0.21.0+offload"
-    assert release_row.names("lmdeploy==all")[-1] == "lmdeploy==0.18.0"
-    assert release_row.names("transformers==all") == ["transformers==5.23.0"]
-    assert release_row.names("sglang==all+rust+hicache")[0] == "sglang==0.5.20+rust+hicache"
-    assert release_row.names("sglang==0.5.23") == release_row.names("torch==all") == []
+    assert names_of("vllm==all+offload")[0] == "vllm==0.21.0+offload"
+    assert names_of("lmdeploy==all")[-1] == "lmdeploy==0.18.0"
+    assert names_of("transformers==all") == ["transformers==5.23.0"]
+    assert names_of("sglang==all+rust+hicache")[0] == "sglang==0.5.20+rust+hicache"
+    assert names_of("sglang==0.5.23") == names_of("torch==all") == []
 
 
 def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(kvspec, monkeypatch, tmp_path):
     systems = ["torch+pr22900", "sglang==9.9.9", "torch"]
-    monkeypatch.setattr(release_row, "names", lambda impl: systems)
+    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(systems))
     code, out, err = kvspec(*ASKED, "--json", "row.json")
     assert code == 2
     assert "kvspec: sglang==9.9.9 is not supported" in err
@@ -357,7 +366,7 @@ def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(kvspec, mon
     data = json.loads((tmp_path / "row.json").read_text())
     assert [row["exit_code"] for row in data["releases"]] == [1, 2, 0]
     assert data["releases"][2]["check"]["implementation"] == "torch"
-    monkeypatch.setattr(release_row, "names", lambda impl: ["torch+pr22900", "torch"])
+    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["torch+pr22900", "torch"]))
     assert kvspec(*ASKED)[0] == 1
 
 
@@ -369,7 +378,7 @@ RELEASES = [f"sglang==0.5.{patch}" for patch in (10, 11, 12, 13)]
 def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatch):
     """A line each; what cannot be driven says why, and does not decide the exit code."""
     traces.save(replace(TRACE, clause="LEN-2"), "t.json")
-    monkeypatch.setattr(release_row, "names", lambda impl: RELEASES)
+    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(RELEASES))
     ends = iter([None, BAD, UnusableImplementation("sglang==0.5.12 has no tree of bigrams"), BAD])
     fault = next(iter(known_faults().values()))
     labels = iter([None, fault, None])

@@ -6,11 +6,19 @@ from dataclasses import replace
 import pytest
 
 from ci.documents.reported import TierReport, reported
-from reference.blocks.commands import Complete, ResetCache
 from reference.commands import Abort, Close, Evict, Insert, Match, Piece, Unlock
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES, TierStep, broken
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode
-from reference.tiers.commands import Arrive, Await, Greet, Load, Poll, Prefetch
+from reference.tiers.commands import (
+    Arrive,
+    Await,
+    Complete,
+    Greet,
+    Load,
+    Poll,
+    Prefetch,
+    ResetCache,
+)
 from reference.tiers.facts import (
     BUSY,
     GONE,

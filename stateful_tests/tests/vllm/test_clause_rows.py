@@ -8,7 +8,8 @@ import pytest
 
 from impl.vllm.system import VLLMSystem
 from reference.blocks.clauses import BLOCK_CLAUSES, EVERY_CLAUSE, BlockStep
-from reference.blocks.commands import Add, Copy, Fail, Schedule
+from reference.blocks.commands import Add, Fail, Schedule
+from reference.tiers.commands import Copy
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Output, Transfer
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Done, Mode

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from impl.adapter import Misfit, UnusableImplementation
-from impl.vllm.bare_scheduler import Questions, Values
+from impl.stand_ins import Values
+from impl.vllm.bare_scheduler import Questions
 from reference.blocks.commands import Add, Schedule
 from reference.blocks.config import engine_preset
 from reference.commands import Piece

@@ -6,7 +6,8 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from impl.vllm.api import RELEASES
-from reference.blocks.commands import Add, ResetCache, ResetConnector, Schedule, Update
+from reference.blocks.commands import Add, ResetConnector, Schedule, Update
+from reference.tiers.commands import ResetCache
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
 from stateful_tests.check import campaign, tiers

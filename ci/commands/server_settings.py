@@ -1,0 +1,119 @@
+"""Settings of the servers of serve-check: what `--set` gives, and what of it goes together."""
+
+from __future__ import annotations
+
+from ci.commands.shared import Unusable
+
+NOT_LIVE = {
+    "draft": "EAGLE's kernels need a GPU",
+    "window": "torch_native attention reads the SWA pool by slots of the full one",
+    "states": "recurrent layers have kernels for a GPU alone",
+    "hicache": "its copies are kernels for a GPU alone",
+}
+# kv_cache_configurator.py: three, and two that keep states on the way under overlap
+LEAST_STATES = 5
+# those of several tokens: Triton kernels allocate them
+PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")
+
+
+def field_of(text: str) -> tuple[str, int | bool]:
+    """A field of Config and its value."""
+    from impl.sglang.server.clients import Config
+
+    name, _, value = text.partition("=")
+    kind = type(getattr(Config(), name, None))
+    if kind not in (int, bool) or not value.isdigit() or (kind is bool and value not in ("0", "1")):
+        names = ", ".join(Config.__struct_fields__)
+        raise Unusable(f"--set {text:.40}: FIELD=N with one of {names}; 0 and 1 for no and yes")
+    return name, kind(int(value))
+
+
+def require_canary(release: str, again: str | None) -> None:
+    """Raise Unusable where the release's own canary cannot look at a saved run."""
+    from impl.sglang.server.tried import CANARY
+
+    if again is None:
+        raise Unusable("--canary: looks at a saved run; it goes with --again FILE")
+    if release not in CANARY:
+        raise Unusable(
+            f"--canary: runs on a CPU in {', '.join(CANARY)} alone; the run is of {release}"
+        )
+
+
+def require_live(given: dict[str, int | bool]) -> None:
+    """Raise Unusable for a setting that a live server has on a GPU alone."""
+    for field, why in NOT_LIVE.items():
+        if given.get(field):
+            raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
+
+
+def require_small_pages(release: str, given: dict[str, int | bool]) -> None:
+    """Raise Unusable for pages that a live server of the release has on a GPU alone."""
+    if release in PAGES_NEED_A_GPU and given.setdefault("page_size", 1) > 1:
+        raise Unusable(f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU")
+
+
+def require_fitting(release: str, given: dict[str, int | bool]) -> None:
+    """Raise Unusable for settings that the release does not run with, or that do not go together."""
+    _require_states(release, given)
+    _require_tier(release, given)
+
+
+def _require_states(release: str, given: dict[str, int | bool]) -> None:
+    """Recurrent layers go with the release, and with the rest of the server."""
+    from impl.sglang.server.tried import STATES
+
+    if given.get("track") and not given.get("states"):
+        raise Unusable("--set track: where states are kept on the way; needs --set states=N")
+    if given.get("lazy") and not given.get("track"):
+        raise Unusable("--set lazy: of states that are kept on the way; needs --set track=N")
+    if given.get("lazy") and given.get("overlap") == 0:
+        raise Unusable("--set lazy=1: needs overlap, and --set overlap=0 takes it away")
+    if not given.get("states"):
+        return
+    if release not in STATES:
+        raise Unusable(
+            f"--set states: recurrent layers run in {', '.join(STATES)}; this is {release}"
+        )
+    if given.get("window"):
+        raise Unusable("--set window: a server with --set states has none")
+    if 0 < given.get("track", 0) < 2 * given.get("draft", 0):
+        raise Unusable(
+            "--set track: at least twice --set draft; below, it is tracked-slot-is-written-again that shows"
+        )
+    if given.get("track") == 0 and (given.get("overlap") or int(given.get("page_size", 1)) > 1):
+        raise Unusable(
+            "--set track=0: states at the end of a text alone go with neither overlap nor pages"
+        )
+    if given["states"] < LEAST_STATES:
+        raise Unusable(
+            f"--set states: at least {LEAST_STATES}, as many as SGLang wants for one request"
+        )
+
+
+def _require_tier(release: str, given: dict[str, int | bool]) -> None:
+    """A host tier goes with the release, and with the rest of the server."""
+    from impl.sglang.server.clients import POLICIES, STORAGES
+    from impl.sglang.server.tried import TIERS
+
+    if not given.get("hicache"):
+        for field in ("host", "policy", "storage", "rust"):
+            if field in given:
+                raise Unusable(f"--set {field}: of a host tier; needs --set hicache=1")
+        return
+    if release not in TIERS:
+        raise Unusable(f"--set hicache: a host tier runs in {', '.join(TIERS)}; this is {release}")
+    if given.get("states"):
+        more = [name for name in ("track", "storage", "mixed", "overlap") if given.get(name)]
+        more += ["page_size"] if int(given.get("page_size", 1)) > 1 else []
+        for field in more:
+            why = "keeps states at the end of a text alone, without storage, mixed batches, overlap and pages"
+            raise Unusable(f"--set {field}: a server with --set hicache=1 and --set states {why}")
+    if given.get("tree") == 0:
+        raise Unusable("--set tree=0: a host tier is one of the tree's KV")
+    for field, known in (("policy", POLICIES), ("storage", STORAGES)):
+        if given.get(field, 0) >= len(known):
+            names = ", ".join(f"{at} {name or 'none'}" for at, name in enumerate(known))
+            raise Unusable(f"--set {field}: one of {names}; not {given[field]}")
+    if not given.get("host", 1):
+        raise Unusable("--set host: the host's pools in tenths of the device's, at least 1")

@@ -1,0 +1,104 @@
+"""The engines whose releases and checkouts are driven: a record of each, in the folder of its adapter.
+
+Nothing outside of such a folder imports it for what every engine has: ask `engine`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from impl.copied_rules import CopiedRules
+from impl.process.remote_system import LIMITS, Limits, WorkerSystem
+from impl.system_spec import ALL, ENGINES, EngineName, SystemSpec
+
+# The packages of the adapters. Each has a module `record`, which is imported when its engine is asked for.
+PACKS: dict[EngineName, str] = {
+    "sglang": "impl.sglang",
+    "vllm": "impl.vllm",
+    "transformers": "impl.transformers_paging",
+    "lmdeploy": "impl.lmdeploy",
+}
+
+
+@dataclass(frozen=True)
+class DriveOptions:
+    """What the options beside `--impl` say. checkout: a folder; calls: the system notes what it calls (see
+    SGLangSystem); limits: of a worker process."""
+
+    checkout: str | None = None
+    device: str = "cpu"
+    calls: bool = False
+    limits: Limits = LIMITS
+
+
+DEFAULTS = DriveOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A package whose releases and checkouts are driven.
+
+    name: in `--impl` and on the package index. title, repository, about: in documents.
+    releases: that are driven, the oldest first. ways: to run, "" for the plain one.
+    drive: makes the system; it raises UnusableImplementation, also for ways that it has not.
+    having: ways -> the releases that have them; None where every release has every way.
+    devices: on which it is driven.
+    loads: module -> whether the adapter loads that file whole; else it cuts functions out of it.
+    sketched: files whose lines tell the nearest release, as patterns: those that are loaded, less what
+        changes for other reasons.
+    copied: the rules that the adapter copies. complete: adds their files to the folder of a release, which
+        may be from before.
+    """
+
+    name: EngineName
+    title: str
+    repository: str
+    about: str
+    releases: tuple[str, ...]
+    drive: Callable[[SystemSpec, DriveOptions], WorkerSystem]
+    sketched: tuple[str, ...]
+    ways: tuple[str, ...] = ("",)
+    having: Callable[[Sequence[str]], Sequence[str]] | None = None
+    devices: tuple[str, ...] = ("cpu",)
+    loads: Callable[[str], bool] = lambda _: True
+    copied: CopiedRules | None = None
+    complete: Callable[[str, Path], None] = lambda *_: None
+
+    def driven_in(self, ways: Sequence[str]) -> Sequence[str]:
+        """The releases that are driven in these ways, the oldest first."""
+        return self.releases if self.having is None else self.having(ways)
+
+    def newest(self, way: str) -> SystemSpec:
+        """The newest release that is driven in a way."""
+        plain = SystemSpec(self.name).in_way(way)
+        return plain.of_version(self.driven_in(plain.ways)[-1])
+
+
+@cache
+def _record(name: EngineName) -> Engine:
+    return cast(Engine, importlib.import_module(f"{PACKS[name]}.record").ENGINE)
+
+
+def engine(name: str) -> Engine:
+    """The engine of that name. Raises KeyError."""
+    if name not in ENGINES:
+        raise KeyError(name)
+    return _record(name)
+
+
+def driven_in(name: str, ways: Sequence[str]) -> Sequence[str]:
+    """The releases of an engine that are driven in these ways, the oldest first."""
+    return engine(name).driven_in(ways)
+
+
+def every_release(spec: SystemSpec) -> list[SystemSpec]:
+    """The systems that a name stands for, if it names all releases of an engine: `sglang==all+overlap`, or
+    with other ways behind it; none where it names one system."""
+    if spec.version != ALL or spec.engine not in ENGINES:
+        return []
+    return [spec.of_version(version) for version in driven_in(spec.engine, spec.ways)]

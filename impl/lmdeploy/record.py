@@ -1,0 +1,22 @@
+"""LMDeploy as an engine."""
+
+from __future__ import annotations
+
+from impl.engines import Engine
+from impl.lmdeploy.loading import LMDeploySystem
+from impl.release_system import driven_plainly
+
+ENGINE = Engine(
+    name="lmdeploy",
+    title="LMDeploy",
+    repository="InternLM/lmdeploy",
+    about="Its PyTorch engine, with steps that overlap.",
+    releases=LMDeploySystem.releases,
+    drive=driven_plainly(LMDeploySystem),
+    sketched=(
+        "lmdeploy/pytorch/paging/**/*.py",
+        "lmdeploy/pytorch/engine/*.py",
+        "lmdeploy/pytorch/strategies/ar/*.py",
+        "lmdeploy/pytorch/messages.py",
+    ),
+)

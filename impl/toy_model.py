@@ -1,0 +1,13 @@
+"""The model of engines that schedule by themselves: its next token follows from the stamp of a prefix."""
+
+from __future__ import annotations
+
+
+def greedy(stamp: int) -> int:
+    """The token that the model likes best after a prefix."""
+    return 2 + hash((stamp, 1)) % 999_983
+
+
+def other(stamp: int) -> int:
+    """The one that it samples where it does not agree with a draft."""
+    return greedy(stamp) + 1_000_000

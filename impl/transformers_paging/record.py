@@ -1,0 +1,17 @@
+"""transformers as an engine."""
+
+from __future__ import annotations
+
+from impl.engines import Engine
+from impl.release_system import driven_plainly
+from impl.transformers_paging.loading import TransformersSystem
+
+ENGINE = Engine(
+    name="transformers",
+    title="transformers",
+    repository="huggingface/transformers",
+    about="Its continuous batching.",
+    releases=TransformersSystem.releases,
+    drive=driven_plainly(TransformersSystem),
+    sketched=("transformers/generation/continuous_batching/**/*.py",),
+)

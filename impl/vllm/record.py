@@ -1,0 +1,60 @@
+"""vLLM as an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from impl.adapter import UnusableImplementation
+from impl.engines import DriveOptions, Engine
+from impl.process.remote_system import WorkerSystem
+from impl.system_spec import SystemSpec
+from impl.vllm.api import RELEASES, SINCE, WAYS
+from impl.vllm.copied import COPIED
+from impl.vllm.fetch import complete
+
+
+def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
+    """`+async` for overlap scheduling, `+v2` for model runner V2, `+offload` for its OffloadingConnector."""
+    from impl.vllm.system import VLLMSystem
+
+    given = {way: word in spec.ways for way, word in WAYS.items()}
+    if list(spec.ways) != [WAYS[way] for way in WAYS if given[way]]:
+        order = ", then +".join(WAYS.values())
+        raise UnusableImplementation(f"--impl {str(spec)!r}: after a release goes +{order}")
+    return VLLMSystem(
+        version=spec.version or None, path=options.checkout, **given, limits=options.limits
+    )
+
+
+def _having(ways: Sequence[str]) -> Sequence[str]:
+    return RELEASES[max((RELEASES.index(SINCE[way]) for way in ways if way in SINCE), default=0) :]
+
+
+def _loads(module: str) -> bool:
+    from impl.vllm import offload
+    from impl.vllm.modules import VLLM
+
+    return replace(VLLM, real=VLLM.real + offload.REAL).is_real(module)
+
+
+ENGINE = Engine(
+    name="vllm",
+    title="vLLM",
+    repository="vllm-project/vllm",
+    about="Every minor release from 0.11 on; sessions came with 0.15.",
+    releases=RELEASES,
+    ways=("", "async", "offload", "v2", "async+v2", "async+offload"),
+    having=_having,
+    drive=_drive,
+    loads=_loads,
+    sketched=(
+        "vllm/v1/core/**/*.py",
+        "vllm/v1/request.py",
+        "vllm/v1/kv_cache_*.py",
+        "vllm/v1/outputs.py",
+        "vllm/v1/engine/__init__.py",
+    ),
+    copied=COPIED,
+    complete=complete,
+)

@@ -1,0 +1,58 @@
+"""The notation of systems under test, and the records of engines."""
+
+import pytest
+
+from impl.engines import engine, every_release
+from impl.system_spec import ENGINES, SystemSpec, system_spec
+
+NAMES = (
+    "torch", "torch+pr22862-tail", "reference", "module:factory", "sglang", "sglang==", "sglang==0.5.23",
+    "vllm@checkout+async", "sglang==0.5.23+rust+overlap", "sglang==all+overlap", "", "+",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_written_as_it_was_read(name):
+    assert str(SystemSpec.parse(name)) == name
+
+
+def test_a_name_has_an_engine_a_version_and_ways():
+    spec = SystemSpec.parse("sglang==0.5.23+rust+overlap")
+    assert spec == SystemSpec("sglang", "0.5.23", ("rust", "overlap"))
+    assert (spec.way, spec.short) == ("rust+overlap", "0.5.23+rust+overlap")
+    assert str(spec.of_version(None).in_way("")) == "sglang"
+    assert SystemSpec.parse("torch+a-b").bug == "a-b" and spec.bug is None
+    assert SystemSpec.parse("m.n:f").stranger and not spec.stranger
+
+
+def test_a_checkout_has_no_version():
+    spec = SystemSpec.parse("sglang@checkout+unified")
+    assert spec == SystemSpec("sglang", ways=("unified",), checkout=True)
+    assert str(spec.of_version("0.5.18")) == "sglang==0.5.18+unified"
+
+
+def test_a_system_says_what_it_is_and_another_is_called():
+    class Other:
+        name = "torch+a-b"
+
+    class Release:
+        name = "git:3f2a1b9ab"
+        spec = SystemSpec("vllm", checkout=True)
+
+    assert system_spec(Other()).bug == "a-b"
+    assert system_spec(Release()).checkout
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_record_is_of_its_engine(name):
+    of = engine(name)
+    assert of.name == name and of.ways[0] == "" and of.driven_in(()) == of.releases
+    assert all({*of.driven_in(of.newest(way).ways)} <= {*of.releases} for way in of.ways)
+    assert every_release(SystemSpec(name, "all"))[-1] == of.newest("")
+
+
+def test_one_system_is_no_row_of_releases():
+    assert every_release(SystemSpec.parse("sglang==0.5.23")) == []
+    assert every_release(SystemSpec.parse("torch==all")) == []
+    with pytest.raises(KeyError):
+        engine("torch")
