@@ -103,7 +103,8 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
                     system, asked, progress, before,
                     executor=executor, named=named, found=saved, masks=masks,
                     early=[*early.values()], interrupted=cut_short.interrupted, began=began,
-                    lookup=base and lookup.Lookup(base, system, executor, named.limits, note),
+                    lookup=base
+                    and lookup.Lookup(base, system, executor, named.limits, note, changed),
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
             note(f"{clause}, named above as NEW: a known fault explains it")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from impl.adapter import UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits
 from stateful_tests.check.bases import Base, BaseKind, lies_between, root_of
+from stateful_tests.check.changes import Changes
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.explanation import known_fault
 from stateful_tests.check.masks import release_of
@@ -55,13 +56,15 @@ class SeenOnRelease(NamedTuple):
 @dataclass(slots=True)
 class Lookup:
     """Looks traces up that are new against a base. executor: replays them on several releases at once.
-    say: is told that releases are replayed, which takes a while."""
+    say: is told that releases are replayed, which takes a while. changed: what changed in the tree, where its
+    history tells."""
 
     base: Base
     system: Any
     executor: Executor = SERIAL
     limits: Limits = LIMITS
     say: Callable[[str], None] = lambda _: None
+    changed: Changes | None = None
     _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
     _left: dict[Trace, int] = field(default_factory=dict)  # releases for which there was no time
     _seconds: float = 0.0
@@ -77,11 +80,26 @@ class Lookup:
         new = [found.run.trace for found in findings if not (found.old or found.flaky)]
         self._replay(new)
         return [
-            replace(found, looked_up=self._said(found.run.trace))
+            replace(
+                found, looked_up=self._said(found.run.trace)._replace(changed=self._cause(found))
+            )
             if found.run.trace in self._shown and not found.old
             else found
             for found in findings
         ]
+
+    def _cause(self, found: Finding) -> str:
+        """The changed function that runs in the command with which a trace fails: one of the file in which it
+        fails, if any, or else the first."""
+        violation, called = found.run.violation, found.run.called
+        if self.changed is None or violation is None or violation.step >= len(called):
+            return ""
+        running = self.changed.among([called[violation.step]])
+        if not running:
+            return ""
+        frame = violation.failure.observed.rpartition(" at ")[2].partition(":")[0]
+        file, name = max(running, key=lambda each: each[0] == frame)
+        return f"{file}: {name}"
 
     def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:
         """The names of those traces that show a known fault of a release between which and the base the tree

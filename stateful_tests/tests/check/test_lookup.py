@@ -14,6 +14,7 @@ from impl.torch_kv import TorchKV
 from reference.commands import Mode
 from stateful_tests.check import campaign, lookup, tiers
 from stateful_tests.check.bases import Base, BaseKind
+from stateful_tests.check.changes import Changes
 from stateful_tests.check.lookup import Lookup
 from stateful_tests.lockstep.results import LookedUp
 from stateful_tests.tests.support.closing import KeepsOnThreeWays
@@ -153,11 +154,32 @@ def test_nothing_is_replayed_for_what_is_no_release(monkeypatch):
          "sglang==1.0 violate it as well, and no known fault explains it"),
         (LookedUp(conform=2, driven=2), "BROKEN",
          "none of 2 releases breaks: kvspec's adapter may be the cause. Look at sglang/a.py:3."),
+        (LookedUp(conform=2, driven=2, changed="a.py: free"), "BROKEN",
+         "none of 2 releases breaks. a.py: free changed and runs in this command: look there first and at"
+         " sglang/a.py:3."),
         (LookedUp(conform=1, driven=2), "BROKEN", "first seen here: none of 2 releases breaks"),
     ],
 )  # fmt: skip
 def test_it_is_said_in_words(told, clause, says):
     assert told.text(clause, "KeyError: 'x' at sglang/a.py:3") == says
+
+
+def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatch):
+    Releases(monkeypatch)
+    result, _, _ = checked(BreaksOnRetract, BaseKind.HISTORY)
+    [found] = result.findings
+    schedule, cache = "sglang/srt/managers/schedule_batch.py", "sglang/cache.py"
+    called = ((f"{cache}: insert",), (f"{schedule}: release_req", f"{cache}: free, evict"))
+    violation = replace(found.run.violation, step=1)
+    found = replace(found, run=replace(found.run, called=called, violation=violation))
+
+    def cause(*functions):
+        changed = Changes("HEAD", frozenset(), dict.fromkeys(functions, 1), ())
+        return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._cause(found)
+
+    assert cause((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
+    assert cause((cache, "evict"), (cache, "free")) == f"{cache}: free"
+    assert cause((cache, "insert")) == "", "it runs in another command"
 
 
 def test_the_nearest_releases_come_first():
