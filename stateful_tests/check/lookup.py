@@ -28,7 +28,7 @@ from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Finding, LookedUp, Trace
 
-MOST_TRACES = 6  # that are looked up in a check
+MOST_TRACES = 6  # in a check, of which no release shows a known fault
 _AT_A_TIME = 4  # releases, before it is seen what they have shown
 MOST_S = 90  # seconds in which a check looks traces up
 
@@ -114,25 +114,34 @@ class Lookup:
         }
 
     def _replay(self, traces: Sequence[Trace]) -> None:
-        """Replay traces on the releases, the nearest first, until each has shown a known fault."""
+        """Look traces up. Those of which a release shows a known fault leave their place to others: a tree
+        that lies between two releases may show many clauses of one fault."""
+        left = [*dict.fromkeys(traces)]
+        while left := [trace for trace in left if trace not in self._shown]:
+            unknown = [trace for trace, shown in self._shown.items() if not _fault_shown(shown)]
+            wanted = left[: max(0, MOST_TRACES - len(unknown))]
+            if not wanted or not self._replay_all(wanted):
+                return
+
+    def _replay_all(self, wanted: Sequence[Trace]) -> bool:
+        """Replay traces on the releases, the nearest first, until each has shown a known fault. False where
+        the tree is of no release."""
         engine, ways = engine_and_ways(self.system.name)
         release = release_of(self.system)
-        room = MOST_TRACES - len(self._shown)
-        wanted = [trace for trace in dict.fromkeys(traces) if trace not in self._shown][:room]
-        if engine not in systems.ENGINES or not release or not wanted:
-            return
+        if engine not in systems.ENGINES or not release:
+            return False
         self._shown |= {trace: [] for trace in wanted}
         own = {self.system.name, self.base.name}
         names = [name for name in nearest_first(engine, release, ways) if name not in own]
         several = "s" if len(wanted) > 1 else ""
         self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {engine}")
         for at in range(0, len(names), _AT_A_TIME):
-            unknown = [t for t in wanted if not any(each.fault for each in self._shown[t])]
+            unknown = [trace for trace in wanted if not _fault_shown(self._shown[trace])]
             if not unknown:
-                return
+                break
             if at and self._seconds >= MOST_S:
                 self._left |= dict.fromkeys(unknown, len(names) - at)
-                return
+                break
             began = time.monotonic()
             replayed = self.executor.map(
                 partial(shown_by, unknown, self.limits), names[at : at + _AT_A_TIME]
@@ -142,6 +151,7 @@ class Lookup:
                     for trace, seen in zip(unknown, of_release, strict=True):
                         self._shown[trace].append(seen)
             self._seconds += time.monotonic() - began
+        return True
 
     def _said(self, trace: Trace) -> LookedUp:
         """What releases show of a trace, the nearest first."""
@@ -170,6 +180,11 @@ class Lookup:
         if tree is None or faulty is None or before is None:
             return False
         return lies_between(engine, tree, faulty, before)
+
+
+def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
+    """Whether a release has shown a known fault."""
+    return any(each.fault for each in seen)
 
 
 def engine_and_ways(name: str) -> tuple[str, list[str]]:

@@ -12,11 +12,12 @@ from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
 from impl.torch_kv import TorchKV
 from reference.commands import Mode
+from reference.geometry import PRESETS
 from stateful_tests.check import campaign, lookup, tiers
 from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.lookup import Lookup
-from stateful_tests.lockstep.results import LookedUp
+from stateful_tests.lockstep.results import LookedUp, Trace
 from stateful_tests.tests.support.closing import KeepsOnThreeWays
 
 PLAN = tiers.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5)
@@ -123,6 +124,22 @@ def test_where_this_tree_alone_breaks_the_adapter_may_be_the_cause(monkeypatch):
     result, _, text = checked(BreaksOnRetract, BaseKind.HISTORY)
     assert result.exit_code == 3
     assert "none of 2 releases breaks: kvspec's adapter may be the cause." in text
+
+
+@pytest.mark.parametrize(("fault", "looked_up"), [("f", 9), ("", lookup.MOST_TRACES)])
+def test_known_faults_leave_room_for_other_traces(monkeypatch, fault, looked_up):
+    shown = lookup.Shows.FAULT if fault else lookup.Shows.CONFORMS
+    monkeypatch.setattr(
+        lookup,
+        "shown_by",
+        lambda traces, _, name: [lookup.SeenOnRelease(name, shown, fault) for _ in traces],
+    )
+    system = named(TorchKV, "sglang==0.5.21", release="0.5.21")
+    looked = Lookup(Base(named(TorchKV, "sglang==0.5.23"), BaseKind.RELEASE), system)
+    sizes = PRESETS["page1"]
+    traces = [Trace(replace(sizes, rows=rows), Mode.FREE, ()) for rows in range(1, 10)]
+    looked._replay(traces)
+    assert len(looked._shown) == looked_up
 
 
 def test_an_interrupt_while_releases_are_replayed_reports_what_was_found(monkeypatch):
