@@ -206,10 +206,8 @@ def called_by_plan(
     if not isinstance(system, WorkerSystem):
         return {}
     fitted, done = for_system(asked, system), 0
-    with system.noting_calls() as calls:
-        configs = configurations(system, fitted)  # the first reset loads the release
-    found: dict[Function, set[str]] = {each: set() for each in functions_of(calls)}
-    for batch in batches(system, fitted, configs):
+    found: dict[Function, set[str]] = {}
+    for batch in batches(system, fitted, configurations(system, fitted)):
         with system.noting_calls() as calls:
             done += sum(count for count, _ in drive(system, fitted, batch).runs)
         for function in functions_of(calls):
