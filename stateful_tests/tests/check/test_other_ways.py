@@ -45,6 +45,12 @@ def test_ways_that_call_what_nothing_else_calls_come_first():
     assert chosen([HOST, RUST], [HOST, RUST]).driven[0] == "rust+hicache", "it calls both"
 
 
+def test_ways_share_most_of_a_plan_where_no_change_runs_in_the_own_one():
+    ways = chosen([HOST], [HOST])
+    assert ways.driven == ("hicache", "rust+hicache")
+    assert ways.plan.commands == ways.each.commands == 10_000
+
+
 def test_the_way_that_the_user_has_named_is_no_other_one():
     assert chosen([ALLOC], own="overlap").driven == ("", "hicache", "rust")
 
