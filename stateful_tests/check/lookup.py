@@ -223,7 +223,12 @@ def shown_on(system: Any, trace: Trace) -> SeenOnRelease:
             return nothing._replace(what=Shows.CONFORMS)
         if clause not in run.violation.clauses:
             return nothing._replace(what=Shows.OTHER)
-        fault = known_fault(system, replace(run, violation=run.violation.headed(clause)))
+        headed = (
+            run.violation.headed(clause),
+            run.violation,
+        )  # what comes with a known fault is a part of it
+        faults = (known_fault(system, replace(run, violation=each)) for each in headed)
+        fault = next(filter(None, faults), None)
     except UnusableImplementation:
         return nothing
     if fault is None:
