@@ -12,12 +12,14 @@ from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
 from impl.torch_kv import TorchKV
 from reference.commands import Mode
+from reference.failures import Failure
 from reference.geometry import PRESETS
 from stateful_tests.check import campaign, lookup, tiers
 from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.lookup import Lookup
-from stateful_tests.lockstep.results import LookedUp, Trace
+from stateful_tests.lockstep.known_faults import known_faults
+from stateful_tests.lockstep.results import LookedUp, Run, Trace, Violation
 from stateful_tests.tests.support.closing import KeepsOnThreeWays
 
 PLAN = tiers.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5)
@@ -197,6 +199,26 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
     assert cause((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
     assert cause((cache, "evict"), (cache, "free")) == f"{cache}: free"
     assert cause((cache, "insert")) == "", "it runs in another command"
+
+
+@pytest.mark.parametrize(
+    ("clause", "what"),
+    [
+        ("TREE-3", lookup.Shows.FAULT),
+        ("READ-2", lookup.Shows.FAULT),
+        ("SES-2", lookup.Shows.OTHER),
+    ],
+)
+def test_a_clause_that_comes_with_a_known_fault_is_a_part_of_it(monkeypatch, clause, what):
+    fault = known_faults()["session-forgets-namespace"]
+    trace = Trace(PRESETS["page1"], Mode.FREE, (), clause=clause)
+    failure = Failure("a", "b")
+    shown = Violation("TREE-3", 0, failure, ("READ-2",), (failure,))
+    monkeypatch.setattr(lookup, "replay", lambda *_: Run(trace, "x", (), shown))
+    monkeypatch.setattr(
+        lookup, "known_fault", lambda _, run: fault if run.violation.clause == "TREE-3" else None
+    )
+    assert lookup.shown_on(named(TorchKV, "sglang==0.5.10"), trace).what is what
 
 
 def test_the_nearest_releases_come_first():
