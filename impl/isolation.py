@@ -8,14 +8,17 @@ Each engine names these modules (impl.sglang.parts.modules).
 
 from __future__ import annotations
 
+import __future__
 import ast
+import builtins
+import dis
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,6 +266,43 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
     return {
         name: getattr(scope[owner], name) if owner else scope[name] for name, owner in found.items()
     }
+
+
+# Names by which a function asks the host, or does something to it.
+_OF_HOST = frozenset(
+    {"backends", "cuda", "distributed", "eval", "exec", "get_device_module", "input", "mps", "npu", "open",
+     "version", "xpu"}
+)  # fmt: skip
+
+
+def plain(path: Path, env: Collection[str]) -> frozenset[str]:
+    """The functions of a file that can run as they are: they need nothing but builtins, names of `env` and
+    each other, have no decorator, import nothing, and ask nothing about the host."""
+    needs: dict[str, set[str]] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            alone = ast.Module([node], [])
+            flag = __future__.annotations.compiler_flag
+            codes = [*_codes(compile(alone, str(path), "exec", flag, dont_inherit=True))]
+            steps = [step for code in codes for step in dis.get_instructions(code)]
+            named = {name for code in codes for name in code.co_names}
+            if not named & _OF_HOST and all(step.opname != "IMPORT_NAME" for step in steps):
+                loads = {
+                    step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+                }
+                needs[node.name] = loads - {*dir(builtins), *env}
+    while lacking := [name for name, names in needs.items() if names - needs.keys()]:
+        for name in lacking:
+            del needs[name]
+    return frozenset(needs)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object, and all of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
 
 
 def _bare(function: ast.FunctionDef) -> ast.FunctionDef:

@@ -67,6 +67,7 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
     from stateful_tests.check import campaign, lookup, tiers
     from stateful_tests.check import driving
     from stateful_tests.check import masks as known
+    from stateful_tests.check.way_map import way_map
 
     began = time.monotonic()
     with ExitStack() as opened:
@@ -76,8 +77,10 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
         cut_short = CutShort(early)
         changed = _changed(system, selector, base, asked, how, early, cut_short)
         others = None
+        of = way_map(system_spec(system).engine)
         if changed is not None:
-            asked = replace(asked, first=changed.first)
+            favoured = of.calls_rarely([*changed.called, *changed.missed])
+            asked = replace(asked, first=changed.first, favoured=favoured)
             others = _other_ways(system, changed, asked) if how.ways else None
         asked = asked if others is None else others.plan
         plan = tiers.for_system(asked, system)
@@ -100,7 +103,8 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
                     system, asked, progress, before,
                     executor=executor, named=named, found=saved, masks=masks,
                     early=[*early.values()], interrupted=cut_short.interrupted, began=began,
-                    lookup=base and lookup.Lookup(base, system, executor, named.limits, note),
+                    lookup=base
+                    and lookup.Lookup(base, system, executor, named.limits, note, changed),
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
             note(f"{clause}, named above as NEW: a known fault explains it")
@@ -111,7 +115,7 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
         if changed is not None:
             changed = changed.also_called(_called_in(reports))
             if how.ways:  # another way need not call what the tree's own way calls
-                result.uncalled = tuple(f"{file}: {name}" for file, name in changed.missed)
+                result.uncalled = tuple(map(of.told, changed.missed))
         if changed is None and base is not None:
             changed = _differing(base, system, result.findings)
         data = check_data(
@@ -185,8 +189,9 @@ def _changed(
     wanted = [each for each in changed.missed if each not in of.functions or of.runs(each, own)]
     if not wanted:
         return changed
+    plan = replace(plan, favoured=of.calls_rarely(wanted))
     with unusable(f"--impl {selector.spec}: "), cut_short:
-        return changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted))
+        return changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted).keys())
     return changed  # interrupted
 
 

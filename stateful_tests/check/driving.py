@@ -80,6 +80,11 @@ class Configuration(NamedTuple):
     mode: Mode
     sizes: Any = None
 
+    @property
+    def name(self) -> str:
+        """Such as "both page2"; the mode does not matter."""
+        return f"{self.machine} {self.preset}"
+
 
 def unfitted(machine: str, preset: str, mode: Mode) -> Configuration:
     """With the sizes that the preset states."""

@@ -20,6 +20,7 @@ from impl.engines import driven_in
 from impl.process.remote_system import LIMITS, Limits
 from impl.system_spec import ENGINES, release_name, system_spec
 from stateful_tests.check.bases import Base, BaseKind, lies_between, root_of
+from stateful_tests.check.changes import Changes
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.explanation import known_fault
 from stateful_tests.check.masks import release_of
@@ -28,7 +29,7 @@ from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Finding, LookedUp, Trace
 
-MOST_TRACES = 6  # that are looked up in a check
+MOST_TRACES = 6  # in a check, of which no release shows a known fault
 _AT_A_TIME = 4  # releases, before it is seen what they have shown
 MOST_S = 90  # seconds in which a check looks traces up
 
@@ -56,13 +57,15 @@ class SeenOnRelease(NamedTuple):
 @dataclass(slots=True)
 class Lookup:
     """Looks traces up that are new against a base. executor: replays them on several releases at once.
-    say: is told that releases are replayed, which takes a while."""
+    say: is told that releases are replayed, which takes a while. changed: what changed in the tree, where its
+    history tells."""
 
     base: Base
     system: Any
     executor: Executor = SERIAL
     limits: Limits = LIMITS
     say: Callable[[str], None] = lambda _: None
+    changed: Changes | None = None
     _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
     _left: dict[Trace, int] = field(default_factory=dict)  # releases for which there was no time
     _seconds: float = 0.0
@@ -78,11 +81,26 @@ class Lookup:
         new = [found.run.trace for found in findings if not (found.old or found.flaky)]
         self._replay(new)
         return [
-            replace(found, looked_up=self._said(found.run.trace))
+            replace(
+                found, looked_up=self._said(found.run.trace)._replace(changed=self._cause(found))
+            )
             if found.run.trace in self._shown and not found.old
             else found
             for found in findings
         ]
+
+    def _cause(self, found: Finding) -> str:
+        """The changed function that runs in the command with which a trace fails: one of the file in which it
+        fails, if any, or else the first."""
+        violation, called = found.run.violation, found.run.called
+        if self.changed is None or violation is None or violation.step >= len(called):
+            return ""
+        running = self.changed.among([called[violation.step]])
+        if not running:
+            return ""
+        frame = violation.failure.observed.rpartition(" at ")[2].partition(":")[0]
+        file, name = max(running, key=lambda each: each[0] == frame)
+        return f"{file}: {name}"
 
     def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:
         """The names of those traces that show a known fault of a release between which and the base the tree
@@ -97,25 +115,34 @@ class Lookup:
         }
 
     def _replay(self, traces: Sequence[Trace]) -> None:
-        """Replay traces on the releases, the nearest first, until each has shown a known fault."""
+        """Look traces up. Those of which a release shows a known fault leave their place to others: a tree
+        that lies between two releases may show many clauses of one fault."""
+        left = [*dict.fromkeys(traces)]
+        while left := [trace for trace in left if trace not in self._shown]:
+            unknown = [trace for trace, shown in self._shown.items() if not _fault_shown(shown)]
+            wanted = left[: max(0, MOST_TRACES - len(unknown))]
+            if not wanted or not self._replay_all(wanted):
+                return
+
+    def _replay_all(self, wanted: Sequence[Trace]) -> bool:
+        """Replay traces on the releases, the nearest first, until each has shown a known fault. False where
+        the tree is of no release."""
         spec = system_spec(self.system)
         release = release_of(self.system)
-        room = MOST_TRACES - len(self._shown)
-        wanted = [trace for trace in dict.fromkeys(traces) if trace not in self._shown][:room]
-        if spec.engine not in ENGINES or not release or not wanted:
-            return
+        if spec.engine not in ENGINES or not release:
+            return False
         self._shown |= {trace: [] for trace in wanted}
         own = {self.system.name, self.base.name}
         names = [name for name in nearest_first(spec.engine, release, spec.ways) if name not in own]
         several = "s" if len(wanted) > 1 else ""
         self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {spec.engine}")
         for at in range(0, len(names), _AT_A_TIME):
-            unknown = [t for t in wanted if not any(each.fault for each in self._shown[t])]
+            unknown = [trace for trace in wanted if not _fault_shown(self._shown[trace])]
             if not unknown:
-                return
+                break
             if at and self._seconds >= MOST_S:
                 self._left |= dict.fromkeys(unknown, len(names) - at)
-                return
+                break
             began = time.monotonic()
             replayed = self.executor.map(
                 partial(shown_by, unknown, self.limits), names[at : at + _AT_A_TIME]
@@ -125,6 +152,7 @@ class Lookup:
                     for trace, seen in zip(unknown, of_release, strict=True):
                         self._shown[trace].append(seen)
             self._seconds += time.monotonic() - began
+        return True
 
     def _said(self, trace: Trace) -> LookedUp:
         """What releases show of a trace, the nearest first."""
@@ -153,6 +181,11 @@ class Lookup:
         if tree is None or faulty is None or before is None:
             return False
         return lies_between(engine, tree, faulty, before)
+
+
+def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
+    """Whether a release has shown a known fault."""
+    return any(each.fault for each in seen)
 
 
 def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
@@ -185,7 +218,12 @@ def shown_on(system: Any, trace: Trace) -> SeenOnRelease:
             return nothing._replace(what=Shows.CONFORMS)
         if clause not in run.violation.clauses:
             return nothing._replace(what=Shows.OTHER)
-        fault = known_fault(system, replace(run, violation=run.violation.headed(clause)))
+        headed = (
+            run.violation.headed(clause),
+            run.violation,
+        )  # what comes with a known fault is a part of it
+        faults = (known_fault(system, replace(run, violation=each)) for each in headed)
+        fault = next(filter(None, faults), None)
     except UnusableImplementation:
         return nothing
     if fault is None:

@@ -14,7 +14,7 @@ from impl.system_spec import ways_in
 from stateful_tests.check.tiers import Plan
 from stateful_tests.check.way_map import Function, WayMap
 
-SHARE = 3  # of the commands of a plan, one in so many is for other ways
+SHARE = 3  # one in so many commands of a plan is for other ways, or for the own one where no change runs
 LEAST = 3_000  # commands for a way: with fewer a run says little
 
 
@@ -44,7 +44,9 @@ def other_ways(
     driven = tuple(ways[:room])
     if not driven:
         return OtherWays((), tuple(ways), plan, plan)
-    rest = plan.commands // SHARE
+    less = plan.commands // SHARE
+    elsewhere = {*changed} <= {*uncalled}  # nothing that changed runs in the tree's own way
+    rest = plan.commands - less if elsewhere else less
     mine = replace(plan, commands=plan.commands - rest)
     return OtherWays(driven, tuple(ways[room:]), mine, replace(plan, commands=rest // len(driven)))
 

@@ -35,7 +35,8 @@ class Plan:
     after_finding: commands after the last new finding that end the check.
     examples: runs of each configuration, where these were asked for; `commands` counts for nothing then.
     modes: none stands for the system's own. corpus: with the lines of the directed corpus; first: those that
-    are driven before others. whole: it has all that its tier does.
+    are driven before others. favoured: configurations by name, such as "both page2", that get as many runs as
+    all others together. whole: it has all that its tier does.
     time_limit_s: when to leave the rest of the plan, if one was given.
     """
 
@@ -52,6 +53,7 @@ class Plan:
     machines: tuple[str, ...] = tuple(MACHINES)
     seed: int = 0
     first: frozenset[CorpusLine] = frozenset()
+    favoured: frozenset[str] = frozenset()
 
 
 _TIERS = {

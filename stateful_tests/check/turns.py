@@ -60,9 +60,18 @@ def planned(system: AnySystem, plan: Plan, config: Configuration) -> int:
     return sys.maxsize if plan.examples is None else plan.examples
 
 
+def times_favoured(plan: Plan, configs: Sequence[Configuration]) -> int:
+    """How many times the runs of another configuration a favoured one gets: all favoured ones together get
+    as many as all others."""
+    own = [config for config in configs if config.machine != CORPUS]
+    favoured = sum(config.name in plan.favoured for config in own)
+    return max(1, (len(own) - favoured) // favoured) if favoured else 1
+
+
 def batches(system: AnySystem, plan: Plan, configs: Sequence[Configuration]) -> Iterator[RunBatch]:
     """The runs of the plan, one of each configuration first; lines of the corpus in turns with them. A
     plan that counts commands has runs without end."""
+    times = times_favoured(plan, configs)
 
     def in_turns(configs: list[Configuration]) -> Iterator[RunBatch]:
         waiting = {config: (0, planned(system, plan, config)) for config in configs}
@@ -75,6 +84,8 @@ def batches(system: AnySystem, plan: Plan, configs: Sequence[Configuration]) -> 
                     if start
                     else 1
                 )
+                if config.name in plan.favoured:
+                    size *= times
                 yield RunBatch(config, range(start, min(end, start + size)))
                 waiting[config] = start + size, end
             waiting = {

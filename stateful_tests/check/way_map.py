@@ -1,25 +1,28 @@
-"""Which functions of an engine run in which ways: ways.json, measured by `python -m ci.ways`.
+"""Which functions of an engine run in which ways and configurations: ways.json, by `python -m ci.ways`.
 
-A short plan is driven in each way on the newest release that has it, and what it calls is noted.
+A plan is driven in each way on the newest release that has it, and in the same ways on each release that is
+the newest of another way. What the plan calls is noted, and by which runs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl import engines
+from impl.system_spec import ways_in
 from impl.process.remote_system import WorkerSystem
 from stateful_tests.check.driving import drive
-from stateful_tests.check.tiers import Plan, for_system, plan
+from stateful_tests.check.tiers import CORPUS, Plan, for_system, plan
 from stateful_tests.check.turns import batches, configurations
 from stateful_tests.lockstep import systems
 
 FILE = Path(__file__).with_name("ways.json")
-COMMANDS = 2_000  # of a plan that is measured; no function more is called by as many again
+COMMANDS = 4_000  # of a plan that is measured, lines of the corpus among them
+FEW = 3  # a function is of few presets if at most one in so many of the configurations calls it
 
 Function = tuple[str, str]  # file, qualified name
 OUTSIDE = "outside of functions"  # the rest of a file: it runs when the file is loaded
@@ -27,11 +30,13 @@ OUTSIDE = "outside of functions"  # the rest of a file: it runs when the file is
 
 class WayMap(NamedTuple):
     """ways: of the engine, "" for none. functions: what runs, and in which of the ways. cut: files that are
-    not loaded; functions are cut out of them."""
+    not loaded; functions are cut out of them. rare: functions that few configurations call, with the names
+    of these."""
 
     ways: tuple[str, ...]
     functions: dict[Function, frozenset[str]]
     cut: frozenset[str] = frozenset()
+    rare: dict[Function, frozenset[str]] = {}  # noqa: RUF012
 
     @property
     def files(self) -> frozenset[str]:
@@ -54,6 +59,15 @@ class WayMap(NamedTuple):
             for way in self.ways
         }
 
+    def calls_rarely(self, functions: Collection[Function]) -> frozenset[str]:
+        """The names of the few configurations that call some of these functions."""
+        return frozenset().union(*(self.rare.get(each, ()) for each in functions))
+
+    def told(self, function: Function) -> str:
+        """A function that no run has called as text, with the configurations that call it, where few do."""
+        text, few = ": ".join(function), sorted(self.rare.get(function, ()))
+        return f"{text} (on {', '.join(few)})" if few else text
+
 
 NOTHING = WayMap((), {})
 
@@ -64,31 +78,85 @@ def way_map(engine: str) -> WayMap:
     maps = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
     if engine not in maps:
         return NOTHING
-    ways = tuple(maps[engine]["ways"])
+    of = maps[engine]
+    ways, sets = tuple(of["ways"]), [frozenset(few.split(", ")) for few in of["sets"]]
     functions = {
-        (file, name): frozenset(way for at, way in enumerate(ways) if bits >> at & 1)
-        for file, names in maps[engine]["functions"].items()
-        for name, bits in names.items()
+        each: frozenset(way for at, way in enumerate(ways) if bits >> at & 1)
+        for each, bits in _numbers(of["functions"])
     }
+    rare = {each: sets[number] for each, number in _numbers(of["rare"])}
     rest: dict[Function, frozenset[str]] = {}
-    cut = frozenset(maps[engine].get("cut", ()))
+    cut = frozenset(of["cut"])
     for (file, _), having in functions.items():
         if file in cut:
             continue
         rest[file, OUTSIDE] = rest.get((file, OUTSIDE), frozenset()) | having
-    return WayMap(ways, functions | rest, cut)
+    return WayMap(ways, functions | rest, cut, rare)
+
+
+class Measured(NamedTuple):
+    """Of one function: ways: a bit for each way that calls it; by: the names of the configurations that do;
+    of: of those in the plans of these ways."""
+
+    ways: int = 0
+    by: frozenset[str] = frozenset()
+    of: frozenset[str] = frozenset()
+
+    def also(self, way: int, by: Collection[str], of: Collection[str]) -> Measured:
+        """The same, where it is called in another way as well."""
+        return Measured(self.ways | 1 << way, self.by.union(by), self.of.union(of))
+
+    @property
+    def few(self) -> tuple[str, ...]:
+        """The configurations that call it, where they are few."""
+        return tuple(sorted(self.by)) if len(self.by) * FEW <= len(self.of) else ()
 
 
 def measured(engine: str) -> dict[str, Any]:
-    """The map of an engine as JSON, measured anew: of each function a bit for each way."""
-    functions: dict[str, dict[str, int]] = {}
-    for at, way in enumerate(engines.engine(engine).ways):
-        for file, name in called_in(newest(engine, way), COMMANDS):
-            names = functions.setdefault(file, {})
-            names[name] = names.get(name, 0) | 1 << at
-    sorted_names = {file: dict(sorted(functions[file].items())) for file in sorted(functions)}
-    cut = [file for file in sorted_names if not _is_loaded(engine, file)]
-    return {"ways": list(engines.engine(engine).ways), "cut": cut, "functions": sorted_names}
+    """The map of an engine as JSON, measured anew. functions: a bit for each way. rare: functions that few
+    configurations call, each with the number of these among `sets`."""
+    ways, found = engines.engine(engine).ways, dict[Function, Measured]()
+    for release, at in measured_in(engine):
+        called, of = called_in(named(engine, ways[at], release), COMMANDS)
+        for function, by in called.items():
+            found[function] = found.get(function, Measured()).also(at, by, of)
+    sets = sorted({each.few for each in found.values()} - {()})
+    functions = _by_file({each: of.ways for each, of in found.items()})
+    return {
+        "ways": list(ways),
+        "cut": [file for file in functions if not _is_loaded(engine, file)],
+        "functions": functions,
+        "rare": _by_file({each: sets.index(of.few) for each, of in found.items() if of.few}),
+        "sets": [", ".join(few) for few in sets],
+    }
+
+
+def _by_file(numbers: Mapping[Function, int]) -> dict[str, dict[str, int]]:
+    """Numbers of functions by file and name, sorted."""
+    by_file: dict[str, dict[str, int]] = {}
+    for (file, name), number in sorted(numbers.items()):
+        by_file.setdefault(file, {})[name] = number
+    return by_file
+
+
+def _numbers(by_file: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Function, int]]:
+    """The same, read."""
+    for file, names in by_file.items():
+        yield from (((file, name), number) for name, number in names.items())
+
+
+def measured_in(engine: str) -> list[tuple[str, int]]:
+    """Releases with the numbers of ways in which they are measured: the newest of each way, in all ways that
+    it has. A way that has ended is that of a tree whose other ways call functions that have ended as well."""
+    of = engines.engine(engine)
+    drivable = [of.driven_in(ways_in(way)) for way in of.ways]
+    releases = dict.fromkeys(of_way[-1] for of_way in drivable)
+    return [
+        (release, at)
+        for release in releases
+        for at, of_way in enumerate(drivable)
+        if release in of_way
+    ]
 
 
 def _is_loaded(engine: str, file: str) -> bool:
@@ -97,35 +165,49 @@ def _is_loaded(engine: str, file: str) -> bool:
     return engines.engine(engine).loads(module)
 
 
+def named(engine: str, way: str, release: str) -> str:
+    """A release in a way, by name."""
+    return "+".join(filter(None, (f"{engine}=={release}", way)))
+
+
 def newest(engine: str, way: str) -> str:
     """The newest release of an engine that is driven in a way, by name."""
     return str(engines.engine(engine).newest(way))
 
 
-def called_in(name: str, commands: int) -> set[Function]:
-    """What a short plan calls in the files of a release."""
+def called_in(name: str, commands: int) -> tuple[dict[Function, set[str]], set[str]]:
+    """What a plan calls in the files of a release, each function with the names of the configurations that
+    call it, and the names of all of them."""
     system = systems.resolve(name)
     try:
-        return called_by_plan(system, plan("smoke"), commands)
+        asked = plan("smoke")
+        of = configurations(system, for_system(asked, system))
+        return called_by_plan(system, asked, commands), {
+            each.name for each in of if each.machine != CORPUS
+        }
     finally:
         system.close()
 
 
 def called_by_plan(
     system: Any, asked: Plan, commands: int, wanted: Collection[Function] | None = None
-) -> set[Function]:
+) -> dict[Function, set[str]]:
     """What the first runs of a plan call in the files of a system, by their name: lines of the corpus and
-    runs in turns. wanted: no more is driven when all these were called."""
+    runs in turns. Each function has the names of the configurations that call it. wanted: no more is driven
+    when all these were called."""
     if not isinstance(system, WorkerSystem):
-        return set()
+        return {}
     fitted, done = for_system(asked, system), 0
-    found: set[Function] = set()
-    with system.noting_calls() as calls:
-        for batch in batches(system, fitted, configurations(system, fitted)):
+    found: dict[Function, set[str]] = {}
+    for batch in batches(system, fitted, configurations(system, fitted)):
+        with system.noting_calls() as calls:
             done += sum(count for count, _ in drive(system, fitted, batch).runs)
-            found = {*functions_of(calls)}
-            if done >= commands or (wanted is not None and found.issuperset(wanted)):
-                break
+        for function in functions_of(calls):
+            by = found.setdefault(function, set())
+            if batch.config.machine != CORPUS:
+                by.add(batch.config.name)
+        if done >= commands or (wanted is not None and found.keys() >= {*wanted}):
+            break
     return found
 
 

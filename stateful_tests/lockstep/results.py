@@ -190,7 +190,7 @@ class LookedUp(NamedTuple):
     the release that fixed it, "" where none has. between: the tree has a part of what such a release has and
     the base has not, so the tree has the fault from there. conform: how many releases conform; violate: those
     that violate the clause, where no known fault explains it; driven: how many could be driven; left: for how
-    many there was no time.
+    many there was no time. changed: a function that changed in the tree and runs in the failing command.
     """
 
     fault: str = ""
@@ -202,6 +202,7 @@ class LookedUp(NamedTuple):
     violate: tuple[str, ...] = ()
     driven: int = 0
     left: int = 0
+    changed: str = ""
 
     def text(self, clause: str, observed: str) -> str:
         """In words. observed: of the finding."""
@@ -217,6 +218,9 @@ class LookedUp(NamedTuple):
         replayed = f"none of {self.driven} releases {breaks}{later}"
         if clause == "BROKEN" and self.conform == self.driven:
             _, _, frame = observed.rpartition(" at ")
+            if self.changed:
+                end = f" and at {frame}" if frame else ""
+                return f"{replayed}. {self.changed} changed and runs in this command: look there first{end}."
             at = f" Look at {frame}." if frame else ""
             return f"{replayed}: kvspec's adapter may be the cause.{at}"
         return f"first seen here: {replayed}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from impl.isolation import Bookkeeping, Provided, cut
+from impl.isolation import Bookkeeping, Provided, cut, plain
 from impl.isolation import install as install_hook
 
 SGLANG = Bookkeeping(
@@ -71,14 +71,8 @@ WITH_TIERS = replace(
         ASSEMBLER,
     ),
 )
-# Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
-UTILITIES = frozenset(
-    {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_int64_tensor",
-     "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
-     "get_bool_env_var", "get_num_new_pages", "next_power_of_2", "raise_error_or_warn",
-     "token_ids_from_wire"}
-)  # fmt: skip
-# Questions about the host in the same file: a CPU and nothing special; the second lot is so with a GPU.
+# Questions about the host in sglang/srt/utils/common.py: a CPU and nothing special. The second lot is so
+# with a GPU.
 HOST_QUESTIONS = (
     "cpu_has_amx_support", "is_cpu", "is_float4_e2m1fn_x2", "is_hip", "is_hpu", "is_mps", "is_musa", "is_npu",
     "is_xpu",
@@ -91,8 +85,8 @@ def install(
 ) -> None:
     """Hook the imports of this process up to the SGLang under `root`.
 
-    Besides what is provided, the utilities are those of the release's own file. modules: what is real, SGLANG
-    unless it is given.
+    Besides what is provided, the utilities are those functions of the release's own file that can run as they
+    are. modules: what is real, SGLANG unless it is given.
     """
     modules = modules or SGLANG
     install_hook(root, replace(modules, absent=modules.absent[:1]) if gpu else modules, provided)
@@ -104,9 +98,8 @@ def install(
         "logger": logging.getLogger("sglang"),
         "_warned_bool_env_var_keys": set(),
     }
-    utilities = cut(root / "sglang/srt/utils/common.py", UTILITIES, env) | dict.fromkeys(
-        HOST_QUESTIONS, _no
-    )
+    common = root / "sglang/srt/utils/common.py"
+    utilities = cut(common, plain(common, env), env) | dict.fromkeys(HOST_QUESTIONS, _no)
     utilities |= dict.fromkeys(OF_A_GPU, lambda *_, **__: gpu)
     for name in ("sglang.srt.utils", "sglang.srt.utils.common"):
         provided[name] = {**utilities, **provided.get(name, {})}

@@ -103,6 +103,10 @@ DRIVEN = """
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_attn_allocator; SWATokenToKVPoolAllocator.swa_attn_allocator
 0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.full_to_swa_index_mapping; SWATokenToKVPoolAllocator.free_swa(_)
+[spare pages]
+0.5.10 0.5.11 mem_cache/swa_memory_pool.py | "len(seq_lens) * self.page_size" in "SWATokenToKVPoolAllocator.alloc_extend"
+0.5.11 0.5.13 mem_cache/swa_memory_pool.py | "len(seq_lens) * self.page_size" not in "SWATokenToKVPoolAllocator.alloc_extend"
+0.5.13 ...    mem_cache/allocator/swa.py | "len(seq_lens) * self.page_size" not in "SWATokenToKVPoolAllocator.alloc_extend"
 [states]
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool._alloc_ping_pong_buffer(_)
 0.5.22 ...    mem_cache/memory_pool.py | HybridReqToTokenPool(size=_, mamba_size=_, mamba_spec_state_size=_, max_context_len=_, device=_, enable_memory_saver=_, cache_params=_, mamba_layer_ids=_, enable_mamba_extra_buffer=_, enable_overlap_schedule=_)

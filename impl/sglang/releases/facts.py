@@ -32,6 +32,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "allocation": ("_load_allocation",),
     "allocators": ("paged_allocator",),
     "SWA allocators": ("swa_allocators",),
+    "spare pages": ("spare_page_per_lane",),
     "free pages": ("free_pages",),
     "caches": ("_modules", "is_unified", "make_cache", "make_tree", "shown_tree"),
     "locks": ("tree", "hold"),
@@ -57,7 +58,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "prefill results": ("groups_prefill",),
     "window evictions": ("eviction_limit",),
     # What a release does that no name tells: as in the nearest release.
-    "policy": ("uncounted", "counts_in_flight", "spare_page_per_lane", "waived"),
+    "policy": ("uncounted", "counts_in_flight", "waived"),
 }
 
 _AROUND = 3  # releases on either side that a checkout may have facts of

@@ -8,6 +8,7 @@ from ci.report.check_data import check_data
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode, Retract
 from stateful_tests.check import campaign, corpus, tiers
+from stateful_tests.check import left_out as left_out_module
 from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.left_out import left_out
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -82,6 +83,32 @@ def test_what_a_tree_between_releases_does_not_offer_is_no_loss():
     assert left_out(tree, base, PLAN, unfit, guessed=True) == {}
     small = Tree(refused=lambda sizes: sizes.page_size == 4)
     assert left_out(small, base, PLAN, unfit, guessed=True)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_a_release_around_refuses_for_the_same_reason_is_no_loss(monkeypatch, alike):
+    def refused(sizes):
+        return sizes.window is None
+
+    class Older(Tree):
+        def reset(self, geometry):
+            if refused(geometry) and not alike:
+                raise UnusableImplementation("it has another reason")
+            super().reset(geometry)
+
+    resolved = []
+
+    def resolve(name):
+        resolved.append(name)
+        return Older(name, refused)
+
+    monkeypatch.setattr(left_out_module.systems, "resolve", resolve)
+    tree, base = Tree(refused=refused), Tree("sglang==0.5.12")
+    tree.release = "0.5.12"
+    plan = replace(PLAN, presets=("page1", "no-swa"))
+    assert bool(left_out(tree, base, plan, (), guessed=True)) is not alike
+    assert resolved and "sglang==0.5.12" not in resolved
+    assert left_out(tree, base, plan, ()), "a base of the tree's history has it"
 
 
 @pytest.mark.parametrize("name", ["sglang==0.5.23", "torch"])

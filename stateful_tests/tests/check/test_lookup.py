@@ -12,10 +12,14 @@ from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
 from impl.torch_kv import TorchKV
 from reference.commands import Mode
+from reference.failures import Failure
+from reference.geometry import PRESETS
 from stateful_tests.check import campaign, lookup, tiers
 from stateful_tests.check.bases import Base, BaseKind
+from stateful_tests.check.changes import Changes
 from stateful_tests.check.lookup import Lookup
-from stateful_tests.lockstep.results import LookedUp
+from stateful_tests.lockstep.known_faults import known_faults
+from stateful_tests.lockstep.results import LookedUp, Run, Trace, Violation
 from stateful_tests.tests.support.closing import KeepsOnThreeWays
 
 PLAN = tiers.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5)
@@ -124,6 +128,22 @@ def test_where_this_tree_alone_breaks_the_adapter_may_be_the_cause(monkeypatch):
     assert "none of 2 releases breaks: kvspec's adapter may be the cause." in text
 
 
+@pytest.mark.parametrize(("fault", "looked_up"), [("f", 9), ("", lookup.MOST_TRACES)])
+def test_known_faults_leave_room_for_other_traces(monkeypatch, fault, looked_up):
+    shown = lookup.Shows.FAULT if fault else lookup.Shows.CONFORMS
+    monkeypatch.setattr(
+        lookup,
+        "shown_by",
+        lambda traces, _, name: [lookup.SeenOnRelease(name, shown, fault) for _ in traces],
+    )
+    system = named(TorchKV, "sglang==0.5.21", release="0.5.21")
+    looked = Lookup(Base(named(TorchKV, "sglang==0.5.23"), BaseKind.RELEASE), system)
+    sizes = PRESETS["page1"]
+    traces = [Trace(replace(sizes, rows=rows), Mode.FREE, ()) for rows in range(1, 10)]
+    looked._replay(traces)
+    assert len(looked._shown) == looked_up
+
+
 def test_an_interrupt_while_releases_are_replayed_reports_what_was_found(monkeypatch):
     Releases(monkeypatch)
 
@@ -153,11 +173,52 @@ def test_nothing_is_replayed_for_what_is_no_release(monkeypatch):
          "sglang==1.0 violate it as well, and no known fault explains it"),
         (LookedUp(conform=2, driven=2), "BROKEN",
          "none of 2 releases breaks: kvspec's adapter may be the cause. Look at sglang/a.py:3."),
+        (LookedUp(conform=2, driven=2, changed="a.py: free"), "BROKEN",
+         "none of 2 releases breaks. a.py: free changed and runs in this command: look there first and at"
+         " sglang/a.py:3."),
         (LookedUp(conform=1, driven=2), "BROKEN", "first seen here: none of 2 releases breaks"),
     ],
 )  # fmt: skip
 def test_it_is_said_in_words(told, clause, says):
     assert told.text(clause, "KeyError: 'x' at sglang/a.py:3") == says
+
+
+def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatch):
+    Releases(monkeypatch)
+    result, _, _ = checked(BreaksOnRetract, BaseKind.HISTORY)
+    [found] = result.findings
+    schedule, cache = "sglang/srt/managers/schedule_batch.py", "sglang/cache.py"
+    called = ((f"{cache}: insert",), (f"{schedule}: release_req", f"{cache}: free, evict"))
+    violation = replace(found.run.violation, step=1)
+    found = replace(found, run=replace(found.run, called=called, violation=violation))
+
+    def cause(*functions):
+        changed = Changes("HEAD", frozenset(), dict.fromkeys(functions, 1), ())
+        return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._cause(found)
+
+    assert cause((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
+    assert cause((cache, "evict"), (cache, "free")) == f"{cache}: free"
+    assert cause((cache, "insert")) == "", "it runs in another command"
+
+
+@pytest.mark.parametrize(
+    ("clause", "what"),
+    [
+        ("TREE-3", lookup.Shows.FAULT),
+        ("READ-2", lookup.Shows.FAULT),
+        ("SES-2", lookup.Shows.OTHER),
+    ],
+)
+def test_a_clause_that_comes_with_a_known_fault_is_a_part_of_it(monkeypatch, clause, what):
+    fault = known_faults()["session-forgets-namespace"]
+    trace = Trace(PRESETS["page1"], Mode.FREE, (), clause=clause)
+    failure = Failure("a", "b")
+    shown = Violation("TREE-3", 0, failure, ("READ-2",), (failure,))
+    monkeypatch.setattr(lookup, "replay", lambda *_: Run(trace, "x", (), shown))
+    monkeypatch.setattr(
+        lookup, "known_fault", lambda _, run: fault if run.violation.clause == "TREE-3" else None
+    )
+    assert lookup.shown_on(named(TorchKV, "sglang==0.5.10"), trace).what is what
 
 
 def test_the_nearest_releases_come_first():

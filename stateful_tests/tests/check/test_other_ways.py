@@ -1,6 +1,9 @@
 """What changed decides in which other ways a tree is driven."""
 
 import json
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -10,10 +13,11 @@ from ci.report.verdict import check_verdict
 from impl import engines
 from impl.adapter import Capabilities
 from impl.system_spec import ENGINES, SystemSpec, ways_in
-from stateful_tests.check import tiers, way_map
+from stateful_tests.check import tiers, turns, way_map
 from stateful_tests.check.changes import OUTSIDE
 from stateful_tests.check.other_ways import other_ways
 from stateful_tests.check.way_map import WayMap
+from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import CheckResult
 from stateful_tests.tests.support.made_up_check import finding
 from stateful_tests.tests.support.night import at_night
@@ -42,6 +46,12 @@ def test_ways_that_call_what_nothing_else_calls_come_first():
     assert chosen([HOST, RUST], [HOST, RUST]).driven[0] == "rust+hicache", "it calls both"
 
 
+def test_ways_share_most_of_a_plan_where_no_change_runs_in_the_own_one():
+    ways = chosen([HOST], [HOST])
+    assert ways.driven == ("hicache", "rust+hicache")
+    assert ways.plan.commands == ways.each.commands == 10_000
+
+
 def test_the_way_that_the_user_has_named_is_no_other_one():
     assert chosen([ALLOC], own="overlap").driven == ("", "hicache", "rust")
 
@@ -67,7 +77,8 @@ def test_a_larger_plan_drives_them_all():
 
 def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
     file = tmp_path / "ways.json"
-    one = {"ways": ["", "hicache"], "functions": {"a.py": {"alloc": 3, "host": 2}}}
+    one = {"ways": ["", "hicache"], "functions": {"a.py": {"alloc": 3, "host": 2}}, "cut": []}
+    one |= {"rare": {"a.py": {"host": 0}}, "sets": ["tiers tier, tiers tier-page2"]}
     file.write_text(json.dumps({"sglang": one}))
     monkeypatch.setattr(way_map, "FILE", file)
     way_map.way_map.cache_clear()
@@ -77,6 +88,10 @@ def test_the_map_says_which_functions_run_in_which_way(tmp_path, monkeypatch):
     assert found.functions == {ALLOC: both, HOST: frozenset({"hicache"}), ("a.py", OUTSIDE): both}
     assert found.files == {"a.py"}
     assert found.calling([ALLOC, HOST]) == {"": {ALLOC}, "hicache": {ALLOC, HOST}}
+    assert found.calls_rarely([ALLOC, HOST]) == {"tiers tier", "tiers tier-page2"}
+    assert not found.calls_rarely([ALLOC, RUST])
+    assert found.told(HOST) == "a.py: host (on tiers tier, tiers tier-page2)"
+    assert found.told(ALLOC) == "a.py: alloc"
     assert way_map.way_map("torch") == way_map.NOTHING
 
 
@@ -100,10 +115,36 @@ def test_each_engine_has_a_map(engine):
 )
 def test_the_map_is_up_to_date(engine, way, commands):
     """What a short plan calls on the newest release stands in the map, and most of the map is called."""
-    called = way_map.called_in(way_map.newest(engine, way), commands)
+    called = way_map.called_in(way_map.newest(engine, way), commands)[0].keys()
     of = {name for name, ways in way_map.way_map(engine).functions.items() if way in ways}
     assert called <= of, "python -m ci.ways"
     assert len(called) > 0.8 * len({each for each in of if each[1] != OUTSIDE})
+
+
+def test_each_release_that_is_the_newest_of_a_way_is_measured_in_all_its_ways():
+    """What only 0.5.18+unified has is called without that way as well."""
+    ways, driven_in = engines.engine("sglang").ways, engines.driven_in
+    measured = [(release, ways[at]) for release, at in way_map.measured_in("sglang")]
+    newest, last = driven_in("sglang", [])[-1], driven_in("sglang", ["unified"])[-1]
+    assert {way for release, way in measured if release == newest} == {*ways} - {"unified"}
+    assert {(last, ""), (last, "overlap"), (last, "unified")} <= {*measured}
+
+
+def test_functions_that_few_configurations_call_name_them():
+    both = way_map.Measured().also(0, {"a"}, "abcdef").also(1, {"b"}, "abcdef")
+    assert (both.ways, both.few) == (3, ("a", "b"))
+    assert both.also(1, {"c"}, "").few == (), "three of six are not few"
+
+
+def test_configurations_that_call_a_change_get_half_of_the_runs():
+    system, asked = ReferenceSystem(), tiers.for_system(SMOKE, ReferenceSystem())
+    asked = replace(asked, corpus=False, favoured=frozenset({"both state", "both tight"}))
+    configs = turns.configurations(system, asked)
+    runs = Counter[bool]()
+    for batch in islice(turns.batches(system, asked, configs), 4 * len(configs)):
+        runs[batch.config.name in asked.favoured] += len(batch.examples)
+    assert 0.4 < runs[True] / runs.total() < 0.6
+    assert turns.times_favoured(replace(asked, favoured=frozenset()), configs) == 1
 
 
 class Tree:

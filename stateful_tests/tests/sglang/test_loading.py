@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from impl import isolation
 from impl.adapter import UnusableImplementation
 from impl.fetch import cache_folder
 from impl.sglang import SGLangSystem
@@ -245,3 +246,22 @@ def test_a_folder_without_the_tree_says_so(tmp_path):
         VARIANTS["rust"]["0.5.23"].require(tmp_path)
     with pytest.raises(UnusableImplementation, match=r"has no sglang\.srt\.mem_cache\.unified"):
         VARIANTS["unified"]["0.5.11"].require(tmp_path)
+
+
+def test_functions_that_need_nothing_of_a_server_are_plain(tmp_path):
+    file = tmp_path / "common.py"
+    file.write_text(
+        "import torch\n"
+        "def pages(n): return -(-n // SIZE)\n"
+        "def ceil(n, size=16): return -(-n // size) * size\n"
+        "def needed(lens: Tensor) -> Tensor: return torch.tensor([ceil(int(n)) for n in lens])\n"
+        "def of_pages(n): return pages(n)\n"
+        "def on_gpu(): return torch.cuda.is_available()\n"
+        "def read(): return open('/etc/passwd')\n"
+        "def late():\n    import psutil\n    return 1\n"
+        "def default(n=SIZE): return n\n"
+        "@wrapped\ndef wrapped_up(n): return n\n"
+        "def set_flag(flag):\n    def inner(): return flag\n    return inner\n"
+    )
+    assert isolation.plain(file, {"torch"}) == {"ceil", "needed", "set_flag"}
+    assert {"pages", "of_pages", "default"} <= isolation.plain(file, {"torch", "SIZE"})
