@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ci.commands.shared import ReportOut, SystemSelector, Unusable, note, unusable
-from stateful_tests.lockstep.endings import Ending
+from stateful_tests.lockstep.endings import Ending, ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
@@ -50,7 +50,7 @@ def check(
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
         interrupted = True
-    end = Ending.INTERRUPTED if interrupted else max(row["exit_code"] for row in rows)
+    end = gravest([ending(interrupted=interrupted), *(row["exit_code"] for row in rows)])
     driven = [row["check"] for row in rows if row["check"] is not None]
     driven_machines = dict.fromkeys(
         m["machine"] for check in driven for m in check["clauses_by_machine"]
@@ -79,7 +79,7 @@ def _row(spec: SystemSpec, one: One) -> Data:
         row["exit_code"] = row["check"]["exit_code"]
         save()
     except Unusable as error:
-        row |= {"unusable": str(error), "exit_code": max(row["exit_code"], Ending.UNUSABLE)}
+        row |= {"unusable": str(error), "exit_code": gravest([row["exit_code"], Ending.UNUSABLE])}
     return row
 
 
@@ -112,7 +112,7 @@ def replay(
         "version": 1,
         "systems": [str(spec) for spec in systems],
         "interrupted": interrupted,
-        "exit_code": Ending.INTERRUPTED if interrupted else max(driven, default=Ending.UNUSABLE),
+        "exit_code": gravest([ending(interrupted=interrupted), *(driven or [Ending.UNUSABLE])]),
         "traces": [
             {"file": path, "releases": of_trace} for (path, _), of_trace in zip(traces, rows)
         ],

@@ -16,6 +16,7 @@ from ci.commands.shared import (
     ReportOut, SystemSelector, Unusable, load_trace, replay_command, save_option, system_options, unusable,
     writable, write_beside,
 )  # fmt: skip
+from stateful_tests.lockstep.endings import gravest
 
 if TYPE_CHECKING:
     from ci import Data
@@ -153,5 +154,5 @@ def replay(
             f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{which}"
         )
         out.console.print(summary)
-    code = max(data["exit_code"] for data in replays)
+    code = gravest(data["exit_code"] for data in replays)
     return out.end({"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})

@@ -13,7 +13,7 @@ from ci.commands.shared import (
     ReportOut, Saved, SystemSelector, Unusable, json_option, list_rows, near, save_option, save_traces,
     system_options, unusable,
 )  # fmt: skip
-from stateful_tests.lockstep.endings import ending
+from stateful_tests.lockstep.endings import ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
@@ -105,7 +105,7 @@ def _each(
             with Progress() as progress:
                 data, stopped = one(scope, progress)
             reports.append(data)
-    code = max(data["exit_code"] for data in reports)
+    code = gravest(data["exit_code"] for data in reports)
     return code or ending(interrupted=stopped == INTERRUPTED), reports
 
 
