@@ -117,7 +117,7 @@ class Driven:
         alone refuses since it last carried one out. runs_of: kind -> the runs that had one, and whether a
         run carried one out.
     unfit: situation -> why its line could not be driven. unanswered: runs that never came to their
-        end.
+        end, with a request that waits.
     """
 
     tallies: dict[str, Tally]
@@ -410,7 +410,7 @@ def _engine_example(
             if (command := draws.finale(beside, lockstep.facts)) is None:
                 return
             yield command
-        driven.unanswered += 1
+        driven.unanswered += lockstep.step is not None and bool(lockstep.step.unanswered)
 
     _carry_out(lockstep, proposed(), done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))
