@@ -87,6 +87,7 @@ NOT_YET = {
     "a_lock_pins_a_leaf_of_any_length",
     "a_page_in_front_of_the_window_is_not_kept_after_a_round",
     "a_page_in_front_of_the_window_is_not_kept_with_bigrams",
+    "an_abort_of_bigrams_behind_a_window_eviction_frees_what_the_tree_keeps",
     "an_aborted_turn_gives_its_swa_lock_back_again",
     "a_prompt_of_bigrams_is_swept_too_far",
     "a_prompt_that_is_swept_too_far_has_two_owners",
