@@ -11,14 +11,8 @@ from reference.tiers.facts import BUSY, IDLE, TierFacts
 # What the server, its copy engine and the prefill servers do. With any other command somebody gets a token,
 # or gives up.
 _BY_ITSELF = Poll, Send, Copy, Complete, Greet, Arrive
-WAITING = (
-    "waits",
-    "greeted",
-    "receives",
-    "received",
-    "fails",
-    "retracted",
-)  # states of who has no answer
+# States of requests that have no answer.
+WAITING = ("waits", "greeted", "receives", "received", "fails", "retracted")
 
 
 class DecodeProgress:

@@ -133,11 +133,8 @@ def _size(reader: Reader) -> Room:
 
 def _input(reader: Reader, request: Any) -> Room:
     """Whole pages for the text that a request has now: its next prefill computes it."""
-    page, tokens = (
-        reader.scheduler.page_size,
-        len(request.origin_input_ids) + len(request.output_ids),
-    )
-    tokens = -(-tokens // page) * page
+    page = reader.scheduler.page_size
+    tokens = -(-(len(request.origin_input_ids) + len(request.output_ids)) // page) * page
     return Room(tokens, tokens if reader.swa else 0, 1)
 
 
