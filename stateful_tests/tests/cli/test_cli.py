@@ -353,11 +353,13 @@ def test_it_stands_for_all_releases_or_for_those_that_have_a_tree():
     assert names_of("sglang==0.5.23") == names_of("torch==all") == []
 
 
-def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(kvspec, monkeypatch, tmp_path):
+def test_what_cannot_be_had_is_a_line_and_the_gravest_exit_code_counts(
+    kvspec, monkeypatch, tmp_path
+):
     systems = ["torch+pr22900", "sglang==9.9.9", "torch"]
     monkeypatch.setattr(engines, "every_release", lambda _: specs_of(systems))
     code, out, err = kvspec(*ASKED, "--json", "row.json")
-    assert code == 2
+    assert code == 1
     assert "kvspec: sglang==9.9.9 is not supported" in err
     rows = [line.split("|") for line in out.splitlines() if line.startswith("|")]
     assert [row[1].strip() for row in rows[2:]] == ["torch+pr22900", "9.9.9", "torch"]
@@ -368,6 +370,8 @@ def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(kvspec, mon
     assert data["releases"][2]["check"]["implementation"] == "torch"
     monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["torch+pr22900", "torch"]))
     assert kvspec(*ASKED)[0] == 1
+    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["sglang==9.9.9", "torch"]))
+    assert kvspec(*ASKED)[0] == 2
 
 
 # kvspec replay --impl sglang==all: what a trace does in every release.
