@@ -39,6 +39,10 @@ class Room(NamedTuple):
     def holds(self, needed: Room) -> bool:
         return all(mine >= wanted for mine, wanted in zip(self, needed, strict=True))
 
+    def less(self, held: Room) -> Room:
+        """What is left of it."""
+        return Room(*(max(0, mine - own) for mine, own in zip(self, held, strict=True)))
+
 
 class RequestHeadway:
     """How far each request has come (tokens of its text), and in which forward pass one last got further."""
@@ -72,10 +76,11 @@ def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
             )
     if not waiting:
         return None
-    free, idle, there = _free(reader), _idle(reader, running | waiting.keys()), _size(reader)
+    free, idle, there = _free(reader), _idle(reader, running), _size(reader)
     both = Room(*map(sum, zip(free, idle, strict=True)))
     for request in waiting.values():
-        needed = _needed(reader, request)
+        own = _own(reader, request, scheduler.chunked_req)
+        needed = _needed(reader, request).less(own)
         if free.holds(needed):
             continue
         says = f"{request.rid} waits for {_text(needed)}; {_text(free)} are free or evictable"
@@ -111,14 +116,14 @@ def _free(reader: Reader) -> Room:
     return Room(full + tree - locked, swa, rows)
 
 
-def _idle(reader: Reader, there: Collection[str]) -> Room:
-    """What sessions hold, less what is the tree's, while none of their turns is there. A turn that is gone
-    and does not count as finished keeps its session busy: that is for SES-4 to say."""
+def _idle(reader: Reader, running: Collection[str]) -> Room:
+    """What sessions hold, less what is the tree's, while none of their turns runs: the next one may wait
+    itself. A turn that is gone and does not count as finished keeps its session busy: SES-4 says so."""
     full = swa = rows = 0
     for name, session in reader.scheduler.session_controller.sessions.items():
         turns = [node.req for node in session.req_nodes.values()]
         slot = reader.slot(name)
-        if slot is not None and all(turn.finished() or turn.rid not in there for turn in turns):
+        if slot is not None and all(turn.finished() or turn.rid not in running for turn in turns):
             _, allocated, evicted, protected = reader.release.cursors(slot)
             full, rows = full + allocated - protected, rows + 1
             swa += allocated - max(evicted, protected)
@@ -136,6 +141,15 @@ def _input(reader: Reader, request: Any) -> Room:
     page = reader.scheduler.page_size
     tokens = -(-(len(request.origin_input_ids) + len(request.output_ids)) // page) * page
     return Room(tokens, tokens if reader.swa else 0, 1)
+
+
+def _own(reader: Reader, request: Any, chunked: Any) -> Room:
+    """What a request holds between two chunks of its prefill."""
+    if request is not chunked:
+        return Room(0, 0, 0)
+    _, allocated, evicted, protected = reader.release.cursors(request)
+    swa = allocated - max(evicted, protected) if reader.swa else 0
+    return Room(allocated - protected, swa, 1)
 
 
 def _needed(reader: Reader, request: Any) -> Room:
