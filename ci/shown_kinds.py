@@ -19,7 +19,7 @@ class ExplainedPlaces(Protocol):
         """A place of a failure, in words."""
 
     def facts_at(self, place: Any, m: Any) -> list[Any]:
-        """What is so of a place at a moment (see `ci.explain.places`)."""
+        """Describe a place at a moment (see `ci.explain.places`)."""
 
     def events(self, past: Any) -> list[str]:
         """What the facts of one moment do not show."""

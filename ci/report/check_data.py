@@ -75,7 +75,7 @@ def check_data(
 
 
 def _machines(result: CheckResult) -> list[Data]:
-    """What was driven of each machine on each preset."""
+    """Give the runs and commands of each machine on each preset."""
     return [
         {
             "machine": m.name,
@@ -105,7 +105,7 @@ def _clauses(result: CheckResult, capabilities: Capabilities) -> list[Data]:
 
 
 def _base(base: Base, result: CheckResult) -> Data:
-    """What the system was compared with, and what both violate."""
+    """Describe the base, and the clauses that it violates as well."""
     return {
         "implementation": base.name,
         "chosen": base.kind.value,
@@ -127,7 +127,7 @@ def _since(changed: Changes) -> Data:
 
 
 def _fitted(result: CheckResult) -> Data:
-    """Of each preset the sizes that were changed so that the system takes it."""
+    """List, for each preset, the sizes that were changed so that the system takes it."""
     found: Data = {}
     for machine in result.machines:
         asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None

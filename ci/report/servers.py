@@ -388,7 +388,7 @@ def served_text(out: Console, data: Data) -> None:
 
 
 def _served_verdict(data: Data, new: int) -> str:
-    """What a check of whole schedulers found, and in how many runs. new: findings."""
+    """Say what a check of whole schedulers found, and in how many runs. new: findings."""
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
     done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
     masked = data["known"] or data["old"] or data["findings"]

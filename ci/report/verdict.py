@@ -40,7 +40,7 @@ def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
 
 
 def _new(result: CheckResult) -> list[_Part]:
-    """What fails the check."""
+    """Name the findings that fail the check."""
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
     return [
@@ -51,7 +51,7 @@ def _new(result: CheckResult) -> list[_Part]:
 
 
 def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> list[_Part]:
-    """What the base or a release has as well."""
+    """Name the findings that the base or a release has as well."""
     of_base = [finding for finding in result.findings if finding.old]
     old = sorted({finding.clause for finding in of_base if not finding.no_witness})
     untold = sorted({finding.clause for finding in of_base if finding.no_witness})

@@ -67,7 +67,7 @@ class Peer:
         *,
         decode_prefix_len: int = 0,
     ) -> None:
-        self.told = True
+        self.told, self.state = True, self.kv_mgr.poll.Transferring
         self.kv_mgr.tell(
             self.room, page_indices.tolist(), aux_index, state_indices or (), decode_prefix_len
         )
@@ -306,7 +306,7 @@ class DecodeSide(OnServer):
         for pool, slot, token in to.slots:
             self.peers.memory[pool][slot] = token
         self.peers.drained[room] += 1
-        if peer.state == self.peers.poll.WaitingForInput and not peer.abort_notified:
+        if peer.state == self.peers.poll.Transferring and not peer.abort_notified:
             peer.state = self.peers.poll.Success
             position = len(self.peers.texts[room][1])
             self.first.rows[to.first] = token_id(room, position), room
