@@ -67,7 +67,9 @@ class Peer:
         *,
         decode_prefix_len: int = 0,
     ) -> None:
-        self.told, self.state = True, self.kv_mgr.poll.Transferring
+        self.told = True
+        if self.state == self.kv_mgr.poll.WaitingForInput:  # else it has failed meanwhile
+            self.state = self.kv_mgr.poll.Transferring
         self.kv_mgr.tell(
             self.room, page_indices.tolist(), aux_index, state_indices or (), decode_prefix_len
         )
