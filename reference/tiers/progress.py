@@ -36,7 +36,10 @@ class DecodeProgress:
             self._headway.restart()
         if not waits or not isinstance(command, Poll):
             return None
-        between_turns = not states.isdisjoint((IDLE, BUSY))
+        # a session whose own next turn waits cannot go away
+        waiting = {f"session {each.name}" for each in facts.requests if each.state in WAITING}
+        idle = {each.name for each in facts.requests if each.state in (IDLE, BUSY)}
+        between_turns = bool(idle - waiting)
         return self._headway.in_state(
             _state_of(facts), _due(facts, greeted, arrived), runs=False, counts=not between_turns
         )
