@@ -26,14 +26,15 @@ def not_raising(calls: Sequence[str]) -> list[str]:
 
 def within(geometry: Geometry, tokens: Sequence[int]) -> str:
     """The namespace in which a text is looked up, as a further argument."""
-    field = dict(geometry.settings).get(namespaces.SETTING)
-    inside = field is not None and namespaces.begins_other(tokens)
-    return f", {field}={quoted(namespaces.NAME)}" if inside else ""
+    setting = dict(geometry.settings).get(namespaces.SETTING, "")
+    names = namespaces.key_fields_of(setting, tokens)
+    return "".join(f", {field}={quoted(name)}" for field, name in names.items())
 
 
 def spelled(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
     """Tokens as the release has them: in a namespace those of another text."""
-    return tuple(namespaces.exchanged(tokens) if within(geometry, tokens) else tokens)
+    other = dict(geometry.settings).get(namespaces.SETTING) and namespaces.begins_other(tokens)
+    return tuple(namespaces.exchanged(tokens) if other else tokens)
 
 
 def in_tree(geometry: Geometry, path: Sequence[int]) -> str:

@@ -1,8 +1,12 @@
-"""Two texts of the same tokens, distinguished by a namespace alone (extra_key or cache_salt of a request).
+"""Two texts of the same tokens, distinguished by a namespace alone (extra_key, cache_salt or lora_id of a
+request).
 
 With the setting `namespaces` the shared texts b, d, f, ... are spelt with the tokens of a, c, e, ..., and
 whoever's text begins with one of them asks for it in a namespace; there the two of a pair are exchanged.
 Texts that differ in the specification by their tokens then differ in a release by namespace alone.
+
+The setting names the field. "extra_key-or-lora_id" gives both texts of a pair a namespace of the same name:
+the first of the two fields for a, c, e, ..., the second for b, d, f, ...
 """
 
 from __future__ import annotations
@@ -13,14 +17,36 @@ from typing import Any
 from impl.optional import optional
 from reference.commands import POSITION_BITS, SHARED, serial_of, tree_key
 
-SETTING = "namespaces"  # its values are names of a request's fields
+SETTING = "namespaces"
 NAME = "kvspec"
+SAME_NAME = "same"  # of two fields
+_PAIR = "-or-"
 
 
 def begins_other(tokens: Sequence[int]) -> bool:
     """A text that begins like this is looked up in the namespace."""
     serial = serial_of(tokens[0]) if tokens else 0
     return serial >= SHARED and (serial - SHARED) % 2 == 1
+
+
+def fields_of(setting: str, tokens: Sequence[int]) -> dict[str, str]:
+    """The fields of a request for a text that begins like this, with their values."""
+    first, _, second = setting.partition(_PAIR)
+    if begins_other(tokens):
+        return {second: SAME_NAME} if second else {first: NAME} if first else {}
+    shared = bool(tokens) and serial_of(tokens[0]) >= SHARED
+    return {first: SAME_NAME} if second and shared else {}
+
+
+def key_fields_of(setting: str, tokens: Sequence[int]) -> dict[str, str]:
+    """The fields of the tree's key for such a text: an adapter stands in the extra key."""
+    fields = fields_of(setting, tokens)
+    return {"extra_key" if name == "lora_id" else name: value for name, value in fields.items()}
+
+
+def key_fields(setting: str) -> list[str]:
+    """The fields of the tree's keys that tell namespaces apart."""
+    return [name if name != "lora_id" else "extra_key" for name in setting.split(_PAIR) if name]
 
 
 def exchanged(tokens: Iterable[int]) -> list[int]:
@@ -31,7 +57,8 @@ def exchanged(tokens: Iterable[int]) -> list[int]:
 
 def elements_of(key: Any) -> list[int]:
     """The elements of a RadixKey as the specification has them (`tree_key`)."""
-    inside = key.extra_key is not None or optional(key, "RadixKey.cache_salt") is not None
+    salted = optional(key, "RadixKey.cache_salt") is not None
+    inside = salted or key.extra_key not in (None, SAME_NAME)
     tokens, bigram = list(key.token_ids), bool(key.is_bigram)
     # up to 0.5.12, where a slice forgets that it has bigrams
     if tokens and isinstance(tokens[0], tuple):

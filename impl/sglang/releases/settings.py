@@ -25,8 +25,9 @@ _ALL = (
     # pages wait in a list of their own until an allocation runs short; then all are merged and sorted.
     ("need_sort", "0.5.10", "", ("1",)),
     # No variable: fields of a request (parts/namespaces.py).
-    ("namespaces", "0.5.10", "0.5.18", ("extra_key",)),
-    ("namespaces", "0.5.18", "", ("extra_key", "cache_salt")),
+    # "extra_key-or-lora_id" is left to its trace: in every release so far the two share a path of the tree.
+    ("namespaces", "0.5.10", "0.5.18", ("extra_key", "lora_id")),
+    ("namespaces", "0.5.18", "", ("extra_key", "cache_salt", "lora_id", "extra_key-or-cache_salt")),
 )
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams
 from impl.sglang.releases.names import called
 from impl.sglang.scheduler.server import LiveRequest, LockHolder
@@ -302,7 +301,6 @@ class Calls:
         if undo is not None:
             whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
         if namespace:
-            tokens = exchanged(tokens)
             whose += "".join(f", {field}={quoted(value)}" for field, value in namespace.items())
         return f"{name} = server.request({quoted(rid.removeprefix(LOCK_HOLDER))}, {ids_text(tokens)}{whose})"
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from impl.adapter import Capabilities, View
 from impl.process import wire
 from impl.process.failures import own_errors
+from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, checkpoint_grid, unset
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.names import alias
@@ -157,7 +158,9 @@ class Driver(Prefills, Ends, TreeCommands):
             )
         before = [] if name is None else server.history(name)
         namespace = server.namespace_of([*before, *tokens])
-        req = server.new_request(f"{command.request}#{serial}", tokens, name, undo, **namespace)
+        other = server.is_other([*before, *tokens])
+        named = namespaces.exchanged(tokens) if other else tokens
+        req = server.new_request(f"{command.request}#{serial}", named, name, undo, **namespace)
         if req.to_finish is not None:
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
             if server.has_room_for_one():
@@ -167,9 +170,9 @@ class Driver(Prefills, Ends, TreeCommands):
             raise CommandRefused(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
         self.serial = serial
         if name is not None:
-            server.others[name] = bool(namespace)
+            server.others[name] = other
         server.turns[command.request] = LiveRequest(
-            self.release, command.request, name, serial, req, history, other=bool(namespace)
+            self.release, command.request, name, serial, req, history, other=other
         )
 
     # -- decode -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import ForwardMode
 from impl.sglang.scheduler.on_server import OnServer
 from impl.sglang.scheduler.server import LiveRequest
@@ -134,7 +135,8 @@ class Ends(OnServer):
                 )
             turn.req.set_finish_with_abort("marked")
             if turn.other:  # its one token is of no text: all that are marked share it
-                setattr(turn.req, self.server.namespace, None)
+                for field in namespaces.key_fields(self.server.namespace):
+                    setattr(turn.req, field, None)
                 turn.other = False
             self._one_token_prefill(turn)
             del self.server.turns[turn.name]

@@ -276,22 +276,20 @@ class Server:
 
     def namespace_of(self, tokens: Sequence[int]) -> dict[str, str]:
         """What a request for these says of its namespace."""
-        return (
-            {self.namespace: namespaces.NAME}
-            if self.namespace and namespaces.begins_other(tokens)
-            else {}
-        )
+        return namespaces.fields_of(self.namespace, tokens)
+
+    def is_other(self, tokens: Sequence[int]) -> bool:
+        """The release has the text that begins like this spelt with the tokens of another."""
+        return bool(self.namespace) and namespaces.begins_other(tokens)
 
     def new_request(
         self, rid: str, tokens: list[int], session: str | None, undo: Bag | None, **namespace: str
     ) -> Any:
-        """The release's Req: of a session by its create_req, else by itself.
+        """The release's Req: of a session by its create_req, else by itself. tokens: as the release has them.
 
         undo: session parameters of a client that takes tokens back. namespace: the field that names one.
         """
         sampling = SamplingParams()
-        if namespace:
-            tokens = namespaces.exchanged(tokens)
         if session is None:
             return self.release.batch.Req(
                 rid=rid,

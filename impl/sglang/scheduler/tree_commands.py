@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from impl.lazy import Tensor
-from impl.sglang.parts.namespaces import exchanged
+from impl.sglang.parts import namespaces
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.scheduler.on_server import OnServer
 from impl.sglang.scheduler.server import LockHolder
@@ -117,14 +117,14 @@ class TreeCommands(OnServer):
 
     def _enter(self, holder: LockHolder, tokens: list[int]) -> None:
         """The request of a lock holder is in the namespace of these tokens from now on."""
-        if field := self.server.namespace:
-            name = self.server.namespace_of(tokens).get(field)
-            if getattr(holder.req, field) != name:
-                setattr(holder.req, field, name)
+        names = namespaces.key_fields_of(self.server.namespace, tokens)
+        for field in namespaces.key_fields(self.server.namespace):
+            if getattr(holder.req, field) != names.get(field):
+                setattr(holder.req, field, names.get(field))
 
     def named_tokens(self, tokens: list[int]) -> list[int]:
         """The tokens as the release has them."""
-        return exchanged(tokens) if self.server.namespace_of(tokens) else tokens
+        return namespaces.exchanged(tokens) if self.server.is_other(tokens) else tokens
 
     def _newcomer(self, name: str) -> LockHolder:
         """A lock holder that has locked nothing."""

@@ -230,7 +230,8 @@ class TierDriver(DecodeSide, TreeCommands):
         )
         require(self.storage is not None, Reason.UNFAITHFUL)
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
-        req = server.new_request(command.holder, tokens, None, None, **server.namespace_of(tokens))
+        named, namespace = self.named_tokens(tokens), server.namespace_of(tokens)
+        req = server.new_request(command.holder, named, None, None, **namespace)
         self._waiting[command.holder], self._texts[command.holder] = req, tokens
         self._ask(req)
 
