@@ -176,6 +176,11 @@ class Clients:
         """Every client has sent its whole script and has been answered. A flush may wait for ever."""
         return all(each.done or each.waits == FLUSH for each in self._doing)
 
+    @property
+    def awaits_flush(self) -> bool:
+        """A client has asked for a flush and is not answered."""
+        return any(each.waits == FLUSH for each in self._doing)
+
     def answered(self, request: str, now: int) -> None:
         """The server has reported the end of a request."""
         for each in self._doing:

@@ -10,7 +10,7 @@ from impl.sglang.server.reading import Reader
 
 LIVELOCK = 300  # forward passes in which no request gets further than before
 
-Kind = Literal["lost", "room", "sessions", "never", "alone", "held", "livelock", "swa"]
+Kind = Literal["lost", "room", "sessions", "never", "alone", "held", "livelock", "swa", "flush"]
 
 
 class Stall(NamedTuple):
@@ -18,10 +18,10 @@ class Stall(NamedTuple):
 
     kind: the server has no such request any more ("lost"); all that wait would fit into what is free or can
     be evicted ("room"), or one might if idle sessions gave up what they hold ("sessions"); none holds
-    anything, and one asks for more than there is and was not refused ("never"); it would fit alone,
-    and nobody else holds anything ("alone"); requests that are in a batch keep the rest, and none is
-    computed ("held"); the server computes, and no request gets further ("livelock"). Or one keeps SWA KV
-    that it reads no more ("swa", #28246).
+    anything, and one asks for more than there is and was not refused ("never"); it would fit alone, and
+    nobody else holds anything ("alone"); requests that are in a batch keep the rest, and none is computed
+    ("held"); the server computes, and no request gets further ("livelock"). Or one keeps SWA KV that it
+    reads no more ("swa", #28246). Or the cache is not flushed, though nothing runs or waits ("flush").
     """
 
     kind: Kind
@@ -97,6 +97,16 @@ def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
         f"{request.rid} waits for {_text(needed)} at most, and {_text(free)} are free or evictable"
     )
     return Stall("room", request.rid, says)
+
+
+def unflushed(scheduler: Any) -> Stall | None:
+    """A client has asked for a flush, without a timeout, and is not answered: None while a request runs or
+    waits, as those keep the cache."""
+    batches = (scheduler.running_batch, scheduler.last_batch)
+    there = [r.rid for batch in batches if batch is not None for r in batch.reqs if not r.finished()]
+    if there or scheduler.waiting_queue or scheduler.chunked_req is not None:
+        return None
+    return Stall("flush", "", "the cache is not flushed, and nothing runs or waits")
 
 
 def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> Stall | None:

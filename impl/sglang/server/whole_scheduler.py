@@ -29,7 +29,7 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server import boot
 from impl.sglang.server.clients import EOS, FLUSH, Client, Clients, Config, Message
 from impl.sglang.server.outcome import RunOutcome
-from impl.sglang.server.progress import stall
+from impl.sglang.server.progress import stall, unflushed
 from impl.sglang.server.reading import Reader, installed
 from impl.sglang.server.watch import Watcher, hook
 
@@ -357,6 +357,8 @@ def run(
             rest[0] = REST + 1
         if rest[0] == REST + 1:
             stalled([])  # an impatient client may have left a request behind
+            if script.awaits_flush and (found := unflushed(scheduler)):
+                stalls.append(found)
         if rest[0] > REST or now[0] > ROUNDS:
             scheduler.gracefully_exit = True
             return []
