@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from reference.blocks.commands import Add, EngineCommand
+from reference.blocks.commands import SOURCE_FIELDS, Add, EngineCommand
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
@@ -65,6 +65,7 @@ class Capabilities:
     tracks: the same, with a tree that gets states inside a text (Geometry.tracks).
     storage: of a tree with a host tier: a storage behind the host can be attached (TierConfig.storage).
     receives: of a tree with a host tier: it can be a server that only decodes (TierConfig.decode).
+    sources: fields of Add that requests of an engine that schedules by itself may have: "adapter", "salt".
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -91,6 +92,7 @@ class Capabilities:
     tracks: bool = False
     storage: bool = False
     receives: bool = False
+    sources: frozenset[str] = frozenset()
     new_views: bool = False
 
     @property
@@ -111,6 +113,10 @@ class Capabilities:
     def offers(self, command: EngineCommand) -> bool:
         """An EngineSystem can be given this command."""
         if isinstance(command, Add) and command.resumable and not self.sessions:
+            return False
+        if isinstance(command, Add) and any(
+            getattr(command, field) and field not in self.sources for field in SOURCE_FIELDS
+        ):
             return False
         return type(command).__name__ in self.commands
 

@@ -236,6 +236,10 @@ def install(root: Path, modules: Bookkeeping, provided: Provided) -> None:
     sys.meta_path.insert(0, _Finder(root, modules, provided, inert))
 
 
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
+
+
 def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     """Functions (`name`, or `Class.name`) cut out of a file and compiled by themselves in `env`.
 
@@ -245,14 +249,14 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
     chosen: list[ast.stmt] = []
     found: dict[str, str] = {}  # function -> its class, or ""
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name in names:
+        if isinstance(node, _FUNCTIONS) and node.name in names:
             chosen.append(_bare(node))
             found[node.name] = ""
         elif isinstance(node, ast.ClassDef):
             methods = [
                 _bare(member)
                 for member in node.body
-                if isinstance(member, ast.FunctionDef) and f"{node.name}.{member.name}" in names
+                if isinstance(member, _FUNCTIONS) and f"{node.name}.{member.name}" in names
             ]
             if methods:  # in a class of that name, by which a profiler knows them
                 node.bases, node.keywords, node.decorator_list = [], [], []
@@ -305,7 +309,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _bare(function: ast.FunctionDef) -> ast.FunctionDef:
+def _bare(function: _Function) -> _Function:
     """Without its decorators."""
     function.decorator_list = []
     return function

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ci.explain.history import Past
 from ci.explain.places import Fact
 from reference.blocks.clauses.step import window_start
-from reference.blocks.facts import Lane, chained
+from reference.blocks.facts import Lane, StateUse, chained
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, counted
+from reference.sources import KvSource
 from stateful_tests.lockstep.results import EngineMoment
 
 
@@ -118,7 +121,7 @@ def _written(past: Past, block: int) -> str:
         moments.pop()
     for at, moment in reversed(moments):
         for lane in reversed(moment.facts.lanes):
-            if (left := _left(lane, block)) is not None:
+            if (left := _left(lane, block, past.now.step.kv_sources)) is not None:
                 return f"{lane.request} left {left} in block {block} last, in {past.command(at)}"
             for group, row in enumerate(lane.tables):
                 if past.now.step.config.groups[group].state:
@@ -137,11 +140,17 @@ def _written(past: Past, block: int) -> str:
     return f"nobody has written block {block}"
 
 
-def _left(lane: Lane, block: int) -> str | None:
-    """The last state that an entry leaves in a block, in words."""
+def _left(lane: Lane, block: int, sources: Iterable[KvSource]) -> str | None:
+    """The last state that an entry leaves in a block, in words. sources: that its text may begin at."""
     for use in lane.states:
-        stamps = chained(lane.tokens, use.found[0])
         for written, stamp in reversed(use.writes):
             if written == block:
-                return f"the state after its token {lane.start + stamps.index(stamp) + 1}"
+                return f"the state after its token {lane.start + _count(lane, use, stamp, sources)}"
     return None
+
+
+def _count(lane: Lane, use: StateUse, stamp: int, sources: Iterable[KvSource]) -> int:
+    """After how many of the entry's tokens a state has this stamp."""
+    begins = [use.found[0]] if lane.start else [use.found[0], *(each.origin for each in sources)]
+    texts = (chained(lane.tokens, begin) for begin in begins)
+    return next(stamps.index(stamp) + 1 for stamps in texts if stamp in stamps)

@@ -58,7 +58,7 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
         case (AtTable() as place, *_):
             return _of_place(now, clause, place, config)
         case (AtBlock(block), *_):
-            return _of_block(now, clause, block)
+            return _of_key(now) if clause == "KEY-1" else _of_block(now, clause, block)
         case (AtChunk(chunk), *_) if clause == "HOST-2":
             return [f"held, named = engine.chunk({chunk})", "self.assertEqual(held, named)"]
     return []
@@ -81,6 +81,14 @@ def _of_place(now: EngineMoment, clause: str, place: AtTable, config: EngineConf
         f'engine.text("{who}", {start}, {end})',
     )
     return [f"self.assertEqual({reads}, {text})"] if found else []
+
+
+def _of_key(now: EngineMoment) -> list[str]:
+    """All blocks that the request finds are of another source, where one is."""
+    who, *_, block, _ = now.facts.foreign_keys[0]
+    if block < 0:  # host memory has it alone
+        return []
+    return [f'self.assertEqual(engine.found("{who}"), [])']
 
 
 def _of_block(now: EngineMoment, clause: str, block: int) -> list[str]:

@@ -21,13 +21,14 @@ from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
 from reference.blocks.commands import (
-    Add, End, Fail, More, ResetConnector, Schedule, Update, client_tokens,
+    Add, End, Fail, LoadAdapter, More, NewWeights, ResetConnector, Schedule, Update, client_tokens,
 )  # fmt: skip
 from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
 from reference.blocks.request_texts import LaneNote
 from reference.commands import Abort, Done, kind_name
+from reference.sources import LoadedWeights
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import EngineMoment, Row, Run, Trace
 from stateful_tests.traces.notation import format_command
@@ -123,7 +124,8 @@ def unit_test(
         text,
     ]
     code = "\n".join([_engine(run.trace.geometry, system), *body])
-    needed = f"import unittest\n\nfrom {SHARED} import {_kind(run.trace.geometry)}"
+    used = [_kind(run.trace.geometry), *["adapter_of"] * ("adapter_of(" in code)]
+    needed = f"import unittest\n\nfrom {SHARED} import {', '.join(used)}"
     if not beside:
         imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
         needed = f"from __future__ import annotations\n\n{imports}{_TYPES}"
@@ -172,6 +174,7 @@ class _Steps:
 
     def __init__(self, run: Run, system: VLLMSystem) -> None:
         self.run, self.system, self.sent = run, system, 0
+        self.loaded = LoadedWeights()
         self.small: dict[int, int] = {1: 1}  # the stop token is one
         # of each entry: what it computes, and the token of its request's text behind that
         self.flights: deque[list[tuple[Lane, list[int], Sequence[int]]]] = deque()
@@ -184,10 +187,15 @@ class _Steps:
     def _calls(self, row: Row, moment: EngineMoment) -> Iterator[str]:
         command: object = row.command
         match command:
+            case LoadAdapter(adapter):
+                self.loaded.load_adapter(adapter)
+            case NewWeights():
+                raise NotExportable("new weights: the test of a scheduler has no server that loads them")
             case Add(name, most, _, _, priority, resumable):
                 more = f", priority={priority}" if priority else ""
                 more += ", resumable=True" if resumable else ""
                 more += f", remote={command.remote}" if command.remote else ""
+                more += self._source(command)
                 yield f'engine.add("{name}", {self._sends(command)}, max_tokens={most}{more})'
             case More(name, most):
                 yield f'engine.add("{name}", {self._sends(command)}, max_tokens={most}, resumable=True)'
@@ -221,6 +229,13 @@ class _Steps:
                 yield "engine.reset_connector()"
             case Update(drafts):
                 yield from self._update(drafts)
+
+    def _source(self, command: Add) -> str:
+        """Further arguments of a request that has an adapter or a salt."""
+        load = self.loaded.source(command.adapter, "").load
+        adapter = f', lora_request=adapter_of("{command.adapter}", {load})'
+        salt = f', cache_salt="{command.salt}"'
+        return adapter * bool(command.adapter) + salt * bool(command.salt)
 
     def _sends(self, command: Add | More) -> str:
         self.sent += 1

@@ -20,14 +20,16 @@ from impl.adapter import Misfit, UnusableImplementation
 from impl.bare import bare
 from impl.isolation import loaded
 from impl.lmdeploy.loading import CAPABILITIES, load
+from impl.lmdeploy.sleep import sleep_of
 from impl.lmdeploy.states import CheckpointedStates
 from impl.optional import either, optional
 from impl.process.failures import SystemFailed
 from impl.release_system import work
+from impl.request_sources import RequestSources
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.stand_ins import Values, taken
 from impl.vocabulary import CommandRefused, require
-from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update
+from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, NewWeights, Schedule, Update
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Published, RequestFact, chained
 from reference.commands import Abort, Reason
@@ -58,6 +60,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         maker.ModelInputs = maker.ModelInputsDelta = BatchInputs
         maker.fill_logits_indices = lambda inputs, *_: inputs
         loop.InferOutput = Values
+        self._sleep = sleep_of(root)
 
     def reset(self, geometry: EngineConfig) -> None:
         [group, *more] = geometry.groups
@@ -118,6 +121,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         self._past: dict[int, int] = {}
         self._ending: list[int] = []
         self._released: list[str] = []
+        self.sources, self.new_weights = RequestSources(), False
         loaded("impl/lmdeploy/loading.py")
 
     def _maker(self, plan: Any, cache: Any) -> Any:
@@ -144,7 +148,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         return module.InputsMakerAsync(**taken(module.InputsMakerAsync, parts))
 
     def carry_out(self, command: EngineCommand) -> None:
-        self._released = []
+        self._released, self.new_weights = [], False
         match command:
             case Schedule():
                 require(not self._dispatched_next, Reason.WRONG_PHASE)
@@ -170,6 +174,11 @@ class LMDeployDriver(SelfSchedulingDriver):
                 self.scheduler.stop_session(session)
                 self.scheduler.end_session(session)
                 del self._names[session]
+            case NewWeights():
+                require(not (self._flights or self._names), Reason.WRONG_PHASE)
+                _ran(self._sleep(self.scheduler, self.maker))
+                self.sources.replace_weights()
+                self.new_weights = True
             case _:  # each client ends the session that it began
                 raise CommandRefused(Reason.UNFAITHFUL)
         if self._heard:  # clients end what has finished
@@ -186,7 +195,11 @@ class LMDeployDriver(SelfSchedulingDriver):
         tokens = self.accept(command, self._longest, command.request in self._names.values())
         wants = self._of["messages"].SamplingParam(max_new_tokens=command.max_tokens)
         session = self.scheduler.add_session(self.sent)
-        sequence = session.add_sequence(np.array(tokens), sampling_param=wants)
+        self.sources.add(self.sent, command.adapter, "")
+        adapter = command.adapter or None
+        sequence = session.add_sequence(
+            np.array(tokens), sampling_param=wants, adapter_name=adapter
+        )
         sequence.resp = Values(data=None, _input_logprobs=None)
         self._names[self.sent] = command.request
 
@@ -252,7 +265,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         samples = inputs is None or not inputs.is_chunk or bool(inputs.is_last_chunk)
         batch, source = ([(row, [row.token]) for row in self._rows], delta)
         if inputs is not None:
-            batch, source = list(_prefilled(inputs, running)), inputs
+            batch, source = list(_prefilled(inputs, running, self.sources)), inputs
             self._rows += [row for row, _ in batch] if samples else []
         if [row.seq for row, _ in batch] != running:
             raise SystemFailed("the worker has another batch than the engine")
@@ -279,7 +292,8 @@ class LMDeployDriver(SelfSchedulingDriver):
             at, offset = divmod(position, self.block_size)
             if at < len(table):
                 self.write(table[at], offset, stamp)
-        states = self._states.fold(row.slot, start, tokens)
+        origin = self.sources.origin_of(row.seq.session_id)
+        states = self._states.fold(row.slot, start, tokens, origin)
         name = self._names.get(row.seq.session_id, "")
         row.past, row.stamp = start + len(tokens), stamps[-1]
         row.token = self.sample(name, row.stamp)
@@ -348,22 +362,29 @@ class LMDeployDriver(SelfSchedulingDriver):
             merges=True,
             unheard=not self._heard,
             released=tuple(self._released),
+            reset=self.new_weights,
         )
 
     def _cached(self, of: list[int]) -> tuple[list[Published], list[int]]:
         """What the trie names, and the blocks of checkpoints that batches in flight copy."""
         published, copied = [], []
-        waiting = [(root, [0]) for root in self.scheduler.block_trie._roots.values()]
+        roots = [(root, self._origin(root)) for root in self.scheduler.block_trie._roots.values()]
+        waiting = [(root, [origin], origin) for root, origin in roots]
         while waiting:
-            node, stamps = waiting.pop()
+            node, stamps, origin = waiting.pop()
             if node.parent is not None:
                 published.append(Published(of[int(node.block_id)], 0, tuple(stamps)))
             if node.state_checkpoint is not None:
-                published += self._states.published(node.state_checkpoint, of)
+                published += self._states.published(node.state_checkpoint, of, origin)
                 copied += self._states.in_flight(node.state_checkpoint, of)
             for child in node.children.values():
-                waiting.append((child, chained(child.token_ids.tolist(), stamps[-1])))
+                made = chained(child.token_ids.tolist(), stamps[-1])
+                waiting.append((child, made, origin))
         return published, copied
+
+    def _origin(self, root: Any) -> int:
+        """The origin of the texts below a root of the trie, of which each adapter has one."""
+        return self.sources.loaded.source(root.adapter_name or "", "").origin
 
     def _request(self, sequence: Any, row: list[int], state: tuple[int, ...]) -> RequestFact:
         """Its count is made at outputs: what batches in flight have computed is added."""
@@ -379,13 +400,16 @@ class LMDeployDriver(SelfSchedulingDriver):
         return RequestFact(status, tuple(sequence.all_ids.tolist()), computed, tables)
 
 
-def _prefilled(inputs: Any, running: list[Any]) -> Iterator[tuple[Any, list[int]]]:
+def _prefilled(
+    inputs: Any, running: list[Any], sources: RequestSources
+) -> Iterator[tuple[Any, list[int]]]:
     """A row for each request of a prefill, and its inputs. past: positions that have KV; stamp: of the last;
     token: that was sampled behind it; left: how many more it may have; slot: of its state."""
     given = inputs.input_ids[0].split(inputs.seq_length.tolist())
     slots = inputs.state_offsets.tolist() if inputs.state_offsets is not None else repeat(-1)
     for sequence, past, tokens, slot in zip(running, inputs.history_lengths.tolist(), given, slots):
-        stamp = [0, *chained(sequence.all_ids[:past].tolist())][-1]
+        origin = sources.origin_of(sequence.session_id)
+        stamp = [origin, *chained(sequence.all_ids[:past].tolist(), origin)][-1]
         left = sequence.sampling_param.max_new_tokens - sequence.num_new_tokens
         yield (
             Values(seq=sequence, past=past, stamp=stamp, token=0, left=left, slot=slot),

@@ -25,7 +25,12 @@ _CALLED = ("envs", "config", "messages", "paging", "engine.inputs_maker", "engin
 _REAL = (*_CALLED, "block", "long_context", "prefix_cache_state", "engine.cache_inputs",
          "strategies.base", "disagg.config", "disagg.conn.protocol")  # fmt: skip
 _LOADED = (*(f"{_PACKAGE}.{name}" for name in _REAL), "lmdeploy.messages")
-CAPABILITIES = replace(REQUESTS_ALONE, recurrent=True)
+CAPABILITIES = replace(
+    REQUESTS_ALONE,
+    recurrent=True,
+    commands=REQUESTS_ALONE.commands | {"NewWeights"},
+    sources=frozenset({"adapter"}),
+)
 
 
 class LMDeploySystem(ReleaseSystem):

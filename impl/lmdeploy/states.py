@@ -41,12 +41,15 @@ class CheckpointedStates:
             "prefix_cache_decode_state_interval": self._every,
         }
 
-    def fold(self, slot: int, start: int, tokens: Sequence[int]) -> tuple[StateUse, ...]:
-        """The layers fold tokens into the state of a slot; the first of a text, into an empty one."""
+    def fold(
+        self, slot: int, start: int, tokens: Sequence[int], origin: int
+    ) -> tuple[StateUse, ...]:
+        """The layers fold tokens into the state of a slot; the first of a text, into an empty one. origin: of
+        the text."""
         if not self.slots:
             return ()
         found = self.stamps.get(slot, EMPTY) if start else EMPTY
-        self.stamps[slot] = chained(tokens, found)[-1]
+        self.stamps[slot] = chained(tokens, found if start else origin)[-1]
         block = self.blocks + slot if slot >= 0 else 0
         return (
             StateUse(1, block if start else NOWHERE, (found, found), ((block, self.stamps[slot]),)),
@@ -66,12 +69,13 @@ class CheckpointedStates:
         """The stamp of the state in each block."""
         return {self.blocks + slot: stamp for slot, stamp in self.stamps.items() if slot >= 0}
 
-    def published(self, checkpoint: Any, of: list[int]) -> Iterator[Published]:
-        """What a checkpoint of the trie names. of: the block for each logical one."""
+    def published(self, checkpoint: Any, of: list[int], origin: int) -> Iterator[Published]:
+        """What a checkpoint of the trie names. of: the block for each logical one. origin: of its text."""
         if not checkpoint.published:
             return
         start = (checkpoint.step - 1) // self._size * self._size
-        stamps = tuple(chained(checkpoint.exact_match_data.token_ids.tolist())[start:])
+        tokens = checkpoint.exact_match_data.token_ids.tolist()
+        stamps = tuple(chained(tokens, origin)[start:])
         for group, block in enumerate(self._blocks(checkpoint, of)):
             if block:
                 yield Published(block, group, stamps)

@@ -208,11 +208,11 @@ def peer(**given: Any) -> Any:
 class Loads:
     """What moves KV from the peer, and what the worker reports of it.
 
-    written: what the slots hold once these tokens are computed.
+    written: what the slots hold once these tokens of a request are computed.
     """
 
     def __init__(
-        self, scheduler: Any, transfers: Transfers, config: Any, written: Callable[[Any], Any]
+        self, scheduler: Any, transfers: Transfers, config: Any, written: Callable[[Any, str], Any]
     ) -> None:
         self.transfers = transfers
         self._peer, self._config, self._written = scheduler.connector, config, written
@@ -244,7 +244,8 @@ class Loads:
 
     def _begin(self, request: Any, tables: tuple[list[int], ...], local: int, tokens: int) -> None:
         """A load of positions from `local` to `tokens`."""
-        values, job, parts = self._written(request._all_token_ids), len(self._requests), []
+        values = self._written(request._all_token_ids, request.request_id)
+        job, parts = len(self._requests), []
         host = self.transfers.host
         for group, (layers, table) in enumerate(zip(self._config.groups, tables)):
             size = layers.block_size
@@ -288,7 +289,11 @@ def create_connector(config: Any, role: Any, kv_cache_config: Any = None) -> Any
 
 
 def worker_of(
-    scheduler: Any, blocks: dict[int, Any], config: Any, empty: Any, written: Callable[[Any], Any]
+    scheduler: Any,
+    blocks: dict[int, Any],
+    config: Any,
+    empty: Any,
+    written: Callable[[Any, str], Any],
 ) -> Any:
     """The worker's side of the connector, None where there is none; arguments as of Transfers and Loads."""
     transfers = Transfers(blocks, config, empty)

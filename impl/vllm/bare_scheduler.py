@@ -92,9 +92,14 @@ class StructuredOutput(Values):
 
 
 def made(
-    config: Any, overlap: bool, hashed: Callable[[Any], bytes], v2: bool = False
+    config: Any,
+    overlap: bool,
+    hashed: Callable[[Any], bytes],
+    v2: bool = False,
+    around: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
-    """A scheduler, and what makes a request for it. hashed: hashes blocks. v2: for model runner V2."""
+    """A scheduler, and what makes a request for it. hashed: hashes blocks. v2: for model runner V2. around:
+    goes around the function that hashes a request's blocks."""
     kind = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     parameters = kind.__init__
     if overlap:
@@ -120,6 +125,7 @@ def made(
     }
     sizes = {"hash_block_size": hash_size, "block_size": hash_size}
     by = utils.get_request_block_hasher(**taken(utils.get_request_block_hasher, hasher | sizes))
+    by = around(by) if around is not None else by
     return scheduler, requests_by(by if config.caching else None)
 
 
@@ -268,11 +274,14 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
 
 
 def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Makes requests as the front end hands them to the scheduler; the clock is the order of arrival."""
+    """Makes requests as the front end hands them to the scheduler; the clock is the order of arrival. source:
+    lora_request, cache_salt."""
     kind = importlib.import_module("vllm.v1.request").Request
     arrivals = iter(range(1 << 40))
 
-    def make(name: str, tokens: list[int], max_tokens: int, priority: int, resumable: bool) -> Any:
+    def make(
+        name: str, tokens: list[int], max_tokens: int, priority: int, resumable: bool, **source: Any
+    ) -> Any:
         sampling = Values(
             max_tokens=max_tokens,
             min_tokens=0,
@@ -291,10 +300,20 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
             "arrival_time": float(next(arrivals)),
             "block_hasher": hasher,
             "resumable": resumable,
+            **source,
         }
         return kind(**taken(kind.__init__, offered))
 
     return make
+
+
+def adapter_of(name: str, load: int) -> Any:
+    """A LoRARequest. load: how often it was loaded again, from its path: each time it gets another number."""
+    number, path = int.from_bytes(name.encode(), "big") * 1000 + load, f"/adapters/{name}"
+    return Values(
+        lora_name=name, lora_int_id=number, lora_path=path, adapter_id=number, name=name, path=path,
+        load_inplace=False,
+    )  # fmt: skip
 
 
 def results(sampled: dict[str, list[int]]) -> Any:

@@ -20,6 +20,7 @@ from impl.optional import optional
 from impl.isolation import loaded
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
+from impl.request_sources import RequestSources
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
@@ -28,13 +29,15 @@ from impl.renamed import alias, name_of
 from impl.vllm.api import WAYS, renamed_in, uses
 from impl.vllm.offload import host_facts
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
+from impl.vllm.sources import foreign_keys, places_of, request_fields, reset_caches
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import (
-    Add, End, EngineCommand, Fail, More, ResetConnector, Schedule, Update, client_tokens,
+    Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, ResetConnector, Schedule, Update,
+    client_tokens,
 )  # fmt: skip
 from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
+from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact
 from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 
@@ -68,9 +71,11 @@ class EngineDriver:
         self._commands: dict[type, Callable[[Any], None]] = {
             Add: self._add, More: self._more, End: self._end, Abort: self._abort, ResetCache: self._reset,
             Schedule: self._schedule, Update: self._update, Copy: self._copy, Complete: self._complete,
-            Fail: self._fail, ResetConnector: self._reset_connector,
+            Fail: self._fail, ResetConnector: self._reset_connector, LoadAdapter: self._load_adapter,
+            NewWeights: self._new_weights,
         }  # fmt: skip
         self._offloads = offloads
+        self._reset_caches = reset_caches(root)
 
     def reset(self, geometry: EngineConfig) -> None:
         """Start an engine of these sizes."""
@@ -82,11 +87,15 @@ class EngineDriver:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
         self._stamps = Stamps()
+        self.sources = RequestSources()
         self.scheduler, self._request = start(
-            self.root, config, self.overlap, self._stamps, self.v2
+            self.root, config, self.overlap, self._stamps, self.v2, self.sources.of
         )
         self.runner = self._worker(config)
-        self._mover = worker_of(self.scheduler, self.runner.memory, config, 0, chained)
+        self.runner.origin_of = self.sources.origin_of
+        self._mover = worker_of(
+            self.scheduler, self.runner.memory, config, 0, self.sources.stamps_of
+        )
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}
@@ -153,9 +162,11 @@ class EngineDriver:
         tokens = self._tokens(command)
         name = f"{command.request}-{self._sent}" if self._renames else command.request
         self._ended.discard(name)
+        self.sources.add(name, command.adapter, command.salt)
         request = self._request(
-            name, tokens, command.max_tokens, command.priority, command.resumable
-        )
+            name, tokens, command.max_tokens, command.priority, command.resumable,
+            **request_fields(self.sources.of(name)),
+        )  # fmt: skip
         self._ids[command.request], self._names[name] = name, command.request
         if isinstance(self._mover, Loads) and command.remote:
             self._mover.expects(name, command.remote)
@@ -173,14 +184,18 @@ class EngineDriver:
         self._well_formed(command)
         known = self._session(command.request)
         tokens = self._tokens(command)
-        self.scheduler.add_request(
-            self._request(known.request_id, tokens, command.max_tokens, known.priority, True)
-        )
+        self._add_turn(known, tokens, command.max_tokens, True)
+
+    def _add_turn(self, known: Any, tokens: list[int], max_tokens: int, resumable: bool) -> None:
+        """The client sends the next turn of a session, or its end."""
+        name, fields = known.request_id, request_fields(self.sources.of(known.request_id))
+        turn = self._request(name, tokens, max_tokens, known.priority, resumable, **fields)
+        self.scheduler.add_request(turn)
 
     def _end(self, command: End) -> None:
         known = self._session(command.request)
         self._ended.add(known.request_id)
-        self.scheduler.add_request(self._request(known.request_id, [2], 1, known.priority, False))
+        self._add_turn(known, [2], 1, False)
 
     def _abort(self, command: Abort) -> None:
         known = self._known(command.request)
@@ -201,6 +216,23 @@ class EngineDriver:
         ) as error:  # how it says False of a reset of the running: PUB-3 judges that
             if not str(error).startswith("Failed to reset"):
                 raise
+
+    def _load_adapter(self, command: LoadAdapter) -> None:
+        there = map(self.sources.of, self.scheduler.requests)
+        require(all(each.adapter != command.adapter for each in there), Reason.WRONG_PHASE)
+        self.sources.loaded.load_adapter(command.adapter)
+
+    def _new_weights(self, _: NewWeights) -> None:
+        """As EngineCore.sleep does it once the device is idle, where the release has that."""
+        require(not self._in_flight, Reason.WRONG_PHASE)
+        try:
+            self._reset_done = self._reset_caches(self.scheduler)
+        except RuntimeError as error:
+            if not str(error).startswith("Failed to reset"):
+                raise
+        if self._reset_done:
+            self.sources.replace_weights()
+            self._stamps.weights += 1
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -328,6 +360,13 @@ class EngineDriver:
             host=None
             if self._mover is None
             else host_facts(self._mover, self.scheduler, self.config, self._stamps),
+            foreign_keys=foreign_keys(
+                self.sources,
+                self.scheduler,
+                self._stamps,
+                places_of(self.scheduler, written, self._mover),
+                self._names,
+            ),
         )
 
     def _published(self, pool: Any) -> Iterator[Published]:
@@ -339,7 +378,8 @@ class EngineDriver:
             for key in (block.block_hash, *further.get(block.block_id, ())):
                 group = self._utils.get_group_id(key)
                 size = self.config.groups[group].block_size
-                stamps = self._stamps.of_block(self._utils.get_block_hash(key), size)
+                found = self.runner.memory.get(block.block_id, (-1, ()))[1]
+                stamps = self._stamps.of_block(self._utils.get_block_hash(key), size, found)
                 yield Published(block.block_id, group, stamps)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Container
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +13,82 @@ from impl.process.failures import refuses
 from impl.stand_ins import Values
 from impl.vllm.bare_scheduler import made, settings_of
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import chain
+from reference.blocks.facts import chained
+from reference.sources import PLAIN, KvSource
+
+
+def plain(_: str) -> KvSource:
+    """No request has a source of its own."""
+    return PLAIN
 
 
 class Stamps:
-    """Hashes blocks so that a hash tells which tokens it is of: its last 8 bytes are the stamp of the last
-    one.
+    """Hashes blocks so that a hash tells which tokens it is of, and keeps whose they are. A hash has 16
+    bytes; that of a block of several is those of its parts, one behind the other.
 
-    before: stamp -> the stamp of the token before it, and how many tokens it is of.
+    source: of the request whose blocks are hashed now. weights: how often the model's weights were replaced.
     """
 
     def __init__(self) -> None:
-        self.before: dict[int, tuple[int, int]] = {0: (0, 0)}
+        self.source, self.weights = PLAIN, 0
+        self._texts: dict[bytes, tuple[int, ...]] = {}  # hash -> all tokens that it is of
+        self._sources: dict[bytes, list[KvSource]] = {}  # hash -> of requests that have it
+        self._stamps: dict[tuple[bytes, int, KvSource], tuple[int, ...]] = {}
 
     def __call__(self, of: Any) -> bytes:
         """The hash of (hash of the block before, tokens, further keys), as vLLM's own functions take it."""
         if not isinstance(of, tuple):
             return bytes(16)  # of the empty prefix
         parent, tokens, extra = of
-        stamp = (
-            int.from_bytes(parent[-8:], "big")
-            if isinstance(parent, bytes) and len(parent) == 16
-            else 0
-        )
-        for token in tokens:
-            following = chain(stamp, token)
-            self.before[following], stamp = (stamp, self.before[stamp][1] + 1), following
-        ahead = hash((extra, parent)) & (1 << 61) - 1 if extra else 0
-        return ahead.to_bytes(8, "big") + stamp.to_bytes(8, "big")
+        if not isinstance(parent, bytes) or len(parent) != 16:
+            parent = bytes(16)
+        stamp = chained(tokens, int.from_bytes(parent[-8:], "big"))[-1]
+        keyed = extra or any(parent[:8])
+        ahead = hash((extra, parent)) & (1 << 61) - 1 if keyed else 0
+        made = ahead.to_bytes(8, "big") + stamp.to_bytes(8, "big")
+        self._texts[made] = (*self._texts.get(parent, ()), *tokens)
+        sources = self._sources.setdefault(made, [])
+        if self.source not in sources:
+            sources.append(self.source)
+        return made
 
-    def of_block(self, block_hash: bytes, size: int) -> tuple[int, ...]:
+    def of_block(self, block_hash: bytes, size: int, found: Container[int] = ()) -> tuple[int, ...]:
         """The stamps of the tokens that a hash is of and that lie in its last block, which it may fill in
-        part."""
-        stamp, stamps = int.from_bytes(block_hash[-8:], "big"), []
-        for _ in range((self.before[stamp][1] - 1) % size + 1):
-            stamps.append(stamp)
-            stamp, _ = self.before[stamp]
-        return tuple(reversed(stamps))
+        part. found: what the block holds; it decides where texts of several sources have the hash."""
+        source = self.source_in(block_hash, found) or self._candidates(block_hash)[0]
+        return self._of(block_hash, size, source)
+
+    def source_in(self, block_hash: bytes, found: Container[int]) -> KvSource | None:
+        """The source of the KV that a block of this hash holds; None where it holds no KV of its text."""
+        candidates = self._candidates(block_hash)
+        return next((s for s in candidates if self._of(block_hash, 1, s)[0] in found), None)
+
+    def _candidates(self, block_hash: bytes) -> list[KvSource]:
+        """The sources whose KV may stand under a hash, those with the present weights first."""
+        weights = range(self.weights, -1, -1)
+        return [s._replace(weights=w) for w in weights for s in self._sources[block_hash[-16:]]]
+
+    def _of(self, block_hash: bytes, size: int, source: KvSource) -> tuple[int, ...]:
+        key = block_hash, size, source
+        if key not in self._stamps:
+            text = self._texts[block_hash[-16:]]
+            start = (len(text) - 1) // size * size
+            self._stamps[key] = tuple(chained(text, source.origin)[start:])
+        return self._stamps[key]
 
 
 def start(
-    root: Path, config: EngineConfig, overlap: bool, stamps: Stamps, v2: bool = False
+    root: Path,
+    config: EngineConfig,
+    overlap: bool,
+    stamps: Stamps,
+    v2: bool = False,
+    source_of: Callable[[str], KvSource] = plain,
 ) -> tuple[Any, Callable[..., Any]]:
     """A scheduler of the release that this process has loaded, and what makes a request for it.
 
-    root: of its files. overlap: the asynchronous one; v2: as for model runner V2.
+    root: of its files. overlap: the asynchronous one; v2: as for model runner V2. source_of: of a request,
+    by the name that the engine has for it.
 
     Raises UnusableImplementation where the release refuses the configuration, or sets a block of state to
     max_model_len as it does without prefix caching (mamba_block_size).
@@ -70,12 +101,24 @@ def start(
         )
     try:
         _validate(root, settings_of(config, overlap, v2), v2)
-        return made(config, overlap, stamps, v2)
+        return made(config, overlap, stamps, v2, partial(_hashed_for, stamps, source_of))
     except Exception as error:
         if not refuses(error, root):
             raise
         message = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnusableImplementation(f"this vLLM refuses the configuration: {message}") from error
+
+
+def _hashed_for(
+    stamps: Stamps, source_of: Callable[[str], KvSource], hasher: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The release's hasher of a request's blocks; the stamps know the source of the request."""
+
+    def hash_blocks(request: Any) -> Any:
+        stamps.source = source_of(request.request_id)._replace(weights=0)
+        return hasher(request)
+
+    return hash_blocks
 
 
 # Of a server's configuration: what they refuse is not driven. A release's wheel is kept without this file.

@@ -7,7 +7,7 @@ the device that moves KV: when a job reads, writes and completes is a command (`
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from impl.optional import either
@@ -98,7 +98,8 @@ def host_facts(
         ours.manager,
         (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs)),
     )
-    keys = tuple(sorted(_key(*kept, config, stamps) for kept in chunks_of(manager)))
+    kept = chunks_of(manager)
+    keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept))
     allocated = either(
         manager,
         "CPUOffloadingManager._num_allocated_chunks",
@@ -112,10 +113,13 @@ def host_facts(
     return HostFacts(chunks, free, memory, keys, jobs, tuple(_records(scheduler, ours)))
 
 
-def _key(key: bytes, chunk: int, pins: int, config: EngineConfig, stamps: Stamps) -> HostKey:
+def _key(
+    key: bytes, chunk: int, pins: int, config: EngineConfig, stamps: Stamps, host: Mapping[int, Any]
+) -> HostKey:
     group = int.from_bytes(key[-4:], "big")
     tokens = config.groups[group].block_size * config.chunk_blocks
-    return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens), pins)
+    found = {stamp for _, slots in host.get(chunk, ()) for stamp in slots}
+    return HostKey(chunk, group, stamps.of_block(key[:-4][:16], tokens, found), pins)
 
 
 def _unsubmitted(of: Offloads, ours: Any) -> Iterator[Transfer]:

@@ -114,6 +114,12 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
+def no_origin(request: str) -> int:
+    """Texts begin at 0: requests have no source of their own (reference.sources)."""
+    del request
+    return 0
+
+
 class Ran(NamedTuple):
     """A batch that ran: its entries, and by request what the model sampled."""
 
@@ -125,13 +131,14 @@ class ModelRunner:
     """What a worker of any kind is: KV, texts on the device, a model that samples.
 
     memory: for each block the group that last wrote it, and the stamps in its slots. text: of each request
-    the tokens on the device, and their stamps.
+    the tokens on the device, and their stamps. origin_of: the origin of a request's text.
     """
 
     def __init__(self, config: EngineConfig, overlap: bool) -> None:
         self.config, self.overlap = config, overlap
         self.memory: dict[int, tuple[int, list[int]]] = {}
         self.text: dict[str, tuple[list[int], list[int]]] = {}
+        self.origin_of: Callable[[str], int] = no_origin
 
     @staticmethod
     def drafts(stamps: list[int], count: int) -> list[int]:
@@ -155,13 +162,14 @@ class ModelRunner:
 
     def keep(self, name: str, sampled: Sequence[int]) -> None:
         text, stamps = self.text[name]
-        stamps += chained(sampled, stamps[-1] if stamps else 0)
+        stamps += chained(sampled, stamps[-1] if stamps else self.origin_of(name))
         text += sampled
 
     def stamps(self, name: str, start: int, tokens: Sequence[int]) -> list[int]:
         """The stamp of what is before `start`, and those of tokens that are computed from there on."""
         known = self.text[name][1]
-        before = known[start - 1] if 0 < start <= len(known) else 0
+        before = 0 if start else self.origin_of(name)
+        before = known[start - 1] if 0 < start <= len(known) else before
         return [before, *chained(tokens, before)]
 
     @staticmethod

@@ -130,12 +130,17 @@ class RecurrentLayers:
         names = (pool.kv_cache_groups[at].layer_names[0] for at in self.config.recurrent)
         return {name: Values(kv_cache=caches) for name in names}
 
-    def entry(self, lane: Lane, rounds: bool, accepted: int) -> tuple[StateUse, ...]:
+    def entry(
+        self, lane: Lane, rounds: bool, accepted: int, origin: int = 0
+    ) -> tuple[StateUse, ...]:
         """What the kernels read for an entry, and what they leave. rounds: it is a round of drafts, which
-        begins behind the tokens of the last one that were accepted; each of its tokens leaves a state."""
-        return tuple(self._use(lane, group, rounds, accepted) for group in self.config.recurrent)
+        begins behind the tokens of the last one that were accepted; each of its tokens leaves a state.
+        origin: of the request's text."""
+        return tuple(
+            self._use(lane, group, rounds, accepted, origin) for group in self.config.recurrent
+        )
 
-    def _use(self, lane: Lane, group: int, rounds: bool, accepted: int) -> StateUse:
+    def _use(self, lane: Lane, group: int, rounds: bool, accepted: int, origin: int) -> StateUse:
         size, row = self.config.groups[group].block_size, lane.tables[group]
         end = lane.start + len(lane.tokens)
         first = max(0, (end - 1) // size) if self.align else 0
@@ -147,7 +152,7 @@ class RecurrentLayers:
         if lane.start:
             block = blocks[skip]
             found = self.memory.state(block, group), self.memory.window(blocks[0], group, skip)
-        stamps, stamp = [], found[0]
+        stamps, stamp = [], found[0] if lane.start else origin
         for token in lane.tokens:
             stamp = chain(stamp, token)
             stamps.append(stamp)
@@ -335,7 +340,9 @@ class StateRunnerV1(ModelRunnerV1):
         made, kinds = [], [self._is_round(lane) for lane in lanes]
         for lane, is_round in zip(lanes, kinds):
             accepted = int(self._accepted[self.batch.req_id_to_index[lane.request]])
-            made.append(lane._replace(states=self.layers.entry(lane, is_round, accepted)))
+            origin = self.origin_of(lane.request)
+            states = self.layers.entry(lane, is_round, accepted, origin)
+            made.append(lane._replace(states=states))
         super().forward(made)
         self.layers.run(made, kinds)
         self._rounds = {lane.request: lane.drafts for lane in lanes}

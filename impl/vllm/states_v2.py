@@ -84,7 +84,8 @@ class StateRunnerV2(ModelRunnerV2):
     def forward(self, lanes: list[Lane]) -> list[Lane]:
         kinds = [self._rows[lane.request] for lane in lanes]
         made = [
-            lane._replace(states=self.layers.entry(lane, *kind)) for lane, kind in zip(lanes, kinds)
+            lane._replace(states=self.layers.entry(lane, *kind, self.origin_of(lane.request)))
+            for lane, kind in zip(lanes, kinds)
         ]
         super().forward(made)
         self.layers.run(made, [rounds for rounds, _ in kinds])

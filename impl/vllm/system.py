@@ -13,7 +13,7 @@ from impl.system_spec import SystemSpec
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.copied import COPIED
 from impl.vllm.api import RELEASES, TABLES, WAYS, facts
-from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
+from reference.blocks.commands import ENGINE_COMMANDS, SOURCE_FIELDS, TRANSFER_COMMANDS
 from reference.commands import Mode
 from reference.kinds import BLOCKS
 
@@ -33,6 +33,7 @@ class VLLMSystem(WorkerSystem):
             kind.__name__ for kind in (*set(ENGINE_COMMANDS) - set(TRANSFER_COMMANDS),)
         ),
         modes=(Mode.FAITHFUL,),
+        sources=frozenset(SOURCE_FIELDS),
     )
 
     def __init__(

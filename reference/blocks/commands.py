@@ -19,7 +19,8 @@ from reference.tiers.commands import Complete, Copy, ResetCache
 class Add:
     """A client sends a request: `prompt`, then `tokens` that nobody else has. resumable: the first turn of a
     session, which waits for more when it ends. Requests of lower `priority` go first. remote: tokens of it
-    that a peer has computed."""
+    that a peer has computed. adapter: the LoRA adapter that computes it, "" for none. salt: its KV is shared
+    among requests of the same salt alone, "" for none."""
 
     request: str
     max_tokens: int
@@ -28,6 +29,8 @@ class Add:
     priority: int = 0
     resumable: bool = False
     remote: int = 0
+    adapter: str = ""
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,26 @@ class ResetConnector:
     """Forget every copy in host memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Other weights are loaded under the name of an adapter, in the place of those before. No request of the
+    adapter is there."""
+
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewWeights:
+    """The model gets other weights, as a server does it between two steps: it preempts who runs, forgets all
+    KV that it keeps, host memory included, and loads them."""
+
+
 EngineCommand = Union[
-    Add, More, End, Abort, ResetCache, Schedule, Update, Copy, Complete, Fail, ResetConnector
-]
+    Add, More, End, Abort, ResetCache, Schedule, Update, Copy, Complete, Fail, ResetConnector,
+    LoadAdapter, NewWeights,
+]  # fmt: skip
 ENGINE_COMMANDS: tuple[type, ...] = get_args(EngineCommand)
+SOURCE_FIELDS = ("adapter", "salt")  # of Add
 TRANSFER_COMMANDS = (Copy, Complete, Fail, ResetConnector)  # of engines with a connector
 STOP_TOKEN = 1  # no other token is so small
 

@@ -69,6 +69,20 @@ class Published(NamedTuple):
     stamps: tuple[int, ...]
 
 
+class ForeignKey(NamedTuple):
+    """A key of a request under which the cache finds KV of another source.
+
+    source: of the request; found: of the KV; both in words. block: that has the KV, or chunk: of host
+    memory; the other is -1.
+    """
+
+    request: str
+    source: str
+    found: str
+    block: int = -1
+    chunk: int = -1
+
+
 # group, block, chunk of host memory, index of the block in the chunk
 Part = tuple[int, int, int, int]
 
@@ -118,7 +132,8 @@ class BlockFacts(NamedTuple):
     last wrote it (-1: none), and the stamps in its slots: of a token each, or of a state and its windows.
     mapped: for each block that the cache's map names, how often it does. leftovers: requests that tables are
     kept for and the scheduler does not know.
-    lanes: of a Schedule; outputs: of an Update; reset: whether a ResetCache succeeded. steps_in_flight:
+    lanes: of a Schedule; outputs: of an Update; reset: whether a ResetCache or NewWeights has
+    forgotten all. steps_in_flight:
     batches whose results wait; results_due: the oldest are taken next, as nothing more can be scheduled
     before; in_step: in the very step that has scheduled, so that of what clients do only aborts come before.
     kept: blocks of requests that are gone, which a step or a transfer in flight still uses, once for each
@@ -127,6 +142,7 @@ class BlockFacts(NamedTuple):
     released: requests that gave all their blocks back in this command, whatever they have got since.
     pinned: blocks outside of tables that requests keep for a connector, by request.
     copies: of a Schedule, (from, to) of blocks that its step copies before it runs.
+    foreign_keys: keys of requests under which the cache has KV of another source (reference.sources).
     """
 
     refs: tuple[int, ...]
@@ -149,6 +165,7 @@ class BlockFacts(NamedTuple):
     released: tuple[str, ...] = ()
     pinned: tuple[tuple[str, int], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    foreign_keys: tuple[ForeignKey, ...] = ()
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

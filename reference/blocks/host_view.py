@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from reference.blocks.commands import EngineCommand, ResetConnector
+from reference.blocks.commands import EngineCommand, NewWeights, ResetConnector
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Lane, Part, Transfer
 from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
@@ -27,6 +27,8 @@ class HostView:
 
     @property
     def resets_tier(self) -> bool:
+        if isinstance(self.command, NewWeights):
+            return self.after.reset
         return isinstance(self.command, ResetConnector) and not self.refused
 
     @property

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from reference.blocks.commands import (
-    STOP_TOKEN, Add, End, EngineCommand, Fail, More, Schedule, Update, client_tokens,
+    STOP_TOKEN, Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, Schedule, Update, client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, chained
 from reference.blocks.progress import EngineProgress
 from reference.commands import Abort
 from reference.headway import Standstill
+from reference.sources import PLAIN, LoadedWeights, KvSource
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class Bearer:
     text: what client and engine agree on; outputs: of this turn. turns: that were sent and wait, None for the
     end of the session. idle: between turns. computed: positions that have KV, drafts that the model agreed
     with included; None while it holds nothing. turned: a new turn began and nothing ran since. failed: its
-    load has failed, which ends it.
+    load has failed, which ends it. source: of its KV; stamps begin at its origin.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Bearer:
     turned: bool = False
     failed: bool = False
     flights: list[Flight] = field(default_factory=list)
+    source: KvSource = PLAIN
 
     @property
     def sure(self) -> int:
@@ -76,9 +78,15 @@ class Bearer:
                     extend(text, stamps, flight.sampled)
         return text, stamps
 
+    def compute_again(self, source: KvSource) -> None:
+        """Its whole text gets KV of this source."""
+        self.source = source
+        self.stamps[:] = chained(self.text, source.origin)
 
-def extend(text: list[int], stamps: list[int], tokens: Sequence[int]) -> None:
-    stamps += chained(tokens, stamps[-1] if stamps else 0)
+
+def extend(text: list[int], stamps: list[int], tokens: Sequence[int], origin: int = 0) -> None:
+    """Append tokens and their stamps. origin: of a text that has no token yet."""
+    stamps += chained(tokens, stamps[-1] if stamps else origin)
     text += tokens
 
 
@@ -113,13 +121,16 @@ class OutputNote:
 class RequestTexts:
     """All requests of one run.
 
-    standstill: of the last command, where it was a Schedule while somebody waits."""
+    standstill: of the last command, where it was a Schedule while somebody waits. loaded: the weights now.
+    sources: of the requests so far, the newest last."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.bearers: dict[str, Bearer] = {}
         self.batches: deque[list[tuple[Bearer, Flight]]] = deque()
         self.standstill: Standstill | None = None
+        self.loaded = LoadedWeights()
+        self.sources: dict[KvSource, None] = {}
         self._sent = 0
         self._progress = EngineProgress()
 
@@ -148,11 +159,7 @@ class RequestTexts:
     ) -> tuple[list[LaneNote], list[OutputNote]]:
         bearer = self.bearers.get(getattr(command, "request", ""))
         if isinstance(command, Add):
-            text: list[int] = []
-            stamps: list[int] = []
-            extend(text, stamps, self._tokens(command))
-            made = Bearer(command.request, text, stamps, command.max_tokens, command.resumable)
-            self.bearers[command.request] = made
+            self._add(command)
         elif isinstance(command, More) and bearer is not None:
             bearer.turns.append((self._tokens(command), command.max_tokens))
             self._next_turn(bearer)
@@ -164,12 +171,34 @@ class RequestTexts:
         elif isinstance(command, Fail) and self.config.fail_requests and facts.host is not None:
             for name in facts.host.failed:
                 self.bearers[name].failed = True
+        elif isinstance(command, LoadAdapter):
+            self.loaded.load_adapter(command.adapter)
         elif isinstance(command, Update):
             return [], self._results(facts)
         self._preempted(facts)
+        if isinstance(command, NewWeights) and facts.reset:
+            self._replace_weights()
         return self._lanes(facts), self._without_results(
             {output.request: output for output in facts.outputs}
         )
+
+    def _add(self, command: Add) -> None:
+        source = self.loaded.source(command.adapter, command.salt)
+        self.sources[source] = None
+        text: list[int] = []
+        stamps: list[int] = []
+        extend(text, stamps, self._tokens(command), source.origin)
+        self.bearers[command.request] = Bearer(
+            command.request, text, stamps, command.max_tokens, command.resumable, source=source
+        )
+
+    def _replace_weights(self) -> None:
+        """Nobody has KV any more; who goes on computes its text with the new weights."""
+        self.loaded.replace_weights()
+        for bearer in self.bearers.values():
+            source = self.loaded.source(bearer.source.adapter, bearer.source.salt)
+            self.sources[source] = None
+            bearer.compute_again(source)
 
     def _preempted(self, facts: BlockFacts) -> None:
         """Who was preempted has stale results in flight; who keeps its KV computes its last token again."""
@@ -247,7 +276,9 @@ class RequestTexts:
                 continue  # its name may be somebody else's by now
             bearer.flights.remove(flight)
             tokens, ends = self._given_out(bearer, flight.sampled)
-            current = flight.context == (bearer.stamps[-1] if bearer.stamps else 0)
+            current = flight.context == (
+                bearer.stamps[-1] if bearer.stamps else bearer.source.origin
+            )
             output = given.pop(bearer.name, None)
             notes.append(OutputNote(bearer.name, output, tokens, ends, current, flight.stale))
             if output is not None and output.tokens:

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
-from reference.blocks.commands import Add, Fail, More, ResetConnector
+from reference.blocks.commands import Add, Fail, LoadAdapter, More, NewWeights, ResetConnector
 from reference.commands import (
     Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
@@ -38,6 +38,18 @@ _AHEAD = 8  # pages of rounds that a request may have allocated ahead
 def _none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) -> Trace:
     del system
     return replace(trace, commands=tuple(c for c in trace.commands if not isinstance(c, kinds)))
+
+
+def _no_adapters(system: AnySystem, trace: Trace) -> Trace:
+    del system
+    made = (replace(c, adapter="") if isinstance(c, Add) else c for c in trace.commands)
+    return replace(trace, commands=tuple(made))
+
+
+def _no_salts(system: AnySystem, trace: Trace) -> Trace:
+    del system
+    made = (replace(c, salt="") if isinstance(c, Add) else c for c in trace.commands)
+    return replace(trace, commands=tuple(made))
 
 
 def _no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
@@ -183,7 +195,7 @@ _NEEDS: dict[str, _Less] = {
     "a verify round": partial(_none_of, (SpecDecode, Launch, Settle)),
     "a received prompt": _nothing_received,
     "a next turn": partial(_none_of, More),
-    "a reset of the cache": partial(_none_of, ResetCache),
+    "a reset of the cache": partial(_none_of, (ResetCache, NewWeights)),
     "drafts": _of_kinds(blocks=partial(_sized, drafts=0, eagle=False)),
     "a window": _of_kinds(blocks=_no_window_of_groups, tiers=_no_window_of_a_tree),
     "hits within a block": _of_kinds(blocks=partial(_sized, match=0)),
@@ -196,8 +208,12 @@ _NEEDS: dict[str, _Less] = {
         rows=partial(_no_state, tracks=False), tiers=partial(_no_state, host_states=0)
     ),
     "a setting": _of_kinds(rows=partial(_sized, settings=())),
-    "a reset of host memory": partial(_none_of, ResetConnector),
+    "a reset of host memory": partial(_none_of, (ResetConnector, NewWeights)),
     "a failed load": partial(_none_of, Fail),
+    "adapters": _no_adapters,
+    "salts": _no_salts,
+    "an adapter loaded again": partial(_none_of, LoadAdapter),
+    "new weights": partial(_none_of, NewWeights),
     "priorities": _of_kinds(blocks=partial(_sized, priority=False)),
     "a limit of a prefill": _of_kinds(blocks=partial(_sized, long_prefill=0)),
     "a text longer than the model": _no_longer_text,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from impl.adapter import Capabilities
 from reference.blocks.commands import (
-    Add, End, EngineCommand, Fail, More, ResetConnector, Schedule, Update,
+    Add, End, EngineCommand, Fail, LoadAdapter, More, NewWeights, ResetConnector, Schedule, Update,
 )  # fmt: skip
 from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig, LayerGroup
@@ -21,6 +21,9 @@ from stateful_tests.generate.choice_source import Choices, once_in, pick
 
 NAMES = ("r1", "r2", "r3", "r4", "r5")
 DRAFTS = (16, 16, 1, 0)
+NO_NAME = ("",)
+# The names of an adapter and of a salt may be the same.
+SOURCE_NAMES = (NO_NAME, ("", "a"), ("a", "b"), ("", "a", "b"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class EngineProfile:
     accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len.
     slow: transfers wait, the more so the larger it is; forget: host memory is reset; fails: a
     load fails. alike: tokens of the one text that all send, so that the model gives all the same answer, in
-    a pool of one longest request; 0: they send what they like.
+    a pool of one longest request; 0: they send what they like. adapters, salts: names that requests have, ""
+    for none. loads: an adapter is loaded again; weights: the model gets other weights.
     """
 
     names: tuple[str, ...]
@@ -48,6 +52,10 @@ class EngineProfile:
     forget: int
     fails: int
     alike: int
+    adapters: tuple[str, ...] = NO_NAME
+    salts: tuple[str, ...] = NO_NAME
+    loads: int = 0
+    weights: int = 0
 
 
 def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
@@ -67,7 +75,15 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
         forget=pick(source, (0, 0, 0, 30)),
         fails=pick(source, (0, 2, 6)),
         alike=1 + source.upto(5) if once_in(source, 4) else 0,
+        weights=pick(source, (0, 0, 0, 20)),
     )
+    if once_in(source, 3):
+        drawn = replace(
+            drawn,
+            adapters=pick(source, SOURCE_NAMES),
+            salts=pick(source, SOURCE_NAMES),
+            loads=pick(source, (0, 6, 12)),
+        )
     drawn = replace(drawn, names=NAMES, busy=True, stop=0) if drawn.alike else drawn
     return replace(
         drawn,
@@ -76,6 +92,10 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
         reset=drawn.reset * ("ResetCache" in can.commands),
         forget=drawn.forget * ("ResetConnector" in can.commands),
         fails=drawn.fails * ("Fail" in can.commands),
+        adapters=drawn.adapters if "adapter" in can.sources else NO_NAME,
+        salts=drawn.salts if "salt" in can.sources else NO_NAME,
+        loads=drawn.loads * ("LoadAdapter" in can.commands),
+        weights=drawn.weights * ("NewWeights" in can.commands),
     )
 
 
@@ -166,11 +186,29 @@ def propose_engine_command(
         return Update(pick(source, DRAFTS))
     if profile.reset and once_in(source, profile.reset):
         return ResetCache(once_in(source, 2))
-    if (sent := _sent(texts, there, client, source, profile)) is not None:
+    if (replaced := _other_weights(texts, facts, source, profile)) is not None:
+        return replaced
+    # Clients wait until the device is idle, so that new weights can come.
+    drains = bool(profile.weights and not there and facts.steps_in_flight) and once_in(source, 2)
+    if not drains and (sent := _sent(texts, there, client, source, profile)) is not None:
         return sent
     if facts.results_due:
         return Update(pick(source, DRAFTS))
     return _schedule(texts, there, source, profile)
+
+
+def _other_weights(
+    texts: RequestTexts, facts: BlockFacts, source: Choices, profile: EngineProfile
+) -> EngineCommand | None:
+    """Other weights for the model or for an adapter, where they can be loaded now."""
+    seldom = profile.weights if texts.bearers else 4
+    if profile.weights and not facts.steps_in_flight and once_in(source, seldom):
+        return NewWeights()
+    if not profile.loads or not once_in(source, profile.loads):
+        return None
+    used = {bearer.source.adapter for bearer in texts.bearers.values()}
+    unused = [name for name in profile.adapters if name and name not in used]
+    return LoadAdapter(pick(source, unused)) if unused else None
 
 
 def _sent(
@@ -242,7 +280,12 @@ def _add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile
     length = sum(piece.tokens for piece in prompt) + own
     remote = source.upto(length) if texts.config.peer and once_in(source, 2) else 0
     outputs = _outputs(source, texts.config.max_model_len)
-    return Add(name, outputs, own, prompt, priority, resumable, remote)
+    adapter, salt = _name_among(profile.adapters, source), _name_among(profile.salts, source)
+    return Add(name, outputs, own, prompt, priority, resumable, remote, adapter, salt)
+
+
+def _name_among(names: tuple[str, ...], source: Choices) -> str:
+    return pick(source, names) if len(names) > 1 else names[0]
 
 
 def _go_on(

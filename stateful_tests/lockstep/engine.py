@@ -104,6 +104,7 @@ class EngineLockstep(AnyLockstep):
             texts.bearers,
             texts.in_use,
             texts.standstill,
+            tuple(texts.sources),
         )
         self._judge(step, broken(step, self.waived), self.clauses.values())
         return self._count(outcome)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from string import ascii_lowercase
 
-from reference.blocks.commands import Schedule
+from reference.blocks.commands import SOURCE_FIELDS, Add, Schedule
 from reference.commands import (
     TREE_COMMANDS, Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert,
     Launch, Open, Piece, Prompt, Retract, SpecDecode, Submit, prompt_len,
@@ -47,7 +47,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET)
         best = _drop_chunks(best, search)
         for simpler in (
             _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _inserted, _pressed, _busy,
-            _pairs_dropped, _plainer_prompts, _plainer_steps, _smaller_numbers,
+            _pairs_dropped, _plainer_prompts, _plainer_sources, _plainer_steps, _smaller_numbers,
         ):  # fmt: skip
             best = first_improvement(best, search, simpler)
         if best == before or search.spent:
@@ -259,6 +259,21 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
     texts = sorted(set().union(*map(texts_in, commands)))
     for other, text in combinations(texts, 2):
         yield tuple(with_texts(c, {text: other}) for c in commands)
+
+
+def _plainer_sources(commands: Commands) -> Iterator[Commands]:
+    """No adapter or no salt, for all that have the same one, or for one request."""
+    for field in SOURCE_FIELDS:
+        named = [i for i, c in enumerate(commands) if getattr(c, field, "") and isinstance(c, Add)]
+        names = sorted({getattr(commands[i], field) for i in named})
+        for those in (
+            *([i for i in named if getattr(commands[i], field) == name] for name in names),
+            *([i] for i in named),
+        ):
+            plainer = list(commands)
+            for i in those:
+                plainer[i] = changed(commands[i], **{field: ""})
+            yield tuple(plainer)
 
 
 def _plainer_steps(commands: Commands) -> Iterator[Commands]:

@@ -79,6 +79,16 @@ def _flag(field: str, words: str) -> NotationPart:
     )
 
 
+def _named(field: str) -> NotationPart:
+    """The field and a name; nothing where the name is empty."""
+    return NotationPart(
+        f" [{field} NAME]",
+        rf"(?: {field} (?P<{field}>{_NAME}))?",
+        lambda command: f" {field} {value}" if (value := getattr(command, field)) else "",
+        lambda found: {field: found[field] or ""},
+    )
+
+
 def _lanes(
     field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]
 ) -> NotationPart:
@@ -176,7 +186,8 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     CheckBusy: (_number("level", "level", default=1, always=True),),
     Add: (
         _REQUEST, _INPUT, _number("max_tokens", "for"), _number("priority", "priority", default=0),
-        _flag("resumable", "(session)"), _number("remote", "remote", default=0),
+        _flag("resumable", "(session)"), _number("remote", "remote", default=0), _named("adapter"),
+        _named("salt"),
     ),
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),

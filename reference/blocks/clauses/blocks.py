@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from reference.blocks.clauses.step import BlockStep, clause
+from reference.blocks.commands import NewWeights
 from reference.tiers.commands import ResetCache
-from reference.failures import AtBlock, AtCount, AtTable, Failure, counted, failure
+from reference.failures import AtBlock, AtChunk, AtCount, AtTable, Failure, counted, failure
 
 
 @clause(
@@ -115,8 +116,8 @@ def _named(step: BlockStep) -> Failure | None:
             return failure(
                 "block 0, the null block, has no hash", f"it has one in group {group}", AtBlock(0)
             )
-        if step.config.groups[group].state:  # STA-3
-            continue
+        if step.config.groups[group].state or isinstance(step.command, NewWeights):
+            continue  # STA-3, PUB-3
         owner, slots = step.after.memory[block]
         slots = slots[: len(stamps)]
         if owner != group or slots != stamps:
@@ -155,17 +156,18 @@ def _mapped(step: BlockStep) -> Failure | None:
 @clause(
     "PUB-3",
     "a reset forgets everything",
-    "After a successful reset no block bears a hash, and all are free. It succeeds whenever no "
-    "request holds a block. A reset with running requests leaves them none.",
-    of=(ResetCache,),
+    "After a successful reset, and before new weights, no block bears a hash, and all are free. A reset"
+    " succeeds whenever no request holds a block. One with running requests leaves them none.",
+    of=(ResetCache, NewWeights),
     why="Resets come with new weights: KV of the old ones must not be matched.",
     rule="blocks.facts",
-    source="vllm reset_prefix_cache",
+    source="vllm reset_prefix_cache, EngineCore._reset_caches",
     scope="Without prefix caching there is nothing to forget.",
-    trigger=lambda s: isinstance(s.command, ResetCache) and bool(s.before.published),
+    trigger=lambda s: isinstance(s.command, (ResetCache, NewWeights)) and bool(s.before.published),
 )
 def _forgotten(step: BlockStep) -> Failure | None:
-    if not isinstance(step.command, ResetCache) or step.refused or not step.config.caching:
+    command = step.command
+    if not isinstance(command, (ResetCache, NewWeights)) or step.refused or not step.config.caching:
         return None
     left = len(step.after.published)
     if step.after.reset and (left or len(step.after.free) < len(step.after.refs) - 1):
@@ -179,7 +181,34 @@ def _forgotten(step: BlockStep) -> Failure | None:
         return failure(want, "the reset fails", AtCount("cache", "reset"))
     ran = {name for name, fact in step.before.requests.items() if fact.status == "RUNNING"}
     holders = {name for named in step.entries.values() for name, _, _ in named}
-    if step.command.running and (kept := sorted(ran & holders)):
+    running = isinstance(command, NewWeights) or command.running
+    if running and (kept := sorted(ran & holders)):
         want = "a reset must leave requests that run no block"
         return failure(want, f"{', '.join(kept)} still holds blocks", AtCount("cache", "reset"))
+    return None
+
+
+@clause(
+    "KEY-1",
+    "a key has one source",
+    "No key of a request finds KV of another source, in a block or in host memory: another adapter, other"
+    " weights under the adapter's name, another salt, or the model's weights before an update.",
+    why=(
+        "Whoever matches the key reads KV that other weights computed, or that belongs to another tenant, and"
+        " the tokens look right."
+    ),
+    rule="sources",
+    source="vllm generate_block_hash_extra_keys (issues 30931, 42125)",
+    scope="A key that two sources share does no harm while the cache has nothing under it.",
+    trigger=lambda s: len(s.kv_sources) > 1 and bool(s.after.published),
+)
+def _one_source(step: BlockStep) -> Failure | None:
+    if isinstance(step.command, NewWeights):  # PUB-3, HOST-4
+        return None
+    for request, source, found, block, chunk in step.after.foreign_keys:
+        where = f"block {block}" if chunk < 0 else f"chunk {chunk} of host memory"
+        got = f"a key of {request} finds {where}, which holds KV of {found}"
+        return failure(
+            f"{request} has {source}", got, AtBlock(block) if chunk < 0 else AtChunk(chunk)
+        )
     return None

@@ -15,6 +15,8 @@ from reference.clauses.base import Clause, register
 from reference.failures import AtTable, Failure, counted, failure
 from reference.headway import Standstill
 from reference.remembered import remembered
+from reference.sources import KvSource
+from reference.states import chained
 
 __all__ = ["REGISTERED", "BlockStep", "clause", "window_start"]
 REGISTERED: dict[str, Clause] = {}
@@ -29,7 +31,7 @@ OUTSIDE = -1, 0  # group and index of a block outside of tables
 class BlockStep(HostView):
     """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
     what was given out, beside what is expected. bearers: who is there after the command, by name. in_use:
-    blocks that steps in flight write or copy. standstill: see RequestTexts."""
+    blocks that steps in flight write or copy. standstill, kv_sources: see RequestTexts (sources)."""
 
     config: EngineConfig
     command: EngineCommand
@@ -41,6 +43,7 @@ class BlockStep(HostView):
     bearers: dict[str, Bearer]
     in_use: frozenset[int] = frozenset()
     standstill: Standstill | None = None
+    kv_sources: tuple[KvSource, ...] = ()
 
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
@@ -108,10 +111,11 @@ class BlockStep(HostView):
                 want = f"{name} finds its own KV at position {start + at} in group {group}"
                 position, size = start + at, layers.block_size
                 place = AtTable(name, group, position // size, position, max(first_query, position))
-                return failure(want, self._seen(tables, group, position, found[at]), place)
+                seen = self._seen(name, tables, group, position, found[at])
+                return failure(want, seen, place)
         return None
 
-    def _seen(self, tables: Table, group: int, position: int, value: int) -> str:
+    def _seen(self, name: str, tables: Table, group: int, position: int, value: int) -> str:
         at = position // self.config.groups[group].block_size
         if value == NO_BLOCK:
             return f"its table ends before entry {at}"
@@ -120,4 +124,15 @@ class BlockStep(HostView):
             return f"entry {at} of its table is the null block"
         if value == NOT_WRITTEN:
             return f"block {block} holds nothing of this group there"
+        if (source := self._source_of(name, position, value)) is not None:
+            mine = self.bearers[name].source
+            return f"block {block} holds KV of {source} there, and {name} has {mine}"
         return f"block {block} holds KV of another token there"
+
+    def _source_of(self, name: str, position: int, value: int) -> KvSource | None:
+        """The other source that the same text has such a stamp with."""
+        text = self.bearers[name].text[: position + 1] if name in self.bearers else []
+        for source in self.kv_sources:
+            if len(text) > position and chained(text, source.origin)[-1] == value:
+                return source
+        return None

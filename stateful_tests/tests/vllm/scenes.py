@@ -18,7 +18,8 @@ from reference.blocks.clauses import BlockStep, broken
 from reference.blocks.commands import Add, More, Update, client_tokens
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import (
-    BlockFacts, HostFacts, HostKey, Lane, Output, Published, RequestFact, StateUse, Table, Transfer, chained,
+    BlockFacts, ForeignKey, HostFacts, HostKey, Lane, Output, Published, RequestFact, StateUse, Table,
+    Transfer, chained,
 )  # fmt: skip
 from reference.blocks.request_texts import RequestTexts
 from stateful_tests.lockstep.results import Violation, violation_of
@@ -123,7 +124,7 @@ class Scene:
             self.expected.follow_refused(command, after)
         step = BlockStep(
             self.config, command, refused, self.before, after, lanes, outputs, self.expected.bearers,
-            self.expected.in_use, self.expected.standstill,
+            self.expected.in_use, self.expected.standstill, tuple(self.expected.sources),
         )  # fmt: skip
         self.before, self.step = after, step
         failures = broken(step, waived)
@@ -193,6 +194,12 @@ class Scene:
 
         self._spoilt.append(spoil)
 
+    def stamps(self, name: str, tokens: list[int] | None = None) -> list[int]:
+        """The stamps of these tokens, or of its text, as a request computes them."""
+        bearer = self.expected.bearers.get(name)
+        origin = bearer.source.origin if bearer is not None else 0
+        return chained(self.texts[name] if tokens is None else tokens, origin)
+
     def tables(self, text: str) -> Table:
         return tuple(tuple(map(int, table.split())) for table in text.split("|"))
 
@@ -237,7 +244,7 @@ def _runs(
         sampled = (STOP,)
     elif samples:
         sampled = (*drafted[: int(samples) - 1], 100 + len(text) + 10 * scene.serial)
-    stamps = chained([*text[:known], *drafted])
+    stamps = scene.stamps(name, [*text[:known], *drafted])
     scene.fill(table, stamps, first, last)
     states = tuple(
         scene.use(group, table[group], stamps, first, last) for group in scene.config.recurrent
@@ -318,11 +325,11 @@ def _state(**changes: Callable[[Scene, Lane, str], object]) -> Callable[..., Non
 def _after(scene: Scene, lane: Lane, count: str) -> int:
     if count in ("nothing", "others"):
         return 7 * (count == "others")
-    return chained(scene.texts[lane.request])[int(count) - 1]
+    return scene.stamps(lane.request)[int(count) - 1]
 
 
 def _keeps_state(scene: Scene, block: str, name: str, count: str, window: str | None) -> None:
-    stamps = [0, *chained(scene.texts[name])]
+    stamps = [0, *scene.stamps(name)]
     scene.memory[int(block)] = (
         scene.config.recurrent[0],
         (stamps[int(count)], stamps[int(window or count)]),
@@ -350,7 +357,7 @@ def _hash(scene: Scene, block: str, group: str | None, more: str | None, other: 
 
 
 def _holds(scene: Scene, block: str, group: str, name: str, start: str, end: str) -> None:
-    size, stamps = scene.config.groups[int(group)].block_size, chained(scene.texts[name])
+    size, stamps = scene.config.groups[int(group)].block_size, scene.stamps(name)
     for position in range(int(start), int(end)):
         scene.write(int(block), int(group), position % size, stamps[position])
 
@@ -384,6 +391,12 @@ def _drop(scene: Scene, name: str) -> None:
     del scene.requests[name]
 
 
+def _foreign(scene: Scene, name: str, what: str, number: str, found: str) -> None:
+    mine = str(scene.expected.loaded.source("", ""))
+    key = ForeignKey(name, mine, found)._replace(**{what: int(number)})
+    scene._spoil(foreign_keys=lambda _: (key,))
+
+
 def _forget(scene: Scene) -> None:
     scene.hashes.clear()
 
@@ -391,7 +404,7 @@ def _forget(scene: Scene) -> None:
 def _key(scene: Scene, chunk: str, name: str, start: str, end: str, how: str | None) -> None:
     """A chunk is kept under a hash, and holds that, unless how says what is wrong with its last slot."""
     stamps, size = (
-        chained(scene.texts[name])[int(start) : int(end)],
+        scene.stamps(name)[int(start) : int(end)],
         scene.config.groups[0].block_size,
     )
     scene.keys[int(chunk)] = tuple(stamps)
@@ -485,6 +498,7 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     rf"block (?P<block>\d+) has the state after (?P<count>\d+) of {_WHO}"
     r"(, the window (?P<window>\d+))?": _keeps_state,
     r"no hashes": _forget,
+    rf"a key of {_WHO} finds (?P<what>block|chunk) (?P<number>\d+) of (?P<found>.*)": _foreign,
     rf"block (?P<block>\d+) holds group (?P<group>\d) of {_WHO} (?P<start>\d+)-(?P<end>\d+)": _holds,
     r"somebody (?P<what>erases|overwrites) block (?P<block>\d+) slot (?P<offset>\d+)": _slot,
     r"refs (?P<block>\d+) = (?P<count>\d+)": _refs,

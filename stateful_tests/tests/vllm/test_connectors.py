@@ -211,7 +211,7 @@ def loads(device, monkeypatch):
     )
     peer = Bag(remote={}, started_loads=[])
     return Loads(
-        Bag(connector=peer), device, CONFIG, lambda tokens: [100 + token for token in tokens]
+        Bag(connector=peer), device, CONFIG, lambda tokens, _: [100 + token for token in tokens]
     )
 
 

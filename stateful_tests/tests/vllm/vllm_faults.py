@@ -25,6 +25,7 @@ from ci.export.recorded_run import NotExportable
 from impl.vllm.driver import EngineDriver
 from impl.vllm.fetch import release_root
 from impl.vllm.modules import RUNNER, runner_methods
+from impl.vllm.sources import CORE, reset_caches
 from impl.vllm.system import VLLMSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.commands import Mode
@@ -85,14 +86,17 @@ class Loaded(EngineDriver):
     def faulty(self, fault: ReleaseFault) -> Iterator[None]:
         """With the fault."""
         path = self.root / fault.file
-        if fault.file == RUNNER:
-            was = self._methods
+        if fault.file in (RUNNER, CORE):  # of which functions are cut out
+            was = self._methods, self._reset_caches
             with tempfile.TemporaryDirectory() as folder:
                 (file := Path(folder, fault.file)).parent.mkdir(parents=True)
                 file.write_text(replaced(path, fault.old, fault.new), encoding="utf-8")
-                self._methods = runner_methods(Path(folder), {})
+                if fault.file == RUNNER:
+                    self._methods = runner_methods(Path(folder), {})
+                else:
+                    self._reset_caches = reset_caches(Path(folder))
             yield
-            self._methods = was
+            self._methods, self._reset_caches = was
             return
         with patched(path, fault.file.removesuffix(".py").replace("/", "."), fault.old, fault.new):
             yield

@@ -1,0 +1,35 @@
+"""A server sleeps and gets other weights: `Engine.sleep` of the release, with its workers played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from impl.isolation import Inert, cut
+from impl.stand_ins import Values
+
+_ENGINE = Path("lmdeploy/pytorch/engine/engine.py")
+_METHODS = frozenset({"Engine.sleep", "Engine._cancel_and_end_all_sessions"})
+
+
+def sleep_of(root: Path) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
+    """What a server of the release does when it sleeps, given its scheduler and its maker of batches. Nobody
+    is there: the clients have ended their sessions."""
+    methods = cut(root / _ENGINE, _METHODS, {"logger": Inert(), "_SLEEPING_TAGS": set()})
+
+    async def nothing(*_: Any) -> None:
+        """The workers hold no memory, and no batch is in flight."""
+
+    async def sleep(scheduler: Any, maker: Any) -> None:
+        loop = Values(drain_for_sleep=nothing, reset_runtime_state=maker.reset_runtime_state)
+        engine: Any = Values(
+            scheduler=scheduler,
+            executor=Values(sleep=nothing),
+            _engine_loop=loop,
+            _block_new_inputs=lambda: None,
+            _cancel_and_end_all_sessions=lambda: methods["_cancel_and_end_all_sessions"](engine),
+        )
+        await methods["sleep"](engine)
+
+    return sleep

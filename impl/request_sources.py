@@ -1,0 +1,46 @@
+"""The sources of requests' KV (reference.sources), as a driver keeps them beside its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from reference.sources import PLAIN, LoadedWeights, KvSource
+from reference.states import chained
+
+
+class RequestSources:
+    """The source of each request's KV, by the name or number that the engine has for the request.
+
+    loaded: the weights now.
+    """
+
+    def __init__(self) -> None:
+        self.loaded = LoadedWeights()
+        self._of: dict[str | int, KvSource] = {}
+
+    @property
+    def all_plain(self) -> bool:
+        """No request so far has had a source of its own."""
+        return all(source == PLAIN for source in self._of.values())
+
+    def add(self, request: str | int, adapter: str, salt: str) -> None:
+        """A request comes."""
+        self._of[request] = self.loaded.source(adapter, salt)
+
+    def of(self, request: str | int) -> KvSource:
+        """The source of a request."""
+        return self._of.get(request, PLAIN)
+
+    def origin_of(self, request: str | int) -> int:
+        """The origin of a request's text."""
+        return self.of(request).origin
+
+    def stamps_of(self, tokens: Iterable[int], request: str | int) -> list[int]:
+        """The stamps of the first tokens of a request's text."""
+        return chained(tokens, self.origin_of(request))
+
+    def replace_weights(self) -> None:
+        """The model has other weights; requests that go on compute their texts with them."""
+        self.loaded.replace_weights()
+        for request, source in self._of.items():
+            self._of[request] = self.loaded.source(source.adapter, source.salt)

@@ -1,0 +1,111 @@
+"""Sources of requests, as vLLM is told of them: `LoRARequest`, `cache_salt`, and the weights of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from impl.isolation import cut
+from impl.request_sources import RequestSources
+from impl.stand_ins import Values
+from impl.vllm.bare_connectors import Offloads, chunks_of
+from impl.vllm.bare_scheduler import adapter_of
+from impl.vllm.engine import Stamps
+from impl.vocabulary import require
+from reference.blocks.facts import ForeignKey
+from reference.commands import Reason
+from reference.sources import KvSource
+
+CORE = "vllm/v1/engine/core.py"
+_RESET = "_reset_caches"
+
+
+class Place(NamedTuple):
+    """KV under a key of the cache. stamps: that are held there. block, chunk: as of ForeignKey."""
+
+    key: bytes
+    stamps: Collection[int]
+    block: int = -1
+    chunk: int = -1
+
+
+def reset_caches(root: Path) -> Callable[[Any], bool]:
+    """What the release under `root` does to the caches of a scheduler before a server sleeps or takes new
+    weights.
+
+    Since 0.17 `EngineCore._reset_caches` does it; before, the front end resets the prefix cache of a server
+    on which nothing runs.
+    """
+    release_resets = cut(root / CORE, frozenset({f"EngineCore.{_RESET}"}), {}).get(_RESET)
+
+    def reset(scheduler: Any) -> bool:
+        if release_resets is None:
+            require(not scheduler.running, Reason.WRONG_PHASE)
+            return bool(scheduler.reset_prefix_cache())
+        core = Values(
+            reset_prefix_cache=scheduler.reset_prefix_cache,
+            reset_mm_cache=_nothing,
+            reset_encoder_cache=_nothing,
+        )
+        release_resets(core)
+        return True
+
+    return reset
+
+
+def _nothing() -> None:
+    """Images have no cache here."""
+
+
+def request_fields(source: KvSource) -> dict[str, Any]:
+    """What the constructor of a request of this source is given."""
+    given: dict[str, Any] = {}
+    if source.salt:
+        given["cache_salt"] = source.salt
+    if source.adapter:
+        given["lora_request"] = adapter_of(source.adapter, source.load)
+    return given
+
+
+def foreign_keys(
+    sources: RequestSources, scheduler: Any, stamps: Stamps, places: Iterable[Place], names: Mapping[str, str]
+) -> tuple[ForeignKey, ...]:
+    """Keys of requests under which the cache finds KV of another source.
+
+    stamps: the hashes of this engine. places: where it has KV under a key. names: of requests, as commands
+    call them.
+    """
+    if sources.all_plain:
+        return ()
+    found, by_key = [], dict[bytes, list[Place]]()
+    for place in places:
+        by_key.setdefault(place.key, []).append(place)
+    for name, request in scheduler.requests.items():
+        mine = sources.of(name)
+        for key in (bytes(each)[-16:] for each in request.block_hashes):
+            for place in by_key.get(key, ()):
+                theirs = stamps.source_in(key, place.stamps)
+                if theirs is not None and theirs != mine:
+                    found.append(
+                        ForeignKey(names[name], str(mine), str(theirs), place.block, place.chunk)
+                    )
+    return tuple(found)
+
+
+def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator[Place]:
+    """Where the cache has KV under a key: blocks of the pool, and chunks of host memory.
+
+    memory: blocks, each with the group that wrote it and its stamps. mover: of KV, None without a connector.
+    """
+    for block in scheduler.kv_cache_manager.block_pool.blocks:
+        if block.block_hash is not None:  # the last 4 bytes name the group
+            _, stamps = memory.get(block.block_id, (-1, ()))
+            yield Place(block.block_hash[:-4][-16:], stamps, block=block.block_id)
+    if isinstance(mover, Offloads):
+        manager = scheduler.connector.connector_scheduler.manager
+        for key, chunk, pins in chunks_of(manager):
+            if pins < 0:  # it is being written, and nobody reads it yet
+                continue
+            held = mover.transfers.host.get(chunk, ())
+            yield Place(key[:-4][:16], [s for _, slots in held for s in slots], chunk=chunk)
