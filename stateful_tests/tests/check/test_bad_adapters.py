@@ -10,9 +10,12 @@ import pytest
 
 from ci.report.check_data import check_data
 from ci.report import render, render_check
+from ci.report.page import page
+from impl.adapter import UnusableImplementation
 from reference.commands import Mode
 from stateful_tests.check import campaign, finder, tiers
-from stateful_tests.check.finder import FLAKY
+from stateful_tests.check.changes import Changes
+from stateful_tests.check.finder import FLAKY, NOT_REPLAYED
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise
 from stateful_tests.tests.check import bad_adapters
@@ -230,6 +233,47 @@ def test_what_comes_by_chance_is_flaky(adapter):
         assert found["flaky"] and FLAKY in found["violation"]["observed"]
         shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["because"]
         assert shown or found["because"] is None
+
+
+@pytest.mark.parametrize("cut", ["conforms", "ends early", "cannot be driven"])
+def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
+    """A fork's change runs in the last command of a finding, and the replay that is shown ends before it."""
+
+    def replayed(system, trace):
+        run, half = replay(system, trace), len(trace.commands) // 2
+        if cut == "cannot be driven":
+            raise UnusableImplementation("its worker does not start any more")
+        rows = run.rows[:half] if cut == "ends early" else run.rows
+        return replace(run, violation=None, rows=rows, history=run.history[: len(rows) + 1])
+
+    def with_calls(_, run):
+        return replace(run, called=(("a.py: f",),) * (run.violation.step + 1))
+
+    system = bad_adapters.AdmitsNobody()
+    plan = tiers.plan(
+        "smoke",
+        examples=1,
+        steps=8,
+        modes=[Mode.FAITHFUL],
+        machines=["sessions"],
+        presets=["page1"],
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(finder.Finder, "_smallest", lambda _, trace, *__: trace)
+        patch.setattr(finder.Finder, "_as_a_scheduler", lambda *_: None)
+        patch.setattr(finder, "replay", replayed)
+        patch.setattr(finder, "with_calls", with_calls)
+        result = campaign.run(system, plan)
+    changed = Changes("HEAD", frozenset(), {("a.py", "f"): 1}, ())
+    data = check_data(result, plan, capabilities=system.capabilities, changed=changed)
+    for detailed in (False, True):
+        render_check.check(render.console(io.StringIO()), data, detailed=detailed)
+    for finding, found in zip(result.findings, data["findings"], strict=True):
+        last = found["violation"]["step"]
+        assert found["rows"][-1]["step"] == last and found["rows"][-1]["violates"]
+        assert f"at command {last}, {found['rows'][last]['command']}" in page(found, finding.run)
+        unseen = [row for row in found["rows"] if NOT_REPLAYED in row["outcome"]]
+        assert bool(unseen) is (cut != "conforms")
 
 
 @pytest.mark.parametrize(
