@@ -137,7 +137,7 @@ def test_what_an_adapter_does_not_support_is_no_finding(where, kvspec):
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
 def test_what_a_failure_leaves_in_the_pages_is_the_headline(where, kvspec):
     spec = f"{bad_adapters.__name__}:RaisesAtADoubleFree"
-    code, out, _ = kvspec("check", "--impl", spec, "--examples", "10", *where)
+    code, out, _ = kvspec("check", "--impl", spec, "--examples", "4", "-j", "1", *where)
     assert code == 3
     clauses = {file.name: files.load(file).clause for file in Path("traces").iterdir()}
     assert "violation: OWN-1, BROKEN" in out
@@ -158,9 +158,8 @@ def test_an_adapter_that_offers_no_command_is_unusable(kvspec):
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
 def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(where, kvspec):
-    code, out, _ = kvspec(
-        "check", "--impl", f"{bad_adapters.__name__}:OffByOne", "--seed", "1", *where
-    )
+    options = ("--examples", "2", "--seed", "1", "-j", "1", *where)
+    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffByOne", *options)
     assert code == 3 and "IndexError: pop from empty list" in " ".join(out.split())
     [file] = Path("traces").iterdir()
     trace = files.load(file)
@@ -213,7 +212,7 @@ def test_capabilities_that_mean_nothing_are_refused(adapter, says, kvspec):
 
 def test_the_verdict_names_what_was_waived(kvspec):
     adapter = f"{bad_adapters.__name__}:WaivesReads"
-    _, out, _ = kvspec("check", "--impl", adapter, "--examples", "8", "-j", "1")
+    _, out, _ = kvspec("check", "--impl", adapter, "--examples", "2", "-j", "1")
     assert (
         "; not checked: READ-1 (" in " ".join(out.split())
         and "not checked: READ-1 (harmless)" in out
