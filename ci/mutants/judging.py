@@ -75,7 +75,8 @@ _OF_CLAUSES = tuple(
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
 # Of systems that schedule by themselves: no random run on torch asks whether anybody is answered.
 _OF_PROGRESS = (
-    f"{_TESTS}/reference/test_headway.py", *_OF_BLOCKS, f"{_TESTS}/tiers/test_clauses.py",
+    f"{_TESTS}/reference/test_headway.py", f"{_TESTS}/reference/test_standstill_states.py", *_OF_BLOCKS,
+    f"{_TESTS}/tiers/test_clauses.py",
 )  # fmt: skip
 # What calls vLLM itself: the faults of `stateful_tests/tests/vllm` go through it.
 _OF_RELEASES = (
@@ -98,10 +99,11 @@ _OF_LOGS = tuple(
     )
 )
 AREAS = (
+    *(Area(f"reference/{name}.py", (), _OF_PROGRESS) for name in
+      ("headway", "clauses/progress", "blocks/progress", "tiers/progress")),
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),
     Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
          without=("impl/torch_kv/system.py TorchKV.capabilities:",)),
-    *(Area(f"reference/{name}.py", (), _OF_PROGRESS) for name in ("headway", "clauses/progress")),
     Area("reference/clauses", ("torch", OWN_TREE), _OF_CLAUSES, fixtures=True,
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("reference/blocks", (), _OF_BLOCKS,
