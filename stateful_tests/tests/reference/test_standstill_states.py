@@ -96,6 +96,11 @@ def test_two_states_of_a_decode_server_are_apart(other):
     assert of_tiers._state_of(TIER) != of_tiers._state_of(other)
 
 
+def test_a_copy_that_grows_is_another_state():
+    one, two = (with_receiver(kept={"full": slots}) for slots in ((1,), (1, 2)))
+    assert of_tiers._state_of(one) != of_tiers._state_of(two)
+
+
 @pytest.mark.parametrize(
     "changed, due",
     [({"sent": True}, True), ({"sent": True, "completed": True}, False), ({}, False),
