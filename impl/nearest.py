@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -50,16 +50,14 @@ def distances(engine: str, root: Path) -> dict[str, int]:
     """For each release, how many lines either has and the other has not, from old to new."""
     sketch = read(engine)
     there = checksums(root / file for file in sketch.files)
-    of_release = Counter[int]()
-    shared = Counter[int]()
-    for line, mask in sketch.lines.items():
-        for number in _bits(mask):
-            of_release[number] += 1
-            shared[number] += line in there
+    of_mask = Counter(sketch.lines.values())
+    shared = Counter(mask for line, mask in sketch.lines.items() if line in there)
     return {
-        release: len(there) + of_release[number] - 2 * shared[number]
+        release: len(there) + sum(
+            times - 2 * shared[mask] for mask, times in of_mask.items() if mask >> number & 1
+        )
         for number, release in enumerate(sketch.releases)
-    }
+    }  # fmt: skip
 
 
 def neighbours(engine: str, release: str) -> tuple[str, ...]:
@@ -122,9 +120,3 @@ def written(sketch: Sketch) -> str:
         for mask in sorted(groups)
     ]
     return "\n".join([" ".join(sketch.releases), " ".join(sketch.files), *texts, ""])
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        yield (mask & -mask).bit_length() - 1
-        mask &= mask - 1

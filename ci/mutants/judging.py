@@ -73,6 +73,11 @@ _OF_CLAUSES = tuple(
     for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
 ) + (f"{_TESTS}/report/test_because.py",)
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
+# Of systems that schedule by themselves: no random run on torch asks whether anybody is answered.
+_OF_PROGRESS = (
+    f"{_TESTS}/reference/test_headway.py", f"{_TESTS}/reference/test_standstill_states.py", *_OF_BLOCKS,
+    f"{_TESTS}/tiers/test_clauses.py",
+)  # fmt: skip
 # What calls vLLM itself: the faults of `stateful_tests/tests/vllm` go through it.
 _OF_RELEASES = (
     "impl/vllm/offload.py expose:",
@@ -94,6 +99,8 @@ _OF_LOGS = tuple(
     )
 )
 AREAS = (
+    *(Area(f"reference/{name}.py", (), _OF_PROGRESS) for name in
+      ("headway", "clauses/progress", "blocks/progress", "tiers/progress")),
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),
     Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
          without=("impl/torch_kv/system.py TorchKV.capabilities:",)),

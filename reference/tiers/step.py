@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure, counted, failure
 from reference.headway import Standstill
@@ -114,6 +115,11 @@ class TierStep:
         names += [self.after.requests[at].name for at in self.holders.get(slot, ())]
         return names + ["the free list"] * self.free[slot]
 
+    def is_shared(self, slot: Slot) -> bool:
+        """Whether several have a device slot, or one and the free list."""
+        owners = len(self.owners.get(slot, ())) + len(self.holders.get(slot, ()))
+        return owners + self.free.get(slot, 0) > 1
+
     def had_by(self, slot: Slot) -> str:
         """The same, as an observation."""
         names = self.who_has(slot)
@@ -177,10 +183,12 @@ class TierStep:
         for pool in self.config.pools:
             for at in range(self.config.host_slots(pool)):
                 slot = True, pool, at
-                nodes, others = len(self.owners.get(slot, ())), self.held_back.get(slot, [])
-                owned = _having(nodes) + "".join(f", {other} has it" for other in others)
-                owners = nodes + len(others)
-                yield HostUnit(called(slot), at_slot(slot), owners, self.free[slot], False, owned)
+                nodes, others = len(self.owners.get(slot, ())), self.held_back.get(slot, ())
+                owned = _having(nodes)
+                for other in others:
+                    owned += f", {other} has it"
+                owners, free = nodes + len(others), self.free.get(slot, 0)
+                yield HostUnit(called(slot), at_slot(slot), owners, free, False, owned)
 
     def copies(self) -> Iterator[KeptCopy]:
         # SWA KV is sent anew to each request
@@ -413,15 +421,18 @@ def target(job: TierTransfer, part: TierPart) -> Slot:
     return (False, part.pool, part.device) if job.load else (True, part.pool, part.host)
 
 
+@cache
 def _having(nodes: int) -> str:
     return f"{counted(nodes, 'node')} {'has' if nodes == 1 else 'have'} it"
 
 
+@cache
 def called(slot: Slot) -> str:
     """Such as "host swa slot 5"."""
     return f"{'host' if slot[0] else 'device'} {slot[1]} slot {slot[2]}"
 
 
+@cache
 def at_slot(slot: Slot) -> AtSlot:
     """The same, as the place of a failure."""
     host, pool, number = slot

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
-from reference.commands import Mode
+from reference.commands import Broken, Mode
 from stateful_tests.check.causes import Needs, lacks, needs
 from stateful_tests.check.explanation import (
     Explained, clauses_of, counted_under, needs_of, unexplained,
@@ -24,13 +24,14 @@ from stateful_tests.check.masks import (
     Compared, Mask, Standing, beside, do_the_same, holding, how_it_breaks,
 )  # fmt: skip
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
-from stateful_tests.lockstep.results import Finding, Run, Trace, Violation, finding_name
+from stateful_tests.lockstep.results import Finding, Row, Run, Trace, Violation, finding_name
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
 from stateful_tests.shrink.passes import BUDGET
 
 # is given the traces of all violated clauses, as they are now
 Found = Callable[[dict[str, Trace]], None]
 
+NOT_REPLAYED = "no replay came to this command"
 FLAKY = "(not in every replay: the system is not deterministic, or keeps something over reset)"
 _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
@@ -350,10 +351,19 @@ class Finder:
                     return shows[0], False
                 shown += shows
         except UnusableImplementation:  # it cannot be driven any more
-            return Run(
-                replace(caught.trace, clause=clause), self.system.name, (), caught.violation
+            return _as_found(
+                Run(replace(caught.trace, clause=clause), self.system.name, (), None), caught
             ), False
-        return (shown or [replace(runs[0], violation=caught.violation, history=())])[0], True
+        return (shown or [_as_found(runs[0], caught)])[0], True
+
+
+def _as_found(run: Run, caught: _Caught) -> Run:
+    """The run as one that ends with the violation, which it does not show. Commands to which it did not come
+    have rows that say so: whatever names the command of a step finds it."""
+    last = min(caught.violation.step, len(run.trace.commands) - 1)
+    left = run.trace.commands[len(run.rows) : last + 1]
+    rows = run.rows[: last + 1] + tuple(Row(command, Broken(NOT_REPLAYED)) for command in left)
+    return replace(run, rows=rows, violation=replace(caught.violation, step=last), history=())
 
 
 def _report_order(name: str) -> tuple[int, int]:

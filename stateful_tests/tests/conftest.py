@@ -28,7 +28,7 @@ settings.register_profile(
     deadline=None,
     print_blob=True,
     suppress_health_check=_QUIET,
-    max_examples=30,
+    max_examples=15,
 )
 _NIGHTLY = settings(deadline=None, print_blob=True, suppress_health_check=_QUIET)
 if url := os.environ.get("KVSPEC_REDIS"):  # one failure database for all who run: redis://host:port

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
+from impl.lazy import torch
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, ForwardMode
 from impl.sglang.scheduler.on_server import OnServer

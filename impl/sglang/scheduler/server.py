@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+from impl.lazy import torch
 
 from impl.adapter import (
     Cursors,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
+from impl.lazy import torch
 
 from impl.adapter import StatesView
 from impl.optional import optional

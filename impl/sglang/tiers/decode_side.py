@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from impl.lazy import torch
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode
 from impl.sglang.scheduler.on_server import OnServer

@@ -55,8 +55,8 @@ def _continues(step: TierStep) -> Failure | None:
             want = f"the parent of node {node.node}, node {parent.node}, has KV on the device"
             return failure(want, "it has none", AtTreeNode(node.node), AtTreeNode(parent.node))
     for host, pool, slot in {**step.owners, **step.holders}:
-        if not host and len(names := step.who_has((host, pool, slot))) > 1:
-            got = f"{' and '.join(names)} have it"
+        if not host and step.is_shared((host, pool, slot)):
+            got = f"{' and '.join(step.who_has((host, pool, slot)))} have it"
             return failure(
                 f"device {pool} slot {slot} has one owner", got, AtSlot(pool, slot, host=False)
             )

@@ -10,9 +10,12 @@ import pytest
 
 from ci.report.check_data import check_data
 from ci.report import render, render_check
+from ci.report.page import page
+from impl.adapter import UnusableImplementation
 from reference.commands import Mode
 from stateful_tests.check import campaign, finder, tiers
-from stateful_tests.check.finder import FLAKY
+from stateful_tests.check.changes import Changes
+from stateful_tests.check.finder import FLAKY, NOT_REPLAYED
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise
 from stateful_tests.tests.check import bad_adapters
@@ -134,7 +137,7 @@ def test_what_an_adapter_does_not_support_is_no_finding(where, kvspec):
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
 def test_what_a_failure_leaves_in_the_pages_is_the_headline(where, kvspec):
     spec = f"{bad_adapters.__name__}:RaisesAtADoubleFree"
-    code, out, _ = kvspec("check", "--impl", spec, "--examples", "10", *where)
+    code, out, _ = kvspec("check", "--impl", spec, "--examples", "4", "-j", "1", *where)
     assert code == 3
     clauses = {file.name: files.load(file).clause for file in Path("traces").iterdir()}
     assert "violation: OWN-1, BROKEN" in out
@@ -155,9 +158,8 @@ def test_an_adapter_that_offers_no_command_is_unusable(kvspec):
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
 def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(where, kvspec):
-    code, out, _ = kvspec(
-        "check", "--impl", f"{bad_adapters.__name__}:OffByOne", "--seed", "1", *where
-    )
+    options = ("--examples", "2", "--seed", "1", "-j", "1", *where)
+    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffByOne", *options)
     assert code == 3 and "IndexError: pop from empty list" in " ".join(out.split())
     [file] = Path("traces").iterdir()
     trace = files.load(file)
@@ -210,7 +212,7 @@ def test_capabilities_that_mean_nothing_are_refused(adapter, says, kvspec):
 
 def test_the_verdict_names_what_was_waived(kvspec):
     adapter = f"{bad_adapters.__name__}:WaivesReads"
-    _, out, _ = kvspec("check", "--impl", adapter, "--examples", "8", "-j", "1")
+    _, out, _ = kvspec("check", "--impl", adapter, "--examples", "2", "-j", "1")
     assert (
         "; not checked: READ-1 (" in " ".join(out.split())
         and "not checked: READ-1 (harmless)" in out
@@ -230,6 +232,47 @@ def test_what_comes_by_chance_is_flaky(adapter):
         assert found["flaky"] and FLAKY in found["violation"]["observed"]
         shown = found["rows"][-1]["step"] == found["violation"]["step"] and found["because"]
         assert shown or found["because"] is None
+
+
+@pytest.mark.parametrize("cut", ["conforms", "ends early", "cannot be driven"])
+def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
+    """A fork's change runs in the last command of a finding, and the replay that is shown ends before it."""
+
+    def replayed(system, trace):
+        run, half = replay(system, trace), len(trace.commands) // 2
+        if cut == "cannot be driven":
+            raise UnusableImplementation("its worker does not start any more")
+        rows = run.rows[:half] if cut == "ends early" else run.rows
+        return replace(run, violation=None, rows=rows, history=run.history[: len(rows) + 1])
+
+    def with_calls(_, run):
+        return replace(run, called=(("a.py: f",),) * (run.violation.step + 1))
+
+    system = bad_adapters.AdmitsNobody()
+    plan = tiers.plan(
+        "smoke",
+        examples=1,
+        steps=8,
+        modes=[Mode.FAITHFUL],
+        machines=["sessions"],
+        presets=["page1"],
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(finder.Finder, "_smallest", lambda _, trace, *__: trace)
+        patch.setattr(finder.Finder, "_as_a_scheduler", lambda *_: None)
+        patch.setattr(finder, "replay", replayed)
+        patch.setattr(finder, "with_calls", with_calls)
+        result = campaign.run(system, plan)
+    changed = Changes("HEAD", frozenset(), {("a.py", "f"): 1}, ())
+    data = check_data(result, plan, capabilities=system.capabilities, changed=changed)
+    for detailed in (False, True):
+        render_check.check(render.console(io.StringIO()), data, detailed=detailed)
+    for finding, found in zip(result.findings, data["findings"], strict=True):
+        last = found["violation"]["step"]
+        assert found["rows"][-1]["step"] == last and found["rows"][-1]["violates"]
+        assert f"at command {last}, {found['rows'][last]['command']}" in page(found, finding.run)
+        unseen = [row for row in found["rows"] if NOT_REPLAYED in row["outcome"]]
+        assert bool(unseen) is (cut != "conforms")
 
 
 @pytest.mark.parametrize(

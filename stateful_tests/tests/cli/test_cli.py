@@ -368,9 +368,9 @@ def test_what_cannot_be_had_is_a_line_and_the_gravest_exit_code_counts(
     data = json.loads((tmp_path / "row.json").read_text())
     assert [row["exit_code"] for row in data["releases"]] == [1, 2, 0]
     assert data["releases"][2]["check"]["implementation"] == "torch"
-    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["torch+pr22900", "torch"]))
+    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["torch+pr22900", "reference"]))
     assert kvspec(*ASKED)[0] == 1
-    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["sglang==9.9.9", "torch"]))
+    monkeypatch.setattr(engines, "every_release", lambda _: specs_of(["sglang==9.9.9", "reference"]))
     assert kvspec(*ASKED)[0] == 2
 
 

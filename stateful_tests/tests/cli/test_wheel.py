@@ -118,7 +118,7 @@ def test_what_works_without_a_checkout(wheel, installed, tmp_path):
         "explore --scope late-two": (0, "a fixed point"),
         "spec --out SPEC.md": (0, ""),
         "spec --html": (0, "</html>"),
-        f"check --impl {ENGINE} --examples 5": (0, "example: conforms"),
+        f"check --impl {ENGINE} --examples 1": (0, "example: conforms"),
         f"{REPLAY} --impl torch+trim-frees-the-front --html page.html": (1, "FREE-1"),
         REPLAY: (0, "conforms after"),
         "export @a_trim_frees_the_tail --as story": (0, "## What happens"),
@@ -160,7 +160,7 @@ def test_what_is_missing_is_reported_in_one_line(missing, installed):
 
 
 def test_an_engine_needs_neither_torch_nor_a_solver(installed):
-    [(code, out)] = installed(f"check --impl {ENGINE} --examples 2", without="torch,numpy,z3,ray")
+    [(code, out)] = installed(f"check --impl {ENGINE} --examples 1", without="torch,numpy,z3,ray")
     assert code == 0, out
 
 

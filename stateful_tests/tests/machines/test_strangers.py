@@ -121,7 +121,7 @@ def test_options_aim_at_another_system(tmp_path):
     )
 
 
-@pytest.mark.parametrize("base", [FAULTY, "torch"])
+@pytest.mark.parametrize("base", [FAULTY, "reference"])
 def test_what_the_base_violates_as_well_fails_no_test(base, tmp_path, monkeypatch):
     monkeypatch.setattr(
         plugin, "chosen", plugin.Options(impl=FAULTY, base=base, save=str(tmp_path))

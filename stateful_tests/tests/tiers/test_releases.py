@@ -9,6 +9,7 @@ from ci.report import data as report
 from ci.explain.tiers import facts_at
 from ci.report import page
 from impl.adapter import UnusableImplementation
+from impl.engines import driven_in
 from impl.sglang.tiers import api
 from impl.sglang.tiers.system import TierSystem
 from reference.blocks.config import engine_preset
@@ -332,6 +333,13 @@ def test_a_release_before_the_copy_engine_is_not_driven():
 def test_nothing_else_goes_with_a_host_tier(name):
     with pytest.raises(UnusableImplementation, match=r"or \+hicache"):
         resolve(name)
+
+
+@pytest.mark.parametrize("version", driven_in("sglang", ("hicache",)))
+def test_a_release_has_what_the_table_of_host_tiers_says(release, version):
+    """So that nobody has to look when a release is driven."""
+    system = release(f"{version}+hicache")
+    api.require(system.root, system.name, version)
 
 
 def test_a_checkout_that_lacks_an_api_is_named(tmp_path, newest):

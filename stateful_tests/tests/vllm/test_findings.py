@@ -120,6 +120,7 @@ SAID = {
     "a_turn_longer_than_the_model_is_written_past_its_row_in_time": "memory access in _apply_write_kernel",
     "a_short_turn_waits_behind_one_that_has_no_room": "no batch comes, with 3 blocks free and",
     "a_block_stands_twice_in_its_store_after_a_reset": "makes the system fail, KeyError: 1 at",
+    "a_block_stands_twice_in_a_chunk_that_is_stored_late_in_time": "makes the system fail, KeyError: 12 at",
     "a_block_stands_twice_in_its_store_after_a_reset_in_time": "makes the system fail, KeyError: 10 at",
     "a_reset_of_host_memory_during_a_store_ends_the_server": "makes the system fail, KeyError: 0 at",
     "a_reset_stores_blocks_that_the_window_gave_back_in_time": "is named by a hash since command",

@@ -19,7 +19,7 @@ from impl.sglang.server.outcome import Complaint, Misread, RunOutcome
 from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
-from stateful_tests.tests.support.night import at_night
+from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 from stateful_tests.watched import population, serving
 from stateful_tests.watched.reader import WatchLog
@@ -433,6 +433,9 @@ def test_who_waits_for_long_is_reported():
 
 @pytest.fixture(scope="module")
 def scheduler():
+    """A whole scheduler. It takes half a minute to start, and an environment that few have: at night."""
+    if not NIGHT:
+        pytest.skip("at night (KVSPEC_NIGHT=1)")
     try:
         runner = WholeScheduler(environment.python_of(RELEASE))
     except UnusableImplementation as error:
