@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from reference.kinds import BLOCKS, ROWS, TIERS, kind_of_config
+from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 
 
 class ExplainedPlaces(Protocol):
@@ -75,12 +75,12 @@ class ServerAsserts(Protocol):
 class ShownKind:
     """How a kind is shown, by the names of modules.
 
-    places, page: "" where the reference model stands beside the system, which has its own (ci.explain.places,
+    tests: "" where none are made. places, page: "" where the reference model stands beside the system, which has its own (ci.explain.places,
         ci.report.page). tests: of an engine's classes; asserts: what those of SGLang's assert.
     models: an adapter may declare that it has no window, no radix tree, no recurrent state.
     """
 
-    tests: str
+    tests: str = ""
     places: str = ""
     page: str = ""
     asserts: str = ""
@@ -111,6 +111,7 @@ _SHOWN = {
         asserts="ci.export.tier_places",
         models=False,
     ),
+    PAIRS.name: ShownKind(places="ci.explain.pairs", page="ci.report.pair_page", models=False),
 }
 
 

@@ -53,11 +53,16 @@ class Stamps:
 
 
 def start(
-    root: Path, config: EngineConfig, overlap: bool, stamps: Stamps, v2: bool = False
+    root: Path,
+    config: EngineConfig,
+    overlap: bool,
+    stamps: Stamps,
+    v2: bool = False,
+    adapt: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
     """A scheduler of the release that this process has loaded, and what makes a request for it.
 
-    root: of its files. overlap: the asynchronous one; v2: as for model runner V2.
+    root: of its files. overlap: the asynchronous one; v2: as for model runner V2. adapt: changes the settings.
 
     Raises UnusableImplementation where the release refuses the configuration, or sets a block of state to
     max_model_len as it does without prefix caching (mamba_block_size).
@@ -70,7 +75,7 @@ def start(
         )
     try:
         _validate(root, settings_of(config, overlap, v2), v2)
-        return made(config, overlap, stamps, v2)
+        return made(config, overlap, stamps, v2, adapt)
     except Exception as error:
         if not refuses(error, root):
             raise
