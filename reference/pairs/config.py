@@ -22,7 +22,8 @@ class PairConfig:
     prefill_overlap, decode_overlap: asynchronous scheduling. push: the prefill server writes KV; else the decode
     server reads it.
     late: clients and servers are slow, so that leases end while somebody waits; else time passes only once
-    everybody has done what was due.
+    everybody has done what was due. shared: the proxy may forward an answer of P more than once, as for several
+    samples of one prompt.
     Raises GeometryError where the two do not fit together.
     """
 
@@ -32,6 +33,7 @@ class PairConfig:
     decode_overlap: bool = False
     push: bool = False
     late: bool = False
+    shared: bool = False
 
     def __post_init__(self) -> None:
         for name in ("prefill", "decode"):
@@ -85,9 +87,11 @@ PAIR_PRESETS: dict[str, PairConfig] = {
     "pair-eagle": _pair(_EAGLE),
     "pair-priority": _pair(_TIGHT, _PRIORITY),
     "pair-small-blocks": _pair(_FULL, _LARGE),
-    "pair-large-blocks": _pair(_LARGE, _FULL),
     "pair-fails": _pair(_FULL, replace(_FULL, peer=True, fail_requests=True)),
     "pair-overlap": _pair(_FULL, prefill_overlap=True, decode_overlap=True),
     "pair-overlap-tight": _pair(_TIGHT, _PRIORITY, decode_overlap=True),
     "pair-overlap-drafts": _pair(_DRAFTS, _DRAFTS, prefill_overlap=True, decode_overlap=True),
+    "pair-shared": _pair(_FULL, shared=True),
+    "pair-late": _pair(_FULL, late=True),
+    "pair-push": _pair(_FULL, push=True),
 }

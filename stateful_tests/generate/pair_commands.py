@@ -25,7 +25,7 @@ class PairProfile:
 
     crowd: requests of a server at a time. texts: those that prompts begin with. own: weight of requests that a
     server serves alone. cancel, drop, forget, fails: rates. slow: weight of what the network does, the less the
-    slower; tick: of the clock. twice: an answer is forwarded to two requests. accept: of drafts, as of an engine's
+    slower; tick: of the clock. accept: of drafts, as of an engine's
     profile. stop: rate of stop tokens.
     """
 
@@ -38,7 +38,6 @@ class PairProfile:
     fails: int
     slow: int
     tick: int
-    twice: bool
     accept: int
     stop: int
     long: bool
@@ -50,7 +49,7 @@ def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
         crowd=1 + source.upto(4), texts="abc"[: 1 + source.upto(2)], own=pick(source, (0, 0, 1, 2)),
         cancel=pick(source, (0, 0, 8, 30)), drop=pick(source, (0, 0, 6, 20)),
         forget=pick(source, (0, 0, 0, 40)), fails=pick(source, (0, 0, 0, 6)),
-        slow=pick(source, (1, 2, 6)), tick=pick(source, (0, 1, 2)), twice=once_in(source, 6),
+        slow=pick(source, (1, 2, 6)), tick=pick(source, (0, 1, 2)),
         accept=source.upto(2), stop=pick(source, (0, 0, 8)), long=once_in(source, 3),
     )  # fmt: skip
 
@@ -59,12 +58,9 @@ def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
     """Sizes that no preset has, with the groups of layers that `like` has."""
     size = pick(source, (1, 2, 3, 4))
     windows = [group.window and 1 + source.upto(3 * size) for group in like.prefill.groups]
-    small, large = size, size * pick(source, (1, 1, 1, 2))
-    sizes = [small, large] if once_in(source, 2) else [large, small]
-    prefill, decode = (
-        _of_size(draw_engine_config(source, engine), windows, size)
-        for engine, size in zip((like.prefill, like.decode), sizes)
-    )
+    larger = size * pick(source, (1, 1, 1, 2))
+    prefill = _of_size(draw_engine_config(source, like.prefill), windows, size)
+    decode = _of_size(draw_engine_config(source, like.decode), windows, larger)
     return replace(
         like, prefill=prefill, decode=replace(decode, peer=True),
         prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),
@@ -72,7 +68,10 @@ def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
 
 
 def _of_size(config: EngineConfig, windows: list[int | None], size: int) -> EngineConfig:
-    """The engine with blocks of one size, as a connector takes them, and these windows."""
+    """The engine with blocks of one size, as a connector takes them, and these windows. Rounds of drafts are
+    not cut: whether that goes well is asked of one server alone."""
+    if config.drafts:
+        config = replace(config, long_prefill=0)
     groups = tuple(LayerGroup(size, window) for window in windows)
     most = replace(config, groups=groups, blocks=1 << 10)
     need = sum(map(most.most_blocks, groups))
@@ -167,17 +166,9 @@ def _to_forward(beside: PairBeside, facts: PairFacts, profile: PairProfile) -> l
     if beside.config.push:
         asked = [name for name in facts.prefill.requests if name in beside.asked]
         return [name for name in asked if not facts.readers_of(name)]
-    known = [p.request for p in facts.promises if p.request not in beside.dropped]
-    most = 2 if profile.twice else 1
-    return [
-        name
-        for name in known
-        if len(facts.readers_of(name)) < most and (most == 1 or _is_held(facts, name))
-    ]
-
-
-def _is_held(facts: PairFacts, request: str) -> bool:
-    return any(each.held for each in facts.promises if each.request == request)
+    known = [each.request for each in facts.promises if each.request not in beside.dropped]
+    most = 2 if beside.config.shared else 1
+    return [name for name in known if len(facts.readers_of(name)) < most]
 
 
 def _advance(

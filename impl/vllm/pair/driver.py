@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from impl.adapter import Capabilities
+from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.pair.loading import Factory, install
@@ -55,6 +55,7 @@ class PairDriver:
     def reset(self, geometry: PairConfig) -> None:
         """Start both servers; the network is empty."""
         self.config = geometry
+        _check_blocks(geometry)
         NETWORK.restart()
         Factory.push = geometry.push
         for name, server in self.servers.items():
@@ -128,6 +129,7 @@ class PairDriver:
         name, of = command.request, command.of
         require(name not in self._used, Reason.REQUEST_EXISTS)
         require(of in self._asked and of not in self._dropped, Reason.UNKNOWN_REQUEST)
+        require(self.config.shared or of not in self._readers.values(), Reason.WRONG_PHASE)
         parameters = self._parameters(of)
         ident = self._ident(of if self.config.push else name)
         tokens = list(self._prompts[of])
@@ -144,7 +146,6 @@ class PairDriver:
         if not self.config.push:
             require(of in self._promises, Reason.WRONG_PHASE)
             return dict(prefill.answers[of])
-        require(of not in self._readers.values(), Reason.WRONG_PHASE)
         ours = prefill.scheduler.connector.connector_scheduler
         return {
             "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": ours.engine_id,
@@ -345,6 +346,15 @@ class PairDriver:
         idents = words[3:].split(",") if renews else [words.rsplit(":", 1)[0]]
         known = self.servers[PREFILL]
         return Message(to, renews, tuple(known.named(ident) for ident in idents))
+
+
+def _check_blocks(config: PairConfig) -> None:
+    """Raises UnusableImplementation for sizes at which the release refuses every handshake (block_size_ratio)."""
+    sizes = [{group.block_size for group in each.groups} for each in (config.prefill, config.decode)]
+    if any(len(each) > 1 for each in sizes):
+        raise UnusableImplementation("groups: a NixlConnector has blocks of one size")
+    if max(sizes[1]) % max(sizes[0]):
+        raise UnusableImplementation("decode.groups: blocks of D must have a multiple of the tokens of P's")
 
 
 if __name__ == "__main__":

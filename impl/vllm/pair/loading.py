@@ -165,9 +165,11 @@ def connect(settings: Any, config: EngineConfig, server: str) -> None:
         get_num_layers=lambda *_: layers, is_hybrid=False, is_deepseek_mla=False, get_num_kv_heads=lambda *_: 1,
     )  # fmt: skip
     if settings.speculative_config is not None:
-        draft = Values(model="draft", hf_config=Values())
+        draft = Values(
+            model="draft", hf_config=Values(), revision=None, code_revision=None, dtype="float32"
+        )
         vars(settings.speculative_config).update(
-            draft_model_config=draft, method="eagle", kv_cache_dtype=None
+            draft_model_config=draft, method="eagle", kv_cache_dtype=None, parallel_drafting=False
         )
     vars(settings.cache_config).update(
         cache_dtype="auto", get_resolved_kv_cache_layout=lambda: Values(name="LBHNC", value="LBHNC"),
