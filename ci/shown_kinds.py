@@ -92,8 +92,8 @@ class ShownKind:
     def draws(self) -> DrawnPage | None:
         return cast(DrawnPage, importlib.import_module(self.page)) if self.page else None
 
-    def exports(self) -> ExportedTests:
-        return cast(ExportedTests, importlib.import_module(self.tests))
+    def exports(self) -> ExportedTests | None:
+        return cast(ExportedTests, importlib.import_module(self.tests)) if self.tests else None
 
     def server_asserts(self) -> ServerAsserts:
         return cast(ServerAsserts, importlib.import_module(self.asserts))

@@ -26,7 +26,8 @@ class PairProfile:
     crowd: requests of a server at a time. texts: those that prompts begin with. own: weight of requests that a
     server serves alone. cancel, drop, forget, fails: rates. slow: weight of what the network does, the less the
     slower; tick: of the clock. accept: of drafts, as of an engine's
-    profile. stop: rate of stop tokens.
+    profile. stop: rate of stop tokens. long: prompts of half of what fits. inside: the window of the last token of
+    a prompt begins within a block, where there is a window.
     """
 
     crowd: int
@@ -41,6 +42,7 @@ class PairProfile:
     accept: int
     stop: int
     long: bool
+    inside: bool
 
 
 def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
@@ -51,6 +53,7 @@ def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
         forget=pick(source, (0, 0, 0, 40)), fails=pick(source, (0, 0, 0, 6)),
         slow=pick(source, (1, 2, 6)), tick=pick(source, (0, 1, 2)),
         accept=source.upto(2), stop=pick(source, (0, 0, 8)), long=once_in(source, 3),
+        inside=not once_in(source, 4),
     )  # fmt: skip
 
 
@@ -197,11 +200,24 @@ def _prompt(beside: PairBeside, source: Choices, profile: PairProfile) -> tuple[
     block = max(group.block_size for group in config.prefill.groups)
     room = config.max_prompt - 2
     length = 1 + source.upto(max(0, min(room, room if profile.long else 4 * block) - 1))
+    while profile.inside and length > 1 and not _is_inside(config, length):
+        length -= 1
     own = source.upto(min(length, 3)) if once_in(source, 2) else 0
     shared = length - own
     if not shared:
         return (), own
     return (Piece(pick(source, profile.texts), shared),), own
+
+
+def _is_inside(config: PairConfig, length: int) -> bool:
+    """Every window of the last token of a prompt begins within a block of each server, or at the text's start."""
+    starts = [
+        (length - group.window, group.block_size)
+        for engine in (config.prefill, config.decode)
+        for group in engine.groups
+        if group.window is not None and length > group.window
+    ]
+    return all((start + 1) % size for start, size in starts)
 
 
 def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:

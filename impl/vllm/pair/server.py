@@ -162,14 +162,14 @@ class PairServer(EngineDriver):
         return HostFacts(0, (), (), (), (), (), tuple(self._failed()))
 
     def _failed(self) -> list[str]:
-        """Requests whose load has failed, until the scheduler takes note of it."""
+        """Requests whose load the worker has reported as failed at its last batch."""
         mover, names = self._mover, set(self._mover.failed)
         for ident, request in self.scheduler.requests.items():
             if mover.invalid and request.status.name == "WAITING_FOR_REMOTE_KVS":
                 tables = self.scheduler.kv_cache_manager.get_block_ids(ident)
                 if {block for table in tables for block in table} & mover.invalid:
                     names.add(ident)
-        return sorted(self._names[name] for name in names if self._known(self._names[name]) is not None)
+        return sorted(self._names[name] for name in names)
 
     def _take(self, given: Any) -> None:
         for one in given.values():
