@@ -45,6 +45,8 @@ class PairConfig:
         windows = [[group.window for group in each.groups] for each in (self.prefill, self.decode)]
         if windows[0] != windows[1]:
             raise GeometryError("decode.groups", "must have the windows of prefill.groups")
+        if 1 in windows[0]:  # the last token of a prompt, which D computes again, would see itself alone
+            raise GeometryError("groups", "must have windows of two tokens at least")
 
     def of(self, server: str) -> EngineConfig:
         """The engine of a server."""

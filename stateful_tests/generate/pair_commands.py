@@ -60,7 +60,7 @@ def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
 def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
     """Sizes that no preset has, with the groups of layers that `like` has."""
     size = pick(source, (1, 2, 3, 4))
-    windows = [group.window and 1 + source.upto(3 * size) for group in like.prefill.groups]
+    windows = [group.window and 2 + source.upto(3 * size) for group in like.prefill.groups]
     larger = size * pick(source, (1, 1, 1, 2))
     prefill = _of_size(draw_engine_config(source, like.prefill), windows, size)
     decode = _of_size(draw_engine_config(source, like.decode), windows, larger)
@@ -141,7 +141,7 @@ def _weights(
     network = 6 // profile.slow + 1
     uncopied = any(not job.copied for job in facts.under_way)
     weights: dict[tuple[type, str], int] = {
-        (Forward, ""): 4 * bool(_to_forward(beside, facts, profile)),
+        (Forward, ""): 10 * bool(_to_forward(beside, facts, profile)),
         (Land, ""): network * bool(facts.under_way),
         (Move, ""): 2 * uncopied,
         (Tick, ""): profile.tick,
