@@ -75,7 +75,8 @@ class ServerAsserts(Protocol):
 class ShownKind:
     """How a kind is shown, by the names of modules.
 
-    tests: "" where none are made. places, page: "" where the reference model stands beside the system, which has its own (ci.explain.places,
+    tests: "" where none are made. places, page: "" where the reference model stands beside the system, which
+    has its own (ci.explain.places,
         ci.report.page). tests: of an engine's classes; asserts: what those of SGLang's assert.
     models: an adapter may declare that it has no window, no radix tree, no recurrent state.
     """

@@ -65,7 +65,8 @@ def _alone(past: Past, server: str, places: tuple[Place, ...]) -> Past:
 
 
 def _sent(past: Past, block: int) -> str:
-    """The transfers that moved bytes into a block of D, and when; of several all that one command moved last."""
+    """The transfers that moved bytes into a block of D, and when; of several all that one command moved
+    last."""
     moved: dict[int, list[str]] = {}
     copied: set[int] = set()
     for at, moment in enumerate(past.run.history, past.run.first):
@@ -73,10 +74,14 @@ def _sent(past: Past, block: int) -> str:
             if not job.copied or job.number in copied:
                 continue
             copied.add(job.number)
-            sources = dict.fromkeys(str(source) for _, target, source in job.moves if target == block)
+            sources = dict.fromkeys(
+                str(source) for _, target, source in job.moves if target == block
+            )
             if sources:
                 names = " and ".join(sources)
-                moved.setdefault(at, []).append(f"transfer {job.number} moved block {names} of P into block {block} of D")
+                moved.setdefault(at, []).append(
+                    f"transfer {job.number} moved block {names} of P into block {block} of D"
+                )
     if not moved:
         return ""
     last = max(moved)
@@ -88,10 +93,20 @@ def wire(moment: PairMoment) -> Iterator[str]:
     facts = moment.facts
     for promise in facts.promises:
         if promise.held:
-            readers = [f"{each.request} {each.state.value}" for each in facts.readers_of(promise.request)]
+            readers = [
+                f"{each.request} {each.state.value}" for each in facts.readers_of(promise.request)
+            ]
             yield f"P keeps {promise.request} for D: {', '.join(readers) or 'nobody was told yet'}"
     for job in facts.transfers:
-        state = "failed" if job.failed else "ended" if job.over else "has moved" if job.copied else "waits"
+        state = (
+            "failed"
+            if job.failed
+            else "ended"
+            if job.over
+            else "has moved"
+            if job.copied
+            else "waits"
+        )
         moves = ", ".join(f"{source} to {target}" for _, target, source in job.moves)
         yield f"transfer {job.number} for {job.reader or 'nobody'} ({state}): blocks {moves}"
     for message in facts.messages:

@@ -38,7 +38,11 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
 
 
 def drawn(
-    config: EngineConfig, was: EngineMoment, now: EngineMoment, stake: set[int], hues: dict[str, str]
+    config: EngineConfig,
+    was: EngineMoment,
+    now: EngineMoment,
+    stake: set[int],
+    hues: dict[str, str],
 ) -> tuple[list[Data], list[Data]]:
     """The requests of an engine with their tables, and its pool. stake: blocks that a failure is about."""
     facts = now.facts

@@ -40,11 +40,12 @@ def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, 
         stake = blocks_of(tuple(mine), after)
         shown, pools[server] = drawn(config.of(server), before, after, stake, hues)
         requests += [request | {"name": f"{server}: {request['name']}"} for request in shown]
-    prefill, decode = (now.facts.of(server) for server in SERVERS)
+    prefill = now.facts.of("P")
+    flying = sum(now.facts.of(server).steps_in_flight for server in SERVERS)
     return {
         "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree), "requests": requests,
-        "pool": pools["P"], "free": list(prefill.free), "in_flight": prefill.steps_in_flight + decode.steps_in_flight,
+        "pool": pools["P"], "free": list(prefill.free), "in_flight": flying,
         "host": pools["D"], "moving": list(wire(now)),
     }  # fmt: skip
 

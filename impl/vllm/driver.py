@@ -315,7 +315,7 @@ class EngineDriver:
         named.update(*(m.num_cached_block for m in managers))
         # 0.27 and 0.28: a state at the end of a prompt, which the connector is offered
         pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
-        memory = self._held(len(pool.blocks))
+        memory = self._held()
         known = self.scheduler.requests
         return BlockFacts(
             refs=tuple(block.ref_cnt for block in pool.blocks),
@@ -337,9 +337,10 @@ class EngineDriver:
             host=None if self._mover is None else self._host(),
         )
 
-    def _held(self, blocks: int) -> list[Any]:
+    def _held(self) -> list[Any]:
         """The group and the stamps of each block."""
-        return [self.runner.memory.get(block, (-1, ())) for block in range(blocks)]
+        blocks = range(self.config.blocks + 1)
+        return [self.runner.memory.get(block, (-1, ())) for block in blocks]
 
     def _host(self) -> HostFacts:
         return host_facts(self._mover, self.scheduler, self.config, self._stamps)

@@ -62,7 +62,8 @@ def start(
 ) -> tuple[Any, Callable[..., Any]]:
     """A scheduler of the release that this process has loaded, and what makes a request for it.
 
-    root: of its files. overlap: the asynchronous one; v2: as for model runner V2. adapt: changes the settings.
+    root: of its files. overlap: the asynchronous one; v2: as for model runner V2. adapt: changes the
+    settings.
 
     Raises UnusableImplementation where the release refuses the configuration, or sets a block of state to
     max_model_len as it does without prefix caching (mamba_block_size).

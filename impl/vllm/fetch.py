@@ -28,11 +28,16 @@ def release_root(
     version: str, v2: bool = False, offloads: bool = False, pair: bool = False
 ) -> Path:
     """The folder that holds `vllm/` of this release (see `impl.fetch`). v2: with model runner V2; offloads,
-    pair: with the connector. They and the worker's copies of recurrent states are added to a folder from before
-    they were fetched."""
+    pair: with the connector. They and the worker's copies of recurrent states are added to a folder from
+    before they were fetched."""
     unpacked = partial(_unpacked, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
-    wanted = [RUNNER_V2[0]] * v2 + [CONNECTOR] * offloads + [NIXL] * pair + [STATES[0]] * drives(version, "state")
+    wanted = (
+        [RUNNER_V2[0]] * v2
+        + [CONNECTOR] * offloads
+        + [NIXL] * pair
+        + [STATES[0]] * drives(version, "state")
+    )
     if not all((root / file).is_file() for file in wanted):
         fetch.complete(root, unpacked)
     return root

@@ -15,8 +15,8 @@ from impl.vllm.fetch import complete
 
 
 def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
-    """`+async` for overlap scheduling, `+v2` for model runner V2, `+offload` for its OffloadingConnector, `+pair`
-    for two servers that its NixlConnector joins."""
+    """`+async` for overlap scheduling, `+v2` for model runner V2, `+offload` for its OffloadingConnector,
+    `+pair` for two servers that its NixlConnector joins."""
     from impl.vllm.system import VLLMSystem
 
     given = {way: word in spec.ways for way, word in WAYS.items()}

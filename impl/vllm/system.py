@@ -52,7 +52,9 @@ class VLLMSystem(WorkerSystem):
             raise UnusableImplementation("vllm: give a version or the path of a checkout")
         self.ways = {"overlap": overlap, "v2": v2, "offloads": offloads, "pair": pair}
         if pair and (overlap or v2 or offloads):
-            raise UnusableImplementation("vllm: +pair goes alone; its sizes say which server is asynchronous")
+            raise UnusableImplementation(
+                "vllm: +pair goes alone; its sizes say which server is asynchronous"
+            )
         words = tuple(WAYS[way] for way, given in self.ways.items() if given)
         self.spec = SystemSpec("vllm", version, words, checkout=path is not None)
         self.name = str(self.spec)

@@ -15,7 +15,7 @@ from reference.blocks.facts import BlockFacts, HostFacts, Transfer
 from reference.blocks.request_texts import LaneNote, OutputNote, RequestTexts
 from reference.commands import Abort
 from reference.pairs.commands import (
-    Advance, Cancel, Deliver, Drop, Forget, Forward, Lose, PairCommand, Prefill, Serve, Shake, Tick,
+    Advance, Cancel, Deliver, Drop, Forget, Forward, Lose, PairCommand, Prefill, Serve, Shake, Tick, Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, LEASE, PREFILL, RENEWAL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts, Promise, Reader, ReaderState
@@ -41,8 +41,8 @@ class ServerTexts(RequestTexts):
 
 @dataclass(slots=True)
 class Lease:
-    """How long P must keep a promise. ends: at the latest (seconds); rounds: batches that P has scheduled since
-    then."""
+    """How long P must keep a promise. ends: at the latest (seconds); rounds: batches that P has scheduled
+    since then."""
 
     ends: float
     rounds: int = 0
@@ -52,9 +52,10 @@ class Lease:
 class PairBeside:
     """One run.
 
-    prompts: of each request. asked: requests of P for D. dropped: requests of P whose answer nobody forwards. faulted: requests of P whose
-    KV a failure of the network kept from its reader. leases: by request of P. quiet: batches that each server
-    has scheduled since nobody has anything to do; loops: since the clock moved. done: commands by kind and server.
+    prompts: of each request. asked: requests of P for D. dropped: requests of P whose answer nobody forwards.
+    faulted: requests of P whose KV a failure of the network kept from its reader. leases: by request of P.
+    quiet: what each server has done since nobody has anything to do: batches that it scheduled, turns of its
+    writing thread; loops: batches since the clock moved. done: commands by kind and server.
     """
 
     config: PairConfig
@@ -64,7 +65,7 @@ class PairBeside:
     dropped: set[str] = field(default_factory=set)
     faulted: set[str] = field(default_factory=set)
     leases: dict[str, Lease] = field(default_factory=dict)
-    quiet: Counter[str] = field(default_factory=Counter)
+    quiet: Counter[tuple[str, type]] = field(default_factory=Counter)
     loops: Counter[str] = field(default_factory=Counter)
     done: Counter[tuple[type, str]] = field(default_factory=Counter)
     progress: PairProgress = field(default_factory=PairProgress)
@@ -112,9 +113,9 @@ class PairBeside:
             self._note_failed_loads(server, after)
             notes = self.texts[server].follow(ran, after.of(server))
             steps[server] = self._step(server, ran, before, after, notes)
-        self._note_leases(command, served, after)
+        self._note_leases(served, after)
         self._note_quiet(command, served, before, after)
-        self.progress.follow(command, served, after, self.unforwarded(after))
+        self.progress.follow(command, served, after, self._owed(after))
         return steps
 
     def broken_off(
@@ -177,15 +178,15 @@ class PairBeside:
             message = next(each for each in before.messages if each.to == PREFILL)
             self._renewed |= {*message.requests} if message.renews else set()
 
-    def _note_leases(
-        self, command: PairCommand, served: tuple[str, EngineCommand] | None, after: PairFacts
-    ) -> None:
+    def _note_leases(self, served: tuple[str, EngineCommand] | None, after: PairFacts) -> None:
         for promise in after.promises:
             self.leases.setdefault(promise.request, Lease(promise.at + LEASE))
         if served is None or served[0] != PREFILL or not isinstance(served[1], Schedule):
             return
         for name in self._renewed & self.leases.keys():
-            self.leases[name] = Lease(max(self.leases[name].ends, after.clock + RENEWAL))
+            lease = self.leases[name]
+            if not lease.rounds:  # else it has ended
+                lease.ends = max(lease.ends, after.clock + RENEWAL)
         self._renewed.clear()
         for lease in self.leases.values():
             lease.rounds += after.clock >= lease.ends
@@ -197,10 +198,14 @@ class PairBeside:
         before: PairFacts,
         after: PairFacts,
     ) -> None:
-        if not (self._rests(before) and self._rests(after)) or not isinstance(command, Advance):
+        if not (self._rests(before) and self._rests(after)):
             self.quiet.clear()
+        elif isinstance(command, Write):
+            self.quiet[command.server, Write] += 1
         elif served is not None and isinstance(served[1], Schedule):
-            self.quiet[served[0]] += 1
+            self.quiet[served[0], Schedule] += 1
+        elif not isinstance(command, Advance):
+            self.quiet.clear()
         if isinstance(command, Tick):
             self.loops.clear()
         elif served is not None and isinstance(served[1], Schedule):
@@ -215,10 +220,17 @@ class PairBeside:
         return facts.network_rests and not busy and not needed
 
     def is_quiet(self, facts: PairFacts) -> bool:
-        """Nobody has anything to do, and each server whose loop runs has scheduled twice since."""
-        return self._rests(facts) and all(
-            name in facts.idle or self.quiet[name] >= 2 for name in SERVERS
-        )
+        """Nobody has anything to do, and each server whose loop runs has scheduled twice since; with push
+        each thread that writes has had two turns."""
+        loops = all(name in facts.idle or self.quiet[name, Schedule] >= 2 for name in SERVERS)
+        written = all(self.quiet[name, Write] >= 2 for name in SERVERS if self.config.push)
+        return loops and written and self._rests(facts)
+
+    def _owed(self, facts: PairFacts) -> list[tuple[str, str]]:
+        """What the proxy and the writing threads have to do now."""
+        writers = SERVERS if self.config.push else ()
+        turns = [(f"writes {name}", str(self.done[Write, name])) for name in writers]
+        return [*turns, *(("proxy", name) for name in self.unforwarded(facts))]
 
     def unforwarded(self, facts: PairFacts) -> list[str]:
         """Requests of P whose answer the proxy has, and may forward or drop."""
@@ -271,8 +283,8 @@ def _will_read(facts: PairFacts, reader: Reader) -> bool:
 
 
 def _loads(facts: PairFacts) -> list[Transfer]:
-    """Loads of D, one for each reader. What comes for a reader that is gone may be anything: where it goes alone
-    matters."""
+    """Loads of D, one for each reader. What comes for a reader that is gone may be anything: where it goes
+    alone matters."""
     jobs = []
     known = [reader.request for reader in facts.readers]
     for number, reader in enumerate(facts.readers):

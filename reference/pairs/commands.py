@@ -1,8 +1,8 @@
 """What clients, a proxy, two servers and a network do, a command each.
 
 A pair decides nothing of that: when a handshake runs, bytes move, a message arrives or a second passes is a
-command of the trace. A command that does not apply is refused and changes nothing, so that any part of a trace
-means something. Servers are called P and D. A name is used once.
+command of the trace. A command that does not apply is refused and changes nothing, so that any part of a
+trace means something. Servers are called P and D. A name is used once.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """The loop of a server does its next half step: it takes the results that are due, or it schedules a batch
-    that the model runs. accept, stop: as of Schedule; drafts: as of Update."""
+    """The loop of a server does its next half step: it takes the results that are due, or it schedules a
+    batch that the model runs. accept, stop: as of Schedule; drafts: as of Update."""
 
     server: str
     accept: tuple[int, ...] = ()
@@ -104,7 +104,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """A transfer ends well. Its message to the peer is under way from then on. at: which of those under way."""
+    """A transfer ends well. Its message to the peer is under way from then on. at: which of those under
+    way."""
 
     at: int = 0
 

@@ -17,13 +17,13 @@ HEARTBEAT = 5  # seconds between two of them
 class PairConfig:
     """Sizes and switches of a pair.
 
-    prefill, decode: the two engines. The decode server has a peer (EngineConfig.peer), the other has none; both
-    have the same groups of layers, in blocks of sizes of their own.
-    prefill_overlap, decode_overlap: asynchronous scheduling. push: the prefill server writes KV; else the decode
-    server reads it.
+    prefill, decode: the two engines. The decode server has a peer (EngineConfig.peer), the other has none;
+    both have the same groups of layers, in blocks of sizes of their own.
+    prefill_overlap, decode_overlap: asynchronous scheduling. push: the prefill server writes KV; else the
+    decode server reads it.
     late: clients and servers are slow, so that leases end while somebody waits; else time passes only once
-    everybody has done what was due. shared: the proxy may forward an answer of P more than once, as for several
-    samples of one prompt.
+    everybody has done what was due. shared: the proxy may forward an answer of P more than once, as for
+    several samples of one prompt.
     Raises GeometryError where the two do not fit together.
     """
 
@@ -45,7 +45,9 @@ class PairConfig:
         windows = [[group.window for group in each.groups] for each in (self.prefill, self.decode)]
         if windows[0] != windows[1]:
             raise GeometryError("decode.groups", "must have the windows of prefill.groups")
-        if 1 in windows[0]:  # the last token of a prompt, which D computes again, would see itself alone
+        if (
+            1 in windows[0]
+        ):  # the last token of a prompt, which D computes again, would see itself alone
             raise GeometryError("groups", "must have windows of two tokens at least")
 
     def of(self, server: str) -> EngineConfig:

@@ -66,9 +66,9 @@ class Message(NamedTuple):
 class PairFacts(NamedTuple):
     """A pair at rest after a command.
 
-    prefill, decode: of each server. messages: in the order of sending. handshakes: servers, each as often as it
-    waits for one. clock: seconds since the start. idle: servers whose loop does not run, for it has nothing to
-    do. records: what the connectors' tables have, in words.
+    prefill, decode: of each server. messages: in the order of sending. handshakes: servers, each as often as
+    it waits for one. clock: seconds since the start. idle: servers whose loop does not run, for it has
+    nothing to do. records: what the connectors' tables have, in words.
     """
 
     prefill: BlockFacts

@@ -1,7 +1,8 @@
 """Whether a pair gets any further: its states, and what network, loops and clients owe it.
 
-Two questions are asked of the same states. Without a failure nobody should have to wait until a timeout, so for
-the one the clock owes nothing. For the other a state counts again only once the clock has passed every timeout.
+Two questions are asked of the same states. Without a failure nobody should have to wait until a timeout, so
+for the one the clock owes nothing. For the other a state counts again only once the clock has passed every
+timeout.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class PairProgress:
         command: PairCommand,
         served: tuple[str, EngineCommand] | None,
         facts: PairFacts,
-        unforwarded: list[str],
+        owed: list[tuple[str, str]],
     ) -> None:
-        """Take over a command that was carried out. unforwarded: requests of P whose answer the proxy has."""
+        """Take over a command that was carried out. owed: what proxy and writing threads have to do."""
         self.standstill = self.in_time = None
         ran = served[1] if served is not None else None
         server = served[0] if served is not None else ""
@@ -48,14 +49,17 @@ class PairProgress:
         outputs = [each for name in SERVERS for each in facts.of(name).outputs]
         waits = any(facts.of(name).requests for name in SERVERS)
         fails = isinstance(command, Shake) and command.fails
-        if not waits or fails or not isinstance(command, _BY_ITSELF) or any(
-            each.tokens or each.finished for each in outputs
+        if (
+            not waits
+            or fails
+            or not isinstance(command, _BY_ITSELF)
+            or any(each.tokens or each.finished for each in outputs)
         ):
             self._with_clock.restart()
             self._without.restart()
         if not waits or not isinstance(ran, Schedule):
             return
-        due = [*self._due(facts), *(("proxy", name) for name in unforwarded)]
+        due = [*self._due(facts), *owed]
         timeouts = ("clock", facts.clock // EPOCH)
         runs = any(facts.of(name).lanes for name in SERVERS)
         state = _state_of_pair(facts)

@@ -65,9 +65,7 @@ class PairStep:
 
     def arrived(self) -> Iterator[tuple[str, int]]:
         """Requests of D whose KV has come by this command, and the tokens that count as computed."""
-        waited = {
-            each.request for each in self.before.readers if each.state is ReaderState.WAITS
-        }
+        waited = {each.request for each in self.before.readers if each.state is ReaderState.WAITS}
         for reader in self.after.readers:
             fact = self.after.decode.requests.get(reader.request)
             if reader.request in waited and reader.state is ReaderState.READ and fact is not None:

@@ -238,7 +238,8 @@ _NEEDS: dict[str, _Less] = {
     "a next turn": partial(_none_of, More),
     "a reset of the cache": partial(_none_of, (ResetCache, Forget)),
     "drafts": _of_kinds(
-        blocks=partial(_sized, drafts=0, eagle=False), pairs=partial(_of_servers, drafts=0, eagle=False)
+        blocks=partial(_sized, drafts=0, eagle=False),
+        pairs=partial(_of_servers, drafts=0, eagle=False),
     ),
     "a window": _of_kinds(
         blocks=_no_window_of_groups, tiers=_no_window_of_a_tree, pairs=_no_window_of_servers

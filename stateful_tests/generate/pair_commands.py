@@ -23,11 +23,11 @@ from stateful_tests.generate.engine_commands import draw_engine_config
 class PairProfile:
     """What one run is like (swarm testing). Rates are "once in so many"; 0 stands for never.
 
-    crowd: requests of a server at a time. texts: those that prompts begin with. own: weight of requests that a
-    server serves alone. cancel, drop, forget, fails: rates. slow: weight of what the network does, the less the
-    slower; tick: of the clock. accept: of drafts, as of an engine's
-    profile. stop: rate of stop tokens. long: prompts of half of what fits. inside: the window of the last token of
-    a prompt begins within a block, where there is a window.
+    crowd: requests of a server at a time. texts: those that prompts begin with. own: weight of requests that
+    a server serves alone. cancel, drop, forget, fails: rates. slow: weight of what the network does, the less
+    the slower; tick: of the clock. accept: of drafts, as of an engine's
+    profile. stop: rate of stop tokens. long: prompts of half of what fits. inside: the window of the last
+    token of a prompt begins within a block, where there is a window.
     """
 
     crowd: int
@@ -100,7 +100,9 @@ def propose_pair_command(
     if kind is Serve:
         prompt, own = _prompt(beside, source, profile)
         outputs = 1 + source.upto(3)
-        return Serve(server, _fresh(beside), outputs, own, prompt, _priority(beside, server, source))
+        return Serve(
+            server, _fresh(beside), outputs, own, prompt, _priority(beside, server, source)
+        )
     if kind is Advance:
         return _advance(beside, facts, server, source, profile)
     if kind is Shake:
@@ -111,7 +113,11 @@ def propose_pair_command(
     if kind is Move:
         return Move(source.upto(sum(not job.copied for job in facts.under_way) - 1))
     if kind is Tick:
-        return Tick(pick(source, (1, 3, HEARTBEAT)) if not beside.config.late else pick(source, (3, 6, 12, LEASE + 1)))
+        return Tick(
+            pick(source, (1, 3, HEARTBEAT))
+            if not beside.config.late
+            else pick(source, (3, 6, 12, LEASE + 1))
+        )
     made: PairCommand = kind(server)
     return made
 
@@ -210,7 +216,8 @@ def _prompt(beside: PairBeside, source: Choices, profile: PairProfile) -> tuple[
 
 
 def _is_inside(config: PairConfig, length: int) -> bool:
-    """Every window of the last token of a prompt begins within a block of each server, or at the text's start."""
+    """Every window of the last token of a prompt begins within a block of each server, or at the text's
+    start."""
     starts = [
         (length - group.window, group.block_size)
         for engine in (config.prefill, config.decode)
@@ -221,7 +228,8 @@ def _is_inside(config: PairConfig, length: int) -> bool:
 
 
 def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
-    """What ends a run: nobody new comes, the network does what it has to, then the clock passes every timeout."""
+    """What ends a run: nobody new comes, the network does what it has to, then the clock passes every
+    timeout."""
     if waiting := beside.unforwarded(facts):
         return Drop(waiting[0])
     if facts.handshakes:

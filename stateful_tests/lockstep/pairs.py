@@ -10,7 +10,14 @@ from impl.adapter import AnySystem, Capabilities
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
 from reference.pairs.beside import START, PairBeside
-from reference.pairs.clauses import OF_PAIRS, PAIR_CLAUSES, SERVER_CLAUSES, PairStep, broken, broken_off
+from reference.pairs.clauses import (
+    OF_PAIRS,
+    PAIR_CLAUSES,
+    SERVER_CLAUSES,
+    PairStep,
+    broken,
+    broken_off,
+)
 from reference.pairs.commands import PairCommand
 from reference.pairs.config import PAIR_PRESETS, SERVERS, PairConfig
 from reference.pairs.facts import Message, PairFacts, PairTransfer
@@ -20,8 +27,8 @@ from stateful_tests.lockstep.results import Row, Tally, tally_up
 
 
 class PairMoment(NamedTuple):
-    """A pair at rest: its facts, and the command that led there with what its clauses check; None at the start,
-    and where it broke."""
+    """A pair at rest: its facts, and the command that led there with what its clauses check; None at the
+    start, and where it broke."""
 
     facts: PairFacts
     step: PairStep | None
@@ -108,7 +115,9 @@ class PairLockstep(AnyLockstep):
         """What a command did, on each server and between them."""
         was, now = before.facts, self.facts
         lines = [
-            f"{server}: {line}" for server in SERVERS for line in changes(was.of(server), now.of(server))
+            f"{server}: {line}"
+            for server in SERVERS
+            for line in changes(was.of(server), now.of(server))
         ]
         return Row(command, outcome, tree=(*lines, *_between(was, now)))  # type: ignore[arg-type]
 

@@ -244,7 +244,11 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
         fewer = {}
         for name in ("prefill", "decode"):
             config = getattr(trace.geometry, name)
-            fewer[name] = replace(config, groups=config.groups[:at] + config.groups[at + 1 :]) if len(config.groups) > 1 else config
+            fewer[name] = (
+                replace(config, groups=config.groups[:at] + config.groups[at + 1 :])
+                if len(config.groups) > 1
+                else config
+            )
         trace = _resized(failing, trace, **fewer)
     for name in ("prefill", "decode"):
         trace = _shrink_server(system, failing, trace, name)

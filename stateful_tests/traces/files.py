@@ -278,9 +278,7 @@ def _config_of(body: Any, form: Form, name: str) -> JudgedConfig:
         raise TraceError(name, f"$.config.{error.field}", error.reason) from None
 
 
-def _trace(
-    file: TraceFile | EngineTraceFile | TierTraceFile | PairTraceFile, name: str
-) -> Trace:
+def _trace(file: TraceFile | EngineTraceFile | TierTraceFile | PairTraceFile, name: str) -> Trace:
     steps = [step_of(step) for step in file.steps]
     if isinstance(file, TraceFile):
         sizes: Geometry | JudgedConfig = geometry_of(file.geometry, name)

@@ -192,13 +192,17 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),
     Prefill: (_REQUEST, _INPUT, _number("priority", "priority", default=0)),
-    Forward: (_REQUEST, _word("of"), _number("max_tokens", "for", default=1, always=True), _number("priority", "priority", default=0)),
+    Forward: (
+        _REQUEST, _word("of"), _number("max_tokens", "for", default=1, always=True),
+        _number("priority", "priority", default=0),
+    ),
     Serve: (
         _name("server"), _REQUEST, _INPUT, _number("max_tokens", "for"),
         _number("priority", "priority", default=0),
     ),
     Advance: (
-        _name("server"), _listing("accept", int), _listing("stop", str), _number("drafts", "drafts", default=16),
+        _name("server"), _listing("accept", int), _listing("stop", str),
+        _number("drafts", "drafts", default=16),
     ),
     Match: (_HOLDER, _OF_PROMPT, _flag("full_only", "(full KV alone)")),
     Await: (_HOLDER, _OF_PROMPT, _flag("resumable", "(session)")),

@@ -256,9 +256,7 @@ class PairDriver:
     def view(self) -> PairFacts:
         """The facts now."""
         prefill, decode = self.servers[PREFILL], self.servers[DECODE]
-        readers = tuple(
-            Reader(name, of, self._state(name)) for name, of in self._readers.items()
-        )
+        readers = tuple(Reader(name, of, self._state(name)) for name, of in self._readers.items())
         return PairFacts(
             prefill.view()._replace(host=None),
             decode.view(),
@@ -349,12 +347,17 @@ class PairDriver:
 
 
 def _check_blocks(config: PairConfig) -> None:
-    """Raises UnusableImplementation for sizes at which the release refuses every handshake (block_size_ratio)."""
-    sizes = [{group.block_size for group in each.groups} for each in (config.prefill, config.decode)]
+    """Raises UnusableImplementation for sizes at which the release refuses every handshake
+    (block_size_ratio)."""
+    sizes = [
+        {group.block_size for group in each.groups} for each in (config.prefill, config.decode)
+    ]
     if any(len(each) > 1 for each in sizes):
         raise UnusableImplementation("groups: a NixlConnector has blocks of one size")
     if max(sizes[1]) % max(sizes[0]):
-        raise UnusableImplementation("decode.groups: blocks of D must have a multiple of the tokens of P's")
+        raise UnusableImplementation(
+            "decode.groups: blocks of D must have a multiple of the tokens of P's"
+        )
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def install(root: Path) -> None:
 
 def _provided() -> Any:
     """What the connector takes from modules that are not loaded."""
-    provided = modules.provided() | offload.provided()
+    provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.provided()}
     vars(provided["vllm.platforms"]["current_platform"]).update(
         device_type="cuda", get_nixl_supported_devices=dict, get_nixl_memory_type=_none,
         set_device=_none, is_cpu=lambda: False,
@@ -149,7 +149,8 @@ def connect(settings: Any, config: EngineConfig, server: str) -> None:
     extra = {"kv_lease_duration": LEASE, "kv_recompute_threshold": 0}
     layers = len(config.groups)
     vars(settings)["kv_transfer_config"] = Values(
-        kv_connector_extra_config=extra, get_from_extra_config=lambda key, default=None: extra.get(key, default),
+        kv_connector_extra_config=extra,
+        get_from_extra_config=lambda key, default=None: extra.get(key, default),
         kv_connector="NixlConnector", kv_role="kv_producer" if server == PREFILL else "kv_consumer",
         engine_id=f"engine-{server}", kv_load_failure_policy="fail" if config.fail_requests else "recompute",
         is_kv_consumer=server == DECODE, is_kv_producer=server == PREFILL, kv_buffer_device="cuda",
@@ -162,7 +163,8 @@ def connect(settings: Any, config: EngineConfig, server: str) -> None:
     vars(settings.model_config).update(
         use_mla=False, enable_sleep_mode=False, get_head_size=lambda: 8, model="model", dtype="float32",
         get_total_num_kv_heads=lambda: 1, get_total_num_hidden_layers=lambda: layers,
-        get_num_layers=lambda *_: layers, is_hybrid=False, is_deepseek_mla=False, get_num_kv_heads=lambda *_: 1,
+        get_num_layers=lambda *_: layers, is_hybrid=False, is_deepseek_mla=False,
+        get_num_kv_heads=lambda *_: 1,
     )  # fmt: skip
     if settings.speculative_config is not None:
         draft = Values(

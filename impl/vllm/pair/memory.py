@@ -11,8 +11,8 @@ WORDS = 8  # of a token, 8 bytes each: the stamp in all but one, which has the g
 
 
 class TensorMemory:
-    """The KV of one server, for the runner as its dictionary of blocks: the group that last wrote a block, and
-    the stamps in its slots. blocks: with the null block; size: tokens of the largest block."""
+    """The KV of one server, for the runner as its dictionary of blocks: the group that last wrote a block,
+    and the stamps in its slots. blocks: with the null block; size: tokens of the largest block."""
 
     def __init__(self, blocks: int, size: int) -> None:
         self.tensor = torch.zeros((blocks, size * WORDS), dtype=torch.int64)

@@ -1,7 +1,8 @@
 """The network between the servers: nixl agents, transfers, messages, handshakes, and the clock.
 
 Nothing happens by itself: a transfer moves its bytes, a message arrives, a handshake runs when it is told to.
-The connector finds its agent, its clock and its sockets by names of modules, so there is one network a process.
+The connector finds its agent, its clock and its sockets by names of modules, so there is one network a
+process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Clock.perf_counter = Clock.monotonic = Clock.time = Clock._read  # type: ignore[
 
 
 class Transfer:
-    """A transfer that was posted. number: in the order of posting; pairs: (own address, the peer's, bytes)."""
+    """A transfer that was posted. number: in the order of posting; pairs: (own address, the peer's,
+    bytes)."""
 
     def __init__(
         self, agent: Agent, peer: str, pairs: list[tuple[int, int, int]], writes: bool, says: Any
@@ -63,8 +65,8 @@ class Transfer:
 
 
 class Network:
-    """agents: by name. mail: messages under way, in the order of sending: (from, to, text). transfers: that were
-    posted and are not forgotten. listeners: what a server tells at a handshake, by its address."""
+    """agents: by name. mail: messages under way, in the order of sending: (from, to, text). transfers: that
+    were posted and are not forgotten. listeners: what a server tells at a handshake, by its address."""
 
     def __init__(self) -> None:
         self.agents: dict[str, Agent] = {}
@@ -158,7 +160,8 @@ class Agent:
         """Rows are (address, bytes, device), since 0.33 (address, bytes, device, stride, count)."""
         del mem_type
         rows: list[tuple[int, int]] = []
-        for base, size, _, *strided in np.asarray(descs, dtype=np.uint64).tolist():
+        places: list[list[int]] = np.asarray(descs, dtype=np.uint64).tolist()
+        for base, size, _, *strided in places:
             stride, count = strided or (0, 1)
             rows += [(base + stride * at, size) for at in range(count)]
         handle = self._number()
@@ -170,8 +173,9 @@ class Agent:
 
     def make_prepped_xfer(
         self, operation: str, local: int, local_ids: Any, remote: int, remote_ids: Any,
-        notif_msg: bytes | None = None, **_: Any,
+        notif_msg: bytes | None = None, **more: Any,
     ) -> int:  # fmt: skip
+        del more
         _, own = self._lists[local]
         peer, theirs = self._lists[remote]
         here, there = np.asarray(local_ids).tolist(), np.asarray(remote_ids).tolist()

@@ -154,7 +154,7 @@ class PairServer(EngineDriver):
     def _move(self) -> NixlWorker:
         return NixlWorker(self.scheduler, self.memory, len(self.config.groups))
 
-    def _held(self, blocks: int) -> list[Any]:
+    def _held(self) -> list[Any]:
         sizes = [group.block_size for group in self.config.groups]
         return [(group, slots[: sizes[group]]) for group, slots in self.memory.held()]
 

@@ -25,7 +25,11 @@ def kept_records(servers: Mapping[str, PairServer]) -> Iterator[str]:
     """Tables that are not empty: of a server, with what they name."""
     for name, server in servers.items():
         ours = server.scheduler.connector.connector_scheduler
-        places = (server.mover.worker, _OF_WORKER), (ours, _OF_SCHEDULER), (server.scheduler, _OF_CORE)
+        places = (
+            (server.mover.worker, _OF_WORKER),
+            (ours, _OF_SCHEDULER),
+            (server.scheduler, _OF_CORE),
+        )
         for owner, tables in places:
             for table in tables:
                 for entry in getattr(owner, table, ()):

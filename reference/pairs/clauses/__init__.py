@@ -1,5 +1,6 @@
-"""The clauses of a pair, in the order in which they are checked: its own (PD), then those of progress. Each server
-is judged by the clauses of block-pool engines besides, but for progress: a server waits for its peer."""
+"""The clauses of a pair, in the order in which they are checked: its own (PD), then those of progress. Each
+server is judged by the clauses of block-pool engines besides, but for progress: a server waits for its
+peer."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ PAIR_CLAUSES = OF_PAIRS | SERVER_CLAUSES
 
 
 def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """All clauses but the waived that fail at this step, the headline first (by_cause): of a clause that fails
-    on both servers the failure on the first."""
+    """All clauses but the waived that fail at this step, the headline first (by_cause): of a clause that
+    fails on both servers the failure on the first."""
     found: dict[str, tuple[Clause, Failure]] = {}
     for each in OF_PAIRS.values():
         if each.id not in waived and (failure := each.check(step)) is not None:

@@ -1,53 +1,27 @@
-"""What a prefill server has promised to keep, and what a decode server counts as computed (PD-1, PD-3, PD-6)."""
+"""What P has promised to keep, and what D counts as computed (PD-1, PD-3, PD-6)."""
 
 from __future__ import annotations
 
 from reference.failures import AtBlock, AtCount, AtNamed, AtServer, Failure, failure
 from reference.pairs.clauses.base import clause
 from reference.pairs.config import DECODE, PREFILL
+from reference.pairs.facts import Promise
 from reference.pairs.step import PairStep
-
-
-@clause(
-    "PD-6",
-    "only what was sent is valid",
-    "When D counts KV of its peer as computed, each position of it that a query can see holds KV of the request's"
-    " own text, in every group.",
-    why=(
-        "Offsets, clipped windows and blocks of unequal sizes are computed on both servers. What the peer never"
-        " wrote there is read as KV, and nothing crashes: the client gets another answer."
-    ),
-    source="vllm#46283, vllm#43509, vllm#52234",
-    scope="From the moment at which D no longer waits for it. READ-3 and HIT-1 see the same when a batch reads it.",
-    trigger=lambda step: any(True for _ in step.arrived()),
-)
-def _sent(step: PairStep) -> Failure | None:
-    side, texts = step.sides[DECODE], step.beside.texts[DECODE]
-    for name, computed in step.arrived():
-        bearer = texts.bearers.get(name)
-        if bearer is None:
-            continue
-        stamps, tables = bearer.stamps, step.after.decode.requests[name].tables
-        end = min(computed, len(stamps))
-        if (found := side.misread(name, tables, stamps, end, end)) is not None:
-            places = (AtServer(DECODE, place) for place in found.at)
-            return failure(f"D counts {computed} tokens of {name} as sent by P: {found.expected}", found.observed, *places)
-    return None
 
 
 @clause(
     "PD-1",
     "what was promised is kept",
-    "From its answer on until every request that was given it has read it or ended, what P has promised is neither"
-    " free nor written.",
+    "From its answer on until every request that was given it has read it or ended, what P has promised is"
+    " neither free nor written.",
     why=(
-        "D reads at a time that P does not choose. A block that was given away in between holds another request's"
-        " KV, and D takes it for its own."
+        "D reads at a time that P does not choose. A block that was given away in between holds another"
+        " request's KV, and D takes it for its own."
     ),
-    source="vllm#58222, vllm#57104; sglang#38961",
+    source="vllm#43509; sglang#38961",
     scope=(
-        "Not for a reader that was given up, not for an answer that the proxy has dropped. Where clients and servers"
-        " may be late, until the lease has ended that nobody renews."
+        "Not for a reader that was given up, not for an answer that the proxy has dropped. Where clients and"
+        " servers may be late, until the lease has ended that nobody renews."
     ),
     trigger=lambda step: any(True for _ in step.needed()),
 )
@@ -56,14 +30,19 @@ def _kept(step: PairStep) -> Failure | None:
     for promise in step.needed():
         for group, row in enumerate(promise.blocks):
             for block in filter(None, row):
-                who = ", ".join(each.request for each in step.after.readers_of(promise.request))
-                keep = f"P keeps block {block} (group {group}) of {promise.request} for {who or 'whoever is to read it'}"
-                places = AtServer(PREFILL, AtBlock(block)), AtServer(PREFILL, AtNamed("request", promise.request))
                 if not now.refs[block]:
-                    return failure(keep, "it is free", *places)
+                    return _lost(step, promise, group, block, "it is free")
                 if was.memory[block] != now.memory[block]:
-                    return failure(keep, "it was written", *places)
+                    return _lost(step, promise, group, block, "it was written")
     return None
+
+
+def _lost(step: PairStep, promise: Promise, group: int, block: int, how: str) -> Failure:
+    readers = ", ".join(each.request for each in step.after.readers_of(promise.request))
+    keep = f"P keeps block {block} (group {group}) of {promise.request}"
+    places = AtBlock(block), AtNamed("request", promise.request)
+    at = (AtServer(PREFILL, place) for place in places)
+    return failure(f"{keep} for {readers or 'whoever is to read it'}", how, *at)
 
 
 @clause(
@@ -83,4 +62,32 @@ def _ends(step: PairStep) -> Failure | None:
             want = f"P gives back what {promise.request} left: its lease ended at {lease.ends:g} s"
             got = f"it is kept at {step.after.clock:g} s"
             return failure(want, got, AtServer(PREFILL, AtCount(promise.request, "lease")))
+    return None
+
+
+@clause(
+    "PD-6",
+    "only what was sent is valid",
+    "When D counts KV of its peer as computed, each position of it that the next position's query can see"
+    " holds KV of the request's own text, in every group.",
+    why=(
+        "Offsets, clipped windows and blocks of unequal sizes are computed on both servers. What the peer"
+        " never wrote there is read as KV, and nothing crashes: the client gets another answer."
+    ),
+    source="vllm#48758",
+    scope="At the moment at which D no longer waits for it. HIT-1 and READ-3 see what a batch then reads.",
+    trigger=lambda step: any(True for _ in step.arrived()),
+)
+def _sent(step: PairStep) -> Failure | None:
+    side, texts = step.sides[DECODE], step.beside.texts[DECODE]
+    for name, computed in step.arrived():
+        bearer = texts.bearers.get(name)
+        if bearer is None:
+            continue
+        stamps, tables = bearer.stamps, step.after.decode.requests[name].tables
+        end = min(computed, len(stamps))
+        if (found := side.misread(name, tables, stamps, end, end)) is not None:
+            places = (AtServer(DECODE, place) for place in found.at)
+            want = f"D counts {computed} tokens of {name} as sent by P: {found.expected}"
+            return failure(want, found.observed, *places)
     return None
