@@ -104,7 +104,7 @@ class PairBeside:
         """Take over a command that was carried out; gives the step of each server."""
         self.done[type(command), getattr(command, "server", "")] += 1
         self._note_texts(command)
-        self._note_network(command, before)
+        told = self._note_network(command, before)
         served = self.served(command, before)
         steps = {}
         for server in SERVERS:
@@ -115,7 +115,7 @@ class PairBeside:
             steps[server] = self._step(server, ran, before, after, notes)
         self._note_leases(served, after)
         self._note_quiet(command, served, before, after)
-        self.progress.follow(command, served, after, self._owed(after))
+        self.progress.follow(command, served, after, self._owed(after), told)
         return steps
 
     def broken_off(
@@ -166,17 +166,19 @@ class PairBeside:
                 if name in bearers:
                     bearers[name].failed = True
 
-    def _note_network(self, command: PairCommand, before: PairFacts) -> None:
-        """Failures, and heartbeats that have arrived."""
+    def _note_network(self, command: PairCommand, before: PairFacts) -> bool:
+        """Failures, and heartbeats that have arrived. Returns whether another message has."""
         if isinstance(command, Shake) and command.fails:
             waiting = ReaderState.GIVEN, ReaderState.WAITS, ReaderState.LINGERS, ReaderState.GONE
             self.faulted |= {each.of for each in before.readers if each.state in waiting}
         elif isinstance(command, Lose):
             name = before.under_way[command.at].reader
             self.faulted |= {each.of for each in before.readers if each.request == name}
-        elif isinstance(command, Deliver) and command.server == PREFILL:
-            message = next(each for each in before.messages if each.to == PREFILL)
+        elif isinstance(command, Deliver):
+            message = next(each for each in before.messages if each.to == command.server)
             self._renewed |= {*message.requests} if message.renews else set()
+            return not message.renews
+        return False
 
     def _note_leases(self, served: tuple[str, EngineCommand] | None, after: PairFacts) -> None:
         for promise in after.promises:

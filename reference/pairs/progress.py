@@ -40,18 +40,20 @@ class PairProgress:
         served: tuple[str, EngineCommand] | None,
         facts: PairFacts,
         owed: list[tuple[str, str]],
+        told: bool,
     ) -> None:
-        """Take over a command that was carried out. owed: what proxy and writing threads have to do."""
+        """Take over a command that was carried out. owed: what proxy and writing threads have to do. told: a
+        message has arrived that is no heartbeat, of which a server's state shows nothing yet."""
         self.standstill = self.in_time = None
         ran = served[1] if served is not None else None
         server = served[0] if served is not None else ""
         self._done[type(ran or command), server] += 1
         outputs = [each for name in SERVERS for each in facts.of(name).outputs]
         waits = any(facts.of(name).requests for name in SERVERS)
-        fails = isinstance(command, Shake) and command.fails
+        moved = isinstance(command, Land | Shake) or told
         if (
             not waits
-            or fails
+            or moved
             or not isinstance(command, _BY_ITSELF)
             or any(each.tokens or each.finished for each in outputs)
         ):

@@ -52,10 +52,9 @@ class PairStep:
         return ", ".join(free)
 
     def needed(self) -> Iterator[Promise]:
-        """Promises that somebody will read, since before the command and after it."""
-        before = {promise.request for promise in self.before.promises}
+        """Promises that somebody will read, or may yet be told to."""
         for promise in self.after.promises:
-            if promise.request in before and self.beside.needs(self.after, promise):
+            if self.beside.needs(self.after, promise):
                 yield promise
 
     @property

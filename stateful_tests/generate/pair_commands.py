@@ -51,7 +51,7 @@ def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
         crowd=1 + source.upto(4), texts="abc"[: 1 + source.upto(2)], own=pick(source, (0, 0, 1, 2)),
         cancel=pick(source, (0, 0, 8, 30)), drop=pick(source, (0, 0, 6, 20)),
         forget=pick(source, (0, 0, 0, 40)), fails=pick(source, (0, 0, 0, 6)),
-        slow=pick(source, (1, 2, 6)), tick=pick(source, (0, 1, 2)),
+        slow=pick(source, (1, 2, 6, 12)), tick=pick(source, (0, 1, 2, 12)),
         accept=source.upto(2), stop=pick(source, (0, 0, 8)), long=once_in(source, 3),
         inside=not once_in(source, 4),
     )  # fmt: skip
@@ -62,8 +62,9 @@ def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
     size = pick(source, (1, 2, 3, 4))
     windows = [group.window and 2 + source.upto(3 * size) for group in like.prefill.groups]
     larger = size * pick(source, (1, 1, 1, 2))
-    prefill = _of_size(draw_engine_config(source, like.prefill), windows, size)
-    decode = _of_size(draw_engine_config(source, like.decode), windows, larger)
+    sizes = (larger, size) if like.push else (size, larger)  # who moves KV has the larger blocks
+    prefill = _of_size(draw_engine_config(source, like.prefill), windows, sizes[0])
+    decode = _of_size(draw_engine_config(source, like.decode), windows, sizes[1])
     return replace(
         like, prefill=prefill, decode=replace(decode, peer=True),
         prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),
@@ -144,7 +145,7 @@ def _weights(
     beside: PairBeside, facts: PairFacts, profile: PairProfile
 ) -> dict[tuple[type, str], int]:
     """How often each kind of command comes now, and for which server."""
-    network = 6 // profile.slow + 1
+    network = 6 // profile.slow + (profile.slow < 12)
     uncopied = any(not job.copied for job in facts.under_way)
     weights: dict[tuple[type, str], int] = {
         (Forward, ""): 10 * bool(_to_forward(beside, facts, profile)),
@@ -157,8 +158,8 @@ def _weights(
         room = len(own.requests) < profile.crowd and not own.in_step
         weights[Advance, server] = (10 if server == DECODE else 8) * (server not in facts.idle)
         weights[Serve, server] = profile.own * room
-        weights[Shake, server] = network * (server in facts.handshakes)
-        weights[Deliver, server] = network * any(each.to == server for each in facts.messages)
+        weights[Shake, server] = (network + 1) * (server in facts.handshakes)
+        weights[Deliver, server] = (network + 1) * any(each.to == server for each in facts.messages)
         weights[Write, server] = 6 * beside.config.push
     weights[Prefill, ""] = 4 * (
         len(facts.prefill.requests) < profile.crowd and not facts.prefill.in_step

@@ -354,9 +354,11 @@ def _check_blocks(config: PairConfig) -> None:
     ]
     if any(len(each) > 1 for each in sizes):
         raise UnusableImplementation("groups: a NixlConnector has blocks of one size")
-    if max(sizes[1]) % max(sizes[0]):
+    prefill, decode = (max(each) for each in sizes)
+    active, passive = (prefill, decode) if config.push else (decode, prefill)
+    if active % passive:
         raise UnusableImplementation(
-            "decode.groups: blocks of D must have a multiple of the tokens of P's"
+            "groups: blocks of who moves KV (D, with push P) must have a multiple of the peer's tokens"
         )
 
 

@@ -27,12 +27,13 @@ from reference.pairs.step import PairStep
 )
 def _kept(step: PairStep) -> Failure | None:
     was, now = step.before.prefill, step.after.prefill
+    before = {promise.request for promise in step.before.promises}
     for promise in step.needed():
         for group, row in enumerate(promise.blocks):
             for block in filter(None, row):
                 if not now.refs[block]:
                     return _lost(step, promise, group, block, "it is free")
-                if was.memory[block] != now.memory[block]:
+                if promise.request in before and was.memory[block] != now.memory[block]:
                     return _lost(step, promise, group, block, "it was written")
     return None
 
