@@ -61,10 +61,9 @@ def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
     """Sizes that no preset has, with the groups of layers that `like` has."""
     size = pick(source, (1, 2, 3, 4))
     windows = [group.window and 2 + source.upto(3 * size) for group in like.prefill.groups]
-    larger = size * pick(source, (1, 1, 1, 2))
-    sizes = (larger, size) if like.push else (size, larger)  # who moves KV has the larger blocks
-    prefill = _of_size(draw_engine_config(source, like.prefill), windows, sizes[0])
-    decode = _of_size(draw_engine_config(source, like.decode), windows, sizes[1])
+    larger = size * (1 if like.push else pick(source, (1, 1, 1, 2)))
+    prefill = _of_size(draw_engine_config(source, like.prefill), windows, size)
+    decode = _of_size(draw_engine_config(source, like.decode), windows, larger)
     return replace(
         like, prefill=prefill, decode=replace(decode, peer=True),
         prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),

@@ -355,10 +355,9 @@ def _check_blocks(config: PairConfig) -> None:
     if any(len(each) > 1 for each in sizes):
         raise UnusableImplementation("groups: a NixlConnector has blocks of one size")
     prefill, decode = (max(each) for each in sizes)
-    active, passive = (prefill, decode) if config.push else (decode, prefill)
-    if active % passive:
+    if decode % prefill or (config.push and decode != prefill):
         raise UnusableImplementation(
-            "groups: blocks of who moves KV (D, with push P) must have a multiple of the peer's tokens"
+            "groups: blocks of D must have a multiple of the tokens of P's, with push as many"
         )
 
 

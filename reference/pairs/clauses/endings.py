@@ -41,7 +41,7 @@ def _given_back(step: PairStep) -> Failure | None:
     "nobody waits for a timeout",
     "While a request has no answer and nothing has failed, the pair does not come into the same state again"
     " and again with the clock standing still: no wait depends on a message that never comes.",
-    why="A timeout of minutes ends such a wait, so it looks like a slow server, and no memory check sees it.",
+    why="A timeout ends such a wait, so it looks like a slow server.",
     source="vllm#43509; sglang#37103",
     scope=(
         "Not after a failure of the network, and not while P keeps what the proxy has dropped: only the"

@@ -14,10 +14,7 @@ from reference.pairs.step import PairStep
     "what was promised is kept",
     "From its answer on until every request that was given it has read it or ended, what P has promised is"
     " neither free nor written.",
-    why=(
-        "D reads at a time that P does not choose. A block that was given away in between holds another"
-        " request's KV, and D takes it for its own."
-    ),
+    why=("D reads when it likes. A block that was given away before holds another request's KV."),
     source="vllm#43509; sglang#38961",
     scope=(
         "Not for a reader that was given up, not for an answer that the proxy has dropped. Where clients and"
@@ -72,11 +69,11 @@ def _ends(step: PairStep) -> Failure | None:
     "When D counts KV of its peer as computed, each position of it that the next position's query can see"
     " holds KV of the request's own text, in every group.",
     why=(
-        "Offsets, clipped windows and blocks of unequal sizes are computed on both servers. What the peer"
-        " never wrote there is read as KV, and nothing crashes: the client gets another answer."
+        "Both servers compute offsets, clipped windows and blocks of unequal sizes. What the peer never wrote"
+        " is read as KV, and nothing crashes."
     ),
     source="vllm#48758",
-    scope="At the moment at which D no longer waits for it. HIT-1 and READ-3 see what a batch then reads.",
+    scope="When D no longer waits for it. HIT-1 and READ-3 see what a batch then reads.",
     trigger=lambda step: any(True for _ in step.arrived()),
 )
 def _sent(step: PairStep) -> Failure | None:
