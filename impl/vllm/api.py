@@ -164,14 +164,19 @@ PARTS = {
 0.30.0 ... v1/core/sched/scheduler.py | Scheduler._handle_failed_recving
 """,
     "pair": """
-0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlPullConnector; NixlPushConnector
-0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.connector_worker; NixlBaseConnector.connector_scheduler
-0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_handshake_metadata(); NixlBaseConnector.register_kv_caches(_)
-0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_transfer_results(_); NixlBaseConnector.get_block_ids_with_load_errors()
-0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker.nixl_wrapper; NixlBaseConnectorWorker._handshake_initiation_executor
-0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker._recving_transfers
-0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._nixl_handshake_listener_t; NixlBaseConnectorScheduler._handshake_data
-0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/push_worker.py | NixlPushConnectorWorker._push_writer_loop(); NixlPushConnectorWorker._sending_transfers
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlPullConnector; NixlPushConnector
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.connector_worker; NixlBaseConnector.connector_scheduler
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_handshake_metadata(); NixlBaseConnector.register_kv_caches(_)
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.set_xfer_handshake_metadata_pp_aware(_); NixlBaseConnector.get_block_ids_with_load_errors()
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker.nixl_wrapper; NixlBaseConnectorWorker._handshake_initiation_executor
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker._recving_transfers
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._nixl_handshake_listener_t
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/push_worker.py | NixlPushConnectorWorker._push_writer_loop(); NixlPushConnectorWorker._sending_transfers
+0.26.0 0.30.0 distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_finished(_)
+0.30.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_transfer_results(_)
+""",
+    "published handshakes": """
+0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._handshake_data
 """,
 }
 _SAYS = {
@@ -189,7 +194,7 @@ _SAYS = {
 TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new release of vLLM")
 EVERY = TABLES.every
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads"})
-_OF_PAIRS = frozenset({"pair"})
+_OF_PAIRS = frozenset({"pair", "published handshakes"})
 _OF_V2 = frozenset({"v2", "state+v2", "retained windows", "drafts of a batch"})
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
 # release has the one name or the other (impl.renamed).

@@ -15,7 +15,7 @@ from typing import Any
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
-from impl.vllm.pair.loading import Factory, install
+from impl.vllm.pair.loading import Factory, Layout, install
 from impl.vllm.pair.network import NETWORK, START, Clock, Transfer
 from impl.vllm.pair.server import PairServer
 from impl.vllm.pair.tables import kept_records
@@ -355,9 +355,10 @@ def _check_blocks(config: PairConfig) -> None:
     if any(len(each) > 1 for each in sizes):
         raise UnusableImplementation("groups: a NixlConnector has blocks of one size")
     prefill, decode = (max(each) for each in sizes)
-    if decode % prefill or (config.push and decode != prefill):
+    equal = config.push or Layout.equal_blocks
+    if decode % prefill or (equal and decode != prefill):
         raise UnusableImplementation(
-            "groups: blocks of D must have a multiple of the tokens of P's, with push as many"
+            "groups: blocks of D must have a multiple of the tokens of P's; with push, and in 0.26, as many"
         )
 
 

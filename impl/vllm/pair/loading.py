@@ -18,13 +18,15 @@ from impl.vllm.pair.network import Agent, Clock, Handshakes, SideChannel, Teleme
 from reference.blocks.config import EngineConfig
 from reference.pairs.config import DECODE, LEASE, PREFILL
 
+_WORKER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
 _UTILS = "vllm/distributed/kv_transfer/kv_connector/utils.py"
 
 
 class Layout:
-    """The order of dimensions of a KV cache in the release that is loaded."""
+    """What the release that is loaded has of memory. tokens_first: the tokens of a block come before its
+    heads in a KV cache. equal_blocks: both servers need blocks of one size (0.26)."""
 
-    tokens_first = False
+    tokens_first = equal_blocks = False
 
 
 class Backend:
@@ -81,6 +83,8 @@ def install(root: Path) -> None:
     """Hook the imports of this process up to the vLLM under `root`, with its NixlConnector."""
     sys.modules.setdefault("regex", re)
     Layout.tokens_first = "permute(0, 2, 1, 3)" in (root / _UTILS).read_text(encoding="utf-8")
+    worker = (root / _WORKER).read_text(encoding="utf-8")
+    Layout.equal_blocks = "HMA does not support different remote block size" in worker
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
     real = modules.VLLM.real + offload.REAL + REAL

@@ -52,12 +52,13 @@ class NixlWorker:
         """Tell the scheduler's side what it answers at a handshake, as the engine core does."""
         ours, told = connector.connector_scheduler, self.connector.get_handshake_metadata()
         ours._nixl_handshake_listener_t = NoThread()
-        if optional(connector, "NixlBaseConnector.set_xfer_handshake_metadata_pp_aware", None):
-            connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
-        else:
-            connector.set_xfer_handshake_metadata({0: told})
+        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
         path = address("tcp", ours.side_channel_host, ours.side_channel_port)
-        NETWORK.listeners[path] = lambda: ours._handshake_data
+        # Up to 0.32 the thread that listens encodes it.
+        encode = importlib.import_module("msgspec").msgpack.encode
+        encoded = {(0, 0): encode(told), 0: encode(told)}
+        kept = "NixlBaseConnectorScheduler._handshake_data"
+        NETWORK.listeners[path] = lambda: optional(ours, kept, None) or encoded
 
     def before(self, scheduled: Any) -> None:
         """What a worker does ahead of the forward pass of a batch."""
@@ -72,7 +73,7 @@ class NixlWorker:
             self.connector.start_load_kv(None)
         self.connector.wait_for_save()
         output = self._output()
-        if hasattr(self.connector, "get_transfer_results"):
+        if optional(self.connector, "NixlBaseConnector.get_transfer_results", None):
             results = self.connector.get_transfer_results(scheduled.finished_req_ids)
             output.finished_sending = results.finished_sending or None
             output.finished_recving = results.finished_recving or None

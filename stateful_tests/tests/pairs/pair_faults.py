@@ -1,8 +1,8 @@
 """Faults of vLLM 0.33.0 as a pair (faults.toml): which lines become which, what sees each first.
 
-`python -m stateful_tests.tests.pairs.pair_faults [NAME...]` looks for each with random runs of three seeds and
-prints clause, commands until then, and the shortest commands; it exits with 1 if a fault survives. `--replay`
-runs the commands of all, and prints as JSON what sees each.
+`python -m stateful_tests.tests.pairs.pair_faults [NAME...]` looks for each with random runs of three seeds
+and prints clause, commands until then, and the shortest commands; it exits with 1 if a fault survives.
+`--replay` runs the commands of all, and prints as JSON what sees each.
 """
 
 import json

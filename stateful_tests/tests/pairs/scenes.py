@@ -1,4 +1,5 @@
-"""A life of one request over two servers by hand, a moment each: a row then spoils the facts of one moment."""
+"""A life of one request over two servers by hand, a moment each: a row then spoils the facts of one
+moment."""
 
 from __future__ import annotations
 
