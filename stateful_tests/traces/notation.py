@@ -146,7 +146,7 @@ def _listing(field: str, of: Callable[[str], Any]) -> NotationPart:
 
     return NotationPart(
         f" [{field} ...]",
-        rf"(?: {field}(?P<{field}>(?: {_NAME})+))?",
+        rf"(?: {field}(?P<{field}>(?: {_LENGTH if of is int else _NAME})+))?",
         write,
         lambda found: {field: tuple(map(of, (found[field] or "").split()))},
     )
@@ -201,8 +201,8 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
         _number("priority", "priority", default=0),
     ),
     Advance: (
-        _name("server"), _listing("accept", int), _listing("stop", str),
-        _number("drafts", "drafts", default=16),
+        _name("server"), _listing("accept", int), _number("drafts", "drafts", default=16),
+        _listing("stop", str),
     ),
     Match: (_HOLDER, _OF_PROMPT, _flag("full_only", "(full KV alone)")),
     Await: (_HOLDER, _OF_PROMPT, _flag("resumable", "(session)")),

@@ -110,8 +110,7 @@ def shortest(system: Loaded, fault: PairFault, trace: Trace, clause: str) -> Tra
     def still_fails(commands: Any) -> Any:
         candidate = replace(trace, commands=commands)
         with system.faulty(fault):
-            found = failing_prefix(system, clause, candidate)
-        return found
+            return failing_prefix(system, clause, candidate)
 
     return replace(trace, commands=shrink(trace.commands, still_fails, budget=500))
 
