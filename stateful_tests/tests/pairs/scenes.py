@@ -61,31 +61,65 @@ HAS = server((1,), "WAITING", 2, "r2", memory=KV)
 S = ReaderState
 LIFE: list[tuple[PairCommand, PairFacts]] = [
     (Prefill("r1", 2), PairFacts(server(()), EMPTY, idle=("D",))),
-    (Advance("P"), PairFacts(
-        server((1,), "RUNNING", 2, memory=KV, steps_in_flight=1, in_step=True), EMPTY, idle=("D",)
-    )),
-    (Advance("P"), PairFacts(
-        KEEPS._replace(outputs=(Output("r1", (), "length"),)), EMPTY, (PROMISE,), idle=("D",)
-    )),
+    (
+        Advance("P"),
+        PairFacts(
+            server((1,), "RUNNING", 2, memory=KV, steps_in_flight=1, in_step=True),
+            EMPTY,
+            idle=("D",),
+        ),
+    ),
+    (
+        Advance("P"),
+        PairFacts(
+            KEEPS._replace(outputs=(Output("r1", (), "length"),)), EMPTY, (PROMISE,), idle=("D",)
+        ),
+    ),
     (Forward("r2", "r1"), given(S.GIVEN, server((), name="r2"))),
     (Advance("D"), given(S.WAITS, WAITING, handshakes=("D",))),
     (Shake("D"), given(S.WAITS, WAITING)),
     (Advance("D"), given(S.WAITS, WAITING, transfers=(TRANSFER,))),
-    (Move(), given(S.WAITS, WAITING._replace(memory=HAS.memory), transfers=(TRANSFER._replace(copied=True),))),
-    (Land(), given(
-        S.WAITS, WAITING._replace(memory=HAS.memory), messages=(READ,),
-        transfers=(TRANSFER._replace(copied=True, over=True),),
-    )),
+    (
+        Move(),
+        given(
+            S.WAITS,
+            WAITING._replace(memory=HAS.memory),
+            transfers=(TRANSFER._replace(copied=True),),
+        ),
+    ),
+    (
+        Land(),
+        given(
+            S.WAITS,
+            WAITING._replace(memory=HAS.memory),
+            messages=(READ,),
+            transfers=(TRANSFER._replace(copied=True, over=True),),
+        ),
+    ),
     (Advance("D"), given(S.READ, HAS, messages=(READ,))),
     (Advance("D"), given(S.GONE, server(memory=KV), messages=(READ,), idle=("D",))),
     (Deliver("P"), given(S.GONE, server(memory=KV), idle=("D",))),
-    (Advance("P"), given(
-        S.GONE, server(memory=KV), prefill=GAVE_BACK, promises=(PROMISE._replace(held=False),), idle=("P", "D")
-    )),
-    (Advance("P"), given(
-        S.GONE, server(memory=KV), prefill=GAVE_BACK, promises=(PROMISE._replace(held=False),), idle=("P", "D")
-    )),
-]  # fmt: skip
+    (
+        Advance("P"),
+        given(
+            S.GONE,
+            server(memory=KV),
+            prefill=GAVE_BACK,
+            promises=(PROMISE._replace(held=False),),
+            idle=("P", "D"),
+        ),
+    ),
+    (
+        Advance("P"),
+        given(
+            S.GONE,
+            server(memory=KV),
+            prefill=GAVE_BACK,
+            promises=(PROMISE._replace(held=False),),
+            idle=("P", "D"),
+        ),
+    ),
+]
 STAYS = given(S.GONE, server(memory=KV), idle=("D",))  # P was not told
 
 

@@ -1,4 +1,4 @@
-"""Faults that are put into vLLM 0.33.0 as a pair are seen by their clauses, and runs of it are deterministic."""
+"""Faults that are put into vLLM 0.33.0 as a pair are seen by their clauses; its runs are deterministic."""
 
 import json
 
