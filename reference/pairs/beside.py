@@ -18,7 +18,7 @@ from reference.pairs.commands import (
     Advance, Cancel, Deliver, Drop, Forget, Forward, Lose, PairCommand, Prefill, Serve, Shake, Tick, Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, LEASE, PREFILL, RENEWAL, SERVERS, PairConfig
-from reference.pairs.facts import PairFacts, Promise, Reader, ReaderState
+from reference.pairs.facts import PairFacts, Promise, PairReader, ReaderState
 from reference.pairs.progress import PairProgress
 from reference.tiers.commands import Copy, ResetCache
 
@@ -276,7 +276,7 @@ class PairBeside:
         return jobs
 
 
-def _will_read(facts: PairFacts, reader: Reader) -> bool:
+def _will_read(facts: PairFacts, reader: PairReader) -> bool:
     if reader.state is ReaderState.GIVEN:
         return True
     jobs = facts.transfers_of(reader.request)

@@ -29,7 +29,7 @@ class ReaderState(StrEnum):
     GONE = "is gone"
 
 
-class Reader(NamedTuple):
+class PairReader(NamedTuple):
     """A request of D that was given a promise. of: P's request."""
 
     request: str
@@ -54,7 +54,7 @@ class PairTransfer(NamedTuple):
     failed: bool
 
 
-class Message(NamedTuple):
+class PairMessage(NamedTuple):
     """A message under way. renews: it is a heartbeat, else it says what was read. requests: of P, that it
     names."""
 
@@ -74,9 +74,9 @@ class PairFacts(NamedTuple):
     prefill: BlockFacts
     decode: BlockFacts
     promises: tuple[Promise, ...] = ()
-    readers: tuple[Reader, ...] = ()
+    readers: tuple[PairReader, ...] = ()
     transfers: tuple[PairTransfer, ...] = ()
-    messages: tuple[Message, ...] = ()
+    messages: tuple[PairMessage, ...] = ()
     handshakes: tuple[str, ...] = ()
     clock: float = 0.0
     idle: tuple[str, ...] = SERVERS
@@ -96,7 +96,7 @@ class PairFacts(NamedTuple):
         """No transfer, no message and no handshake is under way."""
         return not (self.under_way or self.messages or self.handshakes)
 
-    def readers_of(self, request: str) -> tuple[Reader, ...]:
+    def readers_of(self, request: str) -> tuple[PairReader, ...]:
         """The requests of D that were given the answer to a request of P."""
         return tuple(reader for reader in self.readers if reader.of == request)
 

@@ -20,7 +20,7 @@ from reference.pairs.clauses import (
 )
 from reference.pairs.commands import PairCommand
 from reference.pairs.config import PAIR_PRESETS, SERVERS, PairConfig
-from reference.pairs.facts import Message, PairFacts, PairTransfer
+from reference.pairs.facts import PairMessage, PairFacts, PairTransfer
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import changes
 from stateful_tests.lockstep.results import Row, Tally, tally_up
@@ -162,7 +162,7 @@ def transfer_in_words(job: PairTransfer) -> str:
     return f"transfer {job.number} for {job.reader or 'nobody'}: blocks {sources} of P to {targets} of D"
 
 
-def in_words(message: Message) -> str:
+def in_words(message: PairMessage) -> str:
     """A message under way."""
     what = "renews the leases of" if message.renews else "says that there is no more need of"
     return f"a message to {message.to} {what} {' '.join(message.requests)}"

@@ -16,7 +16,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.pair.loading import Factory, Layout, install
-from impl.vllm.pair.network import NETWORK, START, Clock, Transfer
+from impl.vllm.pair.network import NETWORK, START, Clock, PostedTransfer
 from impl.vllm.pair.server import PairServer
 from impl.vllm.pair.tables import kept_records
 from impl.vocabulary import CommandRefused, require, well_formed
@@ -27,7 +27,14 @@ from reference.pairs.commands import (
     Tick, Write,
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, PREFILL, SERVERS, PairConfig
-from reference.pairs.facts import Message, PairFacts, PairTransfer, Promise, Reader, ReaderState
+from reference.pairs.facts import (
+    PairMessage,
+    PairFacts,
+    PairTransfer,
+    Promise,
+    PairReader,
+    ReaderState,
+)
 from reference.tiers.commands import ResetCache
 
 ASKS = {
@@ -66,7 +73,7 @@ class PairDriver:
         self._promises: dict[str, tuple[tuple[tuple[int, ...], ...], float]] = {}
         self._dropped: set[str] = set()
         self._readers: dict[str, str] = {}  # request of D -> of P
-        self._owners: dict[Transfer, str] = {}  # the engine's name at D
+        self._owners: dict[PostedTransfer, str] = {}  # the engine's name at D
         self._used: set[str] = set()  # names of requests
         self._sent = 0
         self._looped: set[str] = set()  # servers that have scheduled since the clock moved
@@ -199,7 +206,7 @@ class PairDriver:
     def _lose(self, command: Lose) -> None:
         self._nth(NETWORK.under_way(), command.at).state = "ERR"
 
-    def _nth(self, jobs: list[Transfer], at: int) -> Transfer:
+    def _nth(self, jobs: list[PostedTransfer], at: int) -> PostedTransfer:
         require(0 <= at < len(jobs), Reason.EMPTY)
         return jobs[at]
 
@@ -256,7 +263,9 @@ class PairDriver:
     def view(self) -> PairFacts:
         """The facts now."""
         prefill, decode = self.servers[PREFILL], self.servers[DECODE]
-        readers = tuple(Reader(name, of, self._state(name)) for name, of in self._readers.items())
+        readers = tuple(
+            PairReader(name, of, self._state(name)) for name, of in self._readers.items()
+        )
         return PairFacts(
             prefill.view()._replace(host=None),
             decode.view(),
@@ -297,7 +306,7 @@ class PairDriver:
             return ReaderState.READ
         return ReaderState.WAITS
 
-    def _transfers(self, readers: tuple[Reader, ...]) -> list[PairTransfer]:
+    def _transfers(self, readers: tuple[PairReader, ...]) -> list[PairTransfer]:
         """Those that the network has, and those whose end D has yet to notice."""
         decode = self.servers[DECODE]
         waiting = {
@@ -324,7 +333,7 @@ class PairDriver:
         NETWORK.transfers[:] = kept
         return found
 
-    def _moves(self, job: Transfer, groups: dict[int, int]) -> list[tuple[int, int, int]]:
+    def _moves(self, job: PostedTransfer, groups: dict[int, int]) -> list[tuple[int, int, int]]:
         """What a transfer moves, by the blocks in which its addresses lie."""
         prefill, decode = self.servers[PREFILL], self.servers[DECODE]
         moves = []
@@ -336,14 +345,14 @@ class PairDriver:
             moves.append((groups.get(target, 0), target, source))
         return moves
 
-    def _message(self, source: str, target: str, text: bytes) -> Message:
+    def _message(self, source: str, target: str, text: bytes) -> PairMessage:
         del source
         to = next(n for n, server in self.servers.items() if server.mover.agent.name == target)
         words = text.decode(errors="replace")
         renews = words.startswith("HB:")
         idents = words[3:].split(",") if renews else [words.rsplit(":", 1)[0]]
         known = self.servers[PREFILL]
-        return Message(to, renews, tuple(known.named(ident) for ident in idents))
+        return PairMessage(to, renews, tuple(known.named(ident) for ident in idents))
 
 
 def _check_blocks(config: PairConfig) -> None:

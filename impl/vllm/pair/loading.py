@@ -29,7 +29,7 @@ class Layout:
     tokens_first = equal_blocks = False
 
 
-class Backend:
+class AttentionBackend:
     """An attention backend, of which the connector asks a name and a shape."""
 
     @staticmethod
@@ -97,9 +97,9 @@ def install(root: Path) -> None:
     importlib.import_module(NIXL)
     played = {
         "time": Clock, "ThreadPoolExecutor": Handshakes, "zmq_ctx": SideChannel,
-        "get_current_attn_backends": lambda *_: [Backend],
-        "get_current_attn_backend": lambda *_: Backend,
-        "get_current_attn_backends_and_specs": lambda *_: ([Backend], [None]),
+        "get_current_attn_backends": lambda *_: [AttentionBackend],
+        "get_current_attn_backend": lambda *_: AttentionBackend,
+        "get_current_attn_backends_and_specs": lambda *_: ([AttentionBackend], [None]),
         "select_common_block_size": lambda size, *_: size,
     }  # fmt: skip
     for name, module in list(sys.modules.items()):

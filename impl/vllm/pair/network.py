@@ -36,7 +36,7 @@ class Clock:
 Clock.perf_counter = Clock.monotonic = Clock.time = Clock._read  # type: ignore[attr-defined]
 
 
-class Transfer:
+class PostedTransfer:
     """A transfer that was posted. number: in the order of posting; pairs: (own address, the peer's,
     bytes)."""
 
@@ -71,7 +71,7 @@ class Network:
     def __init__(self) -> None:
         self.agents: dict[str, Agent] = {}
         self.mail: deque[tuple[str, str, bytes]] = deque()
-        self.transfers: list[Transfer] = []
+        self.transfers: list[PostedTransfer] = []
         self.listeners: dict[str, Callable[[], dict[Any, bytes]]] = {}
         self.posted = 0
 
@@ -93,7 +93,7 @@ class Network:
         self.agents[target].inbox.setdefault(found[0], []).append(found[2])
         return True
 
-    def under_way(self) -> list[Transfer]:
+    def under_way(self) -> list[PostedTransfer]:
         """Transfers that have not ended."""
         return [job for job in self.transfers if job.state == "PROC"]
 
@@ -114,7 +114,7 @@ class Agent:
         del name, config
         self.name = f"agent{len(NETWORK.agents) + 1}"
         self.inbox: dict[str, list[bytes]] = {}
-        self.handles: dict[int, Transfer] = {}
+        self.handles: dict[int, PostedTransfer] = {}
         self._lists: dict[int, tuple[str, list[tuple[int, int]]]] = {}
         self._known: set[str] = set()
         self._next = 0
@@ -188,7 +188,7 @@ class Agent:
                 raise RuntimeError(f"NIXL_ERR_INVALID_PARAM: {size} and {remote_size} bytes")
             pairs.append((address, remote_address, size))
         handle = self._number()
-        self.handles[handle] = Transfer(self, peer, pairs, operation == "WRITE", notif_msg)
+        self.handles[handle] = PostedTransfer(self, peer, pairs, operation == "WRITE", notif_msg)
         return handle
 
     def transfer(self, handle: int, *_: Any) -> str:

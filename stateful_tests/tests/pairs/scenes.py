@@ -17,7 +17,14 @@ from reference.pairs.commands import (
     Advance, Deliver, Forward, Land, Move, PairCommand, Prefill, Shake, Tick,
 )  # fmt: skip
 from reference.pairs.config import LEASE, PairConfig
-from reference.pairs.facts import Message, PairFacts, PairTransfer, Promise, Reader, ReaderState
+from reference.pairs.facts import (
+    PairMessage,
+    PairFacts,
+    PairTransfer,
+    Promise,
+    PairReader,
+    ReaderState,
+)
 
 ENGINE = EngineConfig((LayerGroup(2),), 4, 8, 8)
 PAIR = PairConfig(ENGINE, replace(ENGINE, peer=True))
@@ -47,12 +54,12 @@ EMPTY = server()
 KEEPS, GAVE_BACK = server(kept=(1,), memory=KV), server(memory=KV)
 PROMISE = Promise("r1", ((1,),), 0.0, True)
 TRANSFER = PairTransfer(0, "r2", ((0, 1, 1),), False, False, False)
-READ = Message("P", False, ("r1",))
+READ = PairMessage("P", False, ("r1",))
 
 
 def given(state: ReaderState, decode: BlockFacts, **more: Any) -> PairFacts:
     """P has answered, and D has its request."""
-    made = PairFacts(KEEPS, decode, (PROMISE,), (Reader("r2", "r1", state),), idle=())
+    made = PairFacts(KEEPS, decode, (PROMISE,), (PairReader("r2", "r1", state),), idle=())
     return made._replace(**more)
 
 

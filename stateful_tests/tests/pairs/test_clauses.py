@@ -7,7 +7,7 @@ import pytest
 from reference.pairs.clauses import OF_PAIRS
 from reference.pairs.commands import Advance, Cancel, Deliver, Drop, Lose, Shake, Tick
 from reference.pairs.config import LEASE
-from reference.pairs.facts import Message, ReaderState
+from reference.pairs.facts import PairMessage, ReaderState
 from stateful_tests.tests.pairs.scenes import (
     AFTER_LEASE, EMPTY, GAVE_BACK, HAS, KEEPS, KV, LIFE, NONE, PAIR, PROMISE, READ, STAYS, TRANSFER, WAITING,
     failures, given, server, spoilt, steps, tick, waits_for_ever,
@@ -33,7 +33,7 @@ REREADS = given(S.READ, HAS)
 OLD = STAYS._replace(clock=float(AFTER_LEASE))
 STUCK = [given(S.WAITS, WAITING, clock=60.0 * at, promises=()) for at in range(3)]
 PAST_TIMEOUTS = [(c, facts) for facts in STUCK for c in (Tick(60), Advance("P"), Advance("D"))][:-1]
-RENEWS = Message("P", True, ("r1",))
+RENEWS = PairMessage("P", True, ("r1",))
 
 ROWS = [  # title, life, the clause that fails first, how its words end, sizes
     ("freed with the answer", spoilt(2, on("prefill", GAVE_BACK)), "PD-1", "it is free"),
