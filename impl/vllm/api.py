@@ -172,6 +172,8 @@ PARTS = {
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker._recving_transfers
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._nixl_handshake_listener_t
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/push_worker.py | NixlPushConnectorWorker._push_writer_loop(); NixlPushConnectorWorker._sending_transfers
+0.26.0 ... v1/request.py | Request.kv_transfer_params
+0.26.0 ... v1/engine/__init__.py | EngineCoreOutput.kv_transfer_params
 0.26.0 0.30.0 distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_finished(_)
 0.30.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_transfer_results(_)
 """,

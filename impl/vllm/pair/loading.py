@@ -62,8 +62,8 @@ class Factory:
     @classmethod
     def kind(cls) -> Any:
         names = ("NixlPushConnector",) if cls.push else ("NixlPullConnector", "NixlConnector")
-        module = importlib.import_module(NIXL)
-        return next(getattr(module, name) for name in names if hasattr(module, name))
+        known = vars(importlib.import_module(NIXL))
+        return next(known[name] for name in names if name in known)
 
     @classmethod
     def create_connector(cls, config: Any, role: Any, kv_cache_config: Any = None) -> Any:
