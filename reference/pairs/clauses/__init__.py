@@ -18,7 +18,11 @@ from reference.pairs.step import PairStep
 
 __all__ = ["OF_PAIRS", "PAIR_CLAUSES", "SERVER_CLAUSES", "PairStep", "broken", "broken_off"]
 OF_PAIRS = in_order(REGISTERED, (promises, endings)) | PROGRESS
-SERVER_CLAUSES = {name: each for name, each in BLOCK_CLAUSES.items() if name not in PROGRESS}
+# Of recurrent state and host memory, which a pair has not; progress is asked of both servers together.
+_ELSEWHERE = {
+    name for name in BLOCK_CLAUSES if name.startswith(("STA-", "HOST-"))
+} | PROGRESS.keys()
+SERVER_CLAUSES = {name: each for name, each in BLOCK_CLAUSES.items() if name not in _ELSEWHERE}
 PAIR_CLAUSES = OF_PAIRS | SERVER_CLAUSES
 
 
@@ -30,7 +34,7 @@ def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, F
         if each.id not in waived and (failure := each.check(step)) is not None:
             found[each.id] = each, failure
     for server, side in step.sides.items():
-        for each, failure in broken_on_server(side, {*waived, *PROGRESS}):
+        for each, failure in broken_on_server(side, {*waived, *_ELSEWHERE}):
             found.setdefault(each.id, (each, on_server(server, failure)))
     return by_cause(list(found.values()))
 
@@ -39,7 +43,7 @@ def broken_off(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Claus
     """What fails in the facts that a pair has left when it failed itself, the headline first."""
     found: dict[str, tuple[Clause, Failure]] = {}
     for server, side in step.sides.items():
-        for each, failure in broken_off_on_server(side, {*waived, *PROGRESS}):
+        for each, failure in broken_off_on_server(side, {*waived, *_ELSEWHERE}):
             found.setdefault(each.id, (each, on_server(server, failure)))
     return by_cause(list(found.values()))
 
