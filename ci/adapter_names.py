@@ -15,6 +15,7 @@ from impl.used_names import PLAIN
 # Parts of an adapter that a way alone uses: a piece of the file's path -> the way.
 _WAYS = {
     "sglang/tiers/": "hicache",
+    "vllm/pair/": "pair",
     "vllm/offload.py": "offload",
     "vllm/bare_connectors.py": "offload",
     "vllm/runner_v2.py": "v2",

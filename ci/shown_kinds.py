@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from reference.kinds import BLOCKS, ROWS, TIERS, kind_of_config
+from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 
 
 class ExplainedPlaces(Protocol):
@@ -75,12 +75,13 @@ class ServerAsserts(Protocol):
 class ShownKind:
     """How a kind is shown, by the names of modules.
 
-    places, page: "" where the reference model stands beside the system, which has its own (ci.explain.places,
+    tests: "" where none are made. places, page: "" where the reference model stands beside the system, which
+    has its own (ci.explain.places,
         ci.report.page). tests: of an engine's classes; asserts: what those of SGLang's assert.
     models: an adapter may declare that it has no window, no radix tree, no recurrent state.
     """
 
-    tests: str
+    tests: str = ""
     places: str = ""
     page: str = ""
     asserts: str = ""
@@ -92,8 +93,8 @@ class ShownKind:
     def draws(self) -> DrawnPage | None:
         return cast(DrawnPage, importlib.import_module(self.page)) if self.page else None
 
-    def exports(self) -> ExportedTests:
-        return cast(ExportedTests, importlib.import_module(self.tests))
+    def exports(self) -> ExportedTests | None:
+        return cast(ExportedTests, importlib.import_module(self.tests)) if self.tests else None
 
     def server_asserts(self) -> ServerAsserts:
         return cast(ServerAsserts, importlib.import_module(self.asserts))
@@ -111,6 +112,7 @@ _SHOWN = {
         asserts="ci.export.tier_places",
         models=False,
     ),
+    PAIRS.name: ShownKind(places="ci.explain.pairs", page="ci.report.pair_page", models=False),
 }
 
 

@@ -170,10 +170,17 @@ class AtCount(NamedTuple):
     group: int | None = None
 
 
+class AtServer(NamedTuple):
+    """A place of one server of a pair, P or D."""
+
+    server: str
+    place: Place
+
+
 Place = (
     AtPage | AtRow | AtCursor | AtPosition | AtNode | AtTreePage | AtLock
     | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtChunk | AtTable | AtCount | AtSlot | AtTreeNode
-    | AtTransfer | AtState
+    | AtTransfer | AtState | AtServer
 )  # fmt: skip
 
 

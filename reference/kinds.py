@@ -14,10 +14,12 @@ from reference.blocks.commands import ENGINE_COMMANDS
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig
 from reference.commands import COMMANDS
 from reference.geometry import PRESETS, Geometry
+from reference.pairs.commands import PAIR_COMMANDS
+from reference.pairs.config import PAIR_PRESETS, PairConfig
 from reference.tiers.commands import TIER_COMMANDS
 from reference.tiers.config import TIER_PRESETS, TierConfig
 
-JudgedConfig = EngineConfig | TierConfig
+JudgedConfig = EngineConfig | TierConfig | PairConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +50,12 @@ BLOCKS = Kind(
     schedules=True,
 )  # fmt: skip
 TIERS = Kind("tiers", "has a host tier", TierConfig, TIER_COMMANDS, TIER_PRESETS, machine="tiers")
-KINDS = {kind.name: kind for kind in (ROWS, BLOCKS, TIERS)}
-JUDGED_PRESETS: Mapping[str, JudgedConfig] = {**ENGINE_PRESETS, **TIER_PRESETS}
+PAIRS = Kind(
+    "pairs", "is two servers and a network", PairConfig, PAIR_COMMANDS, PAIR_PRESETS, machine="pairs",
+    schedules=True,
+)  # fmt: skip
+KINDS = {kind.name: kind for kind in (ROWS, BLOCKS, TIERS, PAIRS)}
+JUDGED_PRESETS: Mapping[str, JudgedConfig] = {**ENGINE_PRESETS, **TIER_PRESETS, **PAIR_PRESETS}
 
 
 def kind_of_config(config: object) -> Kind:
@@ -62,4 +68,6 @@ def kind_by_commands(commands: frozenset[str]) -> Kind:
     declare its kind."""
     if "Schedule" in commands:
         return BLOCKS
+    if "Forward" in commands:
+        return PAIRS
     return TIERS if "Poll" in commands else ROWS

@@ -143,7 +143,7 @@ def new_fixture(
 def _shown_clause(file: str, trace: Trace, spec: SystemSpec, clause: str | None) -> str | None:
     """The clause that a fixture is to show; None of one that conforms."""
     from impl.bugs import BUGS
-    from reference.blocks.clauses import EVERY_CLAUSE
+    from reference.every_clause import EVERY_CLAUSE
 
     if trace.bug is not None and trace.bug not in BUGS:
         raise Unusable(f"{file}: there is no bug called {trace.bug}; `kvspec bugs` lists them")

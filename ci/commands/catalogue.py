@@ -54,7 +54,7 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
     NAMES: these in full. Words: those that mention them all.
     """
     from impl.bugs import BUGS
-    from reference.blocks.clauses import EVERY_CLAUSE
+    from reference.every_clause import EVERY_CLAUSE
 
     fields = ("id", "title", "sentence", "scope", "why", "decision", "assumption", "rule", "source")
     rows = [{field: getattr(clause, field) for field in fields} for clause in EVERY_CLAUSE.values()]

@@ -164,6 +164,10 @@ def _pytest(
     from stateful_tests.lockstep import systems as registry
 
     exporting = shown_of(trace.geometry).exports()
+    if exporting is None:
+        raise Unusable(
+            f"{file}: no test is made of a trace of two servers: `kvspec replay` repeats it"
+        )
     if selector.spec.engine != exporting.ENGINE:
         use = f"--impl {exporting.ENGINE}==VERSION"
         raise Unusable(

@@ -14,6 +14,7 @@ from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.clauses.progress import PROGRESS
 from reference.blocks.commands import ENGINE_COMMANDS
+from reference.pairs.clauses import OF_PAIRS
 from reference.tiers.clauses import TIER_CLAUSES
 from reference.tiers.commands import (
     Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
@@ -115,6 +116,7 @@ def collect() -> Data:
             if clause.id not in TIER_CLAUSES and clause.id not in PROGRESS
         ],
         "tier_clauses": [c for c in TIER_CLAUSES.values() if c.id not in PROGRESS],
+        "pair_clauses": [c for c in OF_PAIRS.values() if c.id not in PROGRESS],
         "progress_clauses": [*PROGRESS.values()],
         "decode_commands": {kind_name(kind): _about_engine(kind) for kind in DECODE},
         "storage_commands": {

@@ -16,7 +16,7 @@ from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
 from impl.adapter import System
 from impl.bugs import BUGS
 from impl.system_spec import SystemSpec
-from reference.blocks.clauses import EVERY_CLAUSE
+from reference.every_clause import EVERY_CLAUSE
 from reference.commands import Mode
 from reference.kinds import kind_of_config
 from stateful_tests.check.changes import Changes

@@ -27,6 +27,25 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
     row, config, facts = run.rows[at], run.trace.geometry, now.facts
     violation = run.violation if run.violation is not None and run.violation.step == at else None
     stake = blocks_of(violation.failure.at, now) if violation is not None else set()
+    requests, pool = drawn(config, was, now, stake, hues)
+    return {
+        "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
+        "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
+        "free": list(facts.free), "in_flight": facts.steps_in_flight,
+        "host": _host(facts, was.facts, chunks_of(violation.failure.at) if violation is not None else set()),
+        "moving": [_moving(job) for job in facts.transfers],
+    }  # fmt: skip
+
+
+def drawn(
+    config: EngineConfig,
+    was: EngineMoment,
+    now: EngineMoment,
+    stake: set[int],
+    hues: dict[str, str],
+) -> tuple[list[Data], list[Data]]:
+    """The requests of an engine with their tables, and its pool. stake: blocks that a failure is about."""
+    facts = now.facts
     published = {block.block for block in facts.published}
     owners: dict[int, list[str]] = {}
     requests = []
@@ -70,13 +89,7 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
         for block, refs in enumerate(facts.refs)
         if block
     ]
-    return {
-        "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
-        "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
-        "free": list(facts.free), "in_flight": facts.steps_in_flight,
-        "host": _host(facts, was.facts, chunks_of(violation.failure.at) if violation is not None else set()),
-        "moving": [_moving(job) for job in facts.transfers],
-    }  # fmt: skip
+    return requests, pool
 
 
 def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
@@ -127,7 +140,7 @@ def content(data: Data, run: Run) -> Data:
         "steps": steps,
         "left_out": len(run.rows) - len(steps),
         "start": max(0, len(steps) - 1),
-        "step_table": _step_table(steps),
+        "step_table": step_table(steps),
         "story_open": True,
         "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True),
         "windows": any(group.window for group in config.groups),
@@ -135,7 +148,7 @@ def content(data: Data, run: Run) -> Data:
     }
 
 
-def _step_table(steps: list[Data]) -> Data:
+def step_table(steps: list[Data]) -> Data:
     """A row for each command, a column for each request: its count, and its blocks group by group."""
     names = list(dict.fromkeys(request["name"] for step in steps for request in step["requests"]))
     rows, before = [], dict.fromkeys([*names, ""], "")

@@ -21,7 +21,7 @@ from ci.report import render
 from ci.report.page_row import DRAWING_WIDTH, UNIT, drawing
 from ci.shown_kinds import shown_of
 from impl.bugs import BUGS
-from reference.blocks.clauses import EVERY_CLAUSE
+from reference.every_clause import EVERY_CLAUSE
 from reference.commands import Admit
 from reference.geometry import Geometry
 from stateful_tests.lockstep.results import Run

@@ -111,7 +111,14 @@ def sizes(geometry: Data) -> str:
             "blocks of": " and ".join(map(_group, groups)),
             **{k: v for k, v in given.items() if v},
         }
-    return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
+    return ", ".join(_size(name, value) for name, value in given.items())
+
+
+def _size(name: str, value: Any) -> str:
+    """A size or a switch; of a pair the sizes of a server."""
+    if isinstance(value, dict):
+        return f"{name} ({sizes(value)})"
+    return name if value is True else f"{name} {value}"
 
 
 def _group(group: Data) -> str:

@@ -20,18 +20,13 @@ from typing import IO, Any, ClassVar
 import msgspec
 
 from impl import HOME, used_names
-from impl.adapter import Capabilities, Misfit, UnusableImplementation, View
+from impl.adapter import Capabilities, Misfit, UnusableImplementation
 from impl.process import child, wire
 from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
 from impl.system_spec import SystemSpec
-from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Done, Outcome, Refused
-from reference.tiers.config import TierConfig
-from reference.tiers.facts import TierFacts
 
-_RESETS: dict[type, Any] = {EngineConfig: wire.EngineReset, TierConfig: wire.TierReset}
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAID = 1 << 20  # bytes that a worker may print in a run
 _LEAST_START_S = 10.0  # for a factory: a module may load a while, whatever one command may take
@@ -76,7 +71,7 @@ class WorkerSystem:
         self._started = False  # once, so that it can be
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
-        self._view: View | BlockFacts | TierFacts | None = None
+        self._view: Any = None  # the facts of its kind
         self._broken: str | None = None
 
     @contextlib.contextmanager
@@ -104,7 +99,7 @@ class WorkerSystem:
         if self._errors.seek(0, os.SEEK_END) > _SAID:
             self._errors.truncate(0)
         self._view, self._broken = None, None
-        reply = self._ask(_RESETS.get(type(geometry), wire.Reset)(geometry))
+        reply = self._ask(wire.RESETS[type(geometry)](geometry))
         if not isinstance(reply, wire.StepReply):
             raise SystemFailed(self._broken)
         self._view = reply.view

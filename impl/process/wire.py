@@ -22,7 +22,10 @@ from reference.commands import (
     COMMANDS, DONE, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
 from reference.geometry import Geometry
-from reference.kinds import KINDS, kind_by_commands
+from reference.kinds import BLOCKS, KINDS, kind_by_commands
+from reference.pairs.commands import PAIR_COMMANDS, PairCommand
+from reference.pairs.config import PairConfig
+from reference.pairs.facts import PairFacts
 from reference.tiers.commands import TIER_COMMANDS, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts
@@ -51,6 +54,22 @@ class TierReset(msgspec.Struct, tag=True, frozen=True):
 
     geometry: TierConfig
     called: bool = False
+
+
+class PairReset(msgspec.Struct, tag=True, frozen=True):
+    """Start a pair of servers. called: note what that calls."""
+
+    geometry: PairConfig
+    called: bool = False
+
+
+# What starts a system, by the class of its sizes.
+RESETS: dict[type, Callable[[Any], Ask]] = {
+    Geometry: Reset,
+    EngineConfig: EngineReset,
+    TierConfig: TierReset,
+    PairConfig: PairReset,
+}
 
 
 class Apply(msgspec.Struct, tag=True, frozen=True):
@@ -107,6 +126,26 @@ class TierFailure(WorkerFailure, tag=True, frozen=True, kw_only=True):
     view: TierFacts | None = None  # type: ignore[assignment]
 
 
+class PairReply(StepReply, tag=True, frozen=True, kw_only=True):
+    """The same of a pair of servers."""
+
+    view: PairFacts  # type: ignore[assignment]
+
+
+class PairFailure(WorkerFailure, tag=True, frozen=True, kw_only=True):
+    """The same of a pair of servers."""
+
+    view: PairFacts | None = None  # type: ignore[assignment]
+
+
+# The reply with the facts of a release's driver, and the failure with them, by their class.
+OF_FACTS: dict[type, tuple[type[StepReply], type[WorkerFailure]]] = {
+    BlockFacts: (StepReply, WorkerFailure),
+    TierFacts: (TierReply, TierFailure),
+    PairFacts: (PairReply, PairFailure),
+}
+
+
 class Ready(msgspec.Struct, tag=True, frozen=True):
     """The worker has made its system, which is called so and can do that."""
 
@@ -114,8 +153,8 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     capabilities: Capabilities = Capabilities()
 
 
-Ask = Reset | EngineReset | TierReset | Apply
-Reply = StepReply | WorkerFailure | TierReply | TierFailure | Ready
+Ask = Reset | EngineReset | TierReset | PairReset | Apply
+Reply = StepReply | WorkerFailure | TierReply | TierFailure | PairReply | PairFailure | Ready
 
 
 def _plain(value: object) -> object:
@@ -139,11 +178,12 @@ _VIEW, _CAPABILITIES = msgspec.msgpack.Decoder(View), msgspec.msgpack.Decoder(Ca
 ASKS = msgspec.msgpack.Decoder(Ask)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _COMMANDS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    c.__name__: msgspec.msgpack.Decoder(c) for c in (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS)
+    c.__name__: msgspec.msgpack.Decoder(c)
+    for c in (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS, *PAIR_COMMANDS)
 }
 
 
-def pack_command(command: Command | EngineCommand | TierCommand) -> Apply:
+def pack_command(command: Command | EngineCommand | TierCommand | PairCommand) -> Apply:
     return Apply(type(command).__name__, msgspec.Raw(_ENCODER.encode(command)))
 
 
@@ -204,7 +244,7 @@ def _contradiction(can: Capabilities) -> str:
         {k.__name__ for k in kinds} & can.commands for kinds in (TREE_COMMANDS, COMMANDS)
     )
     given -= {"Abort"}
-    schedules, by_commands = can.system_kind.schedules, kind_by_commands(can.commands)
+    schedules, by_commands = can.system_kind is BLOCKS, kind_by_commands(can.commands)
     cases = {
         f"kind: {can.kind}: its commands are those of {by_commands.name}": (
             can.system_kind is not by_commands

@@ -21,13 +21,12 @@ from typing import Any
 
 import msgspec
 
-from impl.adapter import AnySystem, Misfit, System, UnusableImplementation, View
+from impl.adapter import AnySystem, Misfit, System, UnusableImplementation
 from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, described, said_of
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 from reference.kinds import BLOCKS
-from reference.tiers.facts import TierFacts
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
 _NOTHING = wire.Noted()
@@ -117,21 +116,21 @@ def _answer(system: Any, ask: wire.Ask, root: Path | None) -> wire.StepReply | w
 
 
 def _reply(view: Any, **more: Any) -> wire.StepReply:
-    kind = wire.TierReply if isinstance(view, TierFacts) else wire.StepReply
-    return kind(view=view, **more)
+    reply, _ = wire.OF_FACTS.get(type(view), (wire.StepReply, None))
+    return reply(view=view, **more)
 
 
 def _left(error: str, view: Any) -> wire.WorkerFailure:
     """A failure, with what the system shows after it."""
-    kind = wire.TierFailure if isinstance(view, TierFacts) else wire.WorkerFailure
-    return kind(error=error, view=view)
+    _, failure = wire.OF_FACTS.get(type(view), (None, wire.WorkerFailure))
+    return failure(error=error, view=view)
 
 
-def _seen(system: Any, root: Path | None, what: str = VIEW) -> View | BlockFacts | TierFacts:
+def _seen(system: Any, root: Path | None, what: str = VIEW) -> Any:
     """What a system shows. That of a release is what a driver of ours has made."""
     with said_of(what, root):
         view: Any = system.view()
-        if isinstance(view, TierFacts) or (root is not None and isinstance(view, BlockFacts)):
+        if type(view) in wire.OF_FACTS and (root is not None or type(view) is not BlockFacts):
             return view
         of_blocks = system.capabilities.system_kind is BLOCKS
         return wire.copied_facts(view) if of_blocks else wire.copied(view)

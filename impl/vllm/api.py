@@ -15,7 +15,7 @@ from impl.used_names import PLAIN
 from impl.vllm.modules import VLLM
 
 # how an engine runs -> its name in `--impl`
-WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}
+WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload", "pair": "pair"}
 RELEASES = tuple(f"0.{minor}.0" for minor in range(11, 34))
 # ruff: noqa: E501
 CORE = """
@@ -163,6 +163,23 @@ PARTS = {
 0.30.0 ... v1/outputs.py | KVConnectorOutput.failed_recving
 0.30.0 ... v1/core/sched/scheduler.py | Scheduler._handle_failed_recving
 """,
+    "pair": """
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlPullConnector; NixlPushConnector
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.connector_worker; NixlBaseConnector.connector_scheduler
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_handshake_metadata(); NixlBaseConnector.register_kv_caches(_)
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.set_xfer_handshake_metadata_pp_aware(_); NixlBaseConnector.get_block_ids_with_load_errors()
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker.nixl_wrapper; NixlBaseConnectorWorker._handshake_initiation_executor
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker._recving_transfers
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._nixl_handshake_listener_t
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/push_worker.py | NixlPushConnectorWorker._push_writer_loop(); NixlPushConnectorWorker._sending_transfers
+0.26.0 ... v1/request.py | Request.kv_transfer_params
+0.26.0 ... v1/engine/__init__.py | EngineCoreOutput.kv_transfer_params
+0.26.0 0.30.0 distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_finished(_)
+0.30.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_transfer_results(_)
+""",
+    "published handshakes": """
+0.33.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._handshake_data
+""",
 }
 _SAYS = {
     "sessions": "sessions",
@@ -179,6 +196,7 @@ _SAYS = {
 TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new release of vLLM")
 EVERY = TABLES.every
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads"})
+_OF_PAIRS = frozenset({"pair", "published handshakes"})
 _OF_V2 = frozenset({"v2", "state+v2", "retained windows", "drafts of a batch"})
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
 # release has the one name or the other (impl.renamed).
@@ -199,12 +217,15 @@ def facts(
     overlap: bool = False,
     v2: bool = False,
     offloads: bool = False,
+    pair: bool = False,
 ) -> parts.TreeParts:
     """What the files under `root` have. release: that they are, if that is known. overlap: for asynchronous
-    scheduling; v2: for model runner V2; offloads: for its OffloadingConnector."""
-    wanted = {"v2": v2, "offload": offloads}
+    scheduling; v2: for model runner V2; offloads: for its OffloadingConnector; pair: for two servers that its
+    NixlConnector joins."""
+    wanted = {"v2": v2, "offload": offloads, "pair": pair}
     unwanted = (frozenset() if v2 else _OF_V2) | (frozenset() if offloads else _OF_CONNECTORS)
-    if not overlap:
+    unwanted |= frozenset() if pair else _OF_PAIRS
+    if not (overlap or pair):
         unwanted |= {"drafts in flight"}
     renamed = renamed_in(root)
     names = partial(in_uses, names=renamed)

@@ -97,9 +97,10 @@ def made(
     hashed: Callable[[Any], bytes],
     v2: bool = False,
     around: Callable[[Any], Any] | None = None,
+    adapt: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
     """A scheduler, and what makes a request for it. hashed: hashes blocks. v2: for model runner V2. around:
-    goes around the function that hashes a request's blocks."""
+    goes around the function that hashes a request's blocks. adapt: changes the settings."""
     kind = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     parameters = kind.__init__
     if overlap:
@@ -107,6 +108,8 @@ def made(
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     pool = pool_of(config)
     settings = settings_of(config, overlap, v2)
+    if adapt is not None:
+        adapt(settings)
     block_size, hash_size = block_sizes(utils, pool, settings, config)
     settings.cache_config.block_size = block_size
     offered = {

@@ -37,7 +37,9 @@ from reference.blocks.commands import (
 )  # fmt: skip
 from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact
+from reference.blocks.facts import (
+    BlockFacts, HostFacts, Lane, Output, Published, RequestFact,
+)  # fmt: skip
 from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 
@@ -50,7 +52,7 @@ class EngineDriver:
     def __init__(
         self, root: Path, overlap: bool = False, v2: bool = False, offloads: bool = False
     ) -> None:
-        install(root, offloads=offloads)
+        self._load(root, offloads)
         names = renamed_in(root)
         for name in names:
             for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
@@ -77,6 +79,9 @@ class EngineDriver:
         self._offloads = offloads
         self._reset_caches = reset_caches(root)
 
+    def _load(self, root: Path, offloads: bool) -> None:
+        install(root, offloads=offloads)
+
     def reset(self, geometry: EngineConfig) -> None:
         """Start an engine of these sizes."""
         if geometry.connects and not self._offloads:
@@ -88,14 +93,10 @@ class EngineDriver:
         self.config = config = geometry
         self._stamps = Stamps()
         self.sources = RequestSources()
-        self.scheduler, self._request = start(
-            self.root, config, self.overlap, self._stamps, self.v2, self.sources.of
-        )
+        self.scheduler, self._request = self._start(config)
         self.runner = self._worker(config)
         self.runner.origin_of = self.sources.origin_of
-        self._mover = worker_of(
-            self.scheduler, self.runner.memory, config, 0, self.sources.stamps_of
-        )
+        self._mover = self._move()
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}
@@ -108,6 +109,15 @@ class EngineDriver:
         self._given: tuple[Output, ...] = ()
         self._reset_done = False
         loaded("impl/vllm/modules.py")
+
+    def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
+        of = self.sources.of
+        return start(self.root, config, self.overlap, self._stamps, self.v2, of)
+
+    def _move(self) -> Any:
+        """The worker's side of the connector."""
+        stamps_of = self.sources.stamps_of
+        return worker_of(self.scheduler, self.runner.memory, self.config, 0, stamps_of)
 
     def _worker(self, config: EngineConfig) -> ModelRunner:
         if not self.v2 and not config.recurrent:
@@ -337,8 +347,7 @@ class EngineDriver:
         named.update(*(m.num_cached_block for m in managers))
         # 0.27 and 0.28: a state at the end of a prompt, which the connector is offered
         pins = optional(manager, "KVCacheManager._partial_tail_pins", {}).items()
-        written = self.runner.memory
-        memory = [written.get(block.block_id, (-1, ())) for block in pool.blocks]
+        memory = self._held()
         known = self.scheduler.requests
         return BlockFacts(
             refs=tuple(block.ref_cnt for block in pool.blocks),
@@ -357,17 +366,23 @@ class EngineDriver:
             kept=tuple(kept),
             copies=self._copies,
             pinned=tuple((self._names[name], b.block_id) for name, bs in pins for b in bs),
-            host=None
-            if self._mover is None
-            else host_facts(self._mover, self.scheduler, self.config, self._stamps),
+            host=None if self._mover is None else self._host(),
             foreign_keys=foreign_keys(
                 self.sources,
                 self.scheduler,
                 self._stamps,
-                places_of(self.scheduler, written, self._mover),
+                places_of(self.scheduler, self.runner.memory, self._mover),
                 self._names,
             ),
         )
+
+    def _held(self) -> list[Any]:
+        """The group and the stamps of each block."""
+        blocks = range(self.config.blocks + 1)
+        return [self.runner.memory.get(block, (-1, ())) for block in blocks]
+
+    def _host(self) -> HostFacts:
+        return host_facts(self._mover, self.scheduler, self.config, self._stamps)
 
     def _published(self, pool: Any) -> Iterator[Published]:
         """The hashes by which blocks are known."""
@@ -400,6 +415,6 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     importlib.import_module("torch").set_num_threads(1)
     root, options = Path(sys.argv[1]), sys.argv[2:]
-    ways = {way: f"--{word}" in options for way, word in WAYS.items()}
+    ways = {way: True for way, word in WAYS.items() if f"--{word}" in options}
     of = root, "vLLM", "modules.py", "bare_scheduler.py"
     sys.exit(serve(lambda: Guarded(EngineDriver(root, **ways), *of), root))

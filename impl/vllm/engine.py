@@ -84,11 +84,12 @@ def start(
     stamps: Stamps,
     v2: bool = False,
     source_of: Callable[[str], KvSource] = plain,
+    adapt: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Callable[..., Any]]:
     """A scheduler of the release that this process has loaded, and what makes a request for it.
 
     root: of its files. overlap: the asynchronous one; v2: as for model runner V2. source_of: of a request,
-    by the name that the engine has for it.
+    by the name that the engine has for it. adapt: changes the settings.
 
     Raises UnusableImplementation where the release refuses the configuration, or sets a block of state to
     max_model_len as it does without prefix caching (mamba_block_size).
@@ -101,7 +102,8 @@ def start(
         )
     try:
         _validate(root, settings_of(config, overlap, v2), v2)
-        return made(config, overlap, stamps, v2, partial(_hashed_for, stamps, source_of))
+        around = partial(_hashed_for, stamps, source_of)
+        return made(config, overlap, stamps, v2, around, adapt)
     except Exception as error:
         if not refuses(error, root):
             raise

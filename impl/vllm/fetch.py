@@ -13,22 +13,31 @@ from impl.vllm.api import drives
 from impl.vllm.copied import FILES as COPIED
 from impl.vllm.offload import CONNECTOR
 from impl.vllm.offload import FILES as OFFLOAD
+from impl.vllm.pair import CONNECTOR as NIXL
+from impl.vllm.pair import FILES as PAIR
 from impl.wheel_parts import unpack_parts
 
 _NEEDED = (
     "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
     "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
-    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *STATES, *STATES_V2, *COPIED,
+    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *PAIR, *STATES, *STATES_V2, *COPIED,
 )  # fmt: skip
 
 
-def release_root(version: str, v2: bool = False, offloads: bool = False) -> Path:
-    """The folder that holds `vllm/` of this release (see `impl.fetch`). v2: with model runner V2; offloads:
-    with its connector. They and the worker's copies of recurrent states are added to a folder from before
-    they were fetched."""
+def release_root(
+    version: str, v2: bool = False, offloads: bool = False, pair: bool = False
+) -> Path:
+    """The folder that holds `vllm/` of this release (see `impl.fetch`). v2: with model runner V2; offloads,
+    pair: with the connector. They and the worker's copies of recurrent states are added to a folder from
+    before they were fetched."""
     unpacked = partial(_unpacked, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
-    wanted = [RUNNER_V2[0]] * v2 + [CONNECTOR] * offloads + [STATES[0]] * drives(version, "state")
+    wanted = (
+        [RUNNER_V2[0]] * v2
+        + [CONNECTOR] * offloads
+        + [NIXL] * pair
+        + [STATES[0]] * drives(version, "state")
+    )
     if not all((root / file).is_file() for file in wanted):
         fetch.complete(root, unpacked)
     return root

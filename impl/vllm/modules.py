@@ -98,7 +98,7 @@ def _to_device(values: Any, device: Any = None, dtype: Any = None, out: Any = No
     return tensor.clone() if out is None else out.copy_(tensor)
 
 
-def _provided() -> Provided:
+def provided() -> Provided:
     from impl.vllm import triton
     from impl.vllm.states import MirroredBuffer
     from impl.vllm.states_v2 import DefaultModelState, metadata
@@ -152,12 +152,12 @@ def install(root: Path, _: str = "", offloads: bool = False) -> None:
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
     if not offloads:
-        install_hook(root, replace(VLLM, inert=never), _provided())
+        install_hook(root, replace(VLLM, inert=never), provided())
         return
     from impl.vllm import offload
 
     modules = replace(VLLM, real=VLLM.real + offload.REAL, inert=never + offload.INERT)
-    install_hook(root, modules, _provided() | offload.provided())
+    install_hook(root, modules, provided() | offload.provided())
     offload.expose()
 
 

@@ -15,7 +15,8 @@ from impl.vllm.fetch import complete
 
 
 def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
-    """`+async` for overlap scheduling, `+v2` for model runner V2, `+offload` for its OffloadingConnector."""
+    """`+async` for overlap scheduling, `+v2` for model runner V2, `+offload` for its OffloadingConnector,
+    `+pair` for two servers that its NixlConnector joins."""
     from impl.vllm.system import VLLMSystem
 
     given = {way: word in spec.ways for way, word in WAYS.items()}
@@ -34,8 +35,9 @@ def _having(ways: Sequence[str]) -> Sequence[str]:
 def _loads(module: str) -> bool:
     from impl.vllm import offload
     from impl.vllm.modules import VLLM
+    from impl.vllm.pair import REAL
 
-    return replace(VLLM, real=VLLM.real + offload.REAL).is_real(module)
+    return replace(VLLM, real=VLLM.real + offload.REAL + REAL).is_real(module)
 
 
 ENGINE = Engine(

@@ -127,18 +127,36 @@ class Ran(NamedTuple):
     sampled: dict[str, list[int]]
 
 
+class SlotMemory(dict[int, tuple[int, list[int]]]):
+    """For each block the group that last wrote it, and the stamps in its slots."""
+
+    def stamp(self, block: int, group: int, size: int, at: int, value: int) -> None:
+        """Write a slot of a block of `size` tokens. What another group has written in it is gone."""
+        owner, slots = self.get(block, (-1, []))
+        if owner != group:
+            slots = [0] * size
+            self[block] = (group, slots)
+        slots[at] = value
+
+
 class ModelRunner:
     """What a worker of any kind is: KV, texts on the device, a model that samples.
 
-    memory: for each block the group that last wrote it, and the stamps in its slots. text: of each request
-    the tokens on the device, and their stamps. origin_of: the origin of a request's text.
+    memory: a SlotMemory. text: of each request the tokens on the device, and their stamps. origin_of: the
+    origin of a request's text. worker: what the release's methods take for `self`.
     """
+
+    worker: Any
 
     def __init__(self, config: EngineConfig, overlap: bool) -> None:
         self.config, self.overlap = config, overlap
-        self.memory: dict[int, tuple[int, list[int]]] = {}
+        self.memory: Any = SlotMemory()
         self.text: dict[str, tuple[list[int], list[int]]] = {}
         self.origin_of: Callable[[str], int] = no_origin
+
+    def use(self, memory: Any) -> None:
+        """Keep KV elsewhere. memory: has what SlotMemory has."""
+        self.memory = self.worker.kv_caches = memory
 
     @staticmethod
     def drafts(stamps: list[int], count: int) -> list[int]:
@@ -204,11 +222,7 @@ class ModelRunner:
             for position, value in enumerate(made, lane.start):
                 at = position // size
                 block = row[at] if 0 <= at < len(row) else 0
-                owner, slots = self.memory.get(block, (-1, []))
-                if owner != group:
-                    slots = [0] * size
-                    self.memory[block] = (group, slots)
-                slots[position % size] = value
+                self.memory.stamp(block, group, size, position % size, value)
 
 
 class ModelRunnerV1(ModelRunner):

@@ -17,7 +17,7 @@ import torch
 from impl.optional import optional
 from impl.stand_ins import Values, taken
 from impl.vllm.bare_scheduler import block_sizes, settings_of
-from impl.vllm.runner import ModelRunnerV1, _Batch
+from impl.vllm.runner import ModelRunnerV1, SlotMemory, _Batch
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, StateUse, chain
 
@@ -28,7 +28,7 @@ _CHECKPOINT = "vllm.model_executor.layers.mamba.checkpoint"
 _COLUMNS = 1 << 9  # of a block table on the device
 
 
-class StateMemory(dict[int, tuple[int, list[int]]]):
+class StateMemory(SlotMemory):
     """Blocks by number, as a runner's memory: of a block with a state its group, the stamp of the recurrent
     state, and the stamps in the window of the convolution.
 

@@ -15,12 +15,13 @@ from impl.vllm.copied import COPIED
 from impl.vllm.api import RELEASES, TABLES, WAYS, facts
 from reference.blocks.commands import ENGINE_COMMANDS, SOURCE_FIELDS, TRANSFER_COMMANDS
 from reference.commands import Mode
-from reference.kinds import BLOCKS
+from reference.kinds import BLOCKS, PAIRS
+from reference.pairs.commands import PAIR_COMMANDS
 
 
 class VLLMSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`) of vLLM. overlap: its asynchronous scheduler; v2: model
-    runner V2; offloads: with its OffloadingConnector.
+    runner V2; offloads: with its OffloadingConnector; pair: two servers that its NixlConnector joins.
 
     The files are fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
     the release is unavailable.
@@ -44,12 +45,17 @@ class VLLMSystem(WorkerSystem):
         overlap: bool = False,
         v2: bool = False,
         offloads: bool = False,
+        pair: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("vllm: give a version or the path of a checkout")
-        self.ways = {"overlap": overlap, "v2": v2, "offloads": offloads}
+        self.ways = {"overlap": overlap, "v2": v2, "offloads": offloads, "pair": pair}
+        if pair and (overlap or v2 or offloads):
+            raise UnusableImplementation(
+                "vllm: +pair goes alone; its sizes say which server is asynchronous"
+            )
         words = tuple(WAYS[way] for way, given in self.ways.items() if given)
         self.spec = SystemSpec("vllm", version, words, checkout=path is not None)
         self.name = str(self.spec)
@@ -59,7 +65,7 @@ class VLLMSystem(WorkerSystem):
             self.doubts = COPIED.doubts(self.root)
         else:
             assert version is not None
-            self.root = release_root(version, v2, offloads)
+            self.root = release_root(version, v2, offloads, pair)
         found = facts(self.root, version, **self.ways)
         parts.require(found, TABLES, str(self.spec.in_way("")), self.root)
         self.release, self.parts = found.near.release, found.parts
@@ -70,11 +76,16 @@ class VLLMSystem(WorkerSystem):
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
             self.capabilities = replace(self.capabilities, commands=every)
+        if pair:
+            every = frozenset(kind.__name__ for kind in PAIR_COMMANDS)
+            self.capabilities = Capabilities(PAIRS.name, every, modes=(Mode.FAITHFUL,))
         for part, kinds in (("sessions", {"More", "End"}), ("reset", {"ResetConnector"})):
             if part not in self.parts:
                 left = self.capabilities.commands - kinds
                 self.capabilities = replace(self.capabilities, commands=left)
 
     def command_line(self) -> list[str]:
+        if self.ways["pair"]:
+            return [sys.executable, "-m", "impl.vllm.pair.driver", str(self.root)]
         options = [f"--{WAYS[way]}" for way, given in self.ways.items() if given]
         return [sys.executable, "-m", "impl.vllm.driver", str(self.root), *options]

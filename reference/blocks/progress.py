@@ -31,7 +31,7 @@ class EngineProgress:
         if not waits or not isinstance(command, Schedule):
             return None
         return self._headway.in_state(
-            _state_of(facts), self._due(facts), runs=bool(facts.lanes), counts=not idle
+            state_of(facts), self._due(facts), runs=bool(facts.lanes), counts=not idle
         )
 
     def _due(self, facts: BlockFacts) -> Iterator[Hashable]:
@@ -42,7 +42,7 @@ class EngineProgress:
         )
 
 
-def _state_of(facts: BlockFacts) -> Hashable:
+def state_of(facts: BlockFacts) -> Hashable:
     """The state of an engine without block ids, which change from round to round of the same cycle."""
     requests = tuple(
         (name, fact.status, len(fact.tokens), fact.computed, *map(_blocks_in, fact.tables))

@@ -22,6 +22,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import GeometryError
 from reference.kinds import kind_of_config
+from reference.pairs.commands import Cancel, Drop, Forget, Lose, Prefill, Serve, Shake
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query, ResetCache
 from stateful_tests.lockstep.lockstep import driven_through
 from stateful_tests.lockstep.results import Trace
@@ -32,6 +33,7 @@ _Less = Callable[[AnySystem, Trace], Trace]  # a trace without a need
 
 
 REJECTED = "a rejected turn"
+_SERVERS = "prefill", "decode"  # of a PairConfig
 _AHEAD = 8  # pages of rounds that a request may have allocated ahead
 
 
@@ -176,6 +178,57 @@ def _no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     return _with_sizes(replace(trace, commands=tuple(kept)), states=0, **sizes)
 
 
+def _of_servers(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+    """A pair with these sizes on both servers."""
+    del system
+    try:
+        servers = {name: replace(getattr(trace.geometry, name), **sizes) for name in _SERVERS}
+    except GeometryError:
+        return trace
+    return _with_sizes(trace, **servers)
+
+
+def _no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
+    """No layer group of a pair has a window."""
+    del system
+    servers = {}
+    for name in _SERVERS:
+        config = getattr(trace.geometry, name)
+        groups = tuple(replace(group, window=None) for group in config.groups)
+        need = sum(map(config.most_blocks, groups))
+        servers[name] = replace(config, groups=groups, blocks=max(config.blocks, need))
+    return _with_sizes(trace, **servers)
+
+
+def _equal_blocks(system: AnySystem, trace: Trace) -> Trace:
+    """Both servers have blocks of one size."""
+    del system
+    prefill, decode = trace.geometry.prefill, trace.geometry.decode
+    need = sum(map(decode.most_blocks, prefill.groups))
+    same = replace(decode, groups=prefill.groups, blocks=max(decode.blocks, need))
+    return _with_sizes(trace, decode=same)
+
+
+def _room_for_servers(system: AnySystem, trace: Trace) -> Trace:
+    """Texts may be as long as the model takes, all of them at once, on both servers."""
+    del system
+    texts = sum(isinstance(command, Prefill | Serve) for command in trace.commands)
+    servers = {}
+    for name in _SERVERS:
+        config = getattr(trace.geometry, name)
+        whole = (replace(group, window=None) for group in config.groups)
+        most = (texts + 1) * sum(map(config.most_blocks, whole))
+        servers[name] = replace(config, blocks=max(config.blocks, most))
+    return _with_sizes(trace, **servers)
+
+
+def _no_failure(system: AnySystem, trace: Trace) -> Trace:
+    """No load fails, on its way or before."""
+    without = _none_of((Fail, Lose), system, trace)
+    commands = (replace(c, fails=False) if isinstance(c, Shake) else c for c in without.commands)
+    return replace(without, commands=tuple(commands))
+
+
 def _of_kinds(**less: _Less) -> _Less:
     """A need that traces of some kinds have, by the name of the kind."""
 
@@ -189,15 +242,27 @@ def _of_kinds(**less: _Less) -> _Less:
 # What a trace may need, and the trace without it. Which turns are rejected depends on the ends before.
 _NEEDS: dict[str, _Less] = {
     "a retract": partial(_none_of, Retract),
-    "an abort": partial(_none_of, Abort),
+    "an abort": partial(_none_of, (Abort, Cancel)),
     "a finish": partial(_none_of, Finish),
     "a close": partial(_none_of, Close),
     "a verify round": partial(_none_of, (SpecDecode, Launch, Settle)),
     "a received prompt": _nothing_received,
     "a next turn": partial(_none_of, More),
-    "a reset of the cache": partial(_none_of, (ResetCache, NewWeights)),
-    "drafts": _of_kinds(blocks=partial(_sized, drafts=0, eagle=False)),
-    "a window": _of_kinds(blocks=_no_window_of_groups, tiers=_no_window_of_a_tree),
+    "a reset of the cache": partial(_none_of, (ResetCache, Forget, NewWeights)),
+    "drafts": _of_kinds(
+        blocks=partial(_sized, drafts=0, eagle=False),
+        pairs=partial(_of_servers, drafts=0, eagle=False),
+    ),
+    "a window": _of_kinds(
+        blocks=_no_window_of_groups, tiers=_no_window_of_a_tree, pairs=_no_window_of_servers
+    ),
+    "blocks of two sizes": _of_kinds(pairs=_equal_blocks),
+    "a cached prefix": _of_kinds(pairs=partial(_of_servers, caching=False)),
+    "push": _of_kinds(pairs=partial(_sized, push=False)),
+    "overlap": _of_kinds(pairs=partial(_sized, prefill_overlap=False, decode_overlap=False)),
+    "an answer for two": _of_kinds(pairs=partial(_sized, shared=False)),
+    "a client that is late": _of_kinds(pairs=partial(_sized, late=False)),
+    "a dropped answer": partial(_none_of, Drop),
     "hits within a block": _of_kinds(blocks=partial(_sized, match=0)),
     "checkpoints within a chunk": _of_kinds(blocks=partial(_sized, checkpoints=0)),
     "chunks of several blocks": _of_kinds(blocks=partial(_sized, chunk_blocks=1)),
@@ -209,15 +274,21 @@ _NEEDS: dict[str, _Less] = {
     ),
     "a setting": _of_kinds(rows=partial(_sized, settings=())),
     "a reset of host memory": partial(_none_of, (ResetConnector, NewWeights)),
-    "a failed load": partial(_none_of, Fail),
+    "a failed load": _no_failure,
     "adapters": _no_adapters,
     "salts": _no_salts,
     "an adapter loaded again": partial(_none_of, LoadAdapter),
     "new weights": partial(_none_of, NewWeights),
-    "priorities": _of_kinds(blocks=partial(_sized, priority=False)),
-    "a limit of a prefill": _of_kinds(blocks=partial(_sized, long_prefill=0)),
+    "priorities": _of_kinds(
+        blocks=partial(_sized, priority=False), pairs=partial(_of_servers, priority=False)
+    ),
+    "a limit of a prefill": _of_kinds(
+        blocks=partial(_sized, long_prefill=0), pairs=partial(_of_servers, long_prefill=0)
+    ),
     "a text longer than the model": _no_longer_text,
-    "pools that run full": _of_kinds(rows=_room_for_rows, blocks=_room_for_texts),
+    "pools that run full": _of_kinds(
+        rows=_room_for_rows, blocks=_room_for_texts, pairs=_room_for_servers
+    ),
     REJECTED: _no_rejected_turn,
 }
 

@@ -24,8 +24,8 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import State
-from reference.kinds import kind_of_config
-from stateful_tests.check.tiers import CLIENTS, CORPUS, TIERED, Plan, fit_sizes, sizes_for
+from reference.kinds import BLOCKS, PAIRS, TIERS, kind_of_config
+from stateful_tests.check.tiers import CORPUS, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.coverage.situations import situations
@@ -38,6 +38,12 @@ from stateful_tests.generate.engine_commands import (
     propose_engine_command,
 )
 from stateful_tests.generate.next_command import finale, propose
+from stateful_tests.generate.pair_commands import (
+    draw_pair_config,
+    draw_pair_profile,
+    pair_finale,
+    propose_pair_command,
+)
 from stateful_tests.generate.tier_commands import (
     draw_tier_config,
     propose_tier_command,
@@ -161,7 +167,7 @@ def broken(found: tuple[Violation, Trace]) -> str:
 def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
     """A few runs on a system."""
     driven, began = Driven(new_tallies(system.capabilities)), time.monotonic()
-    machines: dict[str, Any] = {CLIENTS: _engine_example, TIERED: _engine_example, CORPUS: _line}
+    machines: dict[str, Any] = {**dict.fromkeys(_DRAWS, _judged_example), CORPUS: _line}
     for example in batch.examples:
         machines.get(batch.config.machine, _example)(system, plan, batch.config, example, driven)
         if (
@@ -377,18 +383,22 @@ class _Draws(NamedTuple):
 
 
 _DRAWS = {
-    CLIENTS: _Draws(
+    BLOCKS.machine: _Draws(
         attrgetter("texts"), draw_engine_profile, draw_engine_config, fitted, propose_engine_command,
         engine_finale,
     ),
-    TIERED: _Draws(
+    TIERS.machine: _Draws(
         attrgetter("beside"), lambda source, _: draw_tier_profile(source), draw_tier_config,
         lambda sizes, _: sizes, propose_tier_command, tier_finale,
+    ),
+    PAIRS.machine: _Draws(
+        attrgetter("beside"), draw_pair_profile, draw_pair_config, lambda sizes, _: sizes,
+        propose_pair_command, pair_finale,
     ),
 }  # fmt: skip
 
 
-def _engine_example(
+def _judged_example(
     system: Any, plan: Plan, config: Configuration, example: int, driven: Driven
 ) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")

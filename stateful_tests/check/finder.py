@@ -13,7 +13,7 @@ from functools import partial
 from dataclasses import dataclass, field, replace
 
 from impl.adapter import AnySystem, UnusableImplementation
-from reference.blocks.clauses import EVERY_CLAUSE
+from reference.every_clause import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Broken, Mode
 from stateful_tests.check.causes import Needs, lacks, needs

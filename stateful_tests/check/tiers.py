@@ -15,12 +15,15 @@ from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, GeometryError, preset
 from reference import kinds
 from reference.kinds import JUDGED_PRESETS, kind_of_config
+from reference.pairs.config import PAIR_PRESETS
 from reference.tiers.config import TIER_PRESETS
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_of
 
 CLIENTS, TIERED = kinds.BLOCKS.machine, kinds.TIERS.machine
+# Of kinds that facts and clauses judge alone.
+JUDGED = tuple(kind.machine for kind in kinds.KINDS.values() if kind.machine)
 _PAGE_SIZES = [1 << power for power in range(9)]
 CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 
@@ -69,9 +72,10 @@ def _presets_like(name: str) -> str:
     if close := get_close_matches(name, (*PRESETS, *JUDGED_PRESETS), 3):
         return f"is it {' or '.join(close)}?"
     of_engines, of_tiers = ", ".join(ENGINE_PRESETS), ", ".join(TIER_PRESETS)
+    of_pairs = ", ".join(PAIR_PRESETS)
     return (
         f"one of {', '.join(PRESETS)}; of an engine that schedules by itself {of_engines};"
-        f" of a tree with a second tier {of_tiers}"
+        f" of a tree with a second tier {of_tiers}; of a pair of servers {of_pairs}"
     )
 
 
@@ -93,7 +97,7 @@ def plan(
         if name not in PRESETS and name not in JUDGED_PRESETS:
             raise ValueError(f"preset: unknown {name!r}; {_presets_like(name)}")
     for name in machines or ():
-        if name not in (*MACHINES, CLIENTS, TIERED):
+        if name not in (*MACHINES, *JUDGED):
             raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
     for what, value in (("examples", examples), ("steps", steps)):
         if value is not None and not 1 <= value <= 10**7:
@@ -129,7 +133,7 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
 
 def sizes_for(machine: str, name: str) -> Any:
     """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
-    if machine in (CLIENTS, TIERED):
+    if machine in JUDGED:
         if name not in JUDGED_PRESETS:
             raise GeometryError("preset", f"{name} is of another kind of system")
         return JUDGED_PRESETS[name]

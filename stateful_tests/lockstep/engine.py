@@ -123,7 +123,7 @@ class EngineLockstep(AnyLockstep):
 
     def row(self, command: EngineCommand, outcome: Outcome, before: EngineMoment) -> Row:
         """What a command did."""
-        lines = _changes(before.facts, self.facts)
+        lines = changes(before.facts, self.facts)
         if isinstance(command, ResetCache) and isinstance(outcome, Done):
             lines.insert(0, "the reset succeeds" if self.facts.reset else "the reset fails")
         return Row(command, outcome, tree=tuple(lines))  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def misfit(facts: BlockFacts, config: EngineConfig) -> str:
     return f"view().published: group {wrong[0].group}, where there are {groups}" if wrong else ""
 
 
-def _changes(before: BlockFacts, now: BlockFacts) -> list[str]:
+def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
     """What a command did, a sentence each."""
     lines = []
     for lane in now.lanes:

@@ -18,7 +18,8 @@ from impl.system_spec import EngineName, SystemSpec
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "releases"
 PATH = FOLDER / "known.toml"
-APART = "hicache"  # a way to run with commands of its own: traces of others say nothing of it
+# Ways to run with commands of their own: traces of others say nothing of them.
+APART = frozenset({"hicache", "pair"})
 _ID = re.compile(r"\b[a-z]+(?:-[a-z0-9]+){2,}\b")  # of another fault, in what is said of one
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?")
 
@@ -199,8 +200,8 @@ def of_system(engine: str, release: str, ways: Iterable[str] = ()) -> Iterator[K
         fault = fault.on(_tree(ways))
         if fault.engine != engine or not {fault.way} <= {"", *ways} or not fault.is_in(release):
             continue
-        tier = {APART} & ways
-        shown = [path for path in fault.traces if tier <= {*ways_of(path)} <= ways]
+        apart = APART & ways
+        shown = [path for path in fault.traces if apart <= {*ways_of(path)} <= ways]
         if shown:
             yield msgspec.structs.replace(fault, traces=tuple(shown))
 

@@ -16,7 +16,7 @@ from impl.process.failures import SystemFailed, of_a_command
 from impl.process.remote_system import WorkerSystem
 from impl.process.wire import copied
 from reference import model
-from reference.kinds import BLOCKS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
+from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
@@ -31,6 +31,7 @@ from reference.state import Phase, RunConfig, State, full_pages, holders, swa_pa
 from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import EngineLockstep
+from stateful_tests.lockstep.pairs import PairLockstep
 from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.lockstep.policy import Answers, ServerPolicy
 from stateful_tests.lockstep.results import (
@@ -210,7 +211,7 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
         "window": can.swa,
         "states": can.recurrent or can.tracks,
         "tracks": can.tracks,
-        "tier": can.system_kind is TIERS or can.connects,
+        "tier": can.system_kind in (TIERS, PAIRS) or can.connects,
     }
     return {
         name: Tally()
@@ -222,8 +223,10 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
 
 _LOCKSTEPS: dict[str, Any] = {
     kind.name: lockstep
-    for kind, lockstep in ((ROWS, Lockstep), (BLOCKS, EngineLockstep), (TIERS, TierLockstep))
-}
+    for kind, lockstep in (
+        (ROWS, Lockstep), (BLOCKS, EngineLockstep), (TIERS, TierLockstep), (PAIRS, PairLockstep),
+    )
+}  # fmt: skip
 
 
 def lockstep_of(kind: Kind) -> type[AnyLockstep]:
@@ -263,6 +266,7 @@ _EXAMPLES = {
     ROWS.name: "a system that is given each batch, such as torch or sglang==VERSION",
     BLOCKS.name: "an engine that schedules by itself, such as vllm==VERSION",
     TIERS.name: "a host tier, such as sglang==VERSION+hicache",
+    PAIRS.name: "two servers and a network, such as vllm==VERSION+pair",
 }
 
 

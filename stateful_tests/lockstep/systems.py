@@ -12,7 +12,7 @@ from impl.engines import DEFAULTS, DriveOptions, engine
 from impl.process.remote_system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
 from impl.system_spec import ENGINES, SystemSpec, option
-from reference.blocks.clauses import EVERY_CLAUSE
+from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import passed_over
 
 

@@ -13,7 +13,7 @@ from impl.process.failures import kind_of
 from impl.process.remote_system import WorkerSystem
 from reference.blocks.config import LayerGroup
 from reference.geometry import GeometryError
-from reference.kinds import BLOCKS, ROWS, TIERS, kind_of_config
+from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 from reference.tiers.config import POLICIES
 from stateful_tests.lockstep.lockstep import driven_through, replay
 from stateful_tests.lockstep.results import Trace, Violation
@@ -235,6 +235,40 @@ def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     return trace
 
 
+def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
+    """The plainest pair with which the clause still fails: each server as an engine by itself."""
+    for name in ("late", "push", "prefill_overlap", "decode_overlap"):
+        trace = _resized(failing, trace, **{name: False})
+    sizes = trace.geometry
+    for at in reversed(range(len(sizes.prefill.groups))):  # both servers have the same groups
+        fewer = {}
+        for name in ("prefill", "decode"):
+            config = getattr(trace.geometry, name)
+            fewer[name] = (
+                replace(config, groups=config.groups[:at] + config.groups[at + 1 :])
+                if len(config.groups) > 1
+                else config
+            )
+        trace = _resized(failing, trace, **fewer)
+    for name in ("prefill", "decode"):
+        trace = _shrink_server(system, failing, trace, name)
+    return trace
+
+
+def _shrink_server(system: AnySystem, failing: Failing, trace: Trace, name: str) -> Trace:
+    pair = trace.geometry
+
+    def of_pair(server: Trace) -> Trace:
+        config = replace(server.geometry, peer=getattr(pair, name).peer)
+        return replace(server, geometry=replace(pair, **{name: config}))
+
+    def failing_server(server: Trace) -> Commands | None:
+        return failing(of_pair(server))
+
+    alone = replace(trace, geometry=getattr(pair, name))
+    return of_pair(_shrink_config(system, failing_server, alone))
+
+
 def _resized(failing: Failing, trace: Trace, **changes: Any) -> Trace:
     """The trace with other sizes, if it still fails with them."""
     if all(getattr(trace.geometry, name) == value for name, value in changes.items()):
@@ -259,6 +293,7 @@ _SMALLER_SIZES = {
     ROWS.name: _shrink_geometry,
     BLOCKS.name: _shrink_config,
     TIERS.name: _shrink_tiers,
+    PAIRS.name: _shrink_pair,
 }
 
 

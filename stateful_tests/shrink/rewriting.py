@@ -21,6 +21,7 @@ def changed(command: Command, **changes: Any) -> Command:
 # The attributes in which commands and batch entries name somebody, and what the names become.
 _NAMING = {
     "request": "r",
+    "of": "r",
     "requests": "r",
     "lanes": "r",
     "session": "s",

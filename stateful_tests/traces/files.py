@@ -27,13 +27,13 @@ from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.commands import prompt_of as prompt_of
 from reference.commands import prompt_text as prompt_text
 from reference.geometry import Geometry, GeometryError
-from reference.kinds import BLOCKS, KINDS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
+from reference.kinds import BLOCKS, KINDS, PAIRS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces import hints
 from stateful_tests.traces.schema import (
-    CHOICES, COMMAND_OF, CONFIG, FORMAT, MAX_BYTES, STEPS, TIER_CONFIG, VERSION, AnyStep, EngineTraceFile,
-    Expect, Form, GeometryBody, TierTraceFile, TraceFile, TraceStep,
+    CHOICES, COMMAND_OF, CONFIG, FORMAT, MAX_BYTES, PAIR_CONFIG, STEPS, TIER_CONFIG, VERSION, AnyStep,
+    EngineTraceFile, Expect, Form, GeometryBody, PairTraceFile, TierTraceFile, TraceFile, TraceStep,
 )  # fmt: skip
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -71,8 +71,9 @@ _FILES: dict[str, msgspec.json.Decoder[Any]] = {
     ROWS.name: msgspec.json.Decoder(TraceFile),
     BLOCKS.name: msgspec.json.Decoder(EngineTraceFile),
     TIERS.name: msgspec.json.Decoder(TierTraceFile),
+    PAIRS.name: msgspec.json.Decoder(PairTraceFile),
 }
-_CONFIGS: dict[str, Form] = {BLOCKS.name: CONFIG, TIERS.name: TIER_CONFIG}
+_CONFIGS: dict[str, Form] = {BLOCKS.name: CONFIG, TIERS.name: TIER_CONFIG, PAIRS.name: PAIR_CONFIG}
 # A trace of version 1 has an engine in the place of a kind, and none where it gives each batch.
 _KINDS_BY_ENGINE = {None: ROWS, "vllm": BLOCKS, "sglang": TIERS}
 
@@ -277,7 +278,7 @@ def _config_of(body: Any, form: Form, name: str) -> JudgedConfig:
         raise TraceError(name, f"$.config.{error.field}", error.reason) from None
 
 
-def _trace(file: TraceFile | EngineTraceFile | TierTraceFile, name: str) -> Trace:
+def _trace(file: TraceFile | EngineTraceFile | TierTraceFile | PairTraceFile, name: str) -> Trace:
     steps = [step_of(step) for step in file.steps]
     if isinstance(file, TraceFile):
         sizes: Geometry | JudgedConfig = geometry_of(file.geometry, name)
@@ -388,7 +389,7 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "kvspec trace, version 2",
     }
-    files = (TraceFile, EngineTraceFile, TierTraceFile)
+    files = (TraceFile, EngineTraceFile, TierTraceFile, PairTraceFile)
     kinds, definitions = msgspec.json.schema_components(files, ref_template="#/$defs/{name}")
     made: dict[str, Any] = {"anyOf": list(kinds), "$defs": definitions}
     made["$defs"]["Expect"] |= {"minProperties": 1, "maxProperties": 1}  # what __post_init__ checks

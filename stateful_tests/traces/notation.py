@@ -17,6 +17,7 @@ from reference.commands import (
     Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name, prompt_of,
     prompt_text,
 )  # fmt: skip
+from reference.pairs.commands import PAIR_COMMANDS, Advance, Forward, PairCommand, Prefill, Serve
 from reference.tiers.commands import TIER_COMMANDS, Await, TierCommand
 from stateful_tests.traces.files import TraceError, check_command
 
@@ -48,6 +49,16 @@ def _name(field: str) -> NotationPart:
         rf" (?P<{field}>{_NAME})",
         lambda command: f" {getattr(command, field)}",
         lambda found: {field: found[field]},
+    )
+
+
+def _word(field: str) -> NotationPart:
+    """The name of a field, and a name."""
+    name = _name(field)
+    return name._replace(
+        usage=f" {field}{name.usage}",
+        pattern=f" {field}{name.pattern}",
+        write=lambda command: f" {field}{name.write(command)}",
     )
 
 
@@ -119,7 +130,7 @@ _OF_SESSION = NotationPart(
 )
 
 
-def _input(command: Submit | Add | More) -> str:
+def _input(command: Submit | Add | More | Prefill | Serve) -> str:
     shared = f" {prompt_text(command.prompt)}" if command.prompt else ""
     return shared + (f" {command.tokens:+}" if command.tokens or not shared else "")
 
@@ -145,7 +156,7 @@ def _listing(field: str, of: Callable[[str], Any]) -> NotationPart:
 
     return NotationPart(
         f" [{field} ...]",
-        rf"(?: {field}(?P<{field}>(?: {_NAME})+))?",
+        rf"(?: {field}(?P<{field}>(?: {_LENGTH if of is int else _NAME})+))?",
         write,
         lambda found: {field: tuple(map(of, (found[field] or "").split()))},
     )
@@ -191,21 +202,35 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     ),
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),
+    Prefill: (_REQUEST, _INPUT, _number("priority", "priority", default=0)),
+    Forward: (
+        _REQUEST, _word("of"), _number("max_tokens", "for", default=1, always=True),
+        _number("priority", "priority", default=0),
+    ),
+    Serve: (
+        _name("server"), _REQUEST, _INPUT, _number("max_tokens", "for"),
+        _number("priority", "priority", default=0),
+    ),
+    Advance: (
+        _name("server"), _listing("accept", int), _number("drafts", "drafts", default=16),
+        _listing("stop", str),
+    ),
     Match: (_HOLDER, _OF_PROMPT, _flag("full_only", "(full KV alone)")),
     Await: (_HOLDER, _OF_PROMPT, _flag("resumable", "(session)")),
     Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
 }  # fmt: skip
-_EVERY = (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS)
+_EVERY = (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS, *PAIR_COMMANDS)
 NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in _EVERY}
 _KINDS = {kind_name(kind): kind for kind in COMMANDS}  # what can be typed
 ENGINE_KINDS = {kind_name(kind): kind for kind in ENGINE_COMMANDS}
 TIER_KINDS = {kind_name(kind): kind for kind in TIER_COMMANDS}
+PAIR_KINDS = {kind_name(kind): kind for kind in PAIR_COMMANDS}
 USAGES = {
     name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()
 }
 
 
-def format_command(command: Command | EngineCommand | TierCommand) -> str:
+def format_command(command: Command | EngineCommand | TierCommand | PairCommand) -> str:
     """A command in readable form, such as "extend r1 +4"."""
     kind = type(command)
     return kind_name(kind) + "".join(part.write(command) for part in NOTATION[kind])

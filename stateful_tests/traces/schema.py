@@ -22,6 +22,8 @@ from reference.commands import (
     COMMANDS, Choice, Mode, Prompt, Reason, kind_name, prompt_of, prompt_text,
 )  # fmt: skip
 from reference.geometry import LIMITS, SETTING
+from reference.pairs.commands import PAIR_COMMANDS
+from reference.pairs.config import PairConfig
 from reference.tiers.commands import TIER_COMMANDS
 from reference.tiers.config import TierConfig
 
@@ -151,23 +153,28 @@ class TraceStep(_Struct, frozen=True, tag_field="do", kw_only=True):
 
 STEPS = {
     kind: record(kind, f"{kind.__name__}Step", TraceStep, tag=kind_name(kind))
-    for kind in dict.fromkeys((*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS))
+    for kind in dict.fromkeys((*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS, *PAIR_COMMANDS))
 }
 COMMAND_OF = {form.type: kind for kind, form in STEPS.items()}
 CONFIG = record(EngineConfig, "ConfigBody", _Struct)
 TIER_CONFIG = record(TierConfig, "TierConfigBody", _Struct)
+PAIR_CONFIG = record(PairConfig, "PairConfigBody", _Struct)
 if TYPE_CHECKING:
     AnyStep = TraceStep
     EngineStep = TraceStep
     TierStep = TraceStep
+    PairStep = TraceStep
     ConfigBody = Any
     TierConfigBody = Any
+    PairConfigBody = Any
 else:
     AnyStep = Union[tuple(STEPS[kind].type for kind in COMMANDS)]
     EngineStep = Union[tuple(STEPS[kind].type for kind in ENGINE_COMMANDS)]
     TierStep = Union[tuple(STEPS[kind].type for kind in TIER_COMMANDS)]
+    PairStep = Union[tuple(STEPS[kind].type for kind in PAIR_COMMANDS)]
     ConfigBody = CONFIG.type
     TierConfigBody = TIER_CONFIG.type
+    PairConfigBody = PAIR_CONFIG.type
 
 
 class GeometryBody(_Struct, frozen=True):
@@ -230,5 +237,19 @@ class TierTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     config: TierConfigBody
     origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
     steps: Annotated[list[TierStep], Meta(max_length=MAX_STEPS)]
+    clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
+    story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
+
+
+class PairTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The same of two servers and a network."""
+
+    format: Literal["kvspec-trace"]
+    version: Literal[2]
+    spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
+    kind: Literal["pairs"]
+    config: PairConfigBody
+    origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
+    steps: Annotated[list[PairStep], Meta(max_length=MAX_STEPS)]
     clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
     story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""

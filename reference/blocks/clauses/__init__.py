@@ -8,20 +8,18 @@ from collections.abc import Collection
 from reference.blocks.clauses import blocks, runs, states, texts, windows
 from reference.blocks.clauses.step import REGISTERED, BlockStep
 from reference.blocks.commands import Schedule
-from reference.clauses import CLAUSES, Clause, by_cause
+from reference.clauses import Clause, by_cause
 from reference.clauses.base import in_order
 from reference.clauses.progress import PROGRESS
 from reference.failures import Failure
 from reference.tiers.clauses import OF_CONNECTORS, TIER_CLAUSES
 
-__all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken", "broken_off"]
+__all__ = ["BLOCK_CLAUSES", "BlockStep", "broken", "broken_off"]
 BLOCK_CLAUSES = (
     in_order(REGISTERED, (texts, runs, states, blocks, windows))
     | {name: TIER_CLAUSES[name] for name in OF_CONNECTORS}
     | PROGRESS
 )
-# of all kinds of systems, in the order of asking
-EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES | TIER_CLAUSES
 
 
 def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:

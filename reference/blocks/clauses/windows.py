@@ -24,7 +24,7 @@ def _hit(step: BlockStep) -> Failure | None:
         start, name = note.lane.start, note.lane.request
         if not note.fresh or not start:
             continue
-        if not step.config.caching:
+        if not step.config.caching and not step.config.peer:
             want = f"{name} starts at 0: nothing is cached"
             return failure(want, f"it starts at {start}", AtCount(name, "start", 1))
         if start >= len(note.text):

@@ -119,8 +119,11 @@ ADAPTERS = (
             "mamba_block_size": "of our settings",
             "num_hash_lookahead_tokens": "of our settings",
             "running": "of our commands",
+            **dict.fromkeys(("error", "remove", "reset"), "of our network and our servers"),
+            "parallel_config": "of our settings",
         },
         {
+            "tables.py: getattr(owner, table, ())": "a release has those tables that it has",
             "bare_scheduler.py: getattr(utils, 'resolve_kv_cache_block_sizes', None)": (
                 "the table has it; exported tests have this file in them"
             ),

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from impl.adapter import UnusableImplementation
-from reference.blocks.clauses import EVERY_CLAUSE
+from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import (
     FOLDER, PATH, known_faults, label, of_system, passed_over, read,
 )  # fmt: skip

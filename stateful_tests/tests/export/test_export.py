@@ -22,7 +22,7 @@ from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE as SETS
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.scheduler.call_log import ids_text, variable
-from reference.blocks.clauses import EVERY_CLAUSE
+from reference.every_clause import EVERY_CLAUSE
 from reference.commands import Open, shared_serial, token_id
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from impl.vllm.system import VLLMSystem
-from reference.blocks.clauses import BLOCK_CLAUSES, EVERY_CLAUSE, BlockStep
+from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep
+from reference.every_clause import EVERY_CLAUSE
 from reference.blocks.commands import Add, Fail, Schedule
 from reference.tiers.commands import Copy
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Output, Transfer

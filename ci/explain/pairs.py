@@ -1,0 +1,116 @@
+"""What is so of blocks, tables and requests of two servers, and what the network moved between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ci.explain import blocks
+from ci.explain.history import Past
+from ci.explain.places import Fact
+from reference.failures import AtCount, AtNamed, AtServer, Failure, Place
+from reference.pairs.config import DECODE, SERVERS
+from stateful_tests.lockstep.pairs import PairMoment
+from stateful_tests.lockstep.results import EngineMoment
+
+
+def on_server(moment: PairMoment, server: str) -> EngineMoment:
+    """One server at that moment, as an engine."""
+    sides = moment.step.sides if moment.step is not None else {}
+    return EngineMoment(moment.facts.of(server), sides.get(server))
+
+
+def called(place: Place, m: PairMoment) -> str:
+    match place:
+        case AtServer(server, inner):
+            name = blocks.called(inner, on_server(m, server))
+            return f"{name} of {server}" if name else ""
+        case AtCount(who) | AtNamed(_, who):
+            return who
+    return ""
+
+
+def facts_at(place: Place, m: PairMoment) -> list[Fact]:
+    """As places.facts_at."""
+    match place:
+        case AtServer(server, inner):
+            return blocks.facts_at(inner, on_server(m, server))
+        case AtNamed("request", name):
+            told = (facts for s in SERVERS if (facts := blocks.facts_at(place, on_server(m, s))))
+            states = [each.state.value for each in m.facts.readers if each.request == name]
+            return [*next(told, []), *(Fact("", state) for state in states[:1])]
+    return []
+
+
+def events(past: Past) -> list[str]:
+    """What the facts of one moment do not show: who wrote a block last, and what a query sees."""
+    at = [place for place in past.violation.failure.at if isinstance(place, AtServer)]
+    if not at:
+        return []
+    server = at[0].server
+    inner = tuple(place.place for place in at if place.server == server)
+    stake = blocks.blocks_of(inner, on_server(past.now, server))
+    sent = [_sent(past, block) for block in sorted(stake)] if server == DECODE else []
+    if any(sent):
+        return [each for each in sent if each]
+    return blocks.events(_alone(past, server, inner))
+
+
+def _alone(past: Past, server: str, places: tuple[Place, ...]) -> Past:
+    """The past of one server."""
+    history = tuple(on_server(moment, server) for moment in past.run.history)
+    failure = past.violation.failure
+    told = Failure(failure.expected, failure.observed, lambda: places, failure.head)
+    return Past(replace(past.run, history=history), replace(past.violation, failure=told))
+
+
+def _sent(past: Past, block: int) -> str:
+    """The transfers that moved bytes into a block of D, and when; of several all that one command moved
+    last."""
+    moved: dict[int, list[str]] = {}
+    copied: set[int] = set()
+    for at, moment in enumerate(past.run.history, past.run.first):
+        for job in moment.facts.transfers:
+            if not job.copied or job.number in copied:
+                continue
+            copied.add(job.number)
+            sources = dict.fromkeys(
+                str(source) for _, target, source in job.moves if target == block
+            )
+            if sources:
+                names = " and ".join(sources)
+                moved.setdefault(at, []).append(
+                    f"transfer {job.number} moved block {names} of P into block {block} of D"
+                )
+    if not moved:
+        return ""
+    last = max(moved)
+    return f"{' and '.join(moved[last])} in {past.command(last)}"
+
+
+def wire(moment: PairMoment) -> Iterator[str]:
+    """What is between the servers, in words."""
+    facts = moment.facts
+    for promise in facts.promises:
+        if promise.held:
+            readers = [
+                f"{each.request} {each.state.value}" for each in facts.readers_of(promise.request)
+            ]
+            yield f"P keeps {promise.request} for D: {', '.join(readers) or 'nobody was told yet'}"
+    for job in facts.transfers:
+        state = (
+            "failed"
+            if job.failed
+            else "ended"
+            if job.over
+            else "has moved"
+            if job.copied
+            else "waits"
+        )
+        moves = ", ".join(f"{source} to {target}" for _, target, source in job.moves)
+        yield f"transfer {job.number} for {job.reader or 'nobody'} ({state}): blocks {moves}"
+    for message in facts.messages:
+        what = "renews" if message.renews else "no more need of"
+        yield f"message to {message.to}: {what} {' '.join(message.requests)}"
+    yield from (f"{server} waits for a handshake" for server in facts.handshakes)
+    yield f"{facts.clock:g} s"

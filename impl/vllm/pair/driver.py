@@ -1,0 +1,379 @@
+"""Carries the commands of a pair out on two servers of a release, and gathers the facts.
+
+`python -m impl.vllm.pair.driver ROOT` is the worker of a release as a pair.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from impl.adapter import Capabilities, UnusableImplementation
+from impl.process.failures import Guarded, SystemFailed
+from impl.process.worker import serve
+from impl.vllm.pair.loading import Factory, Layout, install
+from impl.vllm.pair.network import NETWORK, START, Clock, PostedTransfer
+from impl.vllm.pair.server import PairServer
+from impl.vllm.pair.tables import kept_records
+from impl.vocabulary import CommandRefused, require, well_formed
+from reference.blocks.commands import Schedule, Update, client_tokens
+from reference.commands import Abort, Done, Outcome, Prompt, Reason, Refused
+from reference.pairs.commands import (
+    Advance, Cancel, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand, Prefill, Serve, Shake,
+    Tick, Write,
+)  # fmt: skip
+from reference.pairs.config import DECODE, HEARTBEAT, PREFILL, SERVERS, PairConfig
+from reference.pairs.facts import (
+    PairMessage,
+    PairFacts,
+    PairTransfer,
+    Promise,
+    PairReader,
+    ReaderState,
+)
+from reference.tiers.commands import ResetCache
+
+ASKS = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
+    "remote_host": None, "remote_port": None,
+}  # fmt: skip
+WAITS = "WAITING_FOR_REMOTE_KVS"
+
+
+class PairDriver:
+    """Two servers of the release under `root`, in this process."""
+
+    name, capabilities = "", Capabilities()  # VLLMPair says both
+
+    def __init__(self, root: Path) -> None:
+        install(root)
+        self.servers = {name: PairServer(root, name) for name in SERVERS}
+        self._commands: dict[type, Callable[[Any], Outcome | None]] = {
+            Prefill: self._prefill, Forward: self._forward, Drop: self._drop, Serve: self._serve,
+            Cancel: self._cancel, Forget: self._forget, Advance: self._advance, Write: self._write,
+            Shake: self._shake, Move: self._move, Land: self._land, Lose: self._lose,
+            Deliver: self._deliver, Tick: self._tick,
+        }  # fmt: skip
+
+    def reset(self, geometry: PairConfig) -> None:
+        """Start both servers; the network is empty."""
+        self.config = geometry
+        _check_blocks(geometry)
+        NETWORK.restart()
+        Factory.push = geometry.push
+        for name, server in self.servers.items():
+            server.overlap = geometry.overlaps(name)
+            server.reset(geometry.of(name))
+        self._prompts: dict[str, list[int]] = {}
+        self._asked: set[str] = set()  # requests of P for D
+        self._promises: dict[str, tuple[tuple[tuple[int, ...], ...], float]] = {}
+        self._dropped: set[str] = set()
+        self._readers: dict[str, str] = {}  # request of D -> of P
+        self._owners: dict[PostedTransfer, str] = {}  # the engine's name at D
+        self._used: set[str] = set()  # names of requests
+        self._sent = 0
+        self._looped: set[str] = set()  # servers that have scheduled since the clock moved
+
+    def apply(self, command: PairCommand) -> Outcome:
+        """Carry a command out, or refuse it."""
+        for server in self.servers.values():
+            server.rest()
+        try:
+            outcome = self._commands[type(command)](command) or Done()
+        except CommandRefused as refused:
+            return Refused(refused.reason)
+        self._note_promises()
+        self._note_owners()
+        return outcome
+
+    def close(self) -> None:
+        """Holds nothing outside of this process."""
+
+    # -- clients and the proxy --------------------------------------------------------------------
+
+    def _server(self, name: str) -> PairServer:
+        require(name in self.servers, Reason.UNKNOWN_REQUEST)
+        return self.servers[name]
+
+    def _prompt(self, name: str, prompt: Prompt, tokens: int) -> list[int]:
+        require(name not in self._used, Reason.REQUEST_EXISTS)
+        require(well_formed(prompt) and tokens >= 0, Reason.BAD_LENGTH)
+        return client_tokens(prompt, tokens, self._sent + 1)
+
+    def _accepted(self, name: str, tokens: list[int], outcome: Outcome) -> Outcome:
+        if isinstance(outcome, Done):
+            self._used.add(name)
+            self._prompts[name] = tokens
+        return outcome
+
+    def _ident(self, base: str) -> str:
+        """What an engine calls a request: the proxy's name and a suffix, as a front end makes it."""
+        return f"{base}-{len(self._used):08x}"
+
+    def _prefill(self, command: Prefill) -> Outcome:
+        name, server = command.request, self.servers[PREFILL]
+        tokens = self._prompt(name, command.prompt, command.tokens)
+        outcome = server.serve(name, self._ident(name), tokens, 1, command.priority, dict(ASKS))
+        if isinstance(outcome, Done):
+            self._sent += 1
+            self._asked.add(name)
+        return self._accepted(name, tokens, outcome)
+
+    def _serve(self, command: Serve) -> Outcome:
+        name, server = command.request, self._server(command.server)
+        tokens = self._prompt(name, command.prompt, command.tokens)
+        outcome = server.serve(
+            name, self._ident(name), tokens, command.max_tokens, command.priority, None
+        )
+        self._sent += isinstance(outcome, Done)
+        return self._accepted(name, tokens, outcome)
+
+    def _forward(self, command: Forward) -> Outcome:
+        name, of = command.request, command.of
+        require(name not in self._used, Reason.REQUEST_EXISTS)
+        require(of in self._asked and of not in self._dropped, Reason.UNKNOWN_REQUEST)
+        require(self.config.shared or of not in self._readers.values(), Reason.WRONG_PHASE)
+        parameters = self._parameters(of)
+        ident = self._ident(of if self.config.push else name)
+        tokens = list(self._prompts[of])
+        outcome = self.servers[DECODE].serve(
+            name, ident, tokens, command.max_tokens, command.priority, parameters
+        )
+        if isinstance(outcome, Done):
+            self._readers[name] = of
+        return self._accepted(name, tokens, outcome)
+
+    def _parameters(self, of: str) -> dict[str, Any]:
+        """What the proxy hands to D: with pull P's answer, with push whom to register with."""
+        prefill = self.servers[PREFILL]
+        if not self.config.push:
+            require(of in self._promises, Reason.WRONG_PHASE)
+            return dict(prefill.answers[of])
+        ours = prefill.scheduler.connector.connector_scheduler
+        return {
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": ours.engine_id,
+            "remote_request_id": prefill.ident(of), "remote_host": ours.side_channel_host,
+            "remote_port": ours.side_channel_port, "tp_size": 1,
+        }  # fmt: skip
+
+    def _drop(self, command: Drop) -> None:
+        name = command.request
+        require(name in self._promises and name not in self._dropped, Reason.UNKNOWN_REQUEST)
+        require(name not in self._readers.values(), Reason.WRONG_PHASE)
+        self._dropped.add(name)
+
+    def _cancel(self, command: Cancel) -> Outcome:
+        return self._server(command.server).apply(Abort(command.request))
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def _forget(self, command: Forget) -> Outcome:
+        return self._server(command.server).apply(ResetCache(command.running))
+
+    def _advance(self, command: Advance) -> Outcome:
+        server = self._server(command.server)
+        if server.due:
+            return server.apply(Update(command.drafts))
+        outcome = server.apply(Schedule(command.accept, command.stop))
+        if isinstance(outcome, Done):
+            self._looped.add(command.server)
+        return outcome
+
+    def _write(self, command: Write) -> None:
+        server = self._server(command.server)
+        require(self.config.push, Reason.UNFAITHFUL)
+        server.mover.write()
+
+    # -- the network ------------------------------------------------------------------------------
+
+    def _shake(self, command: Shake) -> None:
+        handshakes = self._server(command.server).mover.handshakes
+        require(handshakes.run(command.fails), Reason.EMPTY)
+        error, handshakes.error = handshakes.error, None
+        if error is not None:
+            raise error
+
+    def _move(self, command: Move) -> None:
+        self._nth([job for job in NETWORK.under_way() if not job.copied], command.at).copy()
+
+    def _land(self, command: Land) -> None:
+        self._nth(NETWORK.under_way(), command.at).land()
+
+    def _lose(self, command: Lose) -> None:
+        self._nth(NETWORK.under_way(), command.at).state = "ERR"
+
+    def _nth(self, jobs: list[PostedTransfer], at: int) -> PostedTransfer:
+        require(0 <= at < len(jobs), Reason.EMPTY)
+        return jobs[at]
+
+    def _deliver(self, command: Deliver) -> None:
+        agent = self._server(command.server).mover.agent
+        require(NETWORK.deliver(agent.name), Reason.EMPTY)
+
+    def _tick(self, command: Tick) -> None:
+        require(command.seconds >= 1, Reason.BAD_LENGTH)
+        if not self.config.late:
+            require(command.seconds <= HEARTBEAT, Reason.BAD_LENGTH)
+            forwarded = {*self._readers.values(), *self._dropped}
+            due = [name for name in self._promises if name not in forwarded and self._held(name)]
+            loops = all(s.idle or name in self._looped for name, s in self.servers.items())
+            require(loops and not (due or NETWORK.mail or self._handshakes()), Reason.WRONG_PHASE)
+        Clock.now += command.seconds
+        self._looped.clear()
+
+    # -- what the pair remembers ------------------------------------------------------------------
+
+    def _note_promises(self) -> None:
+        """Answers of P that name blocks for D."""
+        prefill = self.servers[PREFILL]
+        for name in self._asked - self._promises.keys():
+            answer = prefill.answers.get(name)
+            if answer and answer.get("remote_block_ids"):
+                blocks = tuple(tuple(row) for row in answer["remote_block_ids"])
+                self._promises[name] = blocks, Clock.now - START
+
+    def _note_owners(self) -> None:
+        """The request of D that each transfer is for."""
+        if self.config.push:
+            worker = self.servers[PREFILL].mover.worker
+            waiting, agent = worker._sending_transfers, self.servers[PREFILL].mover.agent
+        else:
+            worker = self.servers[DECODE].mover.worker
+            waiting, agent = worker._recving_transfers, self.servers[DECODE].mover.agent
+        for ident, handles in waiting.items():
+            for handle in handles:
+                job = agent.handles.get(handle)
+                if job is not None:
+                    self._owners.setdefault(job, self._owner(ident))
+
+    def _owner(self, ident: str) -> str:
+        """The engine's name at D of the request whose transfer has this name where it was posted."""
+        if not self.config.push:
+            return ident
+        of = self.servers[PREFILL].named(ident)
+        names = [name for name, asked in self._readers.items() if asked == of]
+        return self.servers[DECODE].ident(names[0]) if names else ""
+
+    # -- facts ------------------------------------------------------------------------------------
+
+    def view(self) -> PairFacts:
+        """The facts now."""
+        prefill, decode = self.servers[PREFILL], self.servers[DECODE]
+        readers = tuple(
+            PairReader(name, of, self._state(name)) for name, of in self._readers.items()
+        )
+        return PairFacts(
+            prefill.view()._replace(host=None),
+            decode.view(),
+            tuple(
+                Promise(name, blocks, at, self._held(name))
+                for name, (blocks, at) in self._promises.items()
+            ),
+            readers,
+            tuple(self._transfers(readers)),
+            tuple(self._message(*each) for each in NETWORK.mail),
+            self._handshakes(),
+            Clock.now - START,
+            tuple(name for name, server in self.servers.items() if server.idle),
+            tuple(kept_records(self.servers)),
+        )
+
+    def _held(self, name: str) -> bool:
+        """P still keeps what it has promised."""
+        prefill = self.servers[PREFILL]
+        return prefill.ident(name) in prefill.scheduler.requests
+
+    def _handshakes(self) -> tuple[str, ...]:
+        return tuple(
+            name for name, server in self.servers.items() for _ in server.mover.handshakes.tasks
+        )
+
+    def _state(self, name: str) -> ReaderState:
+        decode = self.servers[DECODE]
+        ident = decode.ident(name)
+        request = decode.scheduler.requests.get(ident)
+        if request is None:
+            return ReaderState.GONE
+        if request.is_finished():
+            return ReaderState.LINGERS
+        if (request.kv_transfer_params or {}).get("do_remote_prefill"):
+            return ReaderState.GIVEN
+        if request.status.name != WAITS or ident in decode.scheduler.finished_recving_kv_req_ids:
+            return ReaderState.READ
+        return ReaderState.WAITS
+
+    def _transfers(self, readers: tuple[PairReader, ...]) -> list[PairTransfer]:
+        """Those that the network has, and those whose end D has yet to notice."""
+        decode = self.servers[DECODE]
+        waiting = {
+            each.request
+            for each in readers
+            if each.state in (ReaderState.WAITS, ReaderState.LINGERS)
+        }
+        kept, found = [], []
+        managers = decode.scheduler.kv_cache_manager.coordinator.single_type_managers
+        for job in NETWORK.transfers:
+            ident = self._owners.get(job, "")
+            name = decode.named(ident)
+            if job.state == "PROC" or not job.released or name in waiting:
+                kept.append(job)
+                groups = {
+                    block.block_id: group
+                    for group, manager in enumerate(managers)
+                    for block in manager.req_to_blocks.get(ident, ())
+                }
+                moves = tuple(dict.fromkeys(self._moves(job, groups)))
+                over = job.state != "PROC"
+                failed = job.state == "ERR"
+                found.append(PairTransfer(job.number, name, moves, job.copied, over, failed))
+        NETWORK.transfers[:] = kept
+        return found
+
+    def _moves(self, job: PostedTransfer, groups: dict[int, int]) -> list[tuple[int, int, int]]:
+        """What a transfer moves, by the blocks in which its addresses lie."""
+        prefill, decode = self.servers[PREFILL], self.servers[DECODE]
+        moves = []
+        for own, theirs, _ in job.pairs:
+            here, there = (theirs, own) if job.writes else (own, theirs)
+            target, source = decode.memory.block_at(here), prefill.memory.block_at(there)
+            if target is None or source is None:
+                raise SystemFailed("a transfer has an address outside of the KV of both servers")
+            moves.append((groups.get(target, 0), target, source))
+        return moves
+
+    def _message(self, source: str, target: str, text: bytes) -> PairMessage:
+        del source
+        to = next(n for n, server in self.servers.items() if server.mover.agent.name == target)
+        words = text.decode(errors="replace")
+        renews = words.startswith("HB:")
+        idents = words[3:].split(",") if renews else [words.rsplit(":", 1)[0]]
+        known = self.servers[PREFILL]
+        return PairMessage(to, renews, tuple(known.named(ident) for ident in idents))
+
+
+def _check_blocks(config: PairConfig) -> None:
+    """Raises UnusableImplementation for sizes at which the release refuses every handshake
+    (block_size_ratio)."""
+    sizes = [
+        {group.block_size for group in each.groups} for each in (config.prefill, config.decode)
+    ]
+    if any(len(each) > 1 for each in sizes):
+        raise UnusableImplementation("groups: a NixlConnector has blocks of one size")
+    prefill, decode = (max(each) for each in sizes)
+    equal = config.push or Layout.equal_blocks
+    if decode % prefill or (equal and decode != prefill):
+        raise UnusableImplementation(
+            "groups: blocks of D must have a multiple of the tokens of P's; with push, and in 0.26, as many"
+        )
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    importlib.import_module("torch").set_num_threads(1)
+    root = Path(sys.argv[1])
+    of = root, "vLLM", "modules.py", "bare_scheduler.py"
+    sys.exit(serve(lambda: Guarded(PairDriver(root), *of), root))

@@ -1,0 +1,183 @@
+"""What of a release is loaded for a pair, what stands in for the rest, and the settings of a server."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from impl.isolation import install as install_hook
+from impl.stand_ins import Values, taken
+from impl.vllm import modules, offload
+from impl.vllm.bare_connectors import CONNECTORS
+from impl.vllm.pair import NIXL, REAL
+from impl.vllm.pair.network import Agent, Clock, Handshakes, SideChannel, Telemetry
+from reference.blocks.config import EngineConfig
+from reference.pairs.config import DECODE, LEASE, PREFILL
+
+_WORKER = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py"
+_UTILS = "vllm/distributed/kv_transfer/kv_connector/utils.py"
+
+
+class Layout:
+    """What the release that is loaded has of memory. tokens_first: the tokens of a block come before its
+    heads in a KV cache. equal_blocks: both servers need blocks of one size (0.26)."""
+
+    tokens_first = equal_blocks = False
+
+
+class AttentionBackend:
+    """An attention backend, of which the connector asks a name and a shape."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "PLAYED"
+
+    full_cls_name = get_name
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, **_: Any
+    ) -> tuple[int, ...]:
+        inner = (block_size, num_kv_heads) if Layout.tokens_first else (num_kv_heads, block_size)
+        return (num_blocks, *inner, 2 * head_size)
+
+    @staticmethod
+    def get_kv_cache_stride_order(*_: Any, **__: Any) -> tuple[int, ...]:
+        return (0, 1, 2, 3)
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(*_: Any) -> list[int]:
+        return [1]
+
+
+class Factory:
+    """`KVConnectorFactory`. push: which of the two connectors a server has."""
+
+    push = False
+
+    @classmethod
+    def kind(cls) -> Any:
+        names = ("NixlPushConnector",) if cls.push else ("NixlPullConnector", "NixlConnector")
+        known = vars(importlib.import_module(NIXL))
+        return next(known[name] for name in names if name in known)
+
+    @classmethod
+    def create_connector(cls, config: Any, role: Any, kv_cache_config: Any = None) -> Any:
+        given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
+        return cls.kind()(**taken(cls.kind().__init__, given))
+
+    @classmethod
+    def get_connector_class(cls, *_: Any) -> Any:
+        return cls.kind()
+
+    @staticmethod
+    def supports_hma_config(*_: Any) -> bool:
+        return True
+
+
+def install(root: Path) -> None:
+    """Hook the imports of this process up to the vLLM under `root`, with its NixlConnector."""
+    sys.modules.setdefault("regex", re)
+    Layout.tokens_first = "permute(0, 2, 1, 3)" in (root / _UTILS).read_text(encoding="utf-8")
+    worker = (root / _WORKER).read_text(encoding="utf-8")
+    Layout.equal_blocks = "HMA does not support different remote block size" in worker
+    engine = (root / "vllm/v1/engine").glob("*.py")
+    never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
+    real = modules.VLLM.real + offload.REAL + REAL
+    names = replace(modules.VLLM, real=real, inert=never + offload.INERT)
+    install_hook(root, names, _provided())
+    # `from vllm import envs` asks the package before it imports.
+    package: Any = importlib.import_module("vllm")
+    package.envs = importlib.import_module("vllm.envs")
+    offload.expose()
+    importlib.import_module(NIXL)
+    played = {
+        "time": Clock, "ThreadPoolExecutor": Handshakes, "zmq_ctx": SideChannel,
+        "get_current_attn_backends": lambda *_: [AttentionBackend],
+        "get_current_attn_backend": lambda *_: AttentionBackend,
+        "get_current_attn_backends_and_specs": lambda *_: ([AttentionBackend], [None]),
+        "select_common_block_size": lambda size, *_: size,
+    }  # fmt: skip
+    for name, module in list(sys.modules.items()):
+        if name.startswith(NIXL):
+            known = vars(module)
+            known.update({what: by for what, by in played.items() if what in known})
+
+
+def _provided() -> Any:
+    """What the connector takes from modules that are not loaded."""
+    provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.provided()}
+    vars(provided["vllm.platforms"]["current_platform"]).update(
+        device_type="cuda", get_nixl_supported_devices=dict, get_nixl_memory_type=_none,
+        set_device=_none, is_cpu=lambda: False,
+    )  # fmt: skip
+    provided["vllm.envs"].update(
+        VLLM_NIXL_SIDE_CHANNEL_HOST="host", VLLM_NIXL_SIDE_CHANNEL_PORT=5600,
+        VLLM_NIXL_ABORT_REQUEST_TIMEOUT=LEASE, VLLM_SSM_CONV_STATE_LAYOUT="DS",
+        VLLM_KV_CACHE_LAYOUT=None,
+    )  # fmt: skip
+    return provided | {
+        "vllm": {"__version__": "0"},
+        f"{CONNECTORS}.factory": {"KVConnectorFactory": Factory},
+        "vllm.distributed.nixl_utils": {
+            "NixlWrapper": Agent, "check_nixl_version": _none, "nixl_agent_config": None,
+            "nixlXferTelemetry": Telemetry, "is_nixl_available": lambda: True,
+        },
+        "vllm.distributed.parallel_state": {
+            "get_tensor_model_parallel_rank": lambda: 0,
+            "get_tensor_model_parallel_world_size": lambda: 1,
+            "get_tp_group": lambda: Values(rank=0),
+            "get_pcp_group": lambda: Values(rank_in_group=0),
+        },
+        "vllm.utils.network_utils": {"make_zmq_path": address, "make_zmq_socket": None},
+        "vllm.config.utils": {"hash_factors": lambda factors: str(sorted(factors.items()))},
+        "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: "HND", "PAD_SLOT_ID": -1},
+    }  # fmt: skip
+
+
+def _none(*_: Any, **__: Any) -> None:
+    return None
+
+
+def address(scheme: str, host: str, port: int | None = None) -> str:
+    """`make_zmq_path`."""
+    return f"{scheme}://{host}:{port}"
+
+
+def connect(settings: Any, config: EngineConfig, server: str) -> None:
+    """The settings of a server of a pair, on top of those of one with a connector."""
+    extra = {"kv_lease_duration": LEASE, "kv_recompute_threshold": 0}
+    layers = len(config.groups)
+    vars(settings)["kv_transfer_config"] = Values(
+        kv_connector_extra_config=extra,
+        get_from_extra_config=lambda key, default=None: extra.get(key, default),
+        kv_connector="NixlConnector", kv_role="kv_producer" if server == PREFILL else "kv_consumer",
+        engine_id=f"engine-{server}", kv_load_failure_policy="fail" if config.fail_requests else "recompute",
+        is_kv_consumer=server == DECODE, is_kv_producer=server == PREFILL, kv_buffer_device="cuda",
+        enable_permute_local_kv=False,
+    )  # fmt: skip
+    vars(settings.parallel_config).update(
+        nnodes_within_dp=1, data_parallel_index=int(server == DECODE), tensor_parallel_size=1, world_size=1,
+        rank=0, prefill_context_parallel_size=1, decode_context_parallel_size=1, data_parallel_rank_local=0,
+    )  # fmt: skip
+    vars(settings.model_config).update(
+        use_mla=False, enable_sleep_mode=False, get_head_size=lambda: 8, model="model", dtype="float32",
+        get_total_num_kv_heads=lambda: 1, get_total_num_hidden_layers=lambda: layers,
+        get_num_layers=lambda *_: layers, is_hybrid=False, is_deepseek_mla=False,
+        get_num_kv_heads=lambda *_: 1,
+    )  # fmt: skip
+    if settings.speculative_config is not None:
+        draft = Values(
+            model="draft", hf_config=Values(), revision=None, code_revision=None, dtype="float32"
+        )
+        vars(settings.speculative_config).update(
+            draft_model_config=draft, method="eagle", kv_cache_dtype=None, parallel_drafting=False
+        )
+    vars(settings.cache_config).update(
+        cache_dtype="auto", get_resolved_kv_cache_layout=lambda: Values(name="LBHNC", value="LBHNC"),
+        enable_prefix_caching=config.caching,
+    )  # fmt: skip

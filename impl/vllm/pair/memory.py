@@ -1,0 +1,66 @@
+"""KV of one server as bytes at addresses, so that a wrong address reads another token's KV, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+WORDS = 8  # of a token, 8 bytes each: the stamp in all but one, which has the group
+
+
+class TensorMemory:
+    """The KV of one server, for the runner as its dictionary of blocks: the group that last wrote a block,
+    and the stamps in its slots. blocks: with the null block; size: tokens of the largest block."""
+
+    def __init__(self, blocks: int, size: int) -> None:
+        self.tensor = torch.zeros((blocks, size * WORDS), dtype=torch.int64)
+        self._words = self.tensor.numpy().reshape(blocks, size, WORDS)
+        self._base, self._bytes = self.tensor.data_ptr(), size * WORDS * 8
+        self.size = size
+
+    def block_at(self, address: int) -> int | None:
+        """The block at an address; None where another server's memory is."""
+        at = (address - self._base) // self._bytes
+        return at if 0 <= at < len(self._words) else None
+
+    def stamp(self, block: int, group: int, _: int, at: int, value: int) -> None:
+        """Write a slot of a block. What another group has written in the block is gone."""
+        rows = self._words[block]
+        owners = rows[:, 1]
+        if (owners[owners != 0] != group + 1).any():
+            rows[:] = 0
+        rows[at] = value
+        rows[at, 1] = group + 1
+
+    def get(self, block: int, default: Any = (-1, ())) -> Any:
+        held = self.held()[block]
+        return held if held[0] >= 0 else default
+
+    def __setitem__(self, block: int, held: tuple[int, Any]) -> None:
+        group, slots = held
+        self._words[block] = 0
+        for at, value in enumerate(slots):
+            if value:
+                self.stamp(block, group, self.size, at, value)
+
+    def held(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Of each block its group (-1: none), and a stamp for each slot that is whole."""
+        owners = self._words[:, :, 1]
+        first = (owners != 0).argmax(axis=1)
+        groups = owners[np.arange(len(owners)), first]
+        same = (self._words[:, :, 2:] == self._words[:, :, :1]).all(axis=2)
+        whole = same & (owners == groups[:, None]) & (groups[:, None] != 0)
+        stamps = np.where(whole, self._words[:, :, 0], 0).tolist()
+        return [
+            (group - 1, tuple(slots) if group else ())
+            for group, slots in zip(groups.tolist(), stamps)
+        ]
+
+    def caches(self, layers: int, tokens_first: bool) -> dict[str, Any]:
+        """The KV cache of each layer, as the release registers them: all in this memory, for groups share
+        it. tokens_first: a block's tokens come before its heads, as up to 0.31."""
+        shape = (self.size, 1) if tokens_first else (1, self.size)
+        flat = self.tensor.view(torch.float32).view(len(self._words), *shape, 2 * WORDS)
+        return {f"layer{at}": flat for at in range(layers)}

@@ -1,0 +1,229 @@
+"""One server of a pair: a release's scheduler and cache manager, and both sides of its NixlConnector."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from impl.optional import optional
+from impl.stand_ins import taken
+from impl.vllm.driver import EngineDriver
+from impl.vllm.engine import start
+from impl.vllm.pair import V1
+from impl.vllm.pair.loading import Factory, Layout, address, connect
+from impl.vllm.pair.memory import TensorMemory
+from impl.vllm.pair.network import NETWORK, Agent, Handshakes
+from impl.vllm.runner import ModelRunner
+from impl.vocabulary import CommandRefused, require
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import HostFacts
+from reference.commands import Done, Outcome, Reason, Refused
+
+
+class NixlWorker:
+    """The worker's side of the connector, the release's own, called as its model runner calls it.
+
+    failed: requests whose load the worker has reported as failed at its last batch; invalid: blocks of such.
+    """
+
+    def __init__(self, scheduler: Any, memory: TensorMemory, layers: int) -> None:
+        role = importlib.import_module(f"{V1}.base").KVConnectorRole.WORKER
+        kind = type(scheduler.connector)
+        given = {
+            "vllm_config": scheduler.vllm_config, "role": role, "kv_cache_config": scheduler.kv_cache_config,
+        }  # fmt: skip
+        self.connector = kind(**taken(kind.__init__, given))
+        self.worker = self.connector.connector_worker
+        if Factory.push:
+            self.worker._push_writer_thread = NoThread()
+            self.worker._push_writer_stop = self.worker._push_writer_wake = Turns()
+        self.connector.register_kv_caches(memory.caches(layers, Layout.tokens_first))
+        self.agent: Agent = self.worker.nixl_wrapper
+        self.handshakes: Handshakes = self.worker._handshake_initiation_executor
+        self.failed: frozenset[str] = frozenset()
+        self.invalid: frozenset[int] = frozenset()
+        self._output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput
+        self._listen(scheduler.connector)
+
+    def _listen(self, connector: Any) -> None:
+        """Tell the scheduler's side what it answers at a handshake, as the engine core does."""
+        ours, told = connector.connector_scheduler, self.connector.get_handshake_metadata()
+        ours._nixl_handshake_listener_t = NoThread()
+        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
+        path = address("tcp", ours.side_channel_host, ours.side_channel_port)
+        # Up to 0.32 the thread that listens encodes it.
+        encode = importlib.import_module("msgspec").msgpack.encode
+        encoded = {(0, 0): encode(told), 0: encode(told)}
+        kept = "NixlBaseConnectorScheduler._handshake_data"
+        NETWORK.listeners[path] = lambda: optional(ours, kept, None) or encoded
+
+    def before(self, scheduled: Any) -> None:
+        """What a worker does ahead of the forward pass of a batch."""
+        self.connector.handle_preemptions(scheduled.kv_connector_metadata)
+        self.connector.bind_connector_metadata(scheduled.kv_connector_metadata)
+        if optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
+            self.connector.start_load_kv(None)
+
+    def after(self, scheduled: Any) -> Any:
+        """What it does behind that; returns its KVConnectorOutput."""
+        if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
+            self.connector.start_load_kv(None)
+        self.connector.wait_for_save()
+        output = self._output()
+        if optional(self.connector, "NixlBaseConnector.get_transfer_results", None):
+            results = self.connector.get_transfer_results(scheduled.finished_req_ids)
+            output.finished_sending = results.finished_sending or None
+            output.finished_recving = results.finished_recving or None
+            output.failed_recving = results.failed_recving
+            self.failed = frozenset(results.failed_recving)
+        else:
+            sent, received = self.connector.get_finished(scheduled.finished_req_ids)
+            output.finished_sending, output.finished_recving = sent or None, received or None
+        output.invalid_block_ids = self.connector.get_block_ids_with_load_errors()
+        self.invalid = frozenset(output.invalid_block_ids)
+        self.connector.get_kv_connector_stats()
+        output.kv_connector_worker_meta = self.connector.build_connector_worker_meta()
+        self.connector.clear_connector_metadata()
+        return output
+
+    def write(self) -> None:
+        """The thread that writes KV to the peer goes through its loop once."""
+        self.worker._push_writer_stop.left = 1
+        self.worker._push_writer_loop()
+
+
+class NoThread:
+    """In the place of a thread that a command has its turn."""
+
+    def start(self) -> None:
+        """It does not run by itself."""
+
+    join = start
+
+    def is_alive(self) -> bool:
+        return True
+
+
+class Turns:
+    """In the place of the events that stop and wake a thread. left: turns of its loop."""
+
+    left = 0
+
+    def is_set(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def wait(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    set = clear = wait
+
+
+class PairServer(EngineDriver):
+    """P or D. answers: of each request that has ended, the parameters for the peer."""
+
+    _mover: NixlWorker
+
+    def __init__(self, root: Path, server: str) -> None:
+        self.server = server
+        super().__init__(root, offloads=True)
+
+    def _load(self, root: Path, offloads: bool) -> None:
+        """The pair has loaded the release."""
+
+    def reset(self, geometry: EngineConfig) -> None:
+        size = max(group.block_size for group in geometry.groups)
+        self.memory = TensorMemory(geometry.blocks + 1, size)
+        self.answers: dict[str, Any] = {}
+        super().reset(geometry)
+
+    def _start(self, config: EngineConfig) -> tuple[Any, Callable[..., Any]]:
+        def joined(settings: Any) -> None:
+            connect(settings, config, self.server)
+
+        with_peer = replace(config, peer=True)
+        return start(self.root, with_peer, self.overlap, self._stamps, adapt=joined)
+
+    def _worker(self, config: EngineConfig) -> ModelRunner:
+        runner = super()._worker(config)
+        runner.use(self.memory)
+        return runner
+
+    def _move(self) -> NixlWorker:
+        return NixlWorker(self.scheduler, self.memory, len(self.config.groups))
+
+    def _held(self) -> list[Any]:
+        sizes = [group.block_size for group in self.config.groups]
+        return [(group, slots[: sizes[group]]) for group, slots in self.memory.held()]
+
+    def _host(self) -> HostFacts:
+        return HostFacts(0, (), (), (), (), (), tuple(self._failed()))
+
+    def _failed(self) -> list[str]:
+        """Requests whose load the worker has reported as failed at its last batch."""
+        mover, names = self._mover, set(self._mover.failed)
+        for ident, request in self.scheduler.requests.items():
+            if mover.invalid and request.status.name == "WAITING_FOR_REMOTE_KVS":
+                tables = self.scheduler.kv_cache_manager.get_block_ids(ident)
+                if {block for table in tables for block in table} & mover.invalid:
+                    names.add(ident)
+        return sorted(self._names[name] for name in names)
+
+    def _take(self, given: Any) -> None:
+        for one in given.values():
+            for output in one.outputs:
+                if output.finish_reason is not None:
+                    self.answers[self._names[output.request_id]] = output.kv_transfer_params
+        super()._take(given)
+
+    # -- what the pair does -----------------------------------------------------------------------
+
+    def ident(self, name: str) -> str:
+        """What the engine calls a request."""
+        return self._ids.get(name, "")
+
+    def named(self, ident: str) -> str:
+        """What commands call a request of the engine."""
+        return self._names.get(ident, ident)
+
+    def rest(self) -> None:
+        """A command that is for somebody else."""
+        self._lanes, self._given, self._reset_done, self._copies = (), (), False, ()
+
+    def serve(
+        self, name: str, ident: str, tokens: list[int], max_tokens: int, priority: int, parameters: Any
+    ) -> Outcome:  # fmt: skip
+        """A request comes. parameters: for the connector, None for none."""
+        self.rest()
+        try:
+            require(not self._in_step, Reason.WRONG_PHASE)
+            sane = max_tokens >= 1 and 1 <= len(tokens) < self.config.max_model_len
+            require(sane, Reason.BAD_LENGTH)
+        except CommandRefused as refused:
+            return Refused(refused.reason)
+        request = self._request(ident, tokens, max_tokens, priority, False)
+        request.kv_transfer_params = parameters
+        self._ids[name], self._names[ident] = ident, name
+        self.scheduler.add_request(request)
+        return Done()
+
+    @property
+    def due(self) -> bool:
+        """The loop takes results next, before it schedules."""
+        return self._in_step or self._due()
+
+    @property
+    def in_step(self) -> bool:
+        return self._in_step
+
+    @property
+    def idle(self) -> bool:
+        """The loop has nothing to do."""
+        return not (self._in_flight or self.scheduler.has_requests())
+
+    @property
+    def mover(self) -> NixlWorker:
+        return self._mover

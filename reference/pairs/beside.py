@@ -1,0 +1,308 @@
+"""What stands beside a pair in one run: texts of its requests, leases, failures, and whether it gets further.
+
+It decides nothing. It takes over what the environment did, and what the servers scheduled and sampled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from reference.blocks.clauses import BlockStep
+from reference.blocks.commands import Add, EngineCommand, More, Schedule, Update, client_tokens
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts, HostFacts, Transfer
+from reference.blocks.request_texts import LaneNote, OutputNote, RequestTexts
+from reference.commands import Abort
+from reference.pairs.commands import (
+    Advance, Cancel, Deliver, Drop, Forget, Forward, Lose, PairCommand, Prefill, Serve, Shake, Tick, Write,
+)  # fmt: skip
+from reference.pairs.config import DECODE, LEASE, PREFILL, RENEWAL, SERVERS, PairConfig
+from reference.pairs.facts import PairFacts, Promise, PairReader, ReaderState
+from reference.pairs.progress import PairProgress
+from reference.tiers.commands import Copy, ResetCache
+
+NETWORK = Copy(load=True)  # in the place of a server's command where it has none
+NOTHING = BlockFacts((), (), (), (), {}, {})
+START = PairFacts(NOTHING, NOTHING)
+
+
+class ServerTexts(RequestTexts):
+    """Texts of the requests of one server. prompts: of the whole pair, by name: a forwarded request has the
+    prompt of another."""
+
+    def __init__(self, config: EngineConfig, prompts: dict[str, list[int]]) -> None:
+        super().__init__(config)
+        self._prompts = prompts
+
+    def _tokens(self, command: Add | More) -> list[int]:
+        return list(self._prompts[command.request])
+
+
+@dataclass(slots=True)
+class Lease:
+    """How long P must keep a promise. ends: at the latest (seconds); rounds: batches that P has scheduled
+    since then."""
+
+    ends: float
+    rounds: int = 0
+
+
+@dataclass(slots=True)
+class PairBeside:
+    """One run.
+
+    prompts: of each request. asked: requests of P for D. dropped: requests of P whose answer nobody forwards.
+    faulted: requests of P whose KV a failure of the network kept from its reader. leases: by request of P.
+    quiet: what each server has done since nobody has anything to do: batches that it scheduled, turns of its
+    writing thread; loops: batches since the clock moved. done: commands by kind and server.
+    """
+
+    config: PairConfig
+    prompts: dict[str, list[int]] = field(default_factory=dict)
+    texts: dict[str, ServerTexts] = field(init=False)
+    asked: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    faulted: set[str] = field(default_factory=set)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    quiet: Counter[tuple[str, type]] = field(default_factory=Counter)
+    loops: Counter[str] = field(default_factory=Counter)
+    done: Counter[tuple[type, str]] = field(default_factory=Counter)
+    progress: PairProgress = field(default_factory=PairProgress)
+    _sent: int = 0
+    _renewed: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.texts = {name: ServerTexts(self.config.of(name), self.prompts) for name in SERVERS}
+
+    # -- what a command is to a server ------------------------------------------------------------
+
+    def served(self, command: PairCommand, before: PairFacts) -> tuple[str, EngineCommand] | None:
+        """The server that a command is for, and the engine's command that it is there."""
+        match command:
+            case Prefill(request, tokens, prompt, priority):
+                return PREFILL, Add(request, 1, tokens, prompt, priority)
+            case Forward(request, _, max_tokens, priority):
+                return DECODE, Add(request, max_tokens, priority=priority)
+            case Serve(server, request, max_tokens, tokens, prompt, priority):
+                return server, Add(request, max_tokens, tokens, prompt, priority)
+            case Cancel(server, request):
+                return server, Abort(request)
+            case Forget(server, running):
+                return server, ResetCache(running)
+            case Advance(server, accept, stop, drafts):
+                facts = before.of(server)
+                due = facts.in_step or facts.results_due
+                return server, Update(drafts) if due else Schedule(accept, stop)
+        return None
+
+    # -- following --------------------------------------------------------------------------------
+
+    def follow(
+        self, command: PairCommand, before: PairFacts, after: PairFacts
+    ) -> dict[str, BlockStep]:
+        """Take over a command that was carried out; gives the step of each server."""
+        self.done[type(command), getattr(command, "server", "")] += 1
+        self._note_texts(command)
+        told = self._note_network(command, before)
+        served = self.served(command, before)
+        steps = {}
+        for server in SERVERS:
+            mine = served is not None and served[0] == server
+            ran = served[1] if served is not None and mine else NETWORK
+            self._note_failed_loads(server, after)
+            notes = self.texts[server].follow(ran, after.of(server))
+            steps[server] = self._step(server, ran, before, after, notes)
+        self._note_leases(served, after)
+        self._note_quiet(command, served, before, after)
+        self.progress.follow(command, served, after, self._owed(after), told)
+        return steps
+
+    def broken_off(
+        self, command: PairCommand, before: PairFacts, after: PairFacts
+    ) -> dict[str, BlockStep]:
+        """The steps of a command at which the pair broke."""
+        served = self.served(command, before) if before is not START else None
+        return {
+            server: self._step(
+                server,
+                served[1] if served is not None and served[0] == server else NETWORK,
+                before, after, ([], []),
+            )
+            for server in SERVERS
+        }  # fmt: skip
+
+    def _step(
+        self,
+        server: str,
+        command: EngineCommand,
+        before: PairFacts,
+        after: PairFacts,
+        notes: tuple[list[LaneNote], list[OutputNote]],
+    ) -> BlockStep:
+        texts = self.texts[server]
+        was, now = (self._with_network(server, facts) for facts in (before, after))
+        return BlockStep(
+            texts.config, command, False, was, now, *notes, texts.bearers, texts.in_use
+        )
+
+    def _note_texts(self, command: PairCommand) -> None:
+        if isinstance(command, Prefill | Serve):
+            self._sent += 1
+            tokens = client_tokens(command.prompt, command.tokens, self._sent)
+            self.prompts[command.request] = tokens
+            if isinstance(command, Prefill):
+                self.asked.add(command.request)
+        elif isinstance(command, Forward):
+            self.prompts[command.request] = self.prompts[command.of]
+        elif isinstance(command, Drop):
+            self.dropped.add(command.request)
+
+    def _note_failed_loads(self, server: str, after: PairFacts) -> None:
+        """Where that is the policy, a load that fails ends its request."""
+        if server == DECODE and self.config.decode.fail_requests:
+            host, bearers = after.decode.host, self.texts[server].bearers
+            for name in host.failed if host is not None else ():
+                if name in bearers:
+                    bearers[name].failed = True
+
+    def _note_network(self, command: PairCommand, before: PairFacts) -> bool:
+        """Failures, and heartbeats that have arrived. Returns whether another message has."""
+        if isinstance(command, Shake) and command.fails:
+            waiting = ReaderState.GIVEN, ReaderState.WAITS, ReaderState.LINGERS, ReaderState.GONE
+            self.faulted |= {each.of for each in before.readers if each.state in waiting}
+        elif isinstance(command, Lose):
+            name = before.under_way[command.at].reader
+            self.faulted |= {each.of for each in before.readers if each.request == name}
+        elif isinstance(command, Deliver):
+            message = next(each for each in before.messages if each.to == command.server)
+            self._renewed |= {*message.requests} if message.renews else set()
+            return not message.renews
+        return False
+
+    def _note_leases(self, served: tuple[str, EngineCommand] | None, after: PairFacts) -> None:
+        for promise in after.promises:
+            self.leases.setdefault(promise.request, Lease(promise.at + LEASE))
+        if served is None or served[0] != PREFILL or not isinstance(served[1], Schedule):
+            return
+        for name in self._renewed & self.leases.keys():
+            lease = self.leases[name]
+            if not lease.rounds:  # else it has ended
+                lease.ends = max(lease.ends, after.clock + RENEWAL)
+        self._renewed.clear()
+        for lease in self.leases.values():
+            lease.rounds += after.clock >= lease.ends
+
+    def _note_quiet(
+        self,
+        command: PairCommand,
+        served: tuple[str, EngineCommand] | None,
+        before: PairFacts,
+        after: PairFacts,
+    ) -> None:
+        if not (self._rests(before) and self._rests(after)):
+            self.quiet.clear()
+        elif isinstance(command, Write):
+            self.quiet[command.server, Write] += 1
+        elif served is not None and isinstance(served[1], Schedule):
+            self.quiet[served[0], Schedule] += 1
+        elif not isinstance(command, Advance):
+            self.quiet.clear()
+        if isinstance(command, Tick):
+            self.loops.clear()
+        elif served is not None and isinstance(served[1], Schedule):
+            self.loops[served[0]] += 1
+
+    # -- what follows from it ---------------------------------------------------------------------
+
+    def _rests(self, facts: PairFacts) -> bool:
+        """Nobody has a request, nothing is under way, and nobody will read."""
+        busy = any(facts.of(name).requests or facts.of(name).steps_in_flight for name in SERVERS)
+        needed = any(self.needs(facts, promise) for promise in facts.promises)
+        return facts.network_rests and not busy and not needed
+
+    def is_quiet(self, facts: PairFacts) -> bool:
+        """Nobody has anything to do, and each server whose loop runs has scheduled twice since; with push
+        each thread that writes has had two turns."""
+        loops = all(name in facts.idle or self.quiet[name, Schedule] >= 2 for name in SERVERS)
+        written = all(self.quiet[name, Write] >= 2 for name in SERVERS if self.config.push)
+        return loops and written and self._rests(facts)
+
+    def _owed(self, facts: PairFacts) -> list[tuple[str, str]]:
+        """What the proxy and the writing threads have to do now."""
+        writers = SERVERS if self.config.push else ()
+        turns = [(f"writes {name}", str(self.done[Write, name])) for name in writers]
+        return [*turns, *(("proxy", name) for name in self.unforwarded(facts))]
+
+    def unforwarded(self, facts: PairFacts) -> list[str]:
+        """Requests of P whose answer the proxy has, and may forward or drop."""
+        names = [promise.request for promise in facts.promises if promise.held]
+        return [name for name in names if name not in self.dropped and not facts.readers_of(name)]
+
+    def needs(self, facts: PairFacts, promise: Promise) -> bool:
+        """Whether somebody will read what was promised, or may yet be told to."""
+        if promise.request in self.dropped or self._ended(facts, promise):
+            return False
+        readers = facts.readers_of(promise.request)
+        return not readers or any(_will_read(facts, reader) for reader in readers)
+
+    def _ended(self, facts: PairFacts, promise: Promise) -> bool:
+        """Its lease has ended; where nobody is late it does not while somebody needs it."""
+        lease = self.leases.get(promise.request)
+        return self.config.late and lease is not None and facts.clock >= lease.ends
+
+    def _with_network(self, server: str, facts: PairFacts) -> BlockFacts:
+        """The facts of a server with the network as its second tier: blocks of P are what D loads from."""
+        own = facts.of(server)
+        failed = own.host.failed if own.host is not None else ()
+        if server == PREFILL:
+            return own._replace(host=HostFacts(0, (), (), (), tuple(self._promised(facts))))
+        memory = tuple((block,) for block in facts.prefill.memory)
+        return own._replace(host=HostFacts(0, (), memory, (), tuple(_loads(facts)), (), failed))
+
+    def _promised(self, facts: PairFacts) -> list[Transfer]:
+        """What P keeps for D, as stores that have copied once nobody needs them."""
+        jobs = []
+        for number, promise in enumerate(facts.promises):
+            if promise.held:
+                over = not self.needs(facts, promise)
+                parts = [
+                    (group, block, 0, 0)
+                    for group, row in enumerate(promise.blocks)
+                    for block in row
+                    if block
+                ]
+                jobs.append(Transfer(number, False, tuple(parts), True, over, over))
+        return jobs
+
+
+def _will_read(facts: PairFacts, reader: PairReader) -> bool:
+    if reader.state is ReaderState.GIVEN:
+        return True
+    jobs = facts.transfers_of(reader.request)
+    to_come = not jobs or any(not (job.copied or job.over) for job in jobs)
+    return reader.state is ReaderState.WAITS and to_come
+
+
+def _loads(facts: PairFacts) -> list[Transfer]:
+    """Loads of D, one for each reader. What comes for a reader that is gone may be anything: where it goes
+    alone matters."""
+    jobs = []
+    known = [reader.request for reader in facts.readers]
+    for number, reader in enumerate(facts.readers):
+        mine = facts.transfers_of(reader.request)
+        waits = reader.state in (ReaderState.WAITS, ReaderState.LINGERS)
+        if not mine and waits:
+            jobs.append(Transfer(number, True, ()))
+        elif mine and (waits or any(not job.over for job in mine)):
+            jobs.append(_load(number, mine, wanted=reader.state is ReaderState.WAITS))
+    for job in facts.under_way:
+        if job.reader not in known:
+            jobs.append(_load(len(known) + job.number, (job,), wanted=False))
+    return jobs
+
+
+def _load(number: int, jobs: tuple, wanted: bool) -> Transfer:  # type: ignore[type-arg]
+    parts = tuple((*move, 0) for job in jobs for move in job.moves)
+    read = not wanted or all(job.copied or job.over for job in jobs)
+    return Transfer(number, True, parts, True, read, all(job.over for job in jobs))

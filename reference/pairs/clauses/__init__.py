@@ -1,0 +1,58 @@
+"""The clauses of a pair, in the order in which they are checked: its own (PD), then those of progress. Each
+server is judged by the clauses of block-pool engines besides, but for progress: a server waits for its
+peer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.blocks.clauses import broken as broken_on_server
+from reference.blocks.clauses import broken_off as broken_off_on_server
+from reference.clauses.base import Clause, by_cause, in_order
+from reference.clauses.progress import PROGRESS
+from reference.failures import AtServer, Failure
+from reference.pairs.clauses import endings, promises
+from reference.pairs.clauses.base import REGISTERED
+from reference.pairs.step import PairStep
+
+__all__ = ["OF_PAIRS", "PAIR_CLAUSES", "SERVER_CLAUSES", "PairStep", "broken", "broken_off"]
+OF_PAIRS = in_order(REGISTERED, (promises, endings)) | PROGRESS
+# Of recurrent state and host memory, which a pair has not; progress is asked of both servers together.
+_ELSEWHERE = {
+    name for name in BLOCK_CLAUSES if name.startswith(("STA-", "HOST-"))
+} | PROGRESS.keys()
+SERVER_CLAUSES = {name: each for name, each in BLOCK_CLAUSES.items() if name not in _ELSEWHERE}
+PAIR_CLAUSES = OF_PAIRS | SERVER_CLAUSES
+
+
+def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
+    """All clauses but the waived that fail at this step, the headline first (by_cause): of a clause that
+    fails on both servers the failure on the first."""
+    found: dict[str, tuple[Clause, Failure]] = {}
+    for each in OF_PAIRS.values():
+        if each.id not in waived and (failure := each.check(step)) is not None:
+            found[each.id] = each, failure
+    for server, side in step.sides.items():
+        for each, failure in broken_on_server(side, {*waived, *_ELSEWHERE}):
+            found.setdefault(each.id, (each, on_server(server, failure)))
+    return by_cause(list(found.values()))
+
+
+def broken_off(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
+    """What fails in the facts that a pair has left when it failed itself, the headline first."""
+    found: dict[str, tuple[Clause, Failure]] = {}
+    for server, side in step.sides.items():
+        for each, failure in broken_off_on_server(side, {*waived, *_ELSEWHERE}):
+            found.setdefault(each.id, (each, on_server(server, failure)))
+    return by_cause(list(found.values()))
+
+
+def on_server(server: str, failure: Failure) -> Failure:
+    """The failure of a server as one of the pair: it names the server, and so do its places."""
+
+    def places() -> tuple[AtServer, ...]:
+        return tuple(AtServer(server, place) for place in failure.at)
+
+    expected, observed = (f"{server}: {text}" for text in (failure.expected, failure.observed))
+    return Failure(expected, observed, places, failure.head)

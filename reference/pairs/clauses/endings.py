@@ -1,0 +1,87 @@
+"""What is left when nobody has anything to do, and who waits for a timeout (PD-2, PD-4, PD-5)."""
+
+from __future__ import annotations
+
+from reference.failures import AtCount, AtNamed, AtServer, Failure, counted, failure
+from reference.headway import FOR_EVER
+from reference.pairs.clauses.base import clause
+from reference.pairs.config import PREFILL
+from reference.pairs.step import PairStep
+
+
+@clause(
+    "PD-2",
+    "nobody waits for the lease",
+    "When nobody will read any more, all messages have arrived and both servers have nothing to do,"
+    " P keeps nothing for its peer.",
+    why="The lease is for crashes. A sender that always waits for it serves with a part of its memory.",
+    source="vllm#41269, vllm#43509",
+    scope=(
+        "Not after a failure of the network, and not for an answer that the proxy has dropped: nobody tells"
+        " P of these."
+    ),
+    concerns="outcomes, choices and order",
+    trigger=lambda step: bool(step.after.promises) and step.beside.is_quiet(step.after),
+)
+def _given_back(step: PairStep) -> Failure | None:
+    if step.refused or not step.beside.is_quiet(step.after):
+        return None
+    for promise in step.after.promises:
+        if promise.held and promise.request not in step.excused:
+            readers = step.after.readers_of(promise.request)
+            who = " and ".join(f"{each.request} {each.state.value}" for each in readers)
+            want = f"P gives back what {promise.request} left, for nobody will read it: {who}"
+            at = AtServer(PREFILL, AtNamed("request", promise.request))
+            return failure(want, "it keeps it until the lease ends", at)
+    return None
+
+
+@clause(
+    "PD-4",
+    "nobody waits for a timeout",
+    "While a request has no answer and nothing has failed, the pair does not come into the same state again"
+    " and again with the clock standing still: no wait depends on a message that never comes.",
+    why="A timeout ends such a wait, so it looks like a slow server.",
+    source="vllm#43509; sglang#37103",
+    scope=(
+        "Not after a failure of the network, and not while P keeps what the proxy has dropped: only the"
+        " lease gives that back. PRO-1 has waits that no timeout ends."
+    ),
+    concerns="outcomes, choices and order",
+    decision=f"As PRO-1: the state was seen {FOR_EVER} times.",
+    assumption="As PRO-1.",
+    trigger=lambda step: step.in_time is not None and not step.in_time.runs,
+)
+def _in_time(step: PairStep) -> Failure | None:
+    still = step.in_time
+    if still is None or still.ran or still.times < FOR_EVER or step.beside.faulted:
+        return None
+    if any(each.held and each.request in step.beside.dropped for each in step.after.promises):
+        return None
+    told = ", ".join(f"{name} {state}" for name, state in step.unanswered.items())
+    batches = counted(still.turns, "call")
+    return failure(
+        "somebody who waits must get further without a timeout: nothing has failed",
+        f"{batches} of the schedulers later nothing has run and nothing has changed; {step.room}; {told}",
+        AtCount("batch", "stall"),
+        *(AtNamed("request", name) for name in step.unanswered),
+    )
+
+
+@clause(
+    "PD-5",
+    "no record of what is gone",
+    "When nobody has anything to do and P keeps nothing for its peer, the tables of both connectors are"
+    " empty: requests, transfers, leases, heartbeats, notifications, failures.",
+    why="A record that stays meets the next request of that name, or grows until the server starts anew.",
+    source="vllm NixlBaseConnectorWorker, NixlBaseConnectorScheduler",
+    concerns="outcomes, choices and order",
+    trigger=lambda step: bool(step.after.readers) and step.beside.is_quiet(step.after),
+)
+def _forgotten(step: PairStep) -> Failure | None:
+    if step.refused or not step.after.records or not step.beside.is_quiet(step.after):
+        return None
+    if any(promise.held for promise in step.after.promises):
+        return None
+    kept = ", ".join(step.after.records)
+    return failure("no record of what is gone", kept, AtCount("pair", "records", 0))

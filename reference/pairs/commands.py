@@ -1,0 +1,137 @@
+"""What clients, a proxy, two servers and a network do, a command each.
+
+A pair decides nothing of that: when a handshake runs, bytes move, a message arrives or a second passes is a
+command of the trace. A command that does not apply is refused and changes nothing, so that any part of a
+trace means something. Servers are called P and D. A name is used once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union, get_args
+
+from reference.commands import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The proxy sends a prompt to P, for one token. What P then keeps is for D to read."""
+
+    request: str
+    tokens: int = 0
+    prompt: Prompt = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The proxy sends the prompt of P's request `of` to D, with P's answer to it. With push it does so before
+    P answers."""
+
+    request: str
+    of: str
+    max_tokens: int = 1
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The proxy will not forward the answer to P's request: its client is gone."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """A client sends a request to one server, which serves it alone."""
+
+    server: str
+    request: str
+    max_tokens: int
+    tokens: int = 0
+    prompt: Prompt = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """A client of a server, or the proxy, gives a request up."""
+
+    server: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A server forgets its prefix cache; running: what runs starts again."""
+
+    server: str
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The loop of a server does its next half step: it takes the results that are due, or it schedules a
+    batch that the model runs. accept, stop: as of Schedule; drafts: as of Update."""
+
+    server: str
+    accept: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    drafts: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The thread of a server that writes KV to its peer has its turn (push)."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shake:
+    """The oldest handshake that a server has begun ends; fails: the peer does not answer."""
+
+    server: str
+    fails: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A transfer moves its bytes. at: which of those that have not, the oldest first."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Land:
+    """A transfer ends well. Its message to the peer is under way from then on. at: which of those under
+    way."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """A transfer fails. at: which of those under way."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The oldest message to a server arrives."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Seconds pass. Where nobody is late they pass once everybody has done what was due."""
+
+    seconds: int = 1
+
+
+PairCommand = Union[
+    Prefill, Forward, Drop, Serve, Cancel, Forget, Advance, Write, Shake, Move, Land, Lose, Deliver, Tick
+]  # fmt: skip
+PAIR_COMMANDS: tuple[type, ...] = get_args(PairCommand)

@@ -1,0 +1,101 @@
+"""What a pair is started with: two engines of one release, and how their environment behaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.geometry import GeometryError
+
+PREFILL, DECODE = SERVERS = ("P", "D")
+LEASE = 30  # seconds for which a prefill server keeps KV that nobody has read
+RENEWAL = 20  # seconds from a heartbeat on, at least
+HEARTBEAT = 5  # seconds between two of them
+
+
+@dataclass(frozen=True, slots=True)
+class PairConfig:
+    """Sizes and switches of a pair.
+
+    prefill, decode: the two engines. The decode server has a peer (EngineConfig.peer), the other has none;
+    both have the same groups of layers, in blocks of sizes of their own.
+    prefill_overlap, decode_overlap: asynchronous scheduling. push: the prefill server writes KV; else the
+    decode server reads it.
+    late: clients and servers are slow, so that leases end while somebody waits; else time passes only once
+    everybody has done what was due. shared: the proxy may forward an answer of P more than once, as for
+    several samples of one prompt.
+    Raises GeometryError where the two do not fit together.
+    """
+
+    prefill: EngineConfig
+    decode: EngineConfig
+    prefill_overlap: bool = False
+    decode_overlap: bool = False
+    push: bool = False
+    late: bool = False
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "decode"):
+            config: EngineConfig = getattr(self, name)
+            if config.host_chunks or config.recurrent:
+                raise GeometryError(name, "goes without host_chunks and without state")
+        if self.prefill.peer or not self.decode.peer:
+            raise GeometryError("decode.peer", "must be true, and prefill.peer false")
+        windows = [[group.window for group in each.groups] for each in (self.prefill, self.decode)]
+        if windows[0] != windows[1]:
+            raise GeometryError("decode.groups", "must have the windows of prefill.groups")
+        if (
+            1 in windows[0]
+        ):  # the last token of a prompt, which D computes again, would see itself alone
+            raise GeometryError("groups", "must have windows of two tokens at least")
+
+    def of(self, server: str) -> EngineConfig:
+        """The engine of a server."""
+        return self.prefill if server == PREFILL else self.decode
+
+    def overlaps(self, server: str) -> bool:
+        """Whether the scheduler of a server is asynchronous."""
+        return self.prefill_overlap if server == PREFILL else self.decode_overlap
+
+    @property
+    def max_prompt(self) -> int:
+        """The longest prompt that both servers take (tokens)."""
+        return min(self.prefill.max_model_len, self.decode.max_model_len) - 1
+
+
+_TWO, _FOUR, _NEAR, _FAR = LayerGroup(2), LayerGroup(4), LayerGroup(2, 3), LayerGroup(2, 5)
+
+
+def _pair(prefill: EngineConfig, decode: EngineConfig | None = None, **how: bool) -> PairConfig:
+    return PairConfig(prefill, replace(decode or prefill, peer=True), **how)
+
+
+_FULL = EngineConfig((_TWO,), 14, 16, 8, max_seqs=3)
+_LARGE = EngineConfig((_FOUR,), 10, 16, 8, max_seqs=3)
+_TIGHT = EngineConfig((_TWO,), 9, 16, 8, max_seqs=3)
+_HYBRID = EngineConfig((_TWO, _NEAR), 22, 16, 8, max_seqs=3)
+_WINDOWS = EngineConfig((_TWO, _NEAR, _FAR), 34, 16, 8, max_seqs=3)
+_DRAFTS = replace(_FULL, drafts=2, max_batched_tokens=12)
+_EAGLE = EngineConfig((_TWO, _NEAR), 24, 18, 12, max_seqs=3, drafts=2, eagle=True)
+_PRIORITY = replace(_TIGHT, priority=True, long_prefill=3)
+# Tiny on purpose. The names say what is special.
+PAIR_PRESETS: dict[str, PairConfig] = {
+    "pair": _pair(_FULL),
+    "pair-tight": _pair(_TIGHT),
+    "pair-uncached": _pair(_FULL, replace(_FULL, caching=False)),
+    "pair-window": _pair(replace(_FULL, groups=(_NEAR,))),
+    "pair-hybrid": _pair(_HYBRID),
+    "pair-windows": _pair(_WINDOWS),
+    "pair-drafts": _pair(_FULL, _DRAFTS),
+    "pair-eagle": _pair(_EAGLE),
+    "pair-priority": _pair(_TIGHT, _PRIORITY),
+    "pair-small-blocks": _pair(_FULL, _LARGE),
+    "pair-fails": _pair(_FULL, replace(_FULL, peer=True, fail_requests=True)),
+    "pair-overlap": _pair(_FULL, prefill_overlap=True, decode_overlap=True),
+    "pair-overlap-tight": _pair(_TIGHT, _PRIORITY, decode_overlap=True),
+    "pair-overlap-drafts": _pair(_DRAFTS, _DRAFTS, prefill_overlap=True, decode_overlap=True),
+    "pair-shared": _pair(_FULL, shared=True),
+    "pair-late": _pair(_FULL, late=True),
+    "pair-push": _pair(_FULL, push=True),
+}

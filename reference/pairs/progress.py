@@ -1,0 +1,90 @@
+"""Whether a pair gets any further: its states, and what network, loops and clients owe it.
+
+Two questions are asked of the same states. Without a failure nobody should have to wait until a timeout, so
+for the one the clock owes nothing. For the other a state counts again only once the clock has passed every
+timeout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+
+from reference.blocks.commands import EngineCommand, Schedule, Update
+from reference.blocks.progress import state_of
+from reference.headway import Headway, Standstill
+from reference.pairs.commands import Advance, Deliver, Land, Move, PairCommand, Shake, Tick, Write
+from reference.pairs.config import LEASE, SERVERS
+from reference.pairs.facts import PairFacts
+
+_BY_ITSELF = Advance, Write, Move, Land, Deliver, Tick, Shake
+EPOCH = 2 * LEASE  # seconds in which every timeout ends
+
+
+class PairProgress:
+    """States of a pair in one run since somebody last got further.
+
+    standstill: of the last command, where it was a Schedule while somebody waits; in_time: the same, with a
+    clock that stands still.
+    """
+
+    def __init__(self) -> None:
+        self.standstill: Standstill | None = None
+        self.in_time: Standstill | None = None
+        self._with_clock, self._without = Headway(), Headway()
+        self._done: Counter[Hashable] = Counter()
+
+    def follow(
+        self,
+        command: PairCommand,
+        served: tuple[str, EngineCommand] | None,
+        facts: PairFacts,
+        owed: list[tuple[str, str]],
+        told: bool,
+    ) -> None:
+        """Take over a command that was carried out. owed: what proxy and writing threads have to do. told: a
+        message has arrived that is no heartbeat, of which a server's state shows nothing yet."""
+        self.standstill = self.in_time = None
+        ran = served[1] if served is not None else None
+        server = served[0] if served is not None else ""
+        self._done[type(ran or command), server] += 1
+        outputs = [each for name in SERVERS for each in facts.of(name).outputs]
+        waits = any(facts.of(name).requests for name in SERVERS)
+        moved = isinstance(command, Land | Shake) or told
+        if (
+            not waits
+            or moved
+            or not isinstance(command, _BY_ITSELF)
+            or any(each.tokens or each.finished for each in outputs)
+        ):
+            self._with_clock.restart()
+            self._without.restart()
+        if not waits or not isinstance(ran, Schedule):
+            return
+        due = [*self._due(facts), *owed]
+        timeouts = ("clock", facts.clock // EPOCH)
+        runs = any(facts.of(name).lanes for name in SERVERS)
+        state = _state_of_pair(facts)
+        self.standstill = self._with_clock.in_state(state, [*due, timeouts], runs=runs)
+        self.in_time = self._without.in_state(state, due, runs=runs)
+
+    def _due(self, facts: PairFacts) -> Iterator[Hashable]:
+        """What others have to do now. Each is named so that it has another name once it was done."""
+        for server in SERVERS:
+            if server not in facts.idle:
+                yield "schedules", server, self._done[Schedule, server]
+            if facts.of(server).steps_in_flight:
+                yield "takes results", server, self._done[Update, server]
+        yield from (("transfer", job.number, job.copied) for job in facts.under_way)
+        if facts.messages:
+            yield "message", self._done[Deliver, ""]
+        if facts.handshakes:
+            yield "handshake", self._done[Shake, ""]
+
+
+def _state_of_pair(facts: PairFacts) -> Hashable:
+    readers = tuple((each.request, each.state) for each in facts.readers)
+    held = tuple(promise.held for promise in facts.promises)
+    under_way = tuple((job.number, job.copied) for job in facts.under_way)
+    network = len(facts.messages), len(facts.handshakes), under_way
+    return state_of(facts.prefill), state_of(facts.decode), readers, held, network

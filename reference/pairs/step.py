@@ -1,0 +1,71 @@
+"""One command on a pair, with what its clauses ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from reference.blocks.clauses import BlockStep
+from reference.headway import Standstill
+from reference.pairs.beside import PairBeside
+from reference.pairs.commands import PairCommand
+from reference.pairs.config import SERVERS, PairConfig
+from reference.pairs.facts import PairFacts, Promise, ReaderState
+
+
+@dataclass(eq=False)
+class PairStep:
+    """before, after: the facts of the pair. refused: the command changed nothing. sides: the step of each
+    server, by its name. beside: what stands beside the pair, after the command."""
+
+    config: PairConfig
+    command: PairCommand
+    refused: bool
+    before: PairFacts
+    after: PairFacts
+    sides: Mapping[str, BlockStep]
+    beside: PairBeside
+
+    @property
+    def standstill(self) -> Standstill | None:
+        """How often the pair was in this state, all timeouts in between."""
+        return None if self.refused else self.beside.progress.standstill
+
+    @property
+    def in_time(self) -> Standstill | None:
+        """How often it was in this state while the clock stood still."""
+        return None if self.refused else self.beside.progress.in_time
+
+    @property
+    def unanswered(self) -> dict[str, str]:
+        """The status of each request that has no answer."""
+        return {
+            name: f"at {server} {fact.status}"
+            for server in SERVERS
+            for name, fact in self.after.of(server).requests.items()
+        }
+
+    @property
+    def room(self) -> str:
+        """What is free, in words."""
+        free = (f"{server} has {len(self.after.of(server).free)} blocks free" for server in SERVERS)
+        return ", ".join(free)
+
+    def needed(self) -> Iterator[Promise]:
+        """Promises that somebody will read, or may yet be told to."""
+        for promise in self.after.promises:
+            if self.beside.needs(self.after, promise):
+                yield promise
+
+    @property
+    def excused(self) -> set[str]:
+        """Requests of P whose KV only a lease gives back: its client is gone, or the network has failed."""
+        return self.beside.dropped | self.beside.faulted
+
+    def arrived(self) -> Iterator[tuple[str, int]]:
+        """Requests of D whose KV has come by this command, and the tokens that count as computed."""
+        waited = {each.request for each in self.before.readers if each.state is ReaderState.WAITS}
+        for reader in self.after.readers:
+            fact = self.after.decode.requests.get(reader.request)
+            if reader.request in waited and reader.state is ReaderState.READ and fact is not None:
+                yield reader.request, fact.computed

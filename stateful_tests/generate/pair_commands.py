@@ -1,0 +1,257 @@
+"""What happens to a pair: the next command of its clients, its two loops, its network and its clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from impl.adapter import Capabilities
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.commands import Piece, Prompt
+from reference.headway import FOR_EVER
+from reference.pairs.beside import PairBeside
+from reference.pairs.commands import (
+    Advance, Cancel, Deliver, Drop, Forget, Forward, Land, Lose, Move, PairCommand, Prefill, Serve, Shake,
+    Tick, Write,
+)  # fmt: skip
+from reference.pairs.config import DECODE, HEARTBEAT, LEASE, PREFILL, SERVERS, PairConfig
+from reference.pairs.facts import PairFacts
+from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
+from stateful_tests.generate.engine_commands import draw_engine_config
+
+
+@dataclass(frozen=True, slots=True)
+class PairProfile:
+    """What one run is like (swarm testing). Rates are "once in so many"; 0 stands for never.
+
+    crowd: requests of a server at a time. texts: those that prompts begin with. own: weight of requests that
+    a server serves alone. cancel, drop, forget, fails: rates. slow: weight of what the network does, the less
+    the slower; tick: of the clock. accept: of drafts, as of an engine's
+    profile. stop: rate of stop tokens. long: prompts of half of what fits. inside: the window of the last
+    token of a prompt begins within a block, where there is a window.
+    """
+
+    crowd: int
+    texts: str
+    own: int
+    cancel: int
+    drop: int
+    forget: int
+    fails: int
+    slow: int
+    tick: int
+    accept: int
+    stop: int
+    long: bool
+    inside: bool
+
+
+def draw_pair_profile(source: Choices, _: Capabilities) -> PairProfile:
+    """A profile for one run."""
+    return PairProfile(
+        crowd=1 + source.upto(4), texts="abc"[: 1 + source.upto(2)], own=pick(source, (0, 0, 1, 2)),
+        cancel=pick(source, (0, 0, 8, 30)), drop=pick(source, (0, 0, 6, 20)),
+        forget=pick(source, (0, 0, 0, 40)), fails=pick(source, (0, 0, 0, 6)),
+        slow=pick(source, (1, 2, 6, 12)), tick=pick(source, (0, 1, 2, 12)),
+        accept=source.upto(2), stop=pick(source, (0, 0, 8)), long=once_in(source, 3),
+        inside=not once_in(source, 4),
+    )  # fmt: skip
+
+
+def draw_pair_config(source: Choices, like: PairConfig) -> PairConfig:
+    """Sizes that no preset has, with the groups of layers that `like` has."""
+    size = pick(source, (1, 2, 3, 4))
+    windows = [group.window and 2 + source.upto(3 * size) for group in like.prefill.groups]
+    larger = size * (1 if like.push else pick(source, (1, 1, 1, 2)))
+    prefill = _of_size(draw_engine_config(source, like.prefill), windows, size)
+    decode = _of_size(draw_engine_config(source, like.decode), windows, larger)
+    return replace(
+        like, prefill=prefill, decode=replace(decode, peer=True),
+        prefill_overlap=once_in(source, 2), decode_overlap=once_in(source, 2),
+    )  # fmt: skip
+
+
+def _of_size(config: EngineConfig, windows: list[int | None], size: int) -> EngineConfig:
+    """The engine with blocks of one size, as a connector takes them, and these windows. Rounds of drafts are
+    not cut: whether that goes well is asked of one server alone."""
+    if config.drafts:
+        config = replace(config, long_prefill=0)
+    groups = tuple(LayerGroup(size, window) for window in windows)
+    most = replace(config, groups=groups, blocks=1 << 10)
+    need = sum(map(most.most_blocks, groups))
+    return replace(most, blocks=need + config.blocks % (need + 1))
+
+
+def propose_pair_command(
+    beside: PairBeside, facts: PairFacts, source: Choices, profile: PairProfile
+) -> PairCommand:
+    """The next command."""
+    if (rare := _rare(beside, facts, source, profile)) is not None:
+        return rare
+    chosen = by_weight(source, _weights(beside, facts, profile))
+    assert chosen is not None  # a loop may always go on
+    kind, server = chosen
+    if kind is Prefill:
+        prompt, own = _prompt(beside, source, profile)
+        return Prefill(_fresh(beside), own, prompt, _priority(beside, PREFILL, source))
+    if kind is Forward:
+        of = pick(source, _to_forward(beside, facts, profile))
+        outputs = 1 + source.upto(3)
+        return Forward(_fresh(beside), of, outputs, _priority(beside, DECODE, source))
+    if kind is Serve:
+        prompt, own = _prompt(beside, source, profile)
+        outputs = 1 + source.upto(3)
+        return Serve(
+            server, _fresh(beside), outputs, own, prompt, _priority(beside, server, source)
+        )
+    if kind is Advance:
+        return _advance(beside, facts, server, source, profile)
+    if kind is Shake:
+        return Shake(server, bool(profile.fails) and once_in(source, profile.fails))
+    if kind is Land:
+        jobs = facts.under_way
+        return Land(pick(source, (0, 0, source.upto(len(jobs) - 1))))
+    if kind is Move:
+        return Move(source.upto(sum(not job.copied for job in facts.under_way) - 1))
+    if kind is Tick:
+        return Tick(
+            pick(source, (1, 3, HEARTBEAT))
+            if not beside.config.late
+            else pick(source, (3, 6, 12, LEASE + 1))
+        )
+    made: PairCommand = kind(server)
+    return made
+
+
+def _rare(
+    beside: PairBeside, facts: PairFacts, source: Choices, profile: PairProfile
+) -> PairCommand | None:
+    """Somebody gives up, a cache is forgotten, a transfer fails."""
+    if profile.cancel and once_in(source, profile.cancel):
+        server = pick(source, SERVERS)
+        if there := list(facts.of(server).requests):
+            return Cancel(server, pick(source, there))
+    if profile.forget and once_in(source, profile.forget):
+        return Forget(pick(source, SERVERS), once_in(source, 2))
+    if profile.drop and once_in(source, profile.drop):
+        if waiting := beside.unforwarded(facts):
+            return Drop(pick(source, waiting))
+    if profile.fails and facts.under_way and once_in(source, 2 * profile.fails):
+        return Lose(source.upto(len(facts.under_way) - 1))
+    return None
+
+
+def _weights(
+    beside: PairBeside, facts: PairFacts, profile: PairProfile
+) -> dict[tuple[type, str], int]:
+    """How often each kind of command comes now, and for which server."""
+    network = 6 // profile.slow + (profile.slow < 12)
+    uncopied = any(not job.copied for job in facts.under_way)
+    weights: dict[tuple[type, str], int] = {
+        (Forward, ""): 10 * bool(_to_forward(beside, facts, profile)),
+        (Land, ""): network * bool(facts.under_way),
+        (Move, ""): 2 * uncopied,
+        (Tick, ""): profile.tick,
+    }
+    for server in SERVERS:
+        own = facts.of(server)
+        room = len(own.requests) < profile.crowd and not own.in_step
+        weights[Advance, server] = (10 if server == DECODE else 8) * (server not in facts.idle)
+        weights[Serve, server] = profile.own * room
+        weights[Shake, server] = (network + 1) * (server in facts.handshakes)
+        weights[Deliver, server] = (network + 1) * any(each.to == server for each in facts.messages)
+        weights[Write, server] = 6 * beside.config.push
+    weights[Prefill, ""] = 4 * (
+        len(facts.prefill.requests) < profile.crowd and not facts.prefill.in_step
+    )
+    if not sum(weights.values()):
+        weights[Advance, DECODE] = 1
+    return weights
+
+
+def _to_forward(beside: PairBeside, facts: PairFacts, profile: PairProfile) -> list[str]:
+    """Requests of P whose answer the proxy may hand to D now."""
+    if facts.decode.in_step or len(facts.decode.requests) >= profile.crowd + 1:
+        return []
+    if beside.config.push:
+        asked = [name for name in facts.prefill.requests if name in beside.asked]
+        return [name for name in asked if not facts.readers_of(name)]
+    known = [each.request for each in facts.promises if each.request not in beside.dropped]
+    most = 2 if beside.config.shared else 1
+    return [name for name in known if len(facts.readers_of(name)) < most]
+
+
+def _advance(
+    beside: PairBeside, facts: PairFacts, server: str, source: Choices, profile: PairProfile
+) -> Advance:
+    config, names = beside.config.of(server), list(facts.of(server).requests)
+    accept: tuple[int, ...] = ()
+    if config.drafts and profile.accept:
+        drawn = tuple(source.upto(config.drafts) for _ in names)
+        accept = (config.drafts,) if profile.accept == 2 else drawn
+    stop = tuple(name for name in names if profile.stop and once_in(source, profile.stop))
+    return Advance(server, accept, stop)
+
+
+def _priority(beside: PairBeside, server: str, source: Choices) -> int:
+    return source.upto(2) if beside.config.of(server).priority else 0
+
+
+def _fresh(beside: PairBeside) -> str:
+    return f"r{len(beside.prompts) + 1}"
+
+
+def _prompt(beside: PairBeside, source: Choices, profile: PairProfile) -> tuple[Prompt, int]:
+    """Pieces of shared texts and tokens of one's own."""
+    config = beside.config
+    block = max(group.block_size for group in config.prefill.groups)
+    room = config.max_prompt - 2
+    length = 1 + source.upto(max(0, min(room, room if profile.long else 4 * block) - 1))
+    while profile.inside and length > 1 and not _is_inside(config, length):
+        length -= 1
+    own = source.upto(min(length, 3)) if once_in(source, 2) else 0
+    shared = length - own
+    if not shared:
+        return (), own
+    return (Piece(pick(source, profile.texts), shared),), own
+
+
+def _is_inside(config: PairConfig, length: int) -> bool:
+    """Every window of the last token of a prompt begins within a block of each server, or at the text's
+    start."""
+    starts = [
+        (length - group.window, group.block_size)
+        for engine in (config.prefill, config.decode)
+        for group in engine.groups
+        if group.window is not None and length > group.window
+    ]
+    return all((start + 1) % size for start, size in starts)
+
+
+def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
+    """What ends a run: nobody new comes, the network does what it has to, then the clock passes every
+    timeout."""
+    if waiting := beside.unforwarded(facts):
+        return Drop(waiting[0])
+    if facts.handshakes:
+        return Shake(facts.handshakes[0])
+    if facts.under_way:
+        return Land()
+    if facts.messages:
+        return Deliver(facts.messages[0].to)
+    awake = [name for name in SERVERS if name not in facts.idle]
+    if not awake:
+        return None
+    done = beside.done
+    for name in SERVERS if beside.config.push else ():
+        if done[Write, name] <= done[Advance, name]:
+            return Write(name)
+    if _stands_still(beside, facts) and all(beside.loops[name] for name in awake):
+        return Tick(LEASE + 1 if beside.config.late else HEARTBEAT)
+    return Advance(min(awake, key=lambda name: done[Advance, name]))
+
+
+def _stands_still(beside: PairBeside, facts: PairFacts) -> bool:
+    """Only a timeout can bring somebody further."""
+    still = beside.progress.in_time
+    waits = any(facts.of(name).in_step or facts.of(name).results_due for name in SERVERS)
+    return not waits and (beside.is_quiet(facts) or (still is not None and still.times >= FOR_EVER))

@@ -1,0 +1,1 @@
+"""Tests of pairs of servers: clauses, planted faults, known faults of releases."""

@@ -1,0 +1,80 @@
+"""Faults that are put into vLLM 0.33.0 as a pair are seen by their clauses; its runs are deterministic."""
+
+import json
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from reference.commands import Mode
+from reference.pairs.config import PAIR_PRESETS, PairConfig
+from stateful_tests.check import tiers
+from stateful_tests.check.driving import RunBatch, drive, unfitted
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.pairs.pair_faults import PAIR_FAULTS, VERSION, pair_trace
+from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.traces import files as traces
+from stateful_tests.traces.notation import PAIR_KINDS, format_command, parse
+
+LIFE = (
+    "prefill r1 a4 +1; advance P; advance P; forward r2 of r1 for 2; advance D; shake D; advance D; move;"
+    " tick seconds 5; advance D; land; deliver P; deliver P; advance P; advance D; advance D; advance D;"
+    " advance D; advance D; advance D"
+)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    system = resolve(f"vllm=={VERSION}+pair")
+    yield system
+    system.close()
+
+
+def test_each_fault_is_seen_by_its_clause_and_the_release_conforms():
+    found = json.loads(printed_by("stateful_tests.tests.pairs.pair_faults", "--replay"))
+    assert found == {name: [fault.clause, None] for name, fault in PAIR_FAULTS.items()}
+
+
+def test_a_life_over_both_servers_conforms_and_leaves_nothing(pair):
+    run = replay(pair, pair_trace(LIFE))
+    facts = run.history[-1].facts
+    assert run.violation is None
+    assert any("r2 gets 1 token and ends" in line for row in run.rows for line in row.tree)
+    assert (facts.records, facts.idle, facts.network_rests) == ((), ("P", "D"), True)
+    assert not any(promise.held for promise in facts.promises)
+
+
+def test_runs_with_one_seed_are_the_same(pair):
+    plan = tiers.plan("smoke", examples=2, seed=3)
+    batch = RunBatch(unfitted("pairs", "pair", Mode.FAITHFUL), range(2))
+    one, two = (drive(pair, plan, batch) for _ in range(2))
+    assert one.runs == two.runs and one.carried_out == two.carried_out
+    assert one.carried_out["Advance"] > 20
+
+
+@pytest.mark.parametrize("name", PAIR_PRESETS)
+def test_every_preset_starts_and_serves(pair, name):
+    run = replay(pair, pair_trace("prefill r1 a3; advance P; advance P; advance P", name))
+    assert run.violation is None
+    assert any("P promises" in line for row in run.rows for line in row.tree)
+
+
+def test_sizes_that_the_release_refuses_are_one_line(pair):
+    small = PAIR_PRESETS["pair-small-blocks"]
+    with pytest.raises(UnusableImplementation, match="a multiple of the tokens of P's"):
+        pair.reset(PairConfig(small.decode.__class__(small.decode.groups, 10, 16, 8),
+                              PAIR_PRESETS["pair"].decode))  # fmt: skip
+    with pytest.raises(UnusableImplementation, match="goes alone"):
+        resolve(f"vllm=={VERSION}+async+pair")
+
+
+def test_commands_and_sizes_stand_in_a_trace():
+    lines = [
+        "prefill r1 a2b1 +3 priority 2", "forward r2 of r1 for 3", "drop r1", "serve P r3 +2 for 4",
+        "cancel D r2", "forget P (running)", "advance D accept 2 1 drafts 0 stop r2", "write P",
+        "shake D (fails)", "move at 1", "land", "lose at 2", "deliver P", "tick seconds 5",
+    ]  # fmt: skip
+    trace = pair_trace("; ".join(lines), "pair-eagle")
+    assert [*map(format_command, trace.commands)] == lines
+    assert traces.loads(traces.dump(trace).encode(), "trace") == trace
+    assert {type(parse(line, PAIR_KINDS)) for line in lines} == {*PAIR_KINDS.values()}

@@ -1,0 +1,70 @@
+"""Known faults of vLLM as a pair: their traces, the sentence that explains each, and its page."""
+
+import pytest
+
+from ci.explain import because
+from ci.report import data, page
+from impl.vllm.api import RELEASES
+from stateful_tests.lockstep import known_faults
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.night import NIGHT
+from stateful_tests.traces import files as traces
+
+TRACES = [each for each in known_faults.traces("vllm") if each[1].way == "pair"]
+SAID = {
+    "a_window_lacks_the_block_that_the_last_token_of_a_prompt_reads":
+        "r2 at [0, 1) of group 0 of D has the null block since command 4 (advance D); the query at 2 sees",
+    "an_abort_before_the_handshake_leaves_the_prompt_to_the_lease":
+        "it keeps it until the lease ends, where P gives back what r1 left, for nobody will read it",
+    "an_abort_before_the_handshake_keeps_another_prompt_waiting": "r3 is WAITING with 3 tokens",
+    "two_readers_of_an_answer_and_the_first_frees_it":
+        "block 1 of P is free since command 10",
+    "an_abort_before_the_registration_leaves_its_metadata": "D recving_metadata: r2, where no record",
+    "a_load_waits_for_a_block_that_no_pool_has": "no batch comes, with 3 blocks free and r2 WAITING",
+    "a_null_block_of_a_window_is_sent_and_published":
+        "transfer 0 moved block 0 and 2 of P into block 1 of D in command 7 (land)",
+    "a_null_block_of_a_window_is_sent_in_the_place_of_kv": "transfer 0 moved block 0 and 3 of P into block 1",
+    "a_partial_hit_reads_the_end_of_another_prompt_part": "transfer 0 moved block 2 and 3 of P into block 2",
+    "a_read_after_the_lease_counts": "transfer 0 moved block 1 of P into block 1 of D",
+    "a_read_after_the_lease_finds_what_is_written_meanwhile":
+        "it was written, where D: chunk 1 stays as it is until transfer 0 has read it",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pair():
+    systems = {}
+
+    def of(version):
+        if version not in systems:
+            systems[version] = resolve(f"vllm=={version}+pair")
+        return systems[version]
+
+    yield of
+    for system in systems.values():
+        system.close()
+
+
+@pytest.mark.parametrize(("path", "fault"), TRACES, ids=lambda each: getattr(each, "stem", ""))
+def test_a_trace_violates_its_clause_in_its_last_step(pair, path, fault):
+    trace = traces.load(path)
+    newest = RELEASES[-1]
+    for version in (fault.first, newest) if NIGHT else (newest,):
+        violation = replay(pair(version), trace).violation
+        assert violation is not None
+        assert trace.clause in violation.clauses and trace.clause in fault.clauses
+        assert violation.step == len(trace.commands) - 1
+
+
+@pytest.mark.parametrize("path", [path for path, _ in TRACES], ids=lambda path: path.stem)
+def test_the_reason_is_a_sentence_and_the_page_has_both_servers(pair, path):
+    run = replay(pair(RELEASES[-1]), traces.load(path))
+    explained = because(run)
+    assert SAID[path.stem] in explained.text
+    drawn = page.page(data.replay_data(str(path), run) | {"replay": "kvspec replay"}, run)
+    assert "the pool of P" in drawn and "the pool of D, and the wire between" in drawn
+
+
+def test_every_trace_has_a_sentence():
+    assert SAID.keys() == {path.stem for path, _ in TRACES}
