@@ -10,7 +10,7 @@ CORE = """
 0.16.0 ... config.py | CacheConfig(max_batches=_, block_size=_, num_cpu_blocks=_, num_gpu_blocks=_, kernel_block_size=_, window_size=_, max_prefill_token_num=_, enable_prefix_caching=_, num_reserved_gpu_blocks=_, device_type=_)
 0.16.0 ... config.py | SchedulerConfig(max_batches=_, max_session_len=_, prefill_interval=_)
 0.16.0 ... messages.py | SequenceMeta(_, strategy=_); SamplingParam(max_new_tokens=_); SamplingParam.max_new_tokens
-0.16.0 ... messages.py | SchedulerSession.add_sequence(_, sampling_param=_); SequenceManager.get_all_sequences; LogicalTokenBlocks.get_real_blocks()
+0.16.0 ... messages.py | SchedulerSession.add_sequence(_, sampling_param=_, adapter_name=_); SequenceManager.get_all_sequences; LogicalTokenBlocks.get_real_blocks()
 0.16.0 ... messages.py | SchedulerSequence.session_id; SchedulerSequence.num_blocks; SchedulerSequence.logical_blocks; SchedulerSequence.logical_state
 0.16.0 ... messages.py | SchedulerSequence.status; SchedulerSequence.num_history_ids; SchedulerSequence.num_ignored_history; SchedulerSequence.all_ids
 0.16.0 ... messages.py | SchedulerSequence.num_new_tokens; SchedulerSequence.sampling_param
@@ -19,7 +19,7 @@ CORE = """
 0.16.0 ... paging/scheduler.py | Scheduler(_, _, _); Scheduler.block_trie; Scheduler.block_manager; Scheduler.state_manager; Scheduler.seq_manager; Scheduler.sessions
 0.16.0 ... paging/scheduler.py | Scheduler.has_unfinished(); Scheduler.add_session(_); Scheduler.stop_session(_); Scheduler.end_session(_); Scheduler.activate_seqs(_)
 0.16.0 ... paging/block_trie/trie.py | BlockTrie.state_checkpoints; BlockTrie._roots
-0.16.0 ... paging/block_trie/node.py | Node.children; Node.state_checkpoint; Node.block_id; Node.token_ids; Node.parent
+0.16.0 ... paging/block_trie/node.py | Node.children; Node.state_checkpoint; Node.block_id; Node.token_ids; Node.parent; Node.adapter_name
 0.16.0 ... paging/block_trie/checkpoint_lifecycle.py | StateCheckpointLifecycle.unpin_saves(_)
 0.16.0 ... paging/block_trie/node.py | NodeStateCheckpoint.published; NodeStateCheckpoint.step; NodeStateCheckpoint.slot; NodeStateCheckpoint.pin_count
 0.16.0 ... paging/block_trie/node.py | NodeStateCheckpoint.frozen_block_id; NodeStateCheckpoint.exact_match_data
@@ -30,7 +30,7 @@ CORE = """
 0.16.0 ... paging/state_manager.py | StateManager._runtime_states; StateManager._checkpoint_states; StateManager.allocator; StateManager.get_num_free(); StateAllocator._free_states
 0.16.0 ... engine/cache_inputs.py | CacheCheckpointInputs.kv_restore_plan; CacheCheckpointInputs.kv_save_plan; CacheCheckpointInputs.state_restore_plan; CacheCheckpointInputs.state_save_plan
 0.16.0 ... engine/inputs_maker.py | InputsMakerConfig; InputsMakerAsync.send_next_inputs(); InputsMakerAsync.prefetch_next_inputs(); InputsMakerAsync.update_running_seqs(_, _)
-0.16.0 ... engine/inputs_maker.py | InputsMakerAsync.has_pending_long_context_chunk()
+0.16.0 ... engine/inputs_maker.py | InputsMakerAsync.has_pending_long_context_chunk(); InputsMakerAsync.reset_runtime_state()
 0.16.0 ... engine/engine_loop.py | EngineLoop._finish_forward_output(_, _, _, _); EngineLoop.scheduler; EngineLoop.seq_strategy; EngineLoop.inputs_maker; EngineLoop.config
 """
 # What releases do in different ways: a tree needs one of the two.

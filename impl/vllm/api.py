@@ -31,7 +31,7 @@ CORE = """
 0.11.0 ... v1/core/kv_cache_manager.py | KVCacheManager.coordinator; KVCacheManager.block_pool
 0.11.0 ... v1/core/kv_cache_coordinator.py | KVCacheCoordinator.single_type_managers
 0.11.0 ... v1/core/single_type_kv_cache_manager.py | SingleTypeKVCacheManager.req_to_blocks; SingleTypeKVCacheManager.num_cached_block
-0.11.0 ... v1/request.py | Request.status; Request._all_token_ids; Request.num_computed_tokens; Request.request_id; Request.priority
+0.11.0 ... v1/request.py | Request.status; Request._all_token_ids; Request.num_computed_tokens; Request.request_id; Request.priority; Request.block_hashes
 0.11.0 ... v1/request.py | Request.is_finished(); RequestStatus.FINISHED_ABORTED
 0.11.0 ... v1/engine/__init__.py | EngineCoreOutputs.outputs; EngineCoreOutput.request_id; EngineCoreOutput.new_token_ids; EngineCoreOutput.finish_reason
 0.11.0 ... v1/outputs.py | ModelRunnerOutput.req_ids; ModelRunnerOutput.req_id_to_index; ModelRunnerOutput.sampled_token_ids; DraftTokenIds(_, _)

@@ -41,7 +41,7 @@ class DecodeProgress:
         idle = {each.name for each in facts.requests if each.state in (IDLE, BUSY)}
         between_turns = bool(idle - waiting)
         return self._headway.in_state(
-            _state_of(facts), _due(facts, greeted, arrived), runs=False, counts=not between_turns
+            state_of(facts), _due(facts, greeted, arrived), runs=False, counts=not between_turns
         )
 
 
@@ -57,7 +57,7 @@ def _due(
             yield "request", request.name
 
 
-def _state_of(facts: TierFacts) -> Hashable:
+def state_of(facts: TierFacts) -> Hashable:
     """The state of the server without slots, which change from round to round of the same cycle."""
     requests = tuple(
         (request.name, request.state, request.row < 0, request.first < 0)

@@ -212,6 +212,7 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
         "states": can.recurrent or can.tracks,
         "tracks": can.tracks,
         "tier": can.system_kind in (TIERS, PAIRS) or can.connects,
+        "keys": "LoadAdapter" in can.commands,
     }
     return {
         name: Tally()

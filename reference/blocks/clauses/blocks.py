@@ -197,6 +197,7 @@ def _forgotten(step: BlockStep) -> Failure | None:
         "Whoever matches the key reads KV that other weights computed, or that belongs to another tenant, and"
         " the tokens look right."
     ),
+    needs=("keys",),
     rule="sources",
     source="vllm generate_block_hash_extra_keys (issues 30931, 42125)",
     scope="A key that two sources share does no harm while the cache has nothing under it.",

@@ -49,6 +49,18 @@ ADAPTERS = (
                  "phase", "pools", "reset", "scheduler", "spec", "tail", "tracker"),
                 "of our driver, commands and sizes",
             ),
+            **dict.fromkeys(
+                ("empty", "exists", "extend", "keys", "remove", "resolve", "wait"),
+                "a method of lists, dictionaries, paths, queues and processes",
+            ),
+            **dict.fromkeys(
+                ("allocator", "end", "entries", "full", "poll", "pool", "register", "request", "snapshot",
+                 "start", "swa", "tokens"),
+                "of our server, commands, clients and logs",
+            ),
+            **dict.fromkeys(("device_pool", "host_pool", "load_events"), "of what our copy engine moves"),
+            "write_policy": "of the controller that the table has",
+            "_get_new_prebuilt_batch": "of the mixin; the table has its public name",
             **dict.fromkeys(("__getattr__", "__getitem__", "__init__", "__setattr__"), "of our classes"),
             **dict.fromkeys(
                 ("chunked_prefill_size", "disable_radix_cache", "enable_hierarchical_cache",
@@ -138,6 +150,7 @@ ADAPTERS = (
         lmdeploy.TABLES.every,
         {
             **dict.fromkeys(("append", "copy", "get", "update"), FREE),
+            "add": "of our RequestSources",
             "finish": "of our InferOutput",
             "resp": "of our InferOutput",
             "input_ids": "of our BatchInputs",

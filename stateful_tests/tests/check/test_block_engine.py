@@ -92,7 +92,7 @@ class HitsAWholeWindowOnly(BlockEngine):
     [
         (EvictsATokenEarly, "WIN-1"),
         (SharesWithoutCounting, "BLK-1"),
-        (KeepsTheHash, "PUB-1"),
+        (KeepsTheHash, "HIT-1"),
         (HitsAWholeWindowOnly, "HIT-1"),
     ],
 )

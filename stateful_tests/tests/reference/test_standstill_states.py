@@ -40,13 +40,13 @@ def with_request(**changed):
     ],
 )  # fmt: skip
 def test_two_states_of_an_engine_are_apart(other):
-    assert of_blocks._state_of(BLOCKS) != of_blocks._state_of(other)
+    assert of_blocks.state_of(BLOCKS) != of_blocks.state_of(other)
 
 
 def test_a_state_of_an_engine_has_no_numbers_of_blocks_or_jobs():
     same = with_job(job=7, parts=((0, 2, 1, 0),))
     same = same._replace(requests={"r1": REQUEST._replace(tables=((2, 0),))}, free=(1,))
-    assert of_blocks._state_of(BLOCKS) == of_blocks._state_of(same)
+    assert of_blocks.state_of(BLOCKS) == of_blocks.state_of(same)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def with_receiver(**changed):
     ],
 )  # fmt: skip
 def test_two_states_of_a_decode_server_are_apart(other):
-    assert of_tiers._state_of(TIER) != of_tiers._state_of(other)
+    assert of_tiers.state_of(TIER) != of_tiers.state_of(other)
 
 
 def test_a_copy_that_grows_is_another_state():
     one, two = (with_receiver(kept={"full": slots}) for slots in ((1,), (1, 2)))
-    assert of_tiers._state_of(one) != of_tiers._state_of(two)
+    assert of_tiers.state_of(one) != of_tiers.state_of(two)
 
 
 @pytest.mark.parametrize(
