@@ -220,7 +220,7 @@ def test_clauses_of_what_no_engine_declares_do_not_count():
         commands=frozenset(kind.__name__ for kind in ENGINE_COMMANDS), recurrent=True,
     )))  # fmt: skip
     assert whole.keys() == {*BLOCK_CLAUSES}
-    lacks = {"PUB-3", "STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}
+    lacks = {"KEY-1", "PUB-3", "STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}
     assert whole.keys() - alone.keys() == lacks | {*OF_CONNECTORS}
 
 
