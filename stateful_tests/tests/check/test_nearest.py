@@ -69,6 +69,7 @@ UNSKETCHED = {
     "vllm": {
         "vllm/distributed/": "of +offload: the folder of a release has it where that way was driven",
         "vllm/v1/kv_offload/": "of +offload",
+        "vllm/v1/engine/core.py": "of which `_reset_caches` alone runs",
         "vllm/v1/worker/": "of +v2, and what is cut out of the runner",
         "vllm/model_executor/": "it changes for other reasons",
         "vllm/utils/": "it changes for other reasons",
