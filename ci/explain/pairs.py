@@ -1,4 +1,4 @@
-"""What is so of blocks, tables and requests of two servers, and what the network moved between them."""
+"""The explanation of a pair states facts of its blocks, tables and requests, and of the network between."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def facts_at(place: Place, m: PairMoment) -> list[Fact]:
 
 
 def events(past: Past) -> list[str]:
-    """What the facts of one moment do not show: who wrote a block last, and what a query sees."""
+    """Events tell what the facts of one moment do not show: who wrote a block last, what a query sees."""
     at = [place for place in past.violation.failure.at if isinstance(place, AtServer)]
     if not at:
         return []
@@ -89,7 +89,7 @@ def _sent(past: Past, block: int) -> str:
 
 
 def wire(moment: PairMoment) -> Iterator[str]:
-    """What is between the servers, in words."""
+    """Each message and transfer between the servers is told in words."""
     facts = moment.facts
     for promise in facts.promises:
         if promise.held:

@@ -133,9 +133,13 @@ def _holds(facts: BlockFacts, block: int) -> str:
 
 
 def content(data: Data, run: Run) -> Data:
-    """What the template takes besides the head of every page."""
-    steps = states(run)
+    """The template takes these values besides the head of every page."""
     config: EngineConfig = run.trace.geometry
+    return template_values(data, run, states(run), config)
+
+
+def template_values(data: Data, run: Run, steps: list[Data], config: EngineConfig) -> Data:
+    """The template takes these values for a page of such steps. config: tells whether windows are shown."""
     return {
         "steps": steps,
         "left_out": len(run.rows) - len(steps),

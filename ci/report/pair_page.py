@@ -5,8 +5,7 @@ from itertools import pairwise
 from ci import Data
 from ci.explain.blocks import blocks_of
 from ci.explain.pairs import on_server, wire
-from ci.report import render
-from ci.report.engine_page import HUES, MAX_STEPS, drawn, step_table
+from ci.report.engine_page import HUES, MAX_STEPS, drawn, template_values
 from reference.failures import AtServer
 from reference.pairs.config import SERVERS, PairConfig
 from stateful_tests.lockstep.pairs import PairMoment
@@ -15,7 +14,7 @@ from stateful_tests.traces.notation import format_command, format_outcome
 
 
 def states(run: Run) -> list[Data]:
-    """What the page shows, a step each, as data: P's pool, and D's in the place of host memory."""
+    """Each step that the page shows has these data: P's pool, and D's in the place of host memory."""
     history, first = run.history, max(run.first, len(run.rows) - MAX_STEPS - 1)
     names = dict.fromkeys(
         name for moment in history for s in SERVERS for name in moment.facts.of(s).requests
@@ -51,18 +50,9 @@ def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, 
 
 
 def content(data: Data, run: Run) -> Data:
-    """What the template takes besides the head of every page."""
-    steps = states(run)
+    """The template takes these values besides the head of every page."""
     config: PairConfig = run.trace.geometry
-    return {
-        "steps": steps,
-        "left_out": len(run.rows) - len(steps),
-        "start": max(0, len(steps) - 1),
-        "step_table": step_table(steps),
-        "story_open": True,
-        "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True),
-        "windows": any(group.window for group in config.prefill.groups),
-        "tree": False,
+    return template_values(data, run, states(run), config.prefill) | {
         "pool_title": "the pool of P",
         "host_title": "the pool of D, and the wire between:",
     }

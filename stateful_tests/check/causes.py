@@ -43,12 +43,14 @@ def _none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) ->
 
 
 def _no_adapters(system: AnySystem, trace: Trace) -> Trace:
+    """No request has an adapter."""
     del system
     made = (replace(c, adapter="") if isinstance(c, Add) else c for c in trace.commands)
     return replace(trace, commands=tuple(made))
 
 
 def _no_salts(system: AnySystem, trace: Trace) -> Trace:
+    """No request has a salt."""
     del system
     made = (replace(c, salt="") if isinstance(c, Add) else c for c in trace.commands)
     return replace(trace, commands=tuple(made))
