@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ci.commands.shared import Unusable
 
 NOT_LIVE = {
@@ -57,6 +59,28 @@ def require_fitting(release: str, given: dict[str, int | bool]) -> None:
     """Raise Unusable for settings that the release does not run with, or that do not go together."""
     _require_states(release, given)
     _require_tier(release, given)
+    _require_priorities(release, given)
+
+
+def _require_priorities(release: str, given: dict[str, int | bool]) -> None:
+    """What depends on priorities goes with them, and with the release."""
+    from impl.sglang.server.clients import PRIORITIES
+    from impl.sglang.server.tried import LOWEST
+
+    _require_known("priority", PRIORITIES, given)
+    if not given.get("priority"):
+        for field in ("threshold", "lowest"):
+            if given.get(field):
+                raise Unusable(f"--set {field}: of priorities; needs --set priority=1 or 2")
+    if given.get("lowest") and release not in LOWEST:
+        raise Unusable(f"--set lowest: {', '.join(LOWEST)} retracts so; this is {release}")
+
+
+def _require_known(field: str, known: Sequence[str], given: dict[str, int | bool]) -> None:
+    """The value of a field is the place of a name."""
+    if given.get(field, 0) >= len(known):
+        names = ", ".join(f"{at} {name or 'none'}" for at, name in enumerate(known))
+        raise Unusable(f"--set {field}: one of {names}; not {given[field]}")
 
 
 def _require_states(release: str, given: dict[str, int | bool]) -> None:
@@ -111,9 +135,7 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
             raise Unusable(f"--set {field}: a server with --set hicache=1 and --set states {why}")
     if given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
-    for field, known in (("policy", POLICIES), ("storage", STORAGES)):
-        if given.get(field, 0) >= len(known):
-            names = ", ".join(f"{at} {name or 'none'}" for at, name in enumerate(known))
-            raise Unusable(f"--set {field}: one of {names}; not {given[field]}")
+    _require_known("policy", POLICIES, given)
+    _require_known("storage", STORAGES, given)
     if not given.get("host", 1):
         raise Unusable("--set host: the host's pools in tenths of the device's, at least 1")

@@ -23,6 +23,9 @@ from stateful_tests.watched.seen import RequestSeen
 _WITHOUT_KV = re.compile(
     "a reused row must carry allocated KV|reusing request must be chunked or have"
 )
+PREEMPTION = "a preemption by priority"
+_NO_ROW = re.compile("alloc_req_slots runs out of memory")
+_SECOND_CHUNK = re.compile("AssertionError:  at srt/managers/scheduler.py")
 _NO_STATE = re.compile("AssertionError: Can ?not alloc mamba")
 # of the tree's core in Python, and in Rust
 _OF_A_SESSION = re.compile(
@@ -54,6 +57,14 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         ),
         "ignored-end-token-in-chunks": (
             _PREFIX_IN_CHUNKS.match(error) and not config.tree and reached["a turn that resumes"]
+        ),
+        "preempted-turn-keeps-its-row": (
+            _NO_ROW.search(error)
+            and reached[PREEMPTION]
+            and reached["a retract of a session's turn"]
+        ),
+        "preemption-admits-a-second-chunk": (
+            _SECOND_CHUNK.match(error) and config.window and reached[PREEMPTION]
         ),
         "session-asks-the-storage": _OF_A_SESSION.match(error) and config.storage,
         "stores-pin-every-state": _NO_STATE.search(error) and seen.states_in_stores,
@@ -179,16 +190,18 @@ def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
-def stalls(release: str, kind: str) -> str:
+def stalls(release: str, kind: str, preemptions: int) -> str:
     """Idle sessions keep what others wait for; or they have given it back, and the server does not look; or
-    a prompt is larger than the SWA pool, less a page."""
+    a prompt is larger than the SWA pool, less a page; or a request was preempted, and is gone."""
     faults = {
+        "lost": "preempted-request-is-lost" if preemptions else "",
         "sessions": "idle-sessions-keep-all",
         "room": "admission-stays-shut",
         "never": "prompt-above-the-swa-pool-waits",
         "alone": "prompt-above-the-swa-pool-waits",
     }
-    return label(release, faults[kind]) or "" if kind in faults else ""
+    name = faults.get(kind, "")
+    return (label(release, name) or "") if name else ""
 
 
 def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:

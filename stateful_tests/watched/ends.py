@@ -120,6 +120,7 @@ def _retracted(beside: Beside, request: Request, outputs: int, shown: Shown) -> 
     seen.matched = None
     seen.rounds.clear()
     reach("a retract")
+    reach("a retract of a session's turn", request.session is not None)
     reach("a second retract of one request", seen.retracts == 2)
     reach("a retract before the first result", request.output == 1 and outputs == 0)
     # an operator who pauses the server has it retract prefills as well

@@ -26,6 +26,7 @@ KINDS = ("storm", "flood", "texts", "talks", "storm", "random")
 KINDS_OF_A_TIER = ("texts", "scene", "talks", "storm")  # with a host tier, run by run
 # A session that comes again ends a server with a storage (session-asks-the-storage): in one run of eight.
 SESSIONS_AT = 7
+WITH_PRIORITIES = 0.3  # of the runs: clients state them
 FITS_HARDLY_AT = 4  # the run of eight in which somebody sends a prompt of the size of a pool
 TRIES = 40  # servers of which one is chosen
 # Memory is short, and what runs is retracted. A flood has prompts of many chunks.
@@ -49,7 +50,7 @@ Triple = tuple[tuple[str, int | bool], ...]
 
 class Population:
     """The runs of a check, in order. fixed: fields of the server that are not left to chance; states: some
-    servers may have recurrent layers.
+    servers may have recurrent layers; lowest: some may retract the request of the lowest priority.
 
     A fault often needs two or three switches at once, and chance leaves out many of these for long. So a run
     has, of some random servers, the one with the triples of switches that were least at work.
@@ -63,8 +64,9 @@ class Population:
         count: int = 12,
         impatient: bool = False,
         states: bool = True,
+        lowest: bool = True,
     ) -> None:
-        self.states = states
+        self.states, self.lowest = states, lowest
         self.seed, self.fixed, self.count, self.impatient = seed, fixed or {}, count, impatient
         self._number = -1
         self._config = Config()
@@ -109,11 +111,38 @@ class Population:
             found = *found[:-1], big
         if scene is None and number % 6 in (0, 4):
             found = operated(random.Random(f"{self.seed} {number} operators"), found, config)
+        stated = bool(scene and scene["server"].get("priority"))  # by the scene's own turns
+        preempting = random.Random(f"{self.seed} {number} priorities")
+        if not stated and (config.priority or preempting.random() < WITH_PRIORITIES):
+            config, found = self._with_priorities(preempting, config, found)
         if config.storage and number % 8 != SESSIONS_AT:
             found = tuple(
                 replace(each, session=False, resends=each.session or each.resends) for each in found
             )
         return config, found, rng.randrange(1 << 30)
+
+    def _with_priorities(
+        self, rng: random.Random, config: Config, clients: tuple[Client, ...]
+    ) -> tuple[Config, tuple[Client, ...]]:
+        """The same where clients state priorities, and who waits may preempt who runs."""
+        settings: dict[str, int | bool] = {
+            "priority": rng.choice((1, 2)),
+            "threshold": rng.choice((0, 0, 1)),
+            "queue": rng.choice((0, 0, 0, 2, 4)),
+            "lowest": self.lowest and rng.random() < 0.5,
+        }
+        settings |= {name: value for name, value in self.fixed.items() if name in settings}
+        if not settings["priority"]:
+            return config, clients
+        self._config = config = replace(config, **settings)
+        levels = (0, 1, 2, 3)
+        return config, tuple(
+            replace(
+                client,
+                turns=tuple(replace(turn, priority=rng.choice(levels)) for turn in client.turns),
+            )
+            for client in clients
+        )
 
     def ran(self, reached: Mapping[str, int]) -> None:
         """The last run reached this. A triple was at work if each of its switches has done something."""

@@ -185,12 +185,15 @@ _AFTER_ADMISSION = (*_AFTER_EVICTION, log.Admitted, log.Requeued)
 
 
 def in_its_place(beside: Beside, e: log.Event) -> None:
-    """Raises Diverged for what cannot come while the server decides on a batch. A retract can."""
+    """Raises Diverged for what cannot come while the server decides on a batch. A retract can, and for what
+    it has retracted the queue may have no place."""
     step, tag = beside.step, type(e).__struct_config__.tag
     if step.evicts and not isinstance(e, _AFTER_EVICTION):
         raise Diverged("OUT-1", f"no {tag} between a window eviction and its step", f"shows {tag}")
     retracts = isinstance(e, log.Released) and e.reason is None
-    if step.admits and not retracts and not isinstance(e, _AFTER_ADMISSION):
+    rejects = isinstance(e, log.QueueAborted) and step.requeues
+    step.requeues = isinstance(e, log.Requeued)
+    if step.admits and not (retracts or rejects) and not isinstance(e, _AFTER_ADMISSION):
         raise Diverged("OUT-1", f"no {tag} between admission and its step", f"shows {tag}")
     step.admits |= isinstance(e, log.Admitted)
     step.evicts |= isinstance(e, log.Swept)

@@ -73,7 +73,8 @@ class StepSeen:
     outside: requests that were retracted since, and not queued again.
     evictions: window evictions of requests whose prefill is to come.
     due: sessions that a client closed since, while no turn was in flight.
-    admits, evicts: it has looked at who waits since, or evicted a window: it decides on a batch.
+    admits, evicts: it has looked at who waits since, or evicted a window: it decides on a batch. requeues:
+    the last event queued a retracted request again.
     unpaged: the pages of the last step are to come.
     joined_late: validation began with the last snapshot, and nothing was counted yet.
     last: the last step that was read.
@@ -87,6 +88,7 @@ class StepSeen:
     evictions: dict[str, Choice] = field(default_factory=dict)
     due: dict[str, None] = field(default_factory=dict)
     admits: bool = False
+    requeues: bool = False
     evicts: bool = False
     unpaged: bool = False
     joined_late: bool = False

@@ -22,7 +22,7 @@ import msgspec
 
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import Misread, RunOutcome
-from impl.sglang.server.tried import STATES
+from impl.sglang.server.tried import LOWEST, STATES
 from impl.sglang.server.worker import Job
 from stateful_tests.shrink.searching import Search, first_improvement
 from stateful_tests.watched import deviations, population
@@ -118,6 +118,7 @@ def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
             validated = validator.run(log.lines())
             validated.situation = situation(validator)
             tail = log.files[-1].read_text().splitlines()[-12:]
+    validated.reached.update([deviations.PREEMPTION] * outcome.preemptions)
     return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)), tail)
 
 
@@ -211,7 +212,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         says = f"{outcome.error}; {validated.situation}" if validated.situation else outcome.error
         yield ServedFinding("server", key, says, known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
-        known = deviations.stalls(run.release, kind) or ended
+        known = deviations.stalls(run.release, kind, outcome.preemptions) or ended
         yield ServedFinding("progress", f"stalls: {kind}", stall.says, known)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)
@@ -232,10 +233,10 @@ def check(
         runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf)
     )
     result = checking.result
-    with_states = release in STATES
     drawn = population.Population(
-        seed, fixed=fixed, count=count, impatient=impatient, states=with_states
-    )
+        seed, fixed=fixed, count=count, impatient=impatient, states=release in STATES,
+        lowest=release in LOWEST,
+    )  # fmt: skip
     try:
         for number in range(runs):
             if checking.over():
@@ -310,7 +311,8 @@ _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {
         "draft": 0, "overlap": False, "tree": False, "window": 0, "swa": 8, "page_size": 1, "pressure": False,
         "mixed": False, "lazy": False, "track": 0, "states": 0,
-        "rust": False, "storage": 0, "hicache": False,
+        "rust": False, "storage": 0, "hicache": False, "lowest": False, "queue": 0, "threshold": 0,
+        "priority": 0,
     },
     Client: {
         "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,
@@ -318,6 +320,7 @@ _PLAINEST: dict[type, dict[str, Any]] = {
     },
     Turn: {
         "wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1, "ignore_eos": False,
+        "priority": 0,
     },
 }  # fmt: skip
 

@@ -204,7 +204,7 @@ WATCHED = """
 0.5.16 ...    managers/scheduler.py | Scheduler.get_next_batch_to_run(_, _)
 0.5.14 ...    managers/scheduler.py | Scheduler.tree_cache; Scheduler.req_to_token_pool; Scheduler.token_to_kv_pool_allocator; Scheduler.session_controller
 0.5.14 ...    managers/scheduler.py | Scheduler.is_hybrid_swa; Scheduler.spec_algorithm; Scheduler.enable_overlap; Scheduler.page_size; Scheduler.sliding_window_size
-0.5.14 ...    managers/scheduler.py | Scheduler.waiting_queue; Scheduler.running_batch; Scheduler.last_batch; Scheduler.chunked_req; Scheduler.result_queue; Scheduler.server_args
+0.5.14 ...    managers/scheduler.py | Scheduler.waiting_queue; Scheduler.running_batch; Scheduler.last_batch; Scheduler.chunked_req; Scheduler.result_queue; Scheduler.server_args; Scheduler.max_queued_requests
 0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.prefix_lens; ScheduleBatch.extend_lens; ScheduleBatch.decoding_reqs; ScheduleBatch.forward_mode
 0.5.14 ...    managers/schedule_batch.py | Req.rid; Req.session; Req.sampling_params; Req.finished_reason; Req.finished_len; Req.is_retracted
 0.5.14 ...    {controller} | SessionController._close(_); Session.streaming; Session.timeout; Session.session_id
@@ -233,6 +233,7 @@ SERVED = """
 0.5.14 ...    managers/scheduler.py | Scheduler.run_event_loop(); Scheduler.gracefully_exit; Scheduler.tp_worker; Scheduler.draft_worker
 0.5.14 ...    managers/io_struct.py | OpenSessionReqInput(capacity_of_str_len=_, session_id=_, streaming=_, timeout=_); CloseSessionReqInput(session_id=_)
 0.5.14 ...    managers/io_struct.py | AbortReq(rid=_); TokenizedGenerateReqInput
+0.5.14 ...    managers/schedule_policy.py | PrefillAdder.preempt_to_schedule
 0.5.14 ...    managers/utils.py | GenerationBatchResult(logits_output=_, next_token_ids=_, can_run_cuda_graph=_)
 0.5.14 ...    managers/scheduler_components/ipc_channels.py | SchedulerIpcChannels.create
 0.5.14 ...    managers/scheduler_components/request_receiver.py | SchedulerRequestReceiver._pull_raw_reqs

@@ -20,6 +20,7 @@ STORAGES = "", "best_effort", "wait_complete"
 # The cache is emptied once nothing runs or waits; all requests are aborted; nothing is computed for a while;
 # the same, and what runs is retracted before; the same, and the cache is emptied, as for new weights.
 OPERATIONS = "flush", "abort", "pause", "retract", "update"
+PRIORITIES = "", "greatest", "smallest"  # the number that goes first, "" without priorities
 FLUSH = "flush"  # what is answered when the cache is empty
 PATIENCE = 80  # rounds without a forward pass until a client that only occupies memory goes away
 
@@ -33,7 +34,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (no_buffer); lazy: a request has a second slot for that state only while the next one is written
     (extra_buffer_lazy); hicache: there is a tier in host memory; host: its pools, in tenths of the
     device's; policy: which of POLICIES; storage: behind it, of STORAGES; rust: the core of its tree is the
-    one in Rust."""
+    one in Rust; priority: who goes first, of PRIORITIES; threshold: a request that waits preempts one whose
+    priority differs by more than this; queue: so many requests wait at most, 0 for any number; lowest: the
+    running request of the lowest priority is retracted, not the one of the fewest outputs."""
 
     page_size: int = 1
     tokens: int = 128
@@ -54,13 +57,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: int = 0
     storage: int = 0
     rust: bool = False
+    priority: int = 0
+    threshold: int = 0
+    queue: int = 0
+    lowest: bool = False
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """wait: rounds since the turn before was answered (of an impatient client: sent); tokens: of its prompt,
     the first `shared` of which are those of text number `text`; limit: outputs at most; stop: the output that
     is the end token, 0 for none; abort: rounds after it was sent until the client disconnects, 0 for
-    never; ignore_eos: the end token does not end it."""
+    never; ignore_eos: the end token does not end it; priority: that the client states, 0 for none."""
 
     wait: int
     tokens: int
@@ -70,6 +77,7 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: int = 0
     text: int = 0
     ignore_eos: bool = False
+    priority: int = 0
 
 
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +108,7 @@ class Message(msgspec.Struct, frozen=True):
     limit: int = 0
     ignore_eos: bool = False
     mode: str = ""
+    priority: int = 0
 
 
 def mixed(*numbers: int) -> int:
@@ -236,8 +245,9 @@ class Clients:
                 each.waits = request
             session = client.name if client.session else None
             yield Message(
-                "submit", request, session, self.prompt(request), turn.limit, turn.ignore_eos
-            )
+                "submit", request, session, self.prompt(request), turn.limit, turn.ignore_eos,
+                priority=turn.priority,
+            )  # fmt: skip
         else:
             each.done = True
             if client.session:

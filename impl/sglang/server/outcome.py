@@ -37,7 +37,8 @@ class Complaint(NamedTuple):
 class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
     stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
-    one; blocks_s: of each block of rounds; canary: what the release's own KV canary saw, None without it."""
+    one; blocks_s: of each block of rounds; canary: what the release's own KV canary saw, None without it;
+    preemptions: how often a request that waits preempted others for its priority."""
 
     forwards: int
     rounds: int
@@ -50,3 +51,4 @@ class RunOutcome(msgspec.Struct, frozen=True):
     cpu_s: float = 0.0
     blocks_s: list[float] = []
     canary: list[Complaint] | None = None
+    preemptions: int = 0

@@ -164,7 +164,18 @@ class Watcher:
                 rejected=ends is not None, why=str(vars(ends).get("message", ""))[:120] if ends else "",
                 ids=list(request.origin_input_ids) if self.pages else None,
             ))  # fmt: skip
+        # the queue's limit rejects this request, or one that waits
+        limited = scheduler.max_queued_requests is not None
+        queued = [*scheduler.waiting_queue, request] if limited else []
         yield
+        left = {id(each) for each in scheduler.waiting_queue} if limited else set()
+        if rejected := [each.rid for each in queued if id(each) not in left]:
+            self._forget_queued(rejected)
+
+    def _forget_queued(self, names: list[str]) -> None:
+        for name in names:
+            self._looked_at.pop(name, None)
+        self.put(QueueAborted(names))
 
     def _note_tier(self, scheduler: Any) -> None:
         """Once: before the first request has a lock, and before the log has a header."""
@@ -264,10 +275,8 @@ class Watcher:
         queue = scheduler.waiting_queue
         queued: list[str] = [r.rid for r in queue if ask.abort_all or r.rid.startswith(ask.rid)]
         yield
-        for name in queued:
-            self._looked_at.pop(name, None)
         if queued:
-            self.put(QueueAborted(queued))
+            self._forget_queued(queued)
 
     def flush(self, done: bool, *_: Any, **__: Any) -> None:
         if done and self.log is not None:

@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 from impl.sglang.releases.names import called
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server import boot
-from impl.sglang.server.clients import EOS, FLUSH, Client, Clients, Config, Message
+from impl.sglang.server.clients import EOS, FLUSH, PRIORITIES, Client, Clients, Config, Message
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.progress import stall, unflushed
 from impl.sglang.server.reading import Reader, installed
@@ -115,6 +115,7 @@ _SENT: list[Any] = []  # by the server
 _SINK = SimpleNamespace(send_output=lambda output, *_: _SENT.append(output))
 _WATCHERS: list[Watcher] = []  # the one of this process
 _FEED: list[Any] = []
+_PREEMPTIONS: list[bool] = []  # whether a try succeeded
 
 
 def _channels(cls: type[Any], /, **_: Any) -> Any:
@@ -144,6 +145,8 @@ def _stand_ins(release: Release0510) -> None:
     for method, double in replaced(release):
         owner, _, name = method.rpartition(".")
         setattr(pkgutil.resolve_name(owner), name, double)
+    adder = importlib.import_module("sglang.srt.managers.schedule_policy").PrefillAdder
+    adder.preempt_to_schedule = _noted(adder.preempt_to_schedule)
     without_kernels(importlib.import_module("sglang.srt.mem_cache.allocator.paged"))
     setattr(torch.Tensor, "record_stream", lambda *_: None)  # noqa: B010  (a CPU has no streams)
     setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)  # noqa: B010  (nor an accelerator)
@@ -164,6 +167,17 @@ def _stand_ins(release: Release0510) -> None:
             owner = pkgutil.resolve_name(path)
             getattr(owner, name)
             setattr(owner, name, double)
+
+
+def _noted(preempt: Callable[..., bool]) -> Callable[..., bool]:
+    """The same, and each preemption is counted."""
+
+    def preempts(adder: Any, *requests: Any) -> bool:
+        done = preempt(adder, *requests)
+        _PREEMPTIONS.append(done)
+        return done
+
+    return preempts
 
 
 def _gather(index: Any, *buffers: Any) -> tuple[Any, ...]:
@@ -379,6 +393,7 @@ def run(
     return RunOutcome(
         model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, stalls, cpu_s,
         [] if blocks is None else blocks.spent, model.canary.seen if model.canary else None,
+        sum(_PREEMPTIONS),
     )  # fmt: skip
 
 
@@ -418,6 +433,16 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
         more["swa_full_tokens_ratio"] = config.swa / 10
     if config.pressure:
         more["schedule_conservativeness"] = 0.05
+    if config.priority:
+        more |= {
+            "enable_priority_scheduling": True,
+            "schedule_low_priority_values_first": PRIORITIES[config.priority] == "smallest",
+            "priority_scheduling_preemption_threshold": config.threshold,
+        }
+    if config.queue:
+        more["max_queued_requests"] = config.queue
+    if config.lowest:
+        more["retraction_policy"] = "priority"
     args = ServerArgs(
         model_path=str(model), load_format="dummy", device="cpu", skip_tokenizer_init=True,
         attention_backend="torch_native", sampling_backend="pytorch", dtype="float32", random_seed=1,
@@ -474,7 +499,7 @@ def _message(message: Message) -> Any:
     session = None if message.session is None else params(id=message.session)
     return io_struct.TokenizedGenerateReqInput(
         rid=message.name, input_text="", input_ids=array("q", message.tokens), input_embeds=None,
-        mm_inputs=None,
+        mm_inputs=None, priority=message.priority or None,
         token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1,
         top_logprobs_num=0, token_ids_logprob=None, stream=False, session_params=session,
     )  # fmt: skip

@@ -46,7 +46,7 @@ ADAPTERS = (
             ),
             **dict.fromkeys(
                 ("buffers", "cache", "complete", "evicted", "finish", "finish_loads", "load", "open_session",
-                 "phase", "pools", "reset", "scheduler", "spec", "tail", "tracker"),
+                 "phase", "pools", "priority", "threshold", "reset", "scheduler", "spec", "tail", "tracker"),
                 "of our driver, commands and sizes",
             ),
             **dict.fromkeys(

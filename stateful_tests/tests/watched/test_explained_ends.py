@@ -27,6 +27,9 @@ STAND_IN = (
     "KeyError: <sglang.srt.session.streaming_session._VirtualNode object at 0x7f> at srt/a.py:1"
 )
 IN_RUST = "TypeError: '_VirtualNode' object cannot be interpreted as an integer at srt/a.py:1"
+NO_ROW = "RuntimeError: alloc_req_slots runs out of memory. num_reqs=1, at srt/mem_cache/allocation.py:344"
+SECOND = "AssertionError:  at srt/managers/scheduler.py:4326"
+PREEMPTED = "a preemption by priority", "a retract of a session's turn"
 NO_STATE = "AssertionError: Can not alloc mamba cache at srt/mem_cache/a.py:1"
 FLAGS = "parked", "prepared", "next_chunk", "states_in_stores"
 MIXED, ALONE = Config(mixed=True, tree=False), Config(tree=False)
@@ -46,6 +49,13 @@ RETRACTED, RESUMED, REJECTED = (
     ("0.5.23", "AssertionError: a word at srt/session/x.py:1", REJECTED, ALONE, ""),
     ("0.5.23", SLOT, "", ALONE, ""),
     ("0.5.24", SLOT, REJECTED, ALONE, ""),
+    ("0.5.23", NO_ROW, PREEMPTED, ALONE, "preempted-turn-keeps-its-row"),
+    ("0.5.23", NO_ROW, PREEMPTED[:1], ALONE, ""),
+    ("0.5.23", NO_ROW, PREEMPTED[1:], ALONE, ""),
+    ("0.5.23", OTHER, PREEMPTED, ALONE, ""),
+    ("0.5.23", SECOND, PREEMPTED, Config(window=4), "preemption-admits-a-second-chunk"),
+    ("0.5.23", SECOND, PREEMPTED, ALONE, ""),
+    ("0.5.23", SECOND, PREEMPTED[1:], Config(window=4), ""),
     ("0.5.23", PREFIXED, RESUMED, ALONE, "ignored-end-token-in-chunks"),
     ("0.5.23", PREFIXED, "", ALONE, ""),
     ("0.5.23", PREFIXED, RESUMED, Config(), ""),
@@ -85,7 +95,7 @@ RETRACTED, RESUMED, REJECTED = (
 def test_known_faults_explain_what_they_cause_alone(release, error, seen, config, name):
     """Each condition of explains_end: without it an unrelated end would be one of a known fault."""
     validated = Validated(**{flag: seen == flag for flag in FLAGS})
-    validated.reached[seen] += 1
+    validated.reached.update([seen] if isinstance(seen, str) else seen)
     assert explains_end(release, error, config, validated) == name
 
 

@@ -179,6 +179,27 @@ def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
     assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
 
 
+def test_in_some_runs_clients_state_priorities():
+    """Always where the server has them by a setting, never where it has none by a setting."""
+
+    def drawn(**fixed):
+        runs = population.Population(1, fixed=fixed)
+        for config, clients, _ in (runs.draw() for _ in range(30)):
+            yield config, {turn.priority for client in clients for turn in client.turns}
+
+    preempting = [config for config, stated in drawn() if config.priority and stated - {0}]
+    assert 5 <= len(preempting) <= 15
+    assert {each.priority for each in preempting} == {1, 2} and {e.lowest for e in preempting} == {
+        True,
+        False,
+    }
+    assert {bool(each.queue) for each in preempting} == {True, False}
+    assert all(config.priority == 2 and stated - {0} for config, stated in drawn(priority=2))
+    assert not any(config.priority for config, _ in drawn(priority=0))
+    without = population.Population(1, lowest=False)
+    assert not any(without.draw()[0].lowest for _ in range(30))
+
+
 def test_in_some_runs_a_server_has_operators():
     """With a storage half of the clients come after a flush."""
     runs = population.Population(1, fixed={"hicache": True, "storage": 1})
@@ -255,7 +276,7 @@ def test_servers_with_a_host_tier_have_what_goes_with_it():
     for number, (config, clients, _) in enumerate(drawn):
         sessions = any(client.session for client in clients)
         assert not (sessions and config.storage) or number % 8 == population.SESSIONS_AT
-    plain = population.Population(1, fixed={"hicache": True, "storage": 0})
+    plain = population.Population(1, fixed={"hicache": True, "storage": 0, "priority": 0})
     drawn = [plain.draw() for _ in range(6)]
     scene = population.of_scene(population.scenes()[0])
     assert drawn[1][1] == scene and drawn[5][1] == population.of_scene(population.scenes()[1])

@@ -21,6 +21,7 @@ from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.server import environment, tier, watch
 from impl.sglang.server.clients import EOS, FLUSH, PATIENCE, Client, Clients, Turn
 from impl.sglang.server.events import (
+    QueueAborted,
     Flushed,
     HookFailed,
     Released,
@@ -207,13 +208,31 @@ def test_what_a_pause_retracts_is_queued_again():
         finished_len=None, sampling_params=limit, origin_input_ids=[1, 2, 3, 4],
     )  # fmt: skip
     around(watcher, "release")(lambda *_, **__: None, request, None, checkpoint=False)
+    scheduler = Bag(max_queued_requests=None)
     for _ in range(2):
-        around(watcher, "queue")(lambda *_: None, None, request)
+        around(watcher, "queue")(lambda *_: None, scheduler, request)
     assert [type(each) for each in noted] == [Released, Requeued, Submitted]
     around(watcher, "release")(lambda *_, **__: None, request, None, checkpoint=False)
     around(watcher, "step")(lambda *_: Bag(batch_to_run=None), Bag())
-    around(watcher, "queue")(lambda *_: None, None, request)
+    around(watcher, "queue")(lambda *_: None, scheduler, request)
     assert [type(each) for each in noted[3:]] == [Released, Submitted], "its name is used again"
+
+
+@pytest.mark.parametrize("left, rejected", [(("r1", "r2"), None), (("r2",), "r1"), (("r1",), "r2")])
+def test_the_limit_of_the_queue_rejects_who_comes_or_who_waits(left, rejected):
+    watcher, noted = watching()
+    waits, comes = (
+        Bag(rid=name, session=None, to_finish=None, finished_reason=None, origin_input_ids=[1])
+        for name in ("r1", "r2")
+    )
+    scheduler = Bag(max_queued_requests=1, waiting_queue=[waits])
+
+    def queues(*_):
+        scheduler.waiting_queue = [each for each in (waits, comes) if each.rid in left]
+
+    around(watcher, "queue")(queues, scheduler, comes)
+    aborted = [QueueAborted([rejected])] if rejected else []
+    assert noted[1:] == aborted and isinstance(noted[0], Submitted)
 
 
 def test_a_request_that_waits_for_room_is_written_once():
