@@ -315,7 +315,7 @@ def served(
         "known": dict(result.known), "old": dict(result.old), "findings": found,
         "interrupted": result.interrupted,
         "exit_code": ending(
-            broke=any(each["judge"] == "server" for each in new),
+            broke=any(each["judge"] in ("server", "grants") for each in new),
             violated=bool(new),
             interrupted=result.interrupted,
             incomplete=result.runs < planned,

@@ -24,9 +24,7 @@ _WITHOUT_KV = re.compile(
     "a reused row must carry allocated KV|reusing request must be chunked or have"
 )
 PREEMPTION = "a preemption by priority"
-_NO_ROW = re.compile("alloc_req_slots runs out of memory")
 _SECOND_CHUNK = re.compile("AssertionError:  at srt/managers/scheduler.py")
-_NO_STATE = re.compile("AssertionError: Can ?not alloc mamba")
 # of the tree's core in Python, and in Rust
 _OF_A_SESSION = re.compile(
     r"KeyError: <sglang\.srt\.session\.streaming_session\._VirtualNode|TypeError: '_VirtualNode' object"
@@ -37,16 +35,16 @@ _OUT_OF_MEMORY = re.compile(
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
-def explains_end(release: str, error: str, config: Config, seen: Validated) -> str:
+def explains_end(release: str, error: str, config: Config, seen: Validated, pool: str = "") -> str:
     """The known fault by which a server ends with this error (one line), "" for none.
 
-    seen: of its log.
+    seen: of its log. pool: in which an allocation that was granted has failed, "" where the error is another.
     """
     reached = seen.reached
     of_a_slot = "already has a slot" in error or error.startswith(
         "AssertionError:  at srt/session/"
     )
-    no_memory, leak = "ut of memory" in error, "Mem Leak Detected" in error
+    no_memory, leak = pool in ("full", "SWA"), "Mem Leak Detected" in error
     writes_back = bool(config.storage) and POLICIES[config.policy] == "write_back"
     too_far = config.tree and _evicts_too_far(config.window, config.page_size)
     # The first that holds explains it.
@@ -59,15 +57,13 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
             _PREFIX_IN_CHUNKS.match(error) and not config.tree and reached["a turn that resumes"]
         ),
         "preempted-turn-keeps-its-row": (
-            _NO_ROW.search(error)
-            and reached[PREEMPTION]
-            and reached["a retract of a session's turn"]
+            pool == "rows" and reached[PREEMPTION] and reached["a retract of a session's turn"]
         ),
         "preemption-admits-a-second-chunk": (
             _SECOND_CHUNK.match(error) and config.window and reached[PREEMPTION]
         ),
         "session-asks-the-storage": _OF_A_SESSION.match(error) and config.storage,
-        "stores-pin-every-state": _NO_STATE.search(error) and seen.states_in_stores,
+        "stores-pin-every-state": pool == "states" and seen.states_in_stores,
         "evictable-above-a-backup": _counts_enough(error) and writes_back,
         "mixed-without-room": no_memory and config.mixed and seen.prepared,
         "chunk-without-room": no_memory and config.mixed and not config.window and seen.next_chunk,

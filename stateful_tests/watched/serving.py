@@ -206,11 +206,19 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         says += f"; its text has token {first.want[0]} ({1 + len(more)} positions are wrong)"
         yield ServedFinding("reads", f"reads {pool}", says, known)
     if outcome.error:
-        where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
-        key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
-        known = ended or deviations.explains_end(run.release, outcome.error, run.config, validated)
-        says = f"{outcome.error}; {validated.situation}" if validated.situation else outcome.error
-        yield ServedFinding("server", key, says, known)
+        grant = outcome.grant
+        pool = grant.pool if grant is not None else ""
+        known = ended or deviations.explains_end(
+            run.release, outcome.error, run.config, validated, pool
+        )
+        situations = filter(None, (outcome.error, validated.situation))
+        if grant is not None:
+            says = "; ".join((grant.says, *situations))
+            yield ServedFinding("grants", f"grants: {pool}", says, known)
+        else:
+            where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
+            key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
+            yield ServedFinding("server", key, "; ".join(situations), known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
         known = deviations.stalls(run.release, kind, outcome.preemptions) or ended
         yield ServedFinding("progress", f"stalls: {kind}", stall.says, known)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from impl.sglang.server.grants import BrokenGrant
 from impl.sglang.server.progress import Stall
 
 
@@ -38,7 +39,8 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
     stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
     one; blocks_s: of each block of rounds; canary: what the release's own KV canary saw, None without it;
-    preemptions: how often a request that waits preempted others for its priority."""
+    preemptions: how often a request that waits preempted others for its priority; grant: the one that could
+    not be allocated, where that broke the server."""
 
     forwards: int
     rounds: int
@@ -52,3 +54,4 @@ class RunOutcome(msgspec.Struct, frozen=True):
     blocks_s: list[float] = []
     canary: list[Complaint] | None = None
     preemptions: int = 0
+    grant: BrokenGrant | None = None

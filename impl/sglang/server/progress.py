@@ -103,7 +103,9 @@ def unflushed(scheduler: Any) -> Stall | None:
     """A client has asked for a flush, without a timeout, and is not answered: None while a request runs or
     waits, as those keep the cache."""
     batches = (scheduler.running_batch, scheduler.last_batch)
-    there = [r.rid for batch in batches if batch is not None for r in batch.reqs if not r.finished()]
+    there = [
+        r.rid for batch in batches if batch is not None for r in batch.reqs if not r.finished()
+    ]
     if there or scheduler.waiting_queue or scheduler.chunked_req is not None:
         return None
     return Stall("flush", "", "the cache is not flushed, and nothing runs or waits")

@@ -105,7 +105,7 @@ class Reader:
             ))  # fmt: skip
         requests: dict[str, RequestState] = {}
         rounds = self._in_flight(plan)
-        for request, queued in self._unfinished(plan):
+        for request, queued in self.unfinished(self.release.planned(plan)):
             if request.rid in requests or (not queued and not self.holds(request)):
                 continue
             requests[request.rid] = RequestState(
@@ -145,9 +145,10 @@ class Reader:
         """Batches whose results are not processed; only an overlapped loop has them."""
         return [batch for batch, _ in vars(self.scheduler).get("result_queue", ())]
 
-    def _unfinished(self, plan: Any) -> list[tuple[Any, bool]]:
+    def unfinished(self, planned: Any = None) -> list[tuple[Any, bool]]:
+        """Requests of the batch that is planned, of those before it and of the queue, and who is queued."""
         scheduler, found = self.scheduler, []
-        batches = (self.release.planned(plan), scheduler.running_batch, scheduler.last_batch)
+        batches = (planned, scheduler.running_batch, scheduler.last_batch)
         for batch in (*batches, *self._launched()):
             found += [(request, False) for request in (batch.reqs if batch is not None else ())]
         if scheduler.chunked_req is not None:
@@ -164,7 +165,9 @@ class Reader:
         for name, slot in self.release.slots(self.tree).items():
             if self.holds(slot):
                 owners[name] = slot
-        unfinished = [request for request, queued in self._unfinished(plan) if not queued]
+        unfinished = [
+            request for request, queued in self.unfinished(self.release.planned(plan)) if not queued
+        ]
         running = filter(self.holds, unfinished)
         for request in sorted(running, key=lambda each: each.to_finish is not None):
             session, name = request.session, request.rid
@@ -198,7 +201,9 @@ class Reader:
         found = ShownStates(free, {}, {}, of_nodes)
         slots = self.release.slots(self.tree).items()
         owners: list[tuple[str, str | None, Any]] = [(name, None, slot) for name, slot in slots]
-        owners += [(r.rid, session_of(r), r) for r, _ in self._unfinished(plan)]
+        owners += [
+            (r.rid, session_of(r), r) for r, _ in self.unfinished(self.release.planned(plan))
+        ]
         for name, lender, owner in owners:
             if owner.kv.holds_mamba:
                 own = [int(owner.kv.mamba_pool_idx), *buffers_of(owner.kv)]

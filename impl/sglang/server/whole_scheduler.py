@@ -28,6 +28,7 @@ from impl.sglang.releases.names import called
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.server import boot
 from impl.sglang.server.clients import EOS, FLUSH, PRIORITIES, Client, Clients, Config, Message
+from impl.sglang.server.grants import broken_grant
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.progress import stall, unflushed
 from impl.sglang.server.reading import Reader, installed
@@ -380,11 +381,12 @@ def run(
 
     _FEED[:] = [pull]
     scheduler.gracefully_exit = False
-    error, trace, started = "", "", time.process_time()
+    error, trace, grant, started = "", "", None, time.process_time()
     try:
         scheduler.run_event_loop()
     except Exception as raised:
         error, trace = _one_line(raised), traceback.format_exc()
+        grant = broken_grant(Reader(scheduler, watcher.kind), raised)
     if watcher.log is not None:
         watcher.log.close()
     cpu_s = time.process_time() - started
@@ -393,7 +395,7 @@ def run(
     return RunOutcome(
         model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, stalls, cpu_s,
         [] if blocks is None else blocks.spent, model.canary.seen if model.canary else None,
-        sum(_PREEMPTIONS),
+        sum(_PREEMPTIONS), grant,
     )  # fmt: skip
 
 

@@ -31,6 +31,13 @@ NO_ROW = "RuntimeError: alloc_req_slots runs out of memory. num_reqs=1, at srt/m
 SECOND = "AssertionError:  at srt/managers/scheduler.py:4326"
 PREEMPTED = "a preemption by priority", "a retract of a session's turn"
 NO_STATE = "AssertionError: Can not alloc mamba cache at srt/mem_cache/a.py:1"
+# of the errors by which a grant ends
+POOLS = {
+    NO_ROW: "rows",
+    NO_STATE: "states",
+    "Decode out of memory.": "full",
+    "Prefill out of memory.": "full",
+}
 FLAGS = "parked", "prepared", "next_chunk", "states_in_stores"
 MIXED, ALONE = Config(mixed=True, tree=False), Config(tree=False)
 RETRACTED, RESUMED, REJECTED = (
@@ -96,7 +103,7 @@ def test_known_faults_explain_what_they_cause_alone(release, error, seen, config
     """Each condition of explains_end: without it an unrelated end would be one of a known fault."""
     validated = Validated(**{flag: seen == flag for flag in FLAGS})
     validated.reached.update([seen] if isinstance(seen, str) else seen)
-    assert explains_end(release, error, config, validated) == name
+    assert explains_end(release, error, config, validated, POOLS.get(error, "")) == name
 
 
 @pytest.mark.parametrize(
