@@ -42,6 +42,7 @@ class Capabilities:
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
     mixed_batches: an Extend may have entries of requests that run, each a decode of one token.
     swa_tail: an Extend may have entries that take SWA slots for the last window alone (Chunk.tail).
+    answers: a turn may answer with a shared text (Submit.answers), as another turn does.
     swa: it can be built with a window; full_only: without one; tree: with a radix tree; no_tree: without.
     bigram: its tree can know each token together with the one that follows it (Geometry.bigram); paths of
         NodeView are of `tree_key` then.
@@ -74,6 +75,7 @@ class Capabilities:
     mixed_decode: bool = True
     mixed_batches: bool = False
     swa_tail: bool = False
+    answers: bool = False
     swa: bool = True
     full_only: bool = True
     tree: bool = True

@@ -13,7 +13,9 @@ from reference.commands import (
     Prompt,
     Reason,
     Report,
+    Submit,
     shared_serial,
+    text_serial,
     token_id,
 )
 
@@ -58,7 +60,19 @@ def done(played: Played) -> Done:
 
 def well_formed(prompt: Prompt) -> bool:
     """Whether every piece has tokens, and a text called by one letter of a to z."""
-    return all(p.tokens >= 1 and len(p.text) == 1 and "a" <= p.text <= "z" for p in prompt)
+    return all(p.tokens >= 1 and is_text(p.text) for p in prompt)
+
+
+def is_text(name: str) -> bool:
+    """Whether it names a shared text."""
+    return len(name) == 1 and "a" <= name <= "z"
+
+
+def serial_of_turn(command: Submit, counted: int) -> int:
+    """The serial of the tokens that a turn adds to its prompt. counted: of its Submit. Refuses a text that is
+    none (EMPTY)."""
+    require(not command.answers or is_text(command.answers), Reason.EMPTY)
+    return text_serial(command.answers, counted)
 
 
 def spelled(prompt: Prompt, start: int = 0, most: int | None = None) -> list[int]:

@@ -47,6 +47,11 @@ def shared_serial(text: str) -> int:
     return SHARED + ord(text) - ord("a")
 
 
+def text_serial(answers: str, serial: int) -> int:
+    """The serial of what a request adds to its prompt: that of a shared text, or the one of its Submit."""
+    return shared_serial(answers) if answers else serial
+
+
 def shared_text(serial: int) -> str:
     """The letter of a shared text."""
     return chr(ord("a") + serial - SHARED)
@@ -188,7 +193,9 @@ def prompt_of(text: str) -> Prompt:
 class Submit:
     """A client sends a turn (`session` None: an ordinary request), and it is queued. Its input is
     the session's history, then `prompt`, then `tokens` tokens of its own. `rewind` > 0 takes back
-    that many tokens of the history; streaming sessions reject it.
+    that many tokens of the history; streaming sessions reject it. `answers`: its own tokens and its
+    outputs are those of this shared text (a to z), as where a model answers the same question alike; "" for
+    a text that nobody else has.
     """
 
     request: str
@@ -196,6 +203,7 @@ class Submit:
     tokens: int
     rewind: int = 0
     prompt: Prompt = ()
+    answers: str = ""
 
 
 @dataclass(frozen=True, slots=True)

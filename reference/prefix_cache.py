@@ -95,7 +95,12 @@ def extended(text: Text, prompt: Prompt) -> Text:
 
 def well_formed(prompt: Prompt) -> bool:
     """Each piece has a token at least, and a text that there is."""
-    return all(p.tokens >= 1 and len(p.text) == 1 and "a" <= p.text <= "z" for p in prompt)
+    return all(p.tokens >= 1 and is_text(p.text) for p in prompt)
+
+
+def is_text(name: str) -> bool:
+    """It names a shared text."""
+    return len(name) == 1 and "a" <= name <= "z"
 
 
 @lru_cache(maxsize=1 << 12)

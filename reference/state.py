@@ -41,6 +41,12 @@ def text_tokens(text: Text, length: int | None = None) -> tuple[int, ...]:
     return tuple(tokens)
 
 
+def goes_on(text: Text, serial: int, end: int) -> Text:
+    """`text`, and then tokens of this serial up to `end`."""
+    before = text[:-1] if text and text[-1][0] == serial else text
+    return (*before, (serial, end))
+
+
 def text_cut(text: Text, length: int) -> Text:
     """The first `length` tokens, as runs."""
     kept: list[tuple[int, int]] = []
@@ -112,12 +118,12 @@ class Request(NamedTuple):
     @property
     def text(self) -> Text:
         """Input and outputs so far."""
-        return (*self.history, (self.serial, self.origin + self.output))
+        return goes_on(self.history, self.serial, self.origin + self.output)
 
     @property
     def computed_text(self) -> Text:
         """The same with what the device has accepted; it has KV up to computed_len."""
-        return (*self.history, (self.serial, max(self.computed_len, self.origin + self.output)))
+        return goes_on(self.history, self.serial, max(self.computed_len, self.origin + self.output))
 
     @property
     def holder(self) -> str:

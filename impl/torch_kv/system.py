@@ -23,6 +23,7 @@ from impl.vocabulary import (
     RequestPhase,
     done,
     require,
+    serial_of_turn,
     spelled,
     well_formed,
 )
@@ -65,6 +66,7 @@ class TorchKV(LockHolders):
             kind=ROWS.name,
             mixed_batches=True,
             swa_tail=True,
+            answers=True,
             bigram=True,
             recurrent=True,
             tracks=True,
@@ -123,10 +125,11 @@ class TorchKV(LockHolders):
         text = list(session.history) if session is not None else []
         origin = len(text) + new
         require(origin <= self.width, Reason.ROW_TOO_SHORT)
+        serial = serial_of_turn(command, self.serial + 1)
         self.serial += 1
         text.extend(spelled(command.prompt, len(text)))
-        text.extend(token_id(self.serial, position) for position in range(len(text), origin))
-        request = KVRequest(command.request, session, self.serial, text, origin)
+        text.extend(token_id(serial, position) for position in range(len(text), origin))
+        request = KVRequest(command.request, session, serial, text, origin)
         self.requests[command.request] = request
         if session is not None:
             session.turn = request

@@ -6,9 +6,9 @@ place that clears it; TURNS says who gets there.
 
 from __future__ import annotations
 
-from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len
+from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len, text_serial
 from reference.state import Request, Session, State, text_len
-from reference.prefix_cache import extended, unlocked, well_formed
+from reference.prefix_cache import extended, is_text, unlocked, well_formed
 from reference.rules.base import (
     NAME_TAKEN,
     Case,
@@ -64,6 +64,7 @@ def open_session(state: State, command: Open, _: RuleContext) -> State:
 def submit(state: State, command: Submit, _: RuleContext) -> State:
     new = prompt_len(command.prompt) + command.tokens
     require(well_formed(command.prompt) and command.tokens >= 0 and new >= 1, Reason.EMPTY)
+    require(not command.answers or is_text(command.answers), Reason.EMPTY)
     session = state.session(command.session)
     require(command.session is None or session is not None, Reason.UNKNOWN_SESSION)
     require(not is_taken(state, command.request), Reason.REQUEST_EXISTS)
@@ -75,9 +76,10 @@ def submit(state: State, command: Submit, _: RuleContext) -> State:
     history = session.history if session is not None else ()
     origin = text_len(history) + new
     require(origin <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
-    serial = state.serial + 1
-    state = state._replace(serial=serial).with_request(
-        Request(command.request, command.session, serial, extended(history, command.prompt), origin)
+    counted = state.serial + 1
+    serial, text = text_serial(command.answers, counted), extended(history, command.prompt)
+    state = state._replace(serial=counted).with_request(
+        Request(command.request, command.session, serial, text, origin)
     )
     return state if session is None else state.with_session(session._replace(turn=command.request))
 

@@ -344,7 +344,7 @@ def _numbered_from_one(state: State) -> State:
     return state._replace(
         sessions=tuple(s._replace(history=_text(s.history, serials)) for s in state.sessions),
         requests=tuple(
-            r._replace(serial=serials[r.serial], history=_text(r.history, serials))
+            r._replace(serial=serials.get(r.serial, r.serial), history=_text(r.history, serials))
             for r in state.requests
         ),
         tree=state.tree._replace(

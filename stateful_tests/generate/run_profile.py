@@ -35,7 +35,8 @@ class RunProfile:
     with all of them. synchronise: requests wait for each other, so that batches are large. mixed: prefill
     batches take requests along that decode. tails: KV of prompts is received, with SWA KV of the last window
     alone. crowd: whoever runs stays until others run as well. again: a command that gives something back is
-    often followed by another of its kind.
+    often followed by another of its kind. alike: a prompt is answered by the text that it ends with, so that
+    equal prompts have equal answers, and a longer prompt meets an answer.
     """
 
     machine: str = "sessions"
@@ -54,6 +55,7 @@ class RunProfile:
     tails: bool = False
     crowd: bool = False
     again: bool = False
+    alike: bool = False
 
     @property
     def impatient(self) -> bool:
@@ -144,5 +146,9 @@ def draw_profile(
         profile = replace(profile, sessions=profile.sessions[:2])
     texts = TEXTS[: 1 + source.upto(len(TEXTS) - 1)]
     return replace(
-        profile, lock_holders=LOCK_HOLDERS[:crowd], texts=texts, own_tokens=once_in(source, 4)
+        profile,
+        lock_holders=LOCK_HOLDERS[:crowd],
+        texts=texts,
+        own_tokens=once_in(source, 4),
+        alike=capabilities.answers and once_in(source, 3),
     )

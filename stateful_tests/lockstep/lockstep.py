@@ -50,6 +50,8 @@ from stateful_tests.lockstep.tree_diff import state_changes, tree_changes
 def check_offered(system: System, was: State, command: Command) -> None:
     """Raise UnusableImplementation where the system has nothing that this command can be given to."""
     can = system.capabilities
+    if isinstance(command, Submit) and command.answers and not can.answers:
+        raise UnusableImplementation(f"{system.name} answers each turn with a text of its own")
     if isinstance(command, Extend):
         if not can.mixed_batches and _mixed(was, command):
             raise UnusableImplementation(f"{system.name} has no mixed batches")

@@ -33,7 +33,7 @@ class ReferenceSystem:
 
     name = "reference"
     capabilities = Capabilities(
-        kind=ROWS.name, mixed_batches=True, swa_tail=True, bigram=True, recurrent=True
+        kind=ROWS.name, mixed_batches=True, swa_tail=True, answers=True, bigram=True, recurrent=True
     )
 
     def reset(self, geometry: Geometry) -> None:

@@ -250,6 +250,8 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
         for at, piece in enumerate(prompt):
             for text in (c for c in ascii_lowercase if c < piece.text):
                 fewer.append((*prompt[:at], Piece(text, piece.tokens), *prompt[at + 1 :]))
+        if isinstance(command, Submit) and command.answers:
+            yield _with(commands, i, replace(command, answers=""))
         if isinstance(command, Submit) and prompt:
             yield _with(
                 commands, i, replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt))

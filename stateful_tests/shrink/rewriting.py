@@ -43,6 +43,8 @@ def renamed(commands: Commands) -> Commands:
                     names[name] = f"{letter}{counts[letter]}"
         for piece in getattr(command, "prompt", ()):
             letters.setdefault(piece.text, chr(ord("a") + len(letters) % 26))
+        if answers := getattr(command, "answers", ""):
+            letters.setdefault(answers, chr(ord("a") + len(letters) % 26))
     return tuple(with_texts(with_names(command, names), letters) for command in commands)
 
 
@@ -78,8 +80,9 @@ def names_in(command: Command) -> set[str]:
 
 
 def texts_in(command: Command) -> set[str]:
-    """The shared texts that its prompt names."""
-    return {piece.text for piece in getattr(command, "prompt", ())}
+    """The shared texts that its prompt names, and the one that answers it."""
+    answers = {getattr(command, "answers", "")} - {""}
+    return {piece.text for piece in getattr(command, "prompt", ())} | answers
 
 
 def with_names(command: Command, names: dict[str, str]) -> Command:
@@ -99,11 +102,15 @@ def with_names(command: Command, names: dict[str, str]) -> Command:
 
 
 def with_texts(command: Command, letters: dict[str, str]) -> Command:
-    """The command with the texts of its prompt called otherwise."""
+    """The command with the texts of its prompt and of its answer called otherwise."""
     if not hasattr(command, "prompt"):
         return command
-    prompt = tuple(Piece(letters.get(p.text, p.text), p.tokens) for p in command.prompt)
-    return changed(command, prompt=prompt)
+    changes: dict[str, Any] = {
+        "prompt": tuple(Piece(letters.get(p.text, p.text), p.tokens) for p in command.prompt)
+    }
+    if isinstance(command, Submit):
+        changes["answers"] = letters.get(command.answers, command.answers)
+    return changed(command, **changes)
 
 
 Path = tuple[str] | tuple[str, int, str]

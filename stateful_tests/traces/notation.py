@@ -182,7 +182,7 @@ _DRAFTS = _lanes(
     lambda name, tokens, _, accept: Draft(name, int(tokens), int(accept)),
 )
 _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
-    Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0)),
+    Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0), _named("answers")),
     Extend: (_lanes(
         "lanes", "REQUEST +TOKENS [tail]", rf"{_NAME} {_LENGTH}(?: tail)?",
         lambda lane: f"{lane.request} {lane.tokens:+}" + " tail" * lane.tail,

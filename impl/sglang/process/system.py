@@ -48,6 +48,7 @@ class SGLangSystem(WorkerSystem):
         commands=_DRIVEN,
         mixed_decode=False,
         mixed_batches=True,
+        answers=True,
         bigram=True,
         tree_policy_is_free=True,
         exact_reasons=False,

@@ -28,7 +28,7 @@ from impl.sglang.scheduler.prefills import Prefills
 from impl.sglang.scheduler.results import LateResults, Results
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
-from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled
+from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, serial_of_turn, spelled
 from reference import commands as c
 from reference.commands import (
     COMMANDS, Choice, Command, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
@@ -142,7 +142,8 @@ class Driver(Prefills, Ends, TreeCommands):
         require(session is not None or command.rewind <= 0, Reason.SHRINKING_PREFIX)
         require(command.rewind >= 0, Reason.BAD_LENGTH)
         history = 0 if session is None else len(self.release.history(session))
-        serial = self.serial + 1
+        counted = self.serial + 1
+        serial = serial_of_turn(command, counted)
         tokens = spelled(command.prompt, history)
         tokens += [token_id(serial, history + len(tokens) + i) for i in range(command.tokens)]
         require(history + len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
@@ -160,7 +161,7 @@ class Driver(Prefills, Ends, TreeCommands):
         namespace = server.namespace_of([*before, *tokens])
         other = server.is_other([*before, *tokens])
         named = namespaces.exchanged(tokens) if other else tokens
-        req = server.new_request(f"{command.request}#{serial}", named, name, undo, **namespace)
+        req = server.new_request(f"{command.request}#{counted}", named, name, undo, **namespace)
         if req.to_finish is not None:
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
             if server.has_room_for_one():
@@ -168,7 +169,7 @@ class Driver(Prefills, Ends, TreeCommands):
                     LiveRequest(self.release, command.request, name, serial, req, history)
                 )
             raise CommandRefused(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
-        self.serial = serial
+        self.serial = counted
         if name is not None:
             server.others[name] = other
         server.turns[command.request] = LiveRequest(

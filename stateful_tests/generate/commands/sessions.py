@@ -93,7 +93,9 @@ class SubmitHarness(Harness[Submit]):
         else:
             prompt = c.prompt(longest, fresh=before > 0)
         tokens = 1 + c.source.upto(1) if c.profile.own_tokens or once_in(c.source, 4) else 0
-        return replace(plain, prompt=prompt, tokens=c.source.upto(4) - 1 if c.invalid else tokens)
+        tokens = c.source.upto(4) - 1 if c.invalid else tokens
+        answers = prompt[-1].text if c.profile.alike and prompt and not tokens else ""
+        return replace(plain, prompt=prompt, tokens=tokens, answers=answers)
 
     def of_session(
         self, scope: Scope, session: Session, turn: Request | None, fresh: Names
