@@ -34,7 +34,8 @@ class EngineProfile:
     accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len.
     slow: transfers wait, the more so the larger it is; forget: host memory is reset; fails: a
     load fails. alike: tokens of the one text that all send, so that the model gives all the same answer, in
-    a pool of one longest request; 0: they send what they like. adapters, salts: names that requests have, ""
+    a pool of one longest request; 0: they send what they like. whole: half of the prompts leave room for one
+    output, and one step may compute all of it in a pool that has just the blocks for it. adapters, salts: names that requests have, ""
     for none. loads: an adapter is loaded again; weights: the model gets other weights.
     """
 
@@ -52,6 +53,7 @@ class EngineProfile:
     forget: int
     fails: int
     alike: int
+    whole: bool = False
     adapters: tuple[str, ...] = NO_NAME
     salts: tuple[str, ...] = NO_NAME
     loads: int = 0
@@ -84,7 +86,11 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
             salts=pick(source, SOURCE_NAMES),
             loads=pick(source, (0, 6, 12)),
         )
-    drawn = replace(drawn, names=NAMES, busy=True, stop=0) if drawn.alike else drawn
+    drawn = (
+        replace(drawn, names=NAMES, busy=True, stop=0)
+        if drawn.alike
+        else replace(drawn, whole=drawn.long and drawn.stop > 4)
+    )
     return replace(
         drawn,
         sessions=drawn.sessions * can.sessions,
@@ -100,12 +106,14 @@ def draw_engine_profile(source: Choices, can: Capabilities) -> EngineProfile:
 
 
 def fitted(config: EngineConfig, profile: EngineProfile) -> EngineConfig:
-    """The engine for a run: where all send the same text it has as few blocks as it may."""
-    return (
-        replace(config, blocks=sum(map(config.most_blocks, config.groups)))
-        if profile.alike
-        else config
-    )
+    """The engine for a run: where all send the same text, or all that there is room for, it has as few blocks
+    as it may."""
+    if not (profile.alike or profile.whole):
+        return config
+    budget = max(config.max_batched_tokens, config.max_model_len * profile.whole)
+    # blocks that are enough for any budget, while it is another
+    config = replace(config, max_batched_tokens=budget, blocks=1 << 10)
+    return replace(config, blocks=sum(map(config.most_blocks, config.groups)))
 
 
 def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
@@ -260,6 +268,8 @@ def _prompt(
     length = 1 + source.upto(most - 1)
     if profile.alike:
         return (Piece(profile.texts[0], min(profile.alike, room)),), 0
+    if profile.whole and once_in(source, 2):
+        return (Piece(pick(source, profile.texts), room),), 0
     own = source.upto(min(length, 2)) if once_in(source, 2) else 0
     shared = length - own
     if not shared:
