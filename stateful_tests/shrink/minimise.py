@@ -17,6 +17,7 @@ from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
 from reference.tiers.config import POLICIES
 from stateful_tests.lockstep.lockstep import driven_through, replay
 from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.shrink.parts import Failing, without_parts
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
 from stateful_tests.shrink.rewriting import Commands, all_less, numbers, scaled
 
@@ -61,6 +62,7 @@ def _minimised(
     def failing(candidate: Trace) -> Commands | None:
         return failing_prefix(system, clause, candidate, kind, allowed)
 
+    smallest = without_parts(failing, smallest)
     smallest = _shrink_sizes(system, failing, _shrink_commands(failing, smallest, drop))
     for _ in range(_ROUNDS):
         smallest = _shrink_commands(failing, smallest, smaller)
@@ -80,7 +82,6 @@ def _kind(system: AnySystem, trace: Trace) -> str | None:
 
 
 PAGE_SIZES = (1, 2, 4, 8, 16)
-Failing = Callable[[Trace], Commands | None]
 
 
 def _shrink_commands(

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from impl.adapter import Capabilities
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import CommandRefused
@@ -11,7 +13,10 @@ from reference.commands import (
     Abort, Chunk, Close, Decode, Done, Evict, Extend, Finish, Insert, Match, Mode, Open, Reason, Submit,
     Unlock, prompt_len,
 )  # fmt: skip
+from reference.blocks.config import engine_preset
 from reference.geometry import Geometry, preset
+from reference.tiers.commands import Poll, Query
+from reference.tiers.config import tier_preset
 from stateful_tests.check.campaign import run
 from stateful_tests.check.fixtures import shrunk
 from stateful_tests.check.tiers import plan
@@ -19,6 +24,7 @@ from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import minimise, violated
+from stateful_tests.shrink.parts import without_parts
 from stateful_tests.shrink.passes import shrink
 from stateful_tests.shrink.rewriting import scaled
 from stateful_tests.tests.support.commands import script
@@ -261,3 +267,35 @@ def test_the_story_is_kept():
     short = shrunk(system, replay(system, trace), "LEN-3").trace
     assert len(short.commands) < len(trace.commands)
     assert short.story == trace.story != ""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "part"),
+    [
+        (tier_preset("storage-names"), "storage"),
+        (tier_preset("tier-names"), "namespaces"),
+        (tier_preset("tier-state"), "states"),
+        (preset("state-track"), "states"),
+        (replace(preset("page1"), settings=(("namespaces", "extra_key"),)), "settings"),
+        (engine_preset("state-fine"), "groups"),
+    ],
+)
+def test_a_part_that_a_fault_does_not_need_is_dropped_before_anything_else(sizes, part):
+    """All of it: a storage goes with what its threads do."""
+    trace = Trace(sizes, Mode.FAITHFUL, (Poll(), Query(-1)) if part == "storage" else (Poll(),))
+    seen = []
+
+    def fails(candidate):
+        seen.append(candidate.geometry)
+        return candidate.commands
+
+    simpler = without_parts(fails, trace)
+    assert getattr(seen[0], part) != getattr(sizes, part)
+    assert getattr(simpler.geometry, part) != getattr(sizes, part)
+    assert simpler.commands == (Poll(),)
+
+    def needs_it(candidate):
+        same = getattr(candidate.geometry, part) == getattr(sizes, part)
+        return candidate.commands if same else None
+
+    assert getattr(without_parts(needs_it, trace).geometry, part) == getattr(sizes, part)
