@@ -7,42 +7,90 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.shared import ReportOut, json_option, list_rows, unusable
-from impl.system_spec import SystemSpec
+from ci.commands.shared import (
+    ReportOut, json_option, list_rows, near, note, quoted, unusable,
+)  # fmt: skip
+from impl.system_spec import ENGINES, SystemSpec
 
 if TYPE_CHECKING:
     from ci import Data
 
 
-_BUG_COLUMNS = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
+_BUG_COLUMNS = {
+    "id": "bug", "title": "what is wrong", "clause": "clause", "source": "source", "only": "only with",
+}  # fmt: skip
 
 
 @click.command()
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, metavar="[NAMES|WORDS]...")
 @json_option
 def bugs(names: tuple[str, ...], out: ReportOut) -> int:
-    """List the named bugs, or explain one, also of a release.
+    """Find known bugs by the words of a report, or explain one.
 
-    `--impl torch+BUG` puts a named bug into the built-in implementation. NAMES: these in full, known bugs of
-    releases too. Words: those that mention them all, of releases first. A release, such as sglang==0.5.20:
-    those that it has.
+    WORDS, such as `garbage after preemption`, or a line of a server's log: the bugs that fit, the best first,
+    with what was looked for and not met, and what is not driven. Where none fits, that is said. An engine or
+    a release beside them, such as sglang==0.5.20: of its bugs alone; vllm==0.33.0+offload: of that way.
+
+    NAMES: these in full. Without any, the named bugs: `--impl torch+BUG` puts one into the built-in
+    implementation.
     """
     from ci.documents.findings import is_of, known_bugs
     from impl.bugs import BUGS
-
-    if of := [name for name in names if SystemSpec.parse(name).version is not None]:
-        with unusable("", ValueError):
-            known = [
-                row for row in known_bugs() if all(is_of(row["id"], release) for release in of)
-            ]
-        words = tuple(name for name in names if name not in of)
-        return list_rows(known, out, _BUG_COLUMNS, words, f" of {' '.join(of)}")
 
     fields = ("id", "title", "clause", "modes", "source", "story")
     rows: list[Data] = [{field: getattr(bug, field) for field in fields} for bug in BUGS.values()]
     for row in rows:
         row["modes"] = ", ".join(mode.value for mode in row["modes"])
-    return list_rows(known_bugs() + rows if names else rows, out, _BUG_COLUMNS, names)
+        row["only"] = ""
+    if not names:
+        return list_rows(
+            rows, out, {key: _BUG_COLUMNS[key] for key in _BUG_COLUMNS if key != "only"}
+        )
+    releases = [name for name in names if SystemSpec.parse(name).version is not None]
+    text = tuple(name for name in names if name not in releases and name not in ENGINES)
+    with unusable("", ValueError):
+        known = [row for row in known_bugs() if all(is_of(row["id"], each) for each in releases)]
+    every = {row["id"] for row in known_bugs() + rows}
+    if every.issuperset(text) and text:
+        return list_rows(known_bugs() + rows, out, _BUG_COLUMNS, text)
+    engines = {SystemSpec.parse(name).engine for name in names if name not in text}
+    if not text:
+        of = [row for row in known if {row["source"].partition(" ")[0]} >= engines]
+        return list_rows(of, out, _BUG_COLUMNS)
+    return _found(text, {row["id"] for row in known}, engines, rows, out)
+
+
+def _found(
+    text: tuple[str, ...], known: set[str], engines: set[str], named: list[Data], out: ReportOut
+) -> int:
+    """List what has words of a text: of known bugs these, of one engine if `engines` names any."""
+    from ci.documents.bug_search import SHOWN, entries, find
+    from ci.report import render
+
+    every = [
+        entry
+        for entry in entries(named)
+        if (entry.kind != "known" or entry.row["id"] in known)
+        and (not engines or {entry.engine} <= engines | {""})
+    ]
+    found = find(text, every)
+    shown = found.rows[: min(SHOWN, found.fits or SHOWN)]
+    if not found.known:
+        name = text[-1] if len(text) == 1 else ""
+        meant = near(name, [row["id"] for row in found.rows])
+        lacking = ", ".join(map(quoted, found.missing))
+        lacking = f" (nothing here mentions {lacking})" if lacking else ""
+        nearest = "nearest:" if shown else "nothing is near; `kvspec bugs` lists the named bugs"
+        render.say(out.console, f"not known{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
+    if shown:
+        render.listing(out.console, shown, _BUG_COLUMNS)
+    if more := len(found.rows) - len(shown):
+        fitting = max(0, found.fits - len(shown))
+        others = f"{fitting} more fit, {more - fitting}" if fitting else f"{more} more"
+        note(f"{others} have some of these words: --json lists all")
+    for place, row in enumerate(found.rows):
+        row["fits"] = place < found.fits
+    return out.end(found.rows)
 
 
 @click.command()

@@ -435,41 +435,18 @@ def near(name: str, names: Iterable[str]) -> str:
     return f"; is it {' or '.join(close)}?" if close else ""
 
 
-# Words of bug reports, and those of the specification for the same.
-_ALSO_CALLED = (
-    (("eagle", "mtp", "speculative"), ("draft", "spec_decode", "verify")),
-    (
-        (
-            "garbage",
-            "garble",
-            "garbl",
-            "gibberish",
-            "corrupt",
-            "nonsense",
-            "hallucinate",
-            "hallucinat",
-            "repeat",
-        ),
-        ("reads", "read-", "another request", "wrong"),
-    ),
-    (("crash", "assert", "exception"), ("ends the server", "ends the engine", "broken")),
-    (("leak",), ("own-3", "end-1")),
-    (("multi-turn", "multiturn", "conversation"), ("turn", "session")),
-    (("hang", "stuck", "deadlock"), ("waits", "blocked", "forever")),
-)
+def quoted(text: str, most: int = 40) -> str:
+    """A text in quotation marks, cut where it is longer than `most`."""
+    return repr(text if len(text) <= most else f"{text[: most - 3]}...")
 
 
 def _mentions(row: Data, word: str) -> bool:
-    """The word, another form of it, or the specification's words for it stand in a text of the row, or of a
-    list in it."""
+    """The word, or another form of it, stands in a text of the row, or of a list in it."""
     stem = re.sub("(?<=.{4})(?:ion|ing|ed|es|s)$", "", word.lower())
-    ours = [each for theirs, words in _ALSO_CALLED if stem in theirs for each in words]
     texts = (
         text for value in row.values() for text in (value if isinstance(value, list) else [value])
     )
-    return any(
-        each in text.lower() for text in texts if isinstance(text, str) for each in (stem, *ours)
-    )
+    return any(stem in text.lower() for text in texts if isinstance(text, str))
 
 
 def list_rows(
@@ -477,10 +454,8 @@ def list_rows(
     out: ReportOut,
     columns: dict[str, str],
     names: tuple[str, ...] = (),
-    of: str = "",
 ) -> int:
-    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each.
-    of: which rows these are, for an error."""
+    """Rows as a table, or those called `names` in full. Names that no row has: the rows that mention each."""
     from ci.report import render
 
     known = {row["id"]: row for row in rows}
@@ -492,12 +467,12 @@ def list_rows(
         if len(names) > 1:
             counts = {word: sum(_mentions(row, word) for row in rows) for word in names}
             each = ", ".join(f"{word:.40} {count}" for word, count in counts.items())
-            raise Unusable(f"no {columns['id']}{of} mentions all of these words; of each: {each}")
+            raise Unusable(f"no {columns['id']} mentions all of these words; of each: {each}")
     for name in names:
         if name not in known:
             listed = f"without a name all are listed{near(name, known)}"
             raise Unusable(
-                f"no {columns['id']}{of} has the name or mentions {name!r:.40}; {listed}"
+                f"no {columns['id']} has the name or mentions {quoted(name)}; {listed}"
             )
     if out.file in known:
         raise Unusable(

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from ci.documents import reported
 from impl.engines import engine
-from impl.system_spec import ENGINES, SystemSpec
+from impl.system_spec import ENGINES, SystemSpec, ways_in
 from stateful_tests.lockstep.known_faults import (
     FOLDER,
     KnownFault,
+    has_in_ways,
     known_faults,
     looked_for,
     releases,
@@ -103,13 +104,20 @@ def known_bugs() -> list[Data]:
 
 
 def is_of(fault: str, release: str) -> bool:
-    """Whether a release, such as sglang==0.5.20, has a fault. Raises ValueError for what is no release."""
+    """Whether a release, such as sglang==0.5.20, has a fault in any way to run; one with ways, such as
+    vllm==0.33.0+offload, in these. Raises ValueError for what is no release."""
     spec = SystemSpec.parse(release)
     version = spec.version or ""
     if spec.engine not in ENGINES or not looked_for(spec.engine, version):
         raise ValueError(f"{release:.40}: not one of the releases that are driven")
+    if unknown := {*spec.ways} - {*ways_in("+".join(engine(spec.engine).ways))}:
+        raise ValueError(f"{release:.40}: {spec.engine} has no way +{min(unknown)}")
     known = known_faults()[fault]
-    return known.engine == spec.engine and known.is_in(version)
+    if known.engine != spec.engine:
+        return False
+    if not spec.ways:
+        return any(known.on(tree).is_in(version) for tree in (None, "unified"))
+    return has_in_ways(known, version, spec.ways)
 
 
 def _path(file: str | None) -> str:

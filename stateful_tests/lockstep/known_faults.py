@@ -206,6 +206,16 @@ def of_system(engine: str, release: str, ways: Iterable[str] = ()) -> Iterator[K
             yield msgspec.structs.replace(fault, traces=tuple(shown))
 
 
+def has_in_ways(fault: KnownFault, release: str, ways: Iterable[str]) -> bool:
+    """Whether a release that is driven in these ways has the fault; one without a trace counts where it needs
+    no other way."""
+    fault = fault.on(_tree(ways))
+    if not {fault.way} <= {"", *ways} or not fault.is_in(release):
+        return False
+    apart = APART & {*ways}
+    return not fault.traces or any(apart <= {*ways_of(path)} <= {*ways} for path in fault.traces)
+
+
 def passed_over(engine: str, release: str, ways: Iterable[str] = ()) -> dict[str, str]:
     """Clause id -> the known fault for which a check of that release, driven in these ways, does not look for
     it, and its trace."""

@@ -1,38 +1,130 @@
 """kvspec bugs: found by words of a bug report and by release."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from ci import messages
+from ci.documents import bug_search
+from reference.every_clause import EVERY_CLAUSE
+from stateful_tests.lockstep.known_faults import known_faults, releases
+
+README = Path(__file__).parents[3] / "README.md"
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 
 
 @pytest.mark.parametrize(
     "words, has, has_not",
     [
-        (["preemption"], "preempted-request-publishes", "last-token"),
-        (["vllm==0.30.0", "preempt"], "preempted-request-publishes", "retract-ends-turn"),
-        (["sglang==0.5.20", "retract"], "retract-ends-turn", "pr22862"),
+        (["vllm==0.30.0", "preempted"], "preempted-request-publishes", "retract-ends-turn"),
+        (["sglang", "preemption"], "retract-ends-turn", "preempted-request-publishes"),
         (["sglang==0.5.14"], "split-leaf", "last-token"),
-        (["EAGLE"], "last-token", "split-leaf"),
+        (["vllm==0.33.0"], "turns-wait-for-each-other", "split-leaf"),
+        (["vllm==0.33.0+offload"], "chunk-with-a-hole", "running-state-is-named-again"),
+        (["vllm==0.33.0+pair"], "one-reader-frees-for-all", "turns-wait-for-each-other"),
+        (["28754"], "last-token", "split-leaf"),
     ],
 )
 def test_bugs_are_found_by_other_forms_of_a_word_and_by_release(words, has, has_not, kvspec):
     code, text, _ = kvspec("bugs", *words)
-    assert code == 0 and has in text and has_not not in text
+    assert code == 0 and has in text and has_not not in text and "not known" not in text
+
+
+# What reporters wrote, and a right answer, which is among the first three; "" where the honest one is no.
+QUERIES = {
+    "memory leak detected": "claimed-page-is-lost",
+    "Can not alloc mamba cache": "second-retract-takes-a-second-state",
+    "Prefill out of memory": "chunk-without-room",
+    "PD disaggregation": "one-reader-frees-for-all",
+    "preemption garbage shared prefix async": "preempted-request-publishes",
+    "server hangs after abort offloading connector": "",
+    "a reused row must carry allocated KV": "nothing-to-resume",
+    "deadlock in decode server": "retracted-request-shuts-the-decode-queue",
+    "livelock": "fenced-victims-preempt-for-ever",
+    "CPU offload garbage": "new-weights-leave-host-copies",
+    "nixl timeout": "abort-waits-for-the-lease",
+    "lora adapter reload wrong answers": "reloaded-adapter-keeps-its-key",
+    "wrong output after update_weights": "",
+    "index of states wrong units": "#37836",
+    "image prompts": "",
+    "LMCache": "",
+    "throughput": "",
+}
+NEAREST = {  # of those that are not known
+    "server hangs after abort offloading connector": "fenced-victims-preempt-for-ever",
+    "wrong output after update_weights": "new-weights-leave-host-copies",
+    "index of states wrong units": "not met",
+    "image prompts": "encoder caches are not driven",
+    "LMCache": "OffloadingConnector and NixlConnector are driven",
+    "throughput": "how fast",
+}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_reporters_words_find_the_right_bug_or_the_honest_no(query, kvspec):
+    code, text, _ = kvspec("bugs", *query.split())
+    assert code == 0
+    head, *rows = text.splitlines()
+    assert head.startswith("not known") == (query in NEAREST), head
+    said = NEAREST.get(query) or QUERIES[query]
+    assert any(said in row for row in [head, *rows][:5]), text
+
+
+def test_the_examples_of_readme_are_answered(kvspec):
+    examples = re.findall(r"^ +kvspec bugs (.*?)(?: +#.*)?$", README.read_text(), re.MULTILINE)
+    assert examples
+    for line in examples:
+        code, text, _ = kvspec("bugs", *line.split())
+        assert code == 0 and not text.startswith("not known"), line
+
+
+def test_a_word_that_nothing_has_and_a_name_that_is_misspelt_are_said(kvspec):
+    _, text, _ = kvspec("bugs", "retract", "nonesuch")
+    assert text.startswith("not known (nothing here mentions 'nonesuch')")
+    _, text, _ = kvspec("bugs", "last-tokn")
+    assert "is it last-token?" in text.splitlines()[0]
+    _, text, err = kvspec("bugs", "zzz")
+    assert "nothing is near" in text and not err
 
 
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["retract", "nonesuch"], "of each: retract "),
-        (["sglang==0.9.9"], "not one of the releases"),
+        (["bugs", "sglang==0.9.9"], "not one of the releases"),
+        (["bugs", "vllm==0.33.0+warp"], "vllm has no way +warp"),
+        (["clauses", "x" * 90], f"mentions '{'x' * 37}...'; without a name"),
     ],
 )
-def test_what_no_bug_mentions_is_counted_word_by_word(words, says, kvspec):
-    code, _, err = kvspec("bugs", *words)
+def test_what_cannot_be_looked_up_is_one_line(words, says, kvspec):
+    code, _, err = kvspec(*words)
     assert code == 2 and says in err and err.count("\n") == 1
+
+
+def test_a_condition_of_a_bug_is_in_the_list(kvspec):
+    _, text, _ = kvspec("bugs", "chunk", "hole", "vllm")
+    [line] = [line for line in text.splitlines() if line.startswith("chunk-with-a-hole")]
+    assert "chunks of several blocks, and a window" in line
+
+
+MESSAGES = json.loads(bug_search.MESSAGES.read_text())
+
+
+def test_what_releases_say_is_kept_of_each_fault_that_makes_them_say_something():
+    faults = {fault.id: fault for fault in known_faults().values() if messages.speaks(fault)}
+    assert MESSAGES.keys() == faults.keys()
+    for fault, texts in MESSAGES.items():
+        assert texts and texts.keys() <= {*faults[fault].traces}
+    assert bug_search.words().said.keys() <= known_faults().keys()
+    assert bug_search.words().symptoms.keys() <= {*EVERY_CLAUSE, "BROKEN"}
+
+
+@pytest.mark.parametrize("fault", ["nothing-to-resume", "busy-check-knows-one-pool", "longer-turn-raises"])
+def test_what_releases_say_is_what_they_say(fault):
+    [trace, *_] = MESSAGES[fault]
+    newest = [each for each in releases(known_faults()[fault].engine) if known_faults()[fault].is_in(each)]
+    assert messages.message(trace, newest[-1]) == MESSAGES[fault][trace][-1], "python -m ci.messages"
 
 
 def test_a_known_bug_in_full_has_its_stories_its_report_and_its_test(kvspec):

@@ -1,0 +1,245 @@
+"""Known bugs by the words of a report: `kvspec bugs garbage after abort`.
+
+SQLite ranks: its full-text index has Porter's stemmer and BM25. A word counts in full where a text has it, by
+half where a text has another word for it (words.toml).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sqlite3
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ci.documents.findings import known_bugs
+from ci.documents.reported import reported
+from stateful_tests.lockstep.known_faults import FOLDER, known_faults, ways_of
+
+if TYPE_CHECKING:
+    from ci import Data
+
+MESSAGES = FOLDER / "messages.json"
+WORDS = FOLDER / "words.toml"
+FITS = 0.8  # of the words of a query: an answer has that many
+SHOWN = 10  # rows that are listed
+_ALIKE = 0.5  # of another word for the same
+# Of a column: the name, what happens, where, what a server prints, what a reporter sees, remarks, stories.
+_WEIGHTS = {
+    "name": 4.0, "says": 4.0, "place": 3.0, "said": 4.0, "seen": 2.0, "more": 1.5, "story": 1.0,
+}  # fmt: skip
+_SHORT = "{" + " ".join(name for name in _WEIGHTS if name != "story") + "}: "
+# What is no fault of a release comes behind one that fits as well.
+_FACTORS = {"known": 1.0, "reported": 0.8, "not driven": 0.7, "beyond": 0.8, "named": 0.6}
+
+
+class _Beyond(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    what: str
+    words: str
+    says: str
+
+
+class ReporterWords(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """words.toml, which says what each field is."""
+
+    stop: list[str]
+    same: list[list[str]]
+    symptoms: dict[str, str]
+    ways: dict[str, str]
+    said: dict[str, list[str]]
+    beyond: list[_Beyond]
+
+
+@dataclass(frozen=True)
+class SearchEntry:
+    """Something that can be found. kind: a key of _FACTORS; engine: "" for all; row: what is shown; texts:
+    column -> text."""
+
+    kind: str
+    engine: str
+    row: Data
+    texts: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """rows: the best first; the first `fits` of them have most of the query's words. known: the first is a
+    bug. missing: words that no row has."""
+
+    rows: list[Data]
+    fits: int
+    known: bool
+    missing: list[str]
+
+
+@cache
+def words() -> ReporterWords:
+    """Raises msgspec.ValidationError for a file that is wrong."""
+    return msgspec.convert(tomllib.loads(WORDS.read_text(encoding="utf-8")), ReporterWords)
+
+
+def entries(named: Iterable[Data]) -> list[SearchEntry]:
+    """All that can be found: known faults, what was looked for and not met, what is not driven, and bugs of
+    the built-in implementation, whose rows are `named`."""
+    every = [*_known(), *_reported(), *_not_driven(), *_beyond()]
+    for row in named:
+        seen = words().symptoms.get(row["clause"], "")
+        texts = {"name": row["id"], "says": row["title"], "seen": seen, "more": row["source"]}
+        every.append(SearchEntry("named", "torch", row, {**texts, "story": row["story"]}))
+    return every
+
+
+def _known() -> Iterable[SearchEntry]:
+    messages = json.loads(MESSAGES.read_text(encoding="utf-8"))
+    also: dict[str, list[str]] = {}
+    for report in reported():
+        if report.fault:
+            numbers = " ".join(map(str, report.numbers))
+            also.setdefault(report.fault, []).append(f"{report.says} {numbers}")
+    for row in known_bugs():
+        fault = known_faults()[row["id"]]
+        ways = {fault.way, *(way for trace in fault.traces for way in ways_of(trace))} - {""}
+        called = [words().ways.get(way, way) for way in sorted(ways)]
+        clauses = [*fault.clauses, *(["BROKEN"] if fault.ends_server else [])]
+        said = [text for texts in messages.get(fault.id, {}).values() for text in texts]
+        seen = dict.fromkeys(words().symptoms.get(clause, "") for clause in clauses)
+        yield SearchEntry("known", fault.engine, row, {
+            "name": fault.id,
+            "says": fault.says,
+            "place": f"{row['source']} {fault.only} {words().ways.get(fault.way, '')}",
+            "said": " ".join([*said, *words().said.get(fault.id, [])]),
+            "seen": " ".join([*clauses, *seen]),
+            "more": " ".join([fault.upstream, *also.get(fault.id, []), *called]),
+            "story": " ".join(row["story"]),
+        })  # fmt: skip
+
+
+def _reported() -> Iterable[SearchEntry]:
+    for report in reported():
+        if report.fault:
+            continue
+        numbers = ", ".join(f"#{number}" for number in report.numbers)
+        row = _row(numbers, f"{report.says} {report.why}", report.engine, report.verdict)
+        texts = {"name": numbers, "says": report.says, "more": report.why}
+        yield SearchEntry("reported", report.engine, row, texts)
+
+
+def _not_driven() -> Iterable[SearchEntry]:
+    text = (FOLDER / "driven.toml").read_text(encoding="utf-8")
+    for engine, table in tomllib.loads(text).items():
+        for why, names in table["not_driven"].items():
+            row = _row("-", f"{why}: {', '.join(names)}", engine, "not driven")
+            parts = " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names)
+            yield SearchEntry(
+                "not driven", engine, row, {"says": why, "name": f"{' '.join(names)} {parts}"}
+            )
+
+
+def _beyond() -> Iterable[SearchEntry]:
+    for each in words().beyond:
+        row = _row("-", f"{each.what}: {each.says}", "any", "not driven")
+        yield SearchEntry(
+            "beyond", "", row, {"says": f"{each.what} {each.words}", "more": each.says}
+        )
+
+
+def _row(name: str, title: str, engine: str, verdict: str) -> Data:
+    """The row of what is no bug, with the fields of one that a listing shows."""
+    return {"id": name, "title": title, "clause": verdict, "source": engine, "only": ""}
+
+
+def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
+    """The entries that have words of a query, the best first."""
+    index = _indexed(every)
+    asked = re.findall(r"\w+", " ".join(query).lower())  # update_weights is one word
+    content = [word for word in dict.fromkeys(asked) if word not in words().stop] or asked
+    scores: dict[int, float] = {}
+    weighed: dict[int, float] = {}  # row -> the weight of the words that it has
+    had: dict[int, int] = {}
+    total = 0.0
+    missing = []
+    for word in content:
+        own = _scores(index, [word]) or _scores(index, [word], begins=True)
+        alike = _scores(index, _alike(word))
+        best = {row: max(own.get(row, 0.0), _ALIKE * alike.get(row, 0.0)) for row in own | alike}
+        rarity = math.log(1 + len(every) / (1 + len(best)))
+        total += rarity
+        if not best:
+            missing.append(word)
+        for row, score in best.items():
+            scores[row] = scores.get(row, 0.0) + score
+            weighed[row] = weighed.get(row, 0.0) + rarity
+        # A story has many words: what it alone mentions is no answer.
+        for row in _scores(index, [word, *_alike(word)], _SHORT).keys() & best.keys():
+            had[row] = had.get(row, 0) + 1
+    for first, second in pairwise(asked):
+        if not {first, second} <= {*words().stop}:
+            for row, score in _scores(index, [f"{first} {second}"]).items():
+                scores[row] = scores.get(row, 0.0) + score
+    worth = {
+        row: score * (weighed.get(row, 0.0) / total) ** 2 * _FACTORS[every[row].kind]
+        for row, score in scores.items()
+    }
+    fits = {row for row, count in had.items() if count >= FITS * len(content)}
+    ranked = sorted(worth, key=lambda row: (row not in fits, -worth[row], row))
+    is_bug = bool(fits) and every[ranked[0]].kind in ("known", "named")
+    return SearchResult([every[row].row for row in ranked], len(fits), is_bug, missing)
+
+
+def _tokens(text: str) -> list[str]:
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def _alike(word: str) -> list[str]:
+    """Other words for it, by any of its forms."""
+    stem = _stem(word)
+    return [
+        each
+        for group in words().same
+        if any(_stem(each) == stem for each in group)
+        for each in group
+        if _stem(each) != stem
+    ]
+
+
+@cache
+def _stem(phrase: str) -> str:
+    """As the index has it."""
+    with sqlite3.connect(":memory:") as made:
+        made.execute("CREATE VIRTUAL TABLE t USING fts5(x, tokenize='porter unicode61')")
+        made.execute("CREATE VIRTUAL TABLE v USING fts5vocab(t, instance)")
+        made.execute("INSERT INTO t VALUES (?)", (phrase,))
+        return " ".join(term for (term,) in made.execute("SELECT term FROM v ORDER BY offset"))
+
+
+def _indexed(every: Sequence[SearchEntry]) -> sqlite3.Connection:
+    index = sqlite3.connect(":memory:")
+    columns = ", ".join(_WEIGHTS)
+    index.execute(f"CREATE VIRTUAL TABLE bug USING fts5({columns}, tokenize='porter unicode61')")
+    index.executemany(
+        f"INSERT INTO bug (rowid, {columns}) VALUES (?{', ?' * len(_WEIGHTS)})",
+        ((at, *(entry.texts.get(name, "") for name in _WEIGHTS)) for at, entry in enumerate(every)),
+    )
+    return index
+
+
+def _scores(
+    index: sqlite3.Connection, phrases: Sequence[str], within: str = "", begins: bool = False
+) -> dict[int, float]:
+    """Row -> how well it has one of some phrases. within: columns; begins: a longer word counts as well."""
+    if not phrases:
+        return {}
+    each = (f'"{" ".join(_tokens(phrase))}"{"*" * begins}' for phrase in phrases)
+    asked = f"{within}({' OR '.join(each)})"
+    weights = ", ".join(map(str, _WEIGHTS.values()))
+    found = index.execute(
+        f"SELECT rowid, -bm25(bug, {weights}) FROM bug WHERE bug MATCH ?", (asked,)
+    )
+    return dict(found)

@@ -1,0 +1,76 @@
+"""Collect what releases say where a known fault ends or stops them (fixtures/releases/messages.json).
+
+`python -m ci.messages [FAULT...]`, when a fault or a release is added; without names it takes ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from pathlib import PurePath
+
+from ci.documents.bug_search import MESSAGES
+from impl.adapter import UnusableImplementation
+from impl.system_spec import SystemSpec, release_name
+from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep.known_faults import (
+    FOLDER,
+    KnownFault,
+    known_faults,
+    releases,
+    ways_of,
+)
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.traces.files import load
+
+
+def speaks(fault: KnownFault) -> bool:
+    """Whether a release says something in a trace of the fault: it raises, or its own check counts wrong."""
+    says = any(clause == "BROKEN" or clause.startswith("CHK-") for clause in fault.clauses)
+    return says and bool(fault.traces)
+
+
+def message(trace: str, release: str) -> str:
+    """What a trace of a known fault makes a release say; "" where it violates another clause or conforms, or
+    cannot be driven."""
+    name = release_name(SystemSpec.parse(_folder(trace)).engine, release, ways_of(trace))
+    try:
+        with closing(resolve(name)) as system:
+            violation = lockstep.replay(system, load(FOLDER / trace)).violation
+    except UnusableImplementation:
+        return ""
+    told = [
+        each.observed
+        for clause, each in (zip(violation.clauses, violation.failures) if violation else ())
+        if clause == "BROKEN" or clause.startswith("CHK-")
+    ]
+    return told[0] if told else ""
+
+
+def messages(fault: KnownFault) -> dict[str, list[str]]:
+    """Trace -> what it makes the first release that has the fault, its own and the newest say, each text
+    once."""
+    newest = [release for release in releases(fault.engine) if fault.is_in(release)][-1]
+    by_trace = {}
+    for trace in fault.traces:
+        own = SystemSpec.parse(_folder(trace)).version or newest
+        texts = [message(trace, each) for each in dict.fromkeys((fault.first, own, newest))]
+        if kept := [*dict.fromkeys(filter(None, texts))]:
+            by_trace[trace] = kept
+    return by_trace
+
+
+def _folder(trace: str) -> str:
+    """The release that a trace's folder names, as a system."""
+    return PurePath(trace).parts[0].replace("-", "==", 1)
+
+
+if __name__ == "__main__":
+    kept = json.loads(MESSAGES.read_text("utf-8")) if MESSAGES.is_file() else {}
+    for fault in known_faults().values():
+        if speaks(fault) and (not sys.argv[1:] or fault.id in sys.argv[1:]):
+            kept[fault.id] = messages(fault)
+            print(fault.id, kept[fault.id])
+    kept = {fault: kept[fault] for fault in known_faults() if kept.get(fault)}
+    MESSAGES.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
