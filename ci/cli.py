@@ -20,6 +20,7 @@ from ci.commands import (
     authoring,
     catalogue,
     documents,
+    exporting,
     running,
     searching,
     servers,
@@ -64,7 +65,7 @@ def cli(context: click.Context) -> None:
 
 
 for _command in (
-    running.check, running.replay, traces.tree, traces.export,
+    running.check, running.replay, traces.tree, exporting.export, exporting.run_test,
     adapters.init_adapter, authoring.shrink, authoring.new_fixture, authoring.upgrade,
     searching.explore, searching.tour, searching.prove,
     servers.validate, servers.serve_check, servers.setup_server,

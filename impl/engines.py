@@ -53,6 +53,7 @@ class Engine:
         changes for other reasons.
     copied: the rules that the adapter copies. complete: adds their files to the folder of a release, which
         may be from before.
+    test_hook: the text of a unit test -> MODULE:NAME of what has a process import a release for it.
     """
 
     name: EngineName
@@ -61,6 +62,7 @@ class Engine:
     about: str
     releases: tuple[str, ...]
     drive: Callable[[SystemSpec, DriveOptions], WorkerSystem]
+    test_hook: Callable[[str], str]
     sketched: tuple[str, ...]
     ways: tuple[str, ...] = ("",)
     having: Callable[[Sequence[str]], Sequence[str]] | None = None

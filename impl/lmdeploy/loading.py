@@ -63,3 +63,8 @@ def load(root: Path) -> dict[str, Any]:
         if name == f"{_PACKAGE}.paging.block_trie.kv_lifecycle":
             vars(module)["id"] = attrgetter("block_id")
     return modules
+
+
+def for_tests(root: Path, _: str) -> None:
+    """Have this process import the release, for unit tests of its classes."""
+    load(root)

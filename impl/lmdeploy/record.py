@@ -13,6 +13,7 @@ ENGINE = Engine(
     about="Its PyTorch engine, with steps that overlap.",
     releases=LMDeploySystem.releases,
     drive=driven_plainly(LMDeploySystem),
+    test_hook=lambda _: "impl.lmdeploy.loading:for_tests",
     sketched=(
         "lmdeploy/pytorch/paging/**/*.py",
         "lmdeploy/pytorch/engine/*.py",

@@ -70,6 +70,16 @@ def _loads(module: str) -> bool:
     return SGLANG.is_real(module) or WITH_TIERS.is_real(module)
 
 
+def _test_hook(text: str) -> str:
+    """Exported tests say who made them; others may call the scheduler and the queues of a decode server."""
+    from impl.sglang.parts.modules import ASSEMBLER
+
+    if "Made by kvspec" not in text:
+        return "impl.sglang.process.testing:wide"
+    tiers = ASSEMBLER, "cache_controller"
+    return f"impl.sglang.process.testing:{'tiered' if any(n in text for n in tiers) else 'hook'}"
+
+
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
@@ -79,6 +89,7 @@ ENGINE = Engine(
     ways=("", "overlap", "hicache", "rust", "unified", "rust+overlap", "rust+hicache"),
     having=_having,
     drive=_drive,
+    test_hook=_test_hook,
     devices=("cpu", "cuda"),
     loads=_loads,
     sketched=(

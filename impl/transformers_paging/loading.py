@@ -51,3 +51,8 @@ def load(root: Path) -> dict[str, Any]:
         "continuous_api",
     )
     return {name.rpartition(".")[2]: importlib.import_module(f"{PACKAGE}.{name}") for name in names}
+
+
+def for_tests(root: Path, _: str) -> None:
+    """Have this process import the release, for unit tests of its classes."""
+    load(root)

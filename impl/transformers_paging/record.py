@@ -13,5 +13,6 @@ ENGINE = Engine(
     about="Its continuous batching.",
     releases=TransformersSystem.releases,
     drive=driven_plainly(TransformersSystem),
+    test_hook=lambda _: "impl.transformers_paging.loading:for_tests",
     sketched=("transformers/generation/continuous_batching/**/*.py",),
 )

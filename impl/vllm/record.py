@@ -49,6 +49,7 @@ ENGINE = Engine(
     ways=("", "async", "offload", "v2", "async+v2", "async+offload", "pair"),
     having=_having,
     drive=_drive,
+    test_hook=lambda _: "impl.vllm.modules:with_connector",
     loads=_loads,
     sketched=(
         "vllm/v1/core/**/*.py",

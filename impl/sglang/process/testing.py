@@ -9,12 +9,13 @@ import logging
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from impl.isolation import cut, source_of
-from impl.sglang.parts import stand_ins
+from impl.sglang.parts import modules, stand_ins
 from impl.sglang.parts.modules import ASSEMBLER, SGLANG, WITH_TIERS, install
 from impl.sglang.releases.catalogue import supported
 from impl.sglang.releases.names import called
@@ -38,6 +39,27 @@ class _Missing(importlib.abc.MetaPathFinder):
 def tiered(root: Path, version: str) -> None:
     """The same with what its host tier needs."""
     hook(root, version, tiers=True)
+
+
+# What tests in upstream's shape call besides the bookkeeping that is driven.
+_WIDE = (
+    "sglang.srt.disaggregation.decode",
+    "sglang.srt.managers.scheduler_components.batch_result_processor",
+    "sglang.srt.managers.schedule_policy",
+    "sglang.srt.managers.scheduler",
+)
+
+
+def wide(root: Path, version: str) -> None:
+    """The same with the scheduler, its policy and the queues of a decode server."""
+    # The scheduler imports setproctitle.
+    absent = *modules.SGLANG.absent, "setproctitle"
+    modules.SGLANG = replace(modules.SGLANG, real=(*modules.SGLANG.real, *_WIDE), absent=absent)
+    hook(root, version)
+    for name in _WIDE:
+        # The parent is inert: it gives a submodule that is loaded.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
 
 
 def hook(root: Path, version: str, tiers: bool = False) -> None:
@@ -89,7 +111,7 @@ def hook(root: Path, version: str, tiers: bool = False) -> None:
     named = frozenset(called(name, release) for name in methods)
     aborts = cut(managers / "scheduler.py", named, env)
     provided["sglang.srt.managers.scheduler"] = {"Scheduler": type("Scheduler", (), aborts)}
-    modules = [module, "sglang.srt.speculative.spec_utils"]
+    needed = [module, "sglang.srt.speculative.spec_utils"]
     if tiers:
         room = cut(assembler, frozenset({"_evict_swa_for_device_alloc"}), env)
         provided[ASSEMBLER] = {"attach_hybrid_pool_to_unified_cache": None, **room}
@@ -98,8 +120,8 @@ def hook(root: Path, version: str, tiers: bool = False) -> None:
         provided["sglang.srt.managers.schedule_policy"] = {
             "PrefillAdder": type("PrefillAdder", (), adder)
         }
-        modules += ["sglang.srt.managers.cache_controller", ASSEMBLER]
-    for name in modules:  # so that its package has it
+        needed += ["sglang.srt.managers.cache_controller", ASSEMBLER]
+    for name in needed:  # so that its package has it
         load(name)
 
 

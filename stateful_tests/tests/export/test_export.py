@@ -434,12 +434,12 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "end", "says"),
     [
-        ("0.5.10", (0, ""), "the test passes on sglang==0.5.10"),
-        ("0.5.13", (run_test.FAILS, "AssertionError: 1"), "on sglang==0.5.13 as well: AssertionError: 1"),
-        ("0.5.13", (1, "ImportError: no"), "the test cannot be run on sglang==0.5.13: ImportError: no"),
+        ("0.5.10", (0, ""), "no test is made: it passes on sglang==0.5.10: what shows"),
+        ("0.5.13", (run_test.FAILS, "AssertionError: 1"), "it fails on sglang==0.5.13 as well: the bug"),
+        ("0.5.13", (1, "ImportError: no"), "it cannot be run on sglang==0.5.13: ImportError: no"),
         (
             "0.5.10", (run_test.STOPS, "AssertionError: its row"),
-            "the test stops before its own assertion on sglang==0.5.10: AssertionError: its row",
+            "it stops before its own assertion on sglang==0.5.10: AssertionError: its row",
         ),
     ],
 )  # fmt: skip
@@ -449,6 +449,76 @@ def test_a_test_that_says_nothing_is_not_written(kvspec, made, version, end, say
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", *options)
     assert (code, Path("t.py").exists()) == (2, False)
     assert says in err
+
+
+def test_the_next_trace_of_a_bug_makes_the_test(kvspec, made, monkeypatch):
+    """Of a finding, whose traces lie beside each other, and of a known fault."""
+    made["0.5.10"] = (run_test.FAILS, "")
+
+    def unit_test(trace, file, *_):
+        if file in refused:
+            raise NotExportable("nothing of the release shows it")
+        return f"# {file}\n"
+
+    monkeypatch.setattr(export, "unit_test", unit_test)
+    for number in ("", "2-"):
+        save(load(OVERSHOOT), f"len-2-{number}sglang-0.5.10.json")
+    options = "--as", "pytest", "--impl", "sglang==0.5.10"
+    refused = ["len-2-sglang-0.5.10.json", f"@{OVERSHOOT.stem}"]
+    code, out, err = kvspec("export", refused[0], *options)
+    assert (code, out) == (0, "# len-2-2-sglang-0.5.10.json\n"), err
+    assert "nothing of the release shows it. The test is of another trace of the same bug" in err
+    code, out, err = kvspec("export", refused[1], *options)
+    assert (code, out) == (0, "# @overshoot_stays_in_the_history\n"), err
+
+
+@pytest.mark.parametrize(
+    ("trace", "impl", "says"),
+    [
+        ("a_retracted_turn_goes_on_below_its_state", "sglang==0.5.22+overlap", "test_retried_turn_resumes_"),
+        ("a_server_that_slept_names_lost_kv", "lmdeploy==0.18.0", "classes of SGLang and vLLM, not of"),
+        ("two_readers_of_an_answer_and_the_first_frees_it", "vllm==0.33.0+pair", "this trace has two"),
+        ("a_next_turn_takes_another_row", "sglang==0.5.23+hicache", "Nor of 1 other trace of this bug."),
+    ],
+)
+def test_where_no_test_is_made_it_says_why_and_what_there_is(kvspec, trace, impl, says):
+    code, out, err = kvspec("export", f"@{trace}", "--as", "pytest", "--impl", impl)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert says in err and "Ran 1 test" not in err
+    assert err.endswith(f"The text of a bug report: kvspec export @{trace} --as story --impl {impl}\n")
+
+
+@pytest.mark.parametrize("fixed", ["0.5.13+overlap", "vllm==0.33.0", "sglang==0.5.13+unified"])
+def test_what_is_fixed_runs_in_the_ways_of_the_test(kvspec, made, fixed):
+    options = "--as", "pytest", "--impl", "sglang==0.5.10"
+    code, _, err = kvspec("export", str(OVERSHOOT), *options, "--fixed", fixed)
+    assert code == 2 and f"--fixed {fixed}: the test is run as --impl is: sglang==VERSION" in err
+    assert kvspec("export", str(OVERSHOOT), *options, "--fixed", "sglang==0.5.13")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ((0, "OK"), "the test passes on sglang==0.5.10"),
+        ((run_test.FAILS, "AssertionError: 1"), "the test fails on sglang==0.5.10: AssertionError: 1"),
+        ((run_test.STOPS, "KeyError: 'x'"), "the test stops before its own assertion on sglang==0.5.10: K"),
+    ],
+)
+def test_an_exported_test_is_run_here(kvspec, made, end, says):
+    made["0.5.10"] = end
+    Path("test_a.py").write_text("# Made by kvspec\n")
+    code, out, _ = kvspec("run-test", "test_a.py", "--impl", "sglang==0.5.10")
+    assert out.startswith(f"test_a.py: {says}")
+    assert code == {0: 0, run_test.FAILS: 1, run_test.STOPS: 3}[end[0]]
+    assert kvspec("run-test", "no.py", "--impl", "sglang==0.5.10")[0] == 2
+    assert "runs on a release or a checkout" in kvspec("run-test", "test_a.py", "--impl", "torch")[2]
+
+
+def test_a_test_in_upstreams_shape_is_run_here_too(kvspec):
+    """It fails on the release, at its own assertion."""
+    report = FIXTURES / "releases" / "reports" / "test_finish_commits_only_what_has_kv.py"
+    code, out, _ = kvspec("run-test", str(report), "--impl", "sglang==0.5.23")
+    assert code == 1 and "the test fails on sglang==0.5.23: TestAssertionError: 5 != 4" in out
 
 
 def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, tmp_path):

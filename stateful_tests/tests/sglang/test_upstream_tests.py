@@ -7,11 +7,11 @@ import re
 
 import pytest
 
+from impl import engines
 from impl.adapter import UnusableImplementation
 from impl.process.run_test import FAILS, outcomes
 from stateful_tests.lockstep.known_faults import FOLDER, known_faults, releases
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.tests.support import upstream_tests
 from stateful_tests.tests.support.night import at_night
 
 REPORTS = FOLDER / "reports"
@@ -55,7 +55,7 @@ def test_they_fail_at_their_own_assertion(engine):
                 f"{root} lacks {READS[fault.test]}: it was fetched by an older kvspec; remove it"
             )
         runs.append((root, newest, [REPORTS / fault.test]))
-    ends = outcomes(*runs, hook=f"{upstream_tests.__name__}:{engine}")
+    ends = outcomes(*runs, hook=engines.engine(engine).test_hook(""))
     assert [
         (run[2][0].name, output) for run, (code, output) in zip(runs, ends) if code != FAILS
     ] == []

@@ -1,0 +1,331 @@
+"""kvspec export and run-test: a trace as a unit test of a release or as a bug report; such a test, run."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ci.commands.shared import (
+    SystemSelector, Unusable, force_option, impl_options, load_trace, note, target_file, unusable, write_file,
+)  # fmt: skip
+from impl.process.run_test import FAILS, STOPS
+from impl.system_spec import ENGINES, SystemSpec
+from stateful_tests.lockstep.endings import Ending, ending
+from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, known_faults
+from stateful_tests.traces.files import shipped
+
+if TYPE_CHECKING:
+    from stateful_tests.lockstep.results import Trace
+
+
+@click.command()
+@click.argument("trace", metavar="TRACE")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["pytest", "story"]),
+    required=True,
+    help="A unit test in plain Python, or the text of a bug report.",
+)
+@click.option(
+    "--out",
+    metavar="FILE|DIR/",
+    help="Where the text goes; tests in a folder share one module. [default: stdout]",
+)
+@click.option(
+    "--fixed",
+    metavar="VERSION|DIR",
+    help="A release, or a checkout, on which the test must pass. It runs in the ways of --impl.",
+)
+@click.option(
+    "--name",
+    help="Name of the test, such as finish_keeps_the_partial_page. [default: from FILE, or the clause]",
+)
+@click.option(
+    "--title", help="First line of the test, or heading of the report. [default: the name]"
+)
+@force_option
+@impl_options
+def export(
+    selector: SystemSelector, trace: str, form: str, out: str | None, fixed: str | None, name: str | None,
+    title: str | None, force: bool,
+) -> int:  # fmt: skip
+    """Turn a trace into a unit test or a bug report.
+
+    A unit test runs on the release's own classes. It is written only after it has failed on the release of
+    --impl, and passed on that of --fixed. Where none can be made of TRACE, another trace of the same bug is
+    taken, or the reason said.
+    """
+    loaded = load_trace(trace)
+    folder = Path(out) if out is not None and (out.endswith("/") or Path(out).is_dir()) else None
+    if folder is not None and form == "story":
+        raise Unusable(f"--out {out}: is a folder; a bug report is one file")
+    target = None if out is None or folder is not None else target_file(Path(out), force)
+    selector = selector.of(loaded)
+    if name is not None and not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):
+        raise Unusable(f"--name: {name!r:.60} is no name of a test: a to z, digits and _")
+    names = name, title, selector.checkout
+    if form == "story":
+        if fixed is not None:
+            raise Unusable("--fixed goes with --as pytest")
+        text = _story(trace, loaded, selector, names)
+    else:
+        text, module = _pytest(trace, loaded, selector, fixed, names, folder is not None)
+        if folder is not None:
+            target = _among(folder, text, module, force)
+    if target is None:
+        sys.stdout.write(text)
+    else:
+        write_file(target, text, "--out")
+    return Ending.CONFORMS
+
+
+def _among(folder: Path, text: str, module: str, force: bool) -> Path:
+    """Where a test stands in a folder, which has the module that its tests share."""
+    from ci.export.template_parts import SHARED
+
+    name = re.findall(r"^ *def (test_\w+)\(self\)", text, re.MULTILINE)[-1]
+    target = target_file(folder / f"{name}.py", force)
+    beside = folder / f"{SHARED}.py"
+    if not force and beside.exists() and beside.read_bytes() != module.encode():
+        raise Unusable(f"--out {beside}: is for other releases: another folder, or --force")
+    write_file(beside, module, "--out")
+    return target
+
+
+_Names = tuple[str | None, str | None, str | None]
+
+
+def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> str:
+    from ci.documents.findings import known_bugs
+    from ci.export import bug_report as exporting
+    from ci.report import data as report
+    from stateful_tests.check.explanation import known_fault
+    from stateful_tests.lockstep import lockstep
+    from stateful_tests.traces import files as traces
+
+    with closing(selector.resolve()) as system, unusable(f"{file}: "):
+        run = lockstep.replay(system, trace)
+        known = known_fault(system, run)
+    if run.violation is None:
+        raise Unusable(
+            f"{file}: conforms on {system.name}: there is nothing to report; try another --impl"
+        )
+    data = report.replay_data(file, run, known=known) | {"text": traces.dump(trace)}
+    if known is not None:
+        data["known"] |= next(row for row in known_bugs() if row["id"] == known.id)
+    checkout = "CHECKOUT" if selector.checkout is not None else None  # nobody else has this folder
+    return exporting.story(
+        data, file, replace(selector, checkout=checkout).options, exporting.Titles(*names)
+    )
+
+
+REPORTS = FOLDER / "reports"
+
+
+class _NoTest(Exception):
+    """No test can be made of a trace: the reason."""
+
+
+def _pytest(
+    file: str,
+    trace: Trace,
+    selector: SystemSelector,
+    fixed: str | None,
+    names: _Names,
+    in_folder: bool,
+) -> tuple[str, str]:
+    """The test of a trace, or of the next trace of its bug of which one can be made; and for a folder the
+    module that it imports."""
+    try:
+        return _tested(file, trace, selector, fixed, names, in_folder)
+    except _NoTest as error:
+        reason = str(error)
+    tried = 0
+    for other, its_trace in _others(file, trace, selector):
+        try:
+            made = _tested(other, its_trace, selector, fixed, names, in_folder)
+        except (_NoTest, Unusable):
+            tried += 1
+            continue
+        note(f"{file}: {reason}. The test is of another trace of the same bug: {other}")
+        return made
+    others = f" Nor of {tried} other {'trace' if tried == 1 else 'traces'} of this bug." * bool(
+        tried
+    )
+    by_hand = [
+        f" A test of this bug is there: {REPORTS / fault.test}."
+        for fault in _faults_of(file)
+        if fault.test
+    ]
+    instead = f"kvspec export {file} --as story {selector.options}"
+    raise Unusable(
+        f"{file}: no test is made: {reason}.{others}{''.join(by_hand)} The text of a bug report: {instead}"
+    )
+
+
+def _faults_of(file: str) -> list[KnownFault]:
+    """The known fault whose trace a file is."""
+    path = Path(shipped(file))
+    return [f for f in known_faults().values() if any(FOLDER / each == path for each in f.traces)]
+
+
+def _others(file: str, trace: Trace, selector: SystemSelector) -> Iterator[tuple[str, Trace]]:
+    """Other traces of the same bug: of the finding whose trace this is, and of the known fault."""
+    from ci.report.data import named_trace
+    from stateful_tests.check.explanation import known_fault
+    from stateful_tests.lockstep.lockstep import replay
+    from stateful_tests.lockstep.results import finding_name
+
+    path = Path(shipped(file))
+    findings = [finding_name(trace.clause or "", number) for number in range(1, 10)]
+    names = [
+        named_trace(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
+    ]
+    for beside in (path.with_name(name) for name in names if path.name in names):
+        if beside != path and beside.is_file():
+            yield str(beside), load_trace(str(beside))
+    of = _faults_of(file)
+    if not of:
+        with closing(selector.resolve(quiet=True)) as system:
+            known = known_fault(system, replay(system, trace))
+        of = [known] if known is not None else []
+    for each in (each for fault in of for each in fault.traces):
+        if FOLDER / each != path:
+            yield f"@{Path(each).stem}", load_trace(str(FOLDER / each))
+
+
+def _target(exporting: Any, fixed: str | None, spec: SystemSpec) -> Any:
+    """The release, or the checkout, on which a test of `spec` has to pass."""
+    if fixed is None or Path(fixed).is_dir():
+        return None if fixed is None else exporting.target(fixed)
+    named = SystemSpec.parse(fixed if fixed.partition("==")[1] else f"{spec.engine}=={fixed}")
+    if named.engine != spec.engine or named.ways not in ((), spec.ways):
+        as_it_is = f"{spec.engine}==VERSION{''.join(f'+{way}' for way in spec.ways)}"
+        raise Unusable(f"--fixed {fixed}: the test is run as --impl is: {as_it_is}, or a folder")
+    return exporting.target(named.version)
+
+
+def _tested(
+    file: str,
+    trace: Trace,
+    selector: SystemSelector,
+    fixed: str | None,
+    names: _Names,
+    in_folder: bool,
+) -> tuple[str, str]:
+    """The test of a trace, run on the release that has the fault, and on the one that must not; and the
+    module that tests of one folder import."""
+    from ci.export.bug_report import Titles
+    from ci.export.recorded_run import NotExportable
+    from ci.export.template_parts import SHARED
+    from ci.shown_kinds import shown_of
+    from impl.process.run_test import outcomes
+    from impl.engines import DriveOptions
+    from stateful_tests.lockstep import systems as registry
+
+    exporting = shown_of(trace.geometry).exports()
+    if exporting is None:
+        raise _NoTest("a test has one server, and this trace has two")
+    if selector.spec.engine not in ENGINES:
+        use = f"--impl {exporting.ENGINE}==VERSION"
+        raise Unusable(
+            f"--as pytest makes a test of a release's classes: {use}, not {selector.spec}"
+        )
+    if selector.spec.engine != exporting.ENGINE:
+        raise _NoTest(
+            f"tests are made of classes of SGLang and vLLM, not of {selector.spec.engine}"
+        )
+    target = None
+    try:
+        with unusable(f"{file}: "):
+            target = _target(exporting, fixed, selector.spec)
+            options = DriveOptions(selector.checkout, calls=True)
+            with closing(registry.driven(selector.spec, options)) as system:
+                module = exporting.shared_module(system, target) if in_folder else ""
+                text = exporting.unit_test(trace, file, system, target, Titles(*names), in_folder)
+    except NotExportable as error:
+        raise _NoTest(str(error)) from error
+    with tempfile.TemporaryDirectory() as made:
+        scratch = Path(made, "exported.py")
+        Path(made, f"{SHARED}.py").write_text(module, encoding="utf-8")
+        scratch.write_text(text, encoding="utf-8")
+        wanted, runs = [(system.name, FAILS)], [(system.root, system.release, [scratch])]
+        if target is not None:
+            wanted.append((target.name, 0))
+            runs.append((target.root, target.version, [scratch]))
+        ends = outcomes(*runs, hook=exporting.hook(trace))
+    said = []
+    for (name, want), (code, output) in zip(wanted, ends, strict=True):
+        if code != want:
+            raise _NoTest(_unwanted(name, code, output, want))
+        said.append(f"{name}: the test {'fails' if code else 'passes'}, as it should")
+    click.echo("\n".join(said), err=True)
+    return text, module
+
+
+def _unwanted(name: str, code: int, output: str, want: int) -> str:
+    """Why a test says nothing: how it ended on a release."""
+    if code == 0:
+        return (
+            f"it passes on {name}: what shows the bug is no call of the release, and no value that a"
+            " test can ask for"
+        )
+    too = " as well: the bug is there too" if want == 0 and code == FAILS else ""
+    return f"it {_ended(code)} on {name}{too}: {_last_error(output)}"
+
+
+def _ended(code: int) -> str:
+    """How a run of tests ended, in words."""
+    ends = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
+    return ends.get(code, "cannot be run")
+
+
+def _last_error(output: str) -> str:
+    """The line of a run that says what went wrong."""
+    lines = [line.strip() for line in output.split("\n") if "Error" in line]
+    return lines[-1] if lines else "it says nothing"
+
+
+@click.command("run-test")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("-v", "--verbose", is_flag=True, help="All that the tests print.")
+@impl_options
+def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) -> int:
+    """Run exported tests on a release or a checkout that is not installed.
+
+    FILE: a test that `kvspec export` has written, or one of fixtures/releases/reports. Exit code 0: all pass,
+    1: one fails at an assertion of its own, 3: one stops before, or cannot be run.
+    """
+    from impl.engines import engine
+    from impl.process.run_test import outcomes
+
+    if selector.spec.engine not in ENGINES:
+        raise Unusable(f"--impl {selector.spec}: a test of classes runs on a release or a checkout")
+    texts = []
+    for file in files:
+        try:
+            texts.append(Path(file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unusable(f"{file}: {getattr(error, 'strerror', None) or error}") from error
+    hook = engine(selector.spec.engine).test_hook
+    with closing(selector.resolve()) as system:
+        where: Any = system
+        name, root, release = where.name, where.root, where.release
+    codes = []
+    for file, text in zip(files, texts):
+        [(code, output)] = outcomes((root, release, [Path(file).absolute()]), hook=hook(text))
+        codes.append(code)
+        why = f": {_last_error(output)}" if code else ""
+        click.echo(f"{file}: the test {_ended(code)} on {name}{why}")
+        if verbose:
+            click.echo(output.rstrip())
+    return ending(broke=any(code not in (0, FAILS) for code in codes), violated=FAILS in codes)
