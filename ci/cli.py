@@ -66,7 +66,7 @@ def cli(context: click.Context) -> None:
 
 for _command in (
     running.check, running.replay, traces.tree, exporting.export, exporting.run_test,
-    adapters.init_adapter, authoring.shrink, authoring.new_fixture, authoring.upgrade,
+    adapters.init_adapter, authoring.new_trace, authoring.shrink, authoring.new_fixture, authoring.upgrade,
     searching.explore, searching.tour, searching.prove,
     servers.validate, servers.serve_check, servers.setup_server,
     catalogue.bugs, catalogue.clauses, catalogue.driven, documents.spec,

@@ -1,4 +1,4 @@
-"""kvspec shrink, new-fixture and upgrade: traces that are worth keeping."""
+"""kvspec new-trace, shrink, new-fixture and upgrade: traces by hand, and those that are worth keeping."""
 
 from __future__ import annotations
 
@@ -10,14 +10,48 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    ReportOut, SystemSelector, Unusable, force_option, json_option, load_trace, note, save_trace,
-    system_options, target_file, unusable,
+    ReportOut, SystemSelector, Unusable, force_option, impl_options, json_option, load_trace, note,
+    replay_command, save_trace, system_options, target_file, unusable, write_file,
 )  # fmt: skip
 from impl.system_spec import SystemSpec
 from stateful_tests.lockstep.endings import Ending
 
 if TYPE_CHECKING:
     from stateful_tests.lockstep.results import Run, Trace
+
+
+@click.command("new-trace")
+@click.option(
+    "--out",
+    "into",
+    metavar="FILE",
+    default="by_hand.json",
+    show_default=True,
+    help="Where the trace goes. FILE.md says what its steps do.",
+)
+@force_option
+@impl_options
+def new_trace(selector: SystemSelector, into: str, force: bool) -> int:
+    """Write a trace to start from, of the kind of --impl.
+
+    It conforms. FILE.md beside it has the recipe, and every command and size: JSON has no comments.
+    """
+    from ci.documents.new_trace import page_beside, skeleton_for, skeleton_trace
+
+    trace_file = target_file(Path(into), force)
+    beside = target_file(Path(into).with_suffix(".md"), force)
+    with closing(selector.resolve()) as system:
+        can = system.capabilities
+    kind = can.system_kind
+    name = skeleton_for(selector.spec, kind)
+    trace = skeleton_trace(name, kind)
+    save_trace(trace, trace_file)
+    page = page_beside(name, trace, can, str(trace_file), selector.options)
+    write_file(beside, page, "--out")
+    click.echo(f"wrote   {trace_file}")
+    click.echo(f"about   {beside}: what each step does, a recipe, all commands and sizes")
+    click.echo(f"replay  {replay_command(str(trace_file), selector.options)}")
+    return Ending.CONFORMS
 
 
 @click.command()

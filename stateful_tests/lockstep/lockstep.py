@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from impl.adapter import Capabilities, AnySystem, System, UnusableImplementation
+from impl.engines import engine
 from impl.process.failures import SystemFailed, of_a_command
 from impl.process.remote_system import WorkerSystem
 from impl.process.wire import copied
 from reference import model
+from reference.blocks.config import EngineConfig
 from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
@@ -258,19 +260,36 @@ def check_fits(
     """Raise UnusableImplementation when the system cannot be driven through this."""
     can, kind = system.capabilities, kind_of_config(geometry)
     if can.system_kind is not kind:
-        needs = f": the trace needs {_EXAMPLES[kind.name]}"
+        needs = f": the trace needs {_EXAMPLES[kind.name]}, such as {_example(geometry)}"
         raise UnusableImplementation(f"{system.name} {can.system_kind.words}{needs}")
     if lacks := lockstep_of(kind).lacking(can, geometry, commands):
         raise UnusableImplementation(f"{system.name} {lacks}")
 
 
-# What can be driven through a trace of each kind.
+# What can be driven through a trace of each kind; then an engine that has it, and in which way.
 _EXAMPLES = {
-    ROWS.name: "a system that is given each batch, such as torch or sglang==VERSION",
-    BLOCKS.name: "an engine that schedules by itself, such as vllm==VERSION",
-    TIERS.name: "a host tier, such as sglang==VERSION+hicache",
-    PAIRS.name: "two servers and a network, such as vllm==VERSION+pair",
+    ROWS.name: "a system that is given each batch",
+    BLOCKS.name: "an engine that schedules by itself",
+    TIERS.name: "a host tier",
+    PAIRS.name: "two servers and a network",
 }
+_ENGINES = {
+    ROWS.name: ("sglang", ""),
+    BLOCKS.name: ("vllm", ""),
+    TIERS.name: ("sglang", "hicache"),
+    PAIRS.name: ("vllm", "pair"),
+}
+
+
+def _example(geometry: Geometry | JudgedConfig) -> str:
+    """The option that names what can be driven with these sizes."""
+    kind = kind_of_config(geometry)
+    name, way = _ENGINES[kind.name]
+    if isinstance(geometry, EngineConfig) and geometry.connects:
+        way = "offload"
+    if kind is ROWS:
+        return f"--impl torch or --impl {engine(name).newest(way)}"
+    return f"--impl {engine(name).newest(way)}"
 
 
 def _mixed(state: State, batch: Extend) -> bool:

@@ -116,7 +116,8 @@ def in_words(kind: Any) -> str:
 def _field_in_words(field: Field[Any], hint: Any) -> str:
     name, notes = f"`{field.name}`", ""
     if get_origin(hint) is tuple and hint != Prompt:
-        (of, _), notes = get_args(hint), ": a list of names"
+        of = get_args(hint)[0]
+        notes = ": a list of numbers" if of is int else ": a list of names"
         if is_dataclass(of):
             notes = f": a list of {{{', '.join(_field_in_words(f, f.type) for f in fields(of))}}}"
     elif hint == str | None:

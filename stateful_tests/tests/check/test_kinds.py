@@ -1,5 +1,7 @@
 """Kinds of systems: each is declared, has its own config and commands, and is driven in its own way."""
 
+import re
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,7 @@ from reference.commands import Mode
 from reference.kinds import BLOCKS, KINDS, ROWS, TIERS, kind_by_commands, kind_of_config
 from stateful_tests.check import campaign, tiers
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_of, new_tallies
+from stateful_tests.lockstep.systems import resolve
 
 
 class FailsInReset:
@@ -60,6 +63,9 @@ def test_a_trace_of_another_kind_does_not_fit(kind):
         with pytest.raises(UnusableImplementation) as caught:
             check_fits(system, sizes)
         assert str(caught.value).startswith(f"broken {kind.words}: the trace needs ")
+        named = re.findall(r"--impl (\S+)", str(caught.value))
+        with closing(resolve(named[-1])) as suitable:
+            assert suitable.capabilities.system_kind is other
 
 
 @pytest.mark.parametrize(

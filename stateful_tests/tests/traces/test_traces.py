@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ci import cli
+from ci.documents.new_trace import recipes
 from reference.commands import (
     COMMANDS, Broken, Choice, Done, EvictSwa, Insert, Match, Mode, Open, Piece, Reason, Refused, Submit,
     kind_name,
@@ -422,6 +424,36 @@ def test_the_readme_has_the_fields_of_each_command(request):
     if request.config.getoption("accept"):
         README.write_text(f"{before}<!-- commands -->\n{table}\n<!-- end -->{after}")
     assert now == f"{table}\n", "--accept"
+
+
+def test_the_readme_has_the_recipe_of_each_kind(request):
+    before, rest = README.read_text().split("<!-- recipes -->\n")
+    now, after = rest.split("<!-- end of recipes -->")
+    if request.config.getoption("accept"):
+        README.write_text(f"{before}<!-- recipes -->\n{recipes()}<!-- end of recipes -->{after}")
+    assert now == recipes(), "--accept"
+
+
+@pytest.mark.parametrize(
+    "impl",
+    [
+        "torch", "sglang==0.5.23", "sglang==0.5.23+overlap", "sglang==0.5.23+hicache", "vllm==0.33.0",
+        "vllm==0.33.0+async", "vllm==0.33.0+v2", "vllm==0.33.0+offload", "vllm==0.33.0+async+offload",
+        "vllm==0.33.0+pair", "lmdeploy==0.18.0", "transformers==5.23.0",
+    ],
+)  # fmt: skip
+def test_a_trace_to_start_from_conforms_and_has_a_page(impl, tmp_path, monkeypatch, capsys):
+    """Of each kind and way to run, without a refusal."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["new-trace", "--impl", impl]) == 0
+    assert f"kvspec replay by_hand.json --impl {impl}" in capsys.readouterr().out
+    assert cli.run(["replay", "by_hand.json", "--impl", impl]) == 0
+    assert "refused" not in capsys.readouterr().out
+    page = Path("by_hand.md").read_text()
+    steps = re.findall(r"^\| \d+ \| .* \| .+ \|$", page, re.MULTILINE)
+    assert len(steps) == len(load("by_hand.json").commands)
+    assert "1. " in page and "| `do` | fields |" in page and f"--impl {impl}" in page
+    assert cli.run(["new-trace", "--impl", impl]) == 2
 
 
 def test_the_readme_keeps_its_word():

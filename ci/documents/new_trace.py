@@ -1,0 +1,119 @@
+"""A trace to start from, and the page beside it: what its steps do, a recipe, every command, every size."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import tomllib
+from dataclasses import fields
+from functools import cache
+
+import msgspec
+
+from ci import TEMPLATES
+from impl.adapter import Capabilities
+from impl.system_spec import SystemSpec
+from reference.commands import kind_name
+from reference.kinds import BLOCKS, KINDS, ROWS, Kind
+from reference.model import SPEC_VERSION
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.traces.files import loads
+from stateful_tests.traces.notation import format_command
+from stateful_tests.traces.schema import FORMAT, VERSION, in_words
+
+
+class TraceSkeleton(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An entry of new_trace.toml, which says what each field is."""
+
+    story: str
+    sizes: str
+    steps: list[tuple[str, str]]
+    recipe: list[str]
+
+
+# Whose recipes a variant has.
+_BASE = {"overlap": "blocks", "overlap_offload": "offload"}
+
+
+@cache
+def skeletons() -> dict[str, TraceSkeleton]:
+    """By kind, and by variants of it. Raises msgspec.ValidationError for a file that is wrong."""
+    text = (TEMPLATES / "new_trace.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, TraceSkeleton])
+
+
+def skeleton_for(spec: SystemSpec, kind: Kind) -> str:
+    """The name of the skeleton for a system: that of its kind, or of a variant."""
+    if kind is not BLOCKS:
+        return kind.name
+    overlaps = ["overlap"] * (spec.engine == "lmdeploy" or "async" in spec.ways)
+    connects = ["offload"] * ("offload" in spec.ways)
+    return "_".join(overlaps + connects) or kind.name
+
+
+def skeleton_trace(name: str, kind: Kind) -> Trace:
+    """The trace of a skeleton."""
+    made = skeletons()[name]
+    head: dict[str, object] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "spec": SPEC_VERSION,
+        "kind": kind.name,
+    }
+    head["geometry" if kind is ROWS else "config"] = json.loads(made.sizes)
+    if kind is ROWS:
+        head["mode"] = "faithful"
+    steps = [json.loads(step) for step, _ in made.steps]
+    text = json.dumps(head | {"origin": "hand-written", "story": made.story, "steps": steps})
+    return loads(text.encode(), f"new_trace.toml: {name}")
+
+
+def recipe_of(name: str) -> list[str]:
+    """The lines of a skeleton's recipe."""
+    return skeletons()[_BASE.get(name, name)].recipe
+
+
+def page_beside(name: str, trace: Trace, can: Capabilities, file: str, options: str) -> str:
+    """The page that lies beside a trace, as Markdown: JSON has no comments. can: of the system."""
+    kind = can.system_kind
+    made = skeletons()[name]
+    steps = [
+        f"| {at} | `{format_command(command)}` | {about} |"
+        for at, (command, (_, about)) in enumerate(zip(trace.commands, made.steps))
+    ]
+    recipe = [f"{at}. {line}" for at, line in enumerate(recipe_of(name), 1)]
+    commands = [
+        f"| `{kind_name(each)}` | {in_words(each)} | {_about(each)} |" for each in kind.commands
+    ]
+    sizes = textwrap.dedent(" " * 4 + (kind.config.__doc__ or "")).strip()
+    names = ", ".join(f"`{each.name}`" for each in fields(kind.config))
+    return "\n".join([
+        f"# {file}: a trace by hand", "",
+        made.story, "",
+        f"    kvspec replay {file} {options}", "",
+        "It conforms as it is. Change it into the story of your bug.", "",
+        "## Its steps", "", "| step | as a report prints it | what it does |", "|---|---|---|", *steps, "",
+        "## Recipe", "", *recipe, "",
+        "## Commands", "", "| `do` | fields | what it does |", "|---|---|---|", *commands, "",
+        "## Sizes", "", f"Fields: {names}.", "", sizes, "",
+    ])  # fmt: skip
+
+
+def _about(command: type) -> str:
+    return " ".join((command.__doc__ or "").split()).replace("|", "\\|")
+
+
+def recipes() -> str:
+    """The recipes by kind, as Markdown, for fixtures/README.md."""
+    heads = {
+        "blocks": "An engine that schedules by itself (vLLM, LMDeploy, transformers)",
+        "offload": "With a KV connector (vLLM `+offload`)",
+        "tiers": "A tree with a host tier (SGLang `+hicache`)",
+        "pairs": "Two servers (vLLM `+pair`)",
+    }
+    assert heads.keys() | KINDS.keys() | _BASE.keys() == skeletons().keys()
+    parts = []
+    for name, head in heads.items():
+        lines = (f"{at}. {line}" for at, line in enumerate(recipe_of(name), 1))
+        parts += [f"**{head}**", "", *lines, ""]
+    return "\n".join(parts)
