@@ -73,6 +73,12 @@ def setup_server(release: str, again: bool) -> int:
     " looked for the faults of a new one.",
 )
 @click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Of known faults the places in each log, and what upstream knows.",
+)
+@click.option(
     "--strict", is_flag=True, help="A gap or a cut last line in a log ends with exit code 4."
 )
 @json_option
@@ -83,6 +89,7 @@ def validate(
     events: bool,
     save_dir: str | None,
     release: str | None,
+    verbose: bool,
     strict: bool,
 ) -> int:
     """Validate logs of watched servers.
@@ -122,7 +129,7 @@ def validate(
         raise Unusable(f"{logs[0]}: there is no .jsonl in this folder")
     for reading in readings.logs.values():
         read, log = reading.validator, reading.log
-        data = servers.validation(log.name, log.header, read.result, reading.seconds, log.cut)
+        data = servers.validation(log.name, log.header, read.result, reading.seconds, log)
         if save_dir is not None and read.result.found:
             if (trace := read.trace()) is None:
                 note(
@@ -135,9 +142,12 @@ def validate(
                 note(f"{log.name}: the commands up to the first mismatch are saved as {path}")
         data["unreadable"] = reading.unreadable
         reports.append(data)
-        servers.validated(out.console, data, shown=follow and out.file is None)
+        servers.validated(
+            out.console, data, shown=follow and out.file is None, verbose=verbose,
+            alone=len(readings.logs) == 1 and not reasons,
+        )  # fmt: skip
     data = servers.validations(reports, strict, reasons)
-    servers.validated_all(out.console, data)
+    servers.validated_all(out.console, data, verbose)
     return out.end(data)
 
 

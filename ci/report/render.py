@@ -25,12 +25,14 @@ def console(file: IO[str] | None = None) -> Console:
     """A console that takes text as it is, and writes no control characters unless to a terminal."""
     out = file if file is not None else sys.stdout
     terminal = out.isatty()
+    # https://no-color.org; rich would leave what is bold.
+    coloured = terminal and not os.environ.get("NO_COLOR")
     columns = os.environ.get("COLUMNS", "")
     asked = int(columns) if columns.isdigit() else 0
     return Console(
         file=out,
         force_terminal=terminal,
-        color_system="auto" if terminal else None,
+        color_system="auto" if coloured else None,
         width=asked or (get_terminal_size().columns if terminal else PIPE_WIDTH),
         markup=False,
         highlight=False,

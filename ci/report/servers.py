@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import msgspec
@@ -14,11 +15,13 @@ from ci import Data
 from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
+from reference.failures import counted
 from reference.state import Cursors
 from stateful_tests.lockstep.endings import Ending, ending, gravest
 from stateful_tests.lockstep.known_faults import known_faults, looked_for, nearest
 from stateful_tests.watched.beside import AFTER_A_GAP, AFTER_A_MISMATCH
 from stateful_tests.watched.live import LiveRun
+from stateful_tests.watched.reader import WatchLog
 from stateful_tests.watched.results import Mismatch, Validated
 from stateful_tests.watched.serving import JudgedRun, Served
 
@@ -35,7 +38,8 @@ _OPERATIONS = {
     "update": "retracts what runs, empties the cache, and pauses the server",
 }
 # What a mismatch means for who runs the server, by the clause, else by its family.
-_LOST = "leak: what is lost stays lost until the server restarts; answers stay right"
+_LOST = "leak: what is lost stays lost until the server restarts; by itself it makes no answer wrong"
+_BACK = "the count is right again: see the mismatch before it on the same count"
 _SHARED = (
     "answers may be wrong: KV that is read is free, or another's; close the sessions that are named, or"
     " restart the server"
@@ -54,7 +58,8 @@ _EFFECTS = {
         "requests that share this prefix may read wrong KV: flush the cache, or restart the server",
     ),
 }
-_COUNT = re.compile(r"\d+ \(([+-])\d+[,)]")  # of what is free
+# Of what is free: how far it is off, and was at the step before.
+_COUNT = re.compile(r"\d+ \(([+-])(\d+)(?:, ([+-]))?")
 SHOWN = 5  # mismatches that the text shows of one log; `--json` has all
 
 
@@ -68,9 +73,10 @@ def server_text(header: WatchHeader) -> str:
 
 
 def validation(
-    name: str, header: WatchHeader, found: Validated, seconds: float, cut: str | None
+    name: str, header: WatchHeader, found: Validated, seconds: float, log: WatchLog | None = None
 ) -> Data:
-    """Everything about the validation of one log."""
+    """Everything about the validation of one log. log: that was read, None of a live server."""
+    cut = log.cut if log is not None else None
     skipped = [
         f"{count} {what}"
         if what.startswith("events")
@@ -84,7 +90,7 @@ def validation(
         "commands_by_kind": dict(found.commands),
         "values_compared": found.compared, "given": found.given, "seconds": round(seconds, 3),
         "events_per_s": round(found.events / seconds) if seconds else 0, "skipped": skipped,
-        "refused_by_policy": dict(found.policy),
+        "refused_by_policy": dict(found.policy), "put_right": log.put_right if log is not None else "",
         "known": [_known(name, times, found) for name, times in found.known.most_common()],
         "faults_are_known": looked_for("sglang", header.release),
         "release": header.release, "nearest": nearest("sglang", header.release),
@@ -98,7 +104,8 @@ def _known(name: str, times: int, found: Validated) -> Data:
     return {
         "name": name,
         "times": times,
-        "says": known_faults()[name].summary,
+        "says": known_faults()[name].says,
+        "upstream": known_faults()[name].upstream,
         "found": [mismatch(each) for each in found.mismatches if each.known == name],
     }
 
@@ -106,7 +113,9 @@ def _known(name: str, times: int, found: Validated) -> Data:
 def effect(clause: str, observed: str) -> str:
     """What a mismatch means for who runs the server."""
     if counted := _COUNT.match(observed):
-        return _LOST if counted[1] == "-" else _SHARED
+        if counted[2] == "0":
+            return _BACK
+        return _LOST if counted[1] == "-" and counted[3] != "+" else _SHARED
     return next((_EFFECTS[of] for of in (clause, clause.split("-")[0]) if of in _EFFECTS), "")
 
 
@@ -173,9 +182,32 @@ def validations(logs: list[Data], strict: bool, unusable: Sequence[str] = ()) ->
     }
 
 
-def validated_all(out: Console, data: Data) -> None:
+def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None:
+    """The known faults that some logs show, each once, in two lines. verbose: with all that is known."""
+    by_name: dict[str, list[Data]] = {}
+    for log in logs:
+        for each in log["known"]:
+            by_name.setdefault(each["name"], []).append(each)
+    if by_name:
+        say(out, "known faults (kvspec bugs NAME has more, -v shows where):")
+    for name, shown in by_name.items():
+        first = shown[0]
+        times = counted(sum(each["times"] for each in shown), "time")
+        where = f" in {len(shown)} of {len(logs)} logs" if len(logs) > 1 else ""
+        head = f"  {name}, {times}{where}: {first['says']}"
+        if not verbose:
+            head = f"  {shorten(head, out.width - 2, placeholder=' ...')}"
+        say(out, head)
+        if first["found"]:
+            say(out, f"    effect: {first['found'][0]['effect']}")
+        if verbose:
+            say(out, f"    upstream: {first['upstream']}")
+
+
+def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
     """The total of several logs as text."""
     if len(data["logs"]) > 1 or data["unusable"]:
+        known_faults_text(out, data["logs"], verbose)
         read = f"{len(data['logs'])} log{'s' * (len(data['logs']) > 1)}, {_read(data)}"
         say(out, f"{data['verdict']} ({read})", "bold red" if data["exit_code"] else "bold green")
 
@@ -213,9 +245,17 @@ def _differing(expected: str, observed: str) -> list[str]:
     return [name for name, value in _CURSOR.findall(observed) if wanted.get(name, value) != value]
 
 
-def validated(out: Console, data: Data, ended: str = "", *, shown: bool = False) -> None:
+def validated(
+    out: Console,
+    data: Data,
+    ended: str = "",
+    *,
+    shown: bool = False,
+    alone: bool = True,
+    verbose: bool = False,
+) -> None:
     """The report of one log as text. ended: how its server ended, if it should not have. shown: its
-    mismatches were reported already."""
+    mismatches were reported already. alone: known faults are told here, not behind all logs."""
     number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {
@@ -235,13 +275,11 @@ def validated(out: Console, data: Data, ended: str = "", *, shown: bool = False)
         )
     if data["skipped"]:
         words["skipped"] = "; ".join(data["skipped"])
-    for each in data["known"]:
-        words[f"known {each['name']}"] = f"{each['times']} times: {each['says']}"
+    if data["put_right"]:
+        words["order"] = data["put_right"]
+    for each in data["known"] if verbose else ():
         if each["found"]:
-            words[f"known {each['name']}"] += f" {_places(each['times'], each['found'])}"
-    if data["known"]:
-        about = "; ".join(f"kvspec bugs {each['name']}" for each in data["known"])
-        words["next"] = f"{about}: what upstream knows, and a trace"
+            words[f"known {each['name']}"] = _places(each["times"], each["found"])
     labelled(out, words)
     for found in () if shown else data["mismatches"][:SHOWN]:
         out.print()
@@ -250,6 +288,8 @@ def validated(out: Console, data: Data, ended: str = "", *, shown: bool = False)
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
     if number and not shown:
         labelled(out, {"next": _NEXT.format(clause=data["mismatches"][0]["clause"])})
+    if alone:
+        known_faults_text(out, [data], verbose)
     bad = number or ended or not data["events"]
     say(out, ended or validation_verdict([data]), "bold red" if bad else "bold green")
 
@@ -266,10 +306,10 @@ def show_at_once(out: Console, found: Mismatch) -> None:
 
 
 def _places(times: int, found: list[Data]) -> str:
-    """Where a known fault shows, when, in which command, and what that means."""
+    """Where a known fault shows, when, and in which command."""
     shown = [", ".join(filter(None, (str(m["line"]), m["at"], m["command"]))) for m in found[:3]]
     more = f"; and {times - len(shown)} more" if times > len(shown) else ""
-    return f"Line {'; '.join(shown)}{more}: {found[0]['effect']}"
+    return f"line {'; '.join(shown)}{more}"
 
 
 def shown_mismatch(out: Console, found: Data) -> None:
@@ -325,7 +365,7 @@ def served(
 
 def lived(run: LiveRun, seed: int, kept: Path) -> Data:
     """Everything about a live server under clients."""
-    data = validation("a live server", run.header, run.validated, run.seconds, None)
+    data = validation("a live server", run.header, run.validated, run.seconds)
     wrong = [] if run.died else run.wrong
     if not run.counts.get("tokens") and not run.died:
         wrong = [*wrong, "no client got a token"]

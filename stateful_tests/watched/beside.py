@@ -33,6 +33,7 @@ NOTHING = Shown({}, {})
 # Events that are not judged, and why.
 AFTER_A_MISMATCH = "events after a mismatch, up to the next snapshot"
 AFTER_A_GAP = "events after a gap, up to the next snapshot"
+LOST = "lines that are missing"
 
 
 class Diverged(Exception):
@@ -105,8 +106,13 @@ class Beside:
         if beyond or not self._same(now, shown):
             found = verdict(command, was, now, outcome, shown, beyond)
             known = deviations.explained(self.header, command, was, now, shown)
-            self.deviates(known, *found, command)
-            now = deviations.with_slots(now, shown)
+            shows = None if beyond or known else deviations.as_shown(now, shown)
+            if shows is not None:
+                self.report(Diverged(*found, command))
+                now = shows
+            else:
+                self.deviates(known, *found, command)
+                now = deviations.with_slots(now, shown)
         self.state = now
 
     def follows_to(self, state: State, command: Command, shown: Shown) -> None:
@@ -162,6 +168,13 @@ class Beside:
         result.mismatches[self.step.judged :] = [each for each in since if each.known is not None]
         self.follows, self.skipping = False, AFTER_A_GAP
 
+    def misses(self, lines: int) -> None:
+        """So many lines are missing before this one: up to the next snapshot no state is known. What was
+        found before stays: the numbers of the lines say that all were there."""
+        self.result.skipped[LOST] += lines
+        self.step.number, self.step.unpaged = None, False
+        self.follows, self.skipping = False, AFTER_A_GAP
+
     def request(self, name: str) -> Request:
         """A request that goes on. Raises Diverged if nobody submitted it."""
         request = self.state.request(name)
@@ -195,7 +208,11 @@ class Beside:
         self.result.compared += 1
         mine = self.request(name).cursors
         if mine is not None and mine != got:
-            raise Diverged("LEN-4", f"{name}: {cursors_text(mine)}", f"shows {cursors_text(got)}")
+            found = Diverged("LEN-4", f"{name}: {cursors_text(mine)}", f"shows {cursors_text(got)}")
+            if not deviations.in_order(got, mine):
+                raise found
+            self.report(found)
+            self.moves(name, got)
 
     # -- reports ------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from impl.sglang.server.clients import POLICIES, Config
 from impl.sglang.server.events import Released, WatchHeader
 from reference.commands import Command, Finish, Retract
-from reference.state import State
+from reference.state import Cursors, State
 from stateful_tests.lockstep.known_faults import label
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated
@@ -32,6 +32,7 @@ _OF_A_SESSION = re.compile(
 _OUT_OF_MEMORY = re.compile(
     r"ut of memory.* allocate (?P<wanted>\d+) tokens. Available full tokens: (?P<there>\d+)"
 )
+MAX_OFF = 4096  # tokens by which cursors may be off and the reference goes on with them
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
@@ -204,6 +205,34 @@ def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:
     """Positions of a session that count as committed when its turn ends, and that were never computed."""
     if e.session is not None and e.after is not None and label(header.release, "last-token"):
         yield from ((e.session, at) for at in range(e.before[0], e.after[0]))
+
+
+def in_order(got: Cursors, mine: Cursors) -> bool:
+    """The server's cursors are those of a row: the reference can go on with them. mine: those it expects."""
+    committed, allocated, evicted, protected = got
+    return (
+        0 <= protected <= committed <= allocated
+        and evicted <= allocated
+        and allocated <= mine.kv_allocated_len + MAX_OFF
+    )
+
+
+def as_shown(state: State, shown: Shown) -> State | None:
+    """The state with the cursors that the server shows, after a mismatch that nothing explains; None where no
+    state has them."""
+    for name, got in shown.requests.items():
+        request = state.request(name)
+        if request is None or request.cursors is None or not in_order(got, request.cursors):
+            return None
+        state = state.with_request(request._replace(cursors=got))
+    for name, kept in shown.slots.items():
+        session = state.session(name)
+        if session is None or (session.slot is None) != (kept is None):
+            return None
+        if kept is not None and session.slot is not None and not in_order(kept, session.slot):
+            return None
+        state = state.with_session(session._replace(slot=kept))
+    return state
 
 
 def with_slots(state: State, shown: Shown) -> State:

@@ -11,15 +11,19 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import msgspec
 
-from impl.sglang.server.events import FORMAT, READABLE, Event, WatchHeader
+from impl.sglang.server.events import FORMAT, NUMBERED, READABLE, Event, WatchHeader
+from reference.failures import counted
+from stateful_tests.watched.line_order import Line as Line
+from stateful_tests.watched.line_order import LineOrder
 
 MAX_LINE = 16 << 20  # bytes; a line of level `pages` of a pool of 2^18 tokens stays below
 _PERIOD_S = 0.1
 _EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_NUMBERED: msgspec.json.Decoder[tuple[int, Event]] = msgspec.json.Decoder(tuple[int, Event])
 _HEADERS = msgspec.json.Decoder(WatchHeader)
 _PART = re.compile(r"(.+)-(\d{4})\.jsonl")
 
@@ -28,22 +32,27 @@ class LogError(ValueError):
     """A log that cannot be used: file, line, reason."""
 
 
-class Line(NamedTuple):
-    """One line of a log: where it stands, and what it says."""
-
-    file: str
-    number: int
-    event: Event
-
-
 class WatchLog:
-    """One server process's log: the files of its parts in order. header: of the first of them."""
+    """One server process's log: the files of its parts in order. header: of the first of them. damaged: lines
+    that are no whole event, where running numbers tell which are missing; order: of those lines."""
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files
         self.header = _header_of(files[0])
         self.cut: str | None = None  # where a last line had no end
+        self.damaged = 0
+        self.order: LineOrder | None = None
+        if self.header.version >= NUMBERED:
+            self.order = LineOrder(1 if self.header.part == 1 else None)
         self.bytes = sum(file.stat().st_size for file in files)
+
+    @property
+    def put_right(self) -> str:
+        """What of the order of its lines was put right, in words."""
+        if self.order is None:
+            return ""
+        counts = {"stood twice": self.order.repeated, "stood in another place": self.order.moved}
+        return ", ".join(f"{counted(n, 'line')} {what}" for what, n in counts.items() if n)
 
     @property
     def name(self) -> str:
@@ -56,6 +65,14 @@ class WatchLog:
 
     def lines(self, growing: Callable[[], bool] | None = None) -> Iterator[Line]:
         """Every event. growing: at the end wait for more for as long as this says so, in later parts too."""
+        lines = self._all_lines(growing)
+        if self.order is not None:
+            yield from self.order.in_order(lines)
+        else:
+            yield from (line for _, line in lines)
+
+    def _all_lines(self, growing: Callable[[], bool] | None) -> Iterator[tuple[int, Line]]:
+        """Every event as it stands there, with its running number, 0 of a log without."""
         at = 0
         while at < len(self.files):
             yield from self._lines_of(self.files[at], growing, at)
@@ -63,7 +80,9 @@ class WatchLog:
             if growing is not None:
                 self.files += _later(self.files[-1])
 
-    def _lines_of(self, path: Path, growing: Callable[[], bool] | None, at: int) -> Iterator[Line]:
+    def _lines_of(
+        self, path: Path, growing: Callable[[], bool] | None, at: int
+    ) -> Iterator[tuple[int, Line]]:
         if at and growing is not None:
             _wait_for_header(path, growing)
         if _header_of(path).process != self.header.process:
@@ -79,9 +98,15 @@ class WatchLog:
                     self.cut = f"{path}: line {number} has no end: it is left out"
                     return
                 try:
-                    yield Line(name, number, _EVENTS.decode(raw))
+                    if self.order is None:
+                        yield 0, Line(name, number, _EVENTS.decode(raw))
+                    else:
+                        running, event = _NUMBERED.decode(raw)
+                        yield running, Line(name, number, event)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise LogError(f"{path}: line {number}: {_reason(raw, error)}") from None
+                    if self.order is None or _is_header(raw):
+                        raise LogError(f"{path}: line {number}: {_reason(raw, error)}") from None
+                    self.damaged += 1
 
 
 def logs_of(paths: Iterable[str | os.PathLike[str]]) -> list[WatchLog]:
@@ -141,9 +166,13 @@ def _wait_for_header(path: Path, growing: Callable[[], bool]) -> None:
 
 def _reason(raw: bytes, error: Exception) -> str:
     """Why a line is no event; of a header in the middle, that."""
-    if f'"format":"{FORMAT}"'.encode() in raw[:200]:
+    if _is_header(raw):
         return "a second header: lines of two processes, or of two files, in one"
     return f"not a whole event: {error}"
+
+
+def _is_header(raw: bytes) -> bool:
+    return raw.startswith(b"{") and f'"{FORMAT}"'.encode() in raw[:200]
 
 
 def _whole_lines(

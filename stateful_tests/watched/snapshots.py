@@ -44,6 +44,23 @@ def snapshot(beside: Beside, e: log.Snapshot) -> None:
         _compared(beside, e)
 
 
+def begins(beside: Beside, e: log.Snapshot) -> None:
+    """Go on with a snapshot that shows what the reference does not expect: the mismatch is reported."""
+    _begin(beside, e, _state_of(beside, e))
+
+
+def begins_empty(beside: Beside, e: log.Stepped) -> None:
+    """Go on at a step of a server that nobody uses, as at a snapshot of it: nobody runs, waits or has a row,
+    and no session is open."""
+    busy = e.batch or e.queued or e.sessions or e.rows != beside.header.rows
+    if busy or beside.result.ended or beside.header.level == "pages":
+        return
+    empty = log.Snapshot(0, [], [])
+    step = beside.step
+    _begin(beside, empty, _state_of(beside, empty))
+    beside.step.number, beside.step.at, beside.step.judged = step.number, step.at, step.judged
+
+
 def _compared(beside: Beside, e: log.Snapshot) -> None:
     """What a snapshot shows besides the state: outputs that count, closes to come, slots of turns, texts."""
     for r in e.requests:

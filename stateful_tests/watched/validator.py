@@ -2,9 +2,10 @@
 chose.
 
 The server chooses whom it runs, how long, whom it retracts, what its tree holds and how far it evicts. All
-else is judged: outcomes, cursors after every command, histories, and at each step that every page and row has
-an owner. After a mismatch no state is known: lines are skipped until the next snapshot. A known fault has an
-effect that is known, too: the reference follows it.
+else is judged: outcomes, cursors after every command, histories, and at each step that every page and row
+has an owner. After a mismatch that leaves whole cursors the reference goes on with those that the server
+shows. After another, and after a gap, no state is known: lines are skipped until a snapshot, or until a step
+of an empty server. A known fault has an effect that is known, too: the reference follows it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Validator(Beside):
         """Read one line."""
         self._line, event = line, line.event
         self.result.events += 1
+        if line.lost:
+            self.misses(line.lost)
         try:
             if (
                 self.result.events == 1
@@ -43,6 +46,8 @@ class Validator(Beside):
             rounds.notes_gaps(self, event)
             if self.follows and not isinstance(event, log.Tiered):
                 rounds.in_its_place(self, event)
+            if not self.follows and isinstance(event, log.Stepped):
+                snapshots.begins_empty(self, event)
             if self.follows or isinstance(event, log.Snapshot | log.HookFailed | log.Tiered):
                 TABLE[type(event)].act(self, event)
             else:
@@ -51,3 +56,5 @@ class Validator(Beside):
             self.report(found)
             self.follows, self.skipping = False, AFTER_A_MISMATCH
             self.result.ended = found.known
+            if isinstance(event, log.Snapshot) and not found.known:
+                snapshots.begins(self, event)

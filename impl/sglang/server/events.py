@@ -1,7 +1,8 @@
 """The lines of a watcher's log, typed: the contract between the watcher and whoever reads.
 
-After the header each line is a JSON array: the event's name, then its fields in the order that stands here
-and in the header. Cursors are four numbers: kv_committed_len, kv_allocated_len, swa_evicted_seqlen,
+After the header each line is a JSON array: the running number of the line, and the event, an array of its
+name and its fields in the order that stands here and in the header. Cursors
+are four numbers: kv_committed_len, kv_allocated_len, swa_evicted_seqlen,
 cache_protected_len. `ids` are None but in logs of level `pages`.
 """
 
@@ -13,9 +14,11 @@ from msgspec import Struct
 
 from reference.tiers.facts import TierFacts, TierNode
 
-FORMAT, VERSION = "kvspec-watch", 6
-# 3: no step says when it was; 4: no pages have slots of recurrent state; 5: no flush is noted
-READABLE = (3, 4, 5, 6)
+FORMAT, VERSION = "kvspec-watch", 7
+# 3: no step says when it was; 4: no pages have slots of recurrent state; 5: no flush is noted; 6: a line is
+# an event without a number
+READABLE = (3, 4, 5, 6, 7)
+NUMBERED = 7  # the first version whose lines have running numbers
 
 Cells = tuple[int, int, int, int]  # C, A, E, R
 Lane = tuple[str, int, int, int, int]  # a request and its cursors

@@ -40,7 +40,7 @@ class EventLog:
         # encoded many at a time: one by one takes longer
         self._queue: deque[Event | list[Any]] = deque()
         self._file: IO[bytes] | None = None
-        self._part = self._size = 0
+        self._part = self._size = self._lines = 0
         self._off = False
         self._ended = threading.Event()
         self._writing = threading.Lock()
@@ -101,7 +101,10 @@ class EventLog:
         if self._file is None:
             self._next_file()
         assert self._file is not None
-        left = memoryview(_JSON.encode_lines(events))
+        # Numbers go on over all parts: a reader sees which lines are lost, stand twice or in another place.
+        numbered = [*enumerate(events, self._lines + 1)]
+        self._lines += len(events)
+        left = memoryview(_JSON.encode_lines(numbered))
         self._size += len(left)
         while left:  # a disk that is nearly full takes a part
             left = left[self._file.write(left) :]

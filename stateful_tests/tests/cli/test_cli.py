@@ -1,5 +1,6 @@
 """The command line: what it prints, into a pipe, and what it returns."""
 
+import io
 import json
 import signal
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 
 from ci.cli import interrupts
 from ci.report import data as report
-from ci.report import progress
+from ci.report import progress, render
 from impl import engines
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
@@ -424,3 +425,17 @@ def test_releases_that_cannot_be_driven_are_no_green(fake, kvspec, monkeypatch):
     assert (code, lines(out)[-2]) == (2, f"cannot be driven: {next(iter(TABLE))} to {[*TABLE][-1]}")
     code, _, err = kvspec("replay", "t.json", "--impl", "sglang==all", "--html", "t.html")
     assert (code, err) == (2, "kvspec: --html: goes with one system, not with --impl sglang==all\n")
+
+
+@pytest.mark.parametrize("value, plain", [("1", True), ("", False)])
+def test_no_color_means_no_escape_at_all(value, plain, monkeypatch):
+    """Bold included: https://no-color.org."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("NO_COLOR", value)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    render.say(render.console(out := Terminal()), "conforms", "bold green")
+    assert ("\x1b" not in out.getvalue()) == plain

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.sglang.server import environment
-from impl.sglang.server.events import FORMAT, VERSION
+from impl.sglang.server.events import FORMAT, NUMBERED
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
 from stateful_tests.watched import population
@@ -43,9 +43,9 @@ IMPATIENT = {"0.5.23-clients_that_do_not_wait", "0.5.23-pages_of_a_tree"}
 
 
 def header(**changes: Any) -> dict[str, Any]:
-    """The first line of a log, of a small server; with these changes."""
+    """The first line of a log whose lines have no numbers, of a small server; with these changes."""
     return {
-        "format": FORMAT, "version": VERSION, "level": "lengths", "process": 1, "engine": "sglang",
+        "format": FORMAT, "version": NUMBERED - 1, "level": "lengths", "process": 1, "engine": "sglang",
         "release": "9.9.9", "page_size": 1, "window": 2, "full_tokens": 32, "swa_tokens": 32,
         "rows": 4, "width": 32, "tree": False, "overlap": False, "speculative": False, **changes,
     }  # fmt: skip

@@ -21,6 +21,7 @@ from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.server import environment, tier, watch
 from impl.sglang.server.clients import EOS, FLUSH, PATIENCE, Client, Clients, Turn
 from impl.sglang.server.events import (
+    VERSION,
     QueueAborted,
     Flushed,
     HookFailed,
@@ -38,7 +39,7 @@ from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 
 RELEASE = TABLE["0.5.23"]()  # its names; nothing is loaded
-HEADER = header(release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8)
+HEADER = header(version=VERSION, release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8)
 
 
 def log_in(folder: Path, **options: int) -> EventLog:
@@ -73,7 +74,7 @@ def test_files_rotate_at_a_snapshot_and_the_newest_stay(tmp_path):
     assert len(files) == 2 and not files[0].name.endswith("0001.jsonl")
     for file in files:
         head, first, *_ = file.read_text().splitlines()
-        assert json.loads(head)["part"] > 1 and json.loads(first)[0] == "snapshot"
+        assert json.loads(head)["part"] > 1 and json.loads(first)[1][0] == "snapshot"
 
 
 def test_a_full_queue_drops_and_asks_for_a_snapshot(tmp_path, monkeypatch):

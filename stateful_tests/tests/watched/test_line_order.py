@@ -1,0 +1,153 @@
+"""Running numbers of lines: a line that is lost, stands twice or elsewhere is never a fault of the server."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from impl.sglang.server.events import VERSION
+from stateful_tests.watched.beside import AFTER_A_GAP, AFTER_A_MISMATCH
+from stateful_tests.watched.line_order import HELD
+from stateful_tests.watched.reader import LogError, WatchLog, logs_of
+from stateful_tests.watched.results import Validated
+from stateful_tests.watched.validator import Validator
+
+FOLDER = Path(__file__).parents[3] / "fixtures" / "watched"
+LOGS = sorted(FOLDER.glob("*.jsonl"))
+Lines = list[str]
+
+
+def numbered(log: Path) -> Lines:
+    """A log as a server writes it today."""
+    head, *lines = log.read_text().splitlines()
+    head = json.dumps({**json.loads(head), "version": VERSION})
+    return [head, *(f"[{at},{line}]" for at, line in enumerate(lines, 1))]
+
+
+def validated(lines: Lines, folder: Path) -> tuple[WatchLog, Validated]:
+    (path := folder / "log.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (log,) = logs_of([path])
+    return log, Validator(log.header).run(log.lines())
+
+
+def each_tenth(change: Callable[[str], Lines]) -> Callable[[Lines], Lines]:
+    def changed(lines: Lines) -> Lines:
+        return [
+            new
+            for at, line in enumerate(lines)
+            for new in (change(line) if at and at % 10 == 0 else [line])
+        ]
+
+    return changed
+
+
+def swapped(lines: Lines) -> Lines:
+    lines = [*lines]
+    for at in range(10, len(lines) - 1, 10):
+        lines[at : at + 2] = lines[at + 1], lines[at]
+    return lines
+
+
+lost = each_tenth(lambda _: [])
+doubled = each_tenth(lambda line: [line, line])
+cut = each_tenth(lambda line: [line[: len(line) // 2]])
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+@pytest.mark.parametrize("change", [lost, doubled, swapped, cut])
+def test_a_log_that_was_damaged_shows_no_mismatch(log, change, tmp_path):
+    lines = numbered(log)
+    read, found = validated(change(lines), tmp_path)
+    tenths = (len(lines) - 1) // 10
+    assert not found.found
+    unjudged = found.skipped[AFTER_A_GAP] + found.skipped[AFTER_A_MISMATCH]
+    if change in (lost, cut):
+        at_end = 1 if (len(lines) - 1) % 10 == 0 else 0  # what nothing follows is not missed
+        assert read.order.lost == tenths - at_end and unjudged
+        assert read.damaged == (tenths if change is cut else 0)
+        return
+    # Nothing is missing: it is judged as if it had not been touched.
+    assert not unjudged and found.events == len(lines) - 1
+    as_it_is = validated(lines, tmp_path)[1]
+    assert (found.commands, found.known) == (as_it_is.commands, as_it_is.known)
+    says = "lines stood twice" if change is doubled else "lines stood in another place"
+    assert read.put_right == f"{read.order.repeated or read.order.moved} {says}"
+
+
+def test_what_was_found_before_a_gap_stays(tmp_path):
+    """The numbers say that nothing is missing up to there."""
+    lines = numbered(FOLDER / "sglang-0.5.23-window_and_chunk_cache.jsonl")
+    at = next(at for at, line in enumerate(lines) if '"release"' in line and "FINISH" in line)
+    number, event = json.loads(lines[at])
+    event[7][0] += 3
+    lines[at] = json.dumps([number, event])
+    found = validated([*lines[: at + 2], *lines[at + 3 :]], tmp_path)[1]
+    assert found.found and found.skipped["lines that are missing"] == 1
+
+
+@pytest.mark.parametrize("late", [HELD - 2, HELD + 5])
+def test_a_line_is_waited_for_and_then_given_up(late, tmp_path):
+    """One that comes still later stands twice as far as its number says."""
+    lines = numbered(FOLDER / "sglang-0.5.23-tree_under_overlap.jsonl")
+    line = lines.pop(40)
+    lines.insert(40 + late, line)
+    read, found = validated(lines, tmp_path)
+    assert not found.found
+    counts = read.order.lost, read.order.moved, read.order.repeated
+    assert counts == ((0, 1, 0) if late < HELD else (1, 0, 1))
+
+
+def test_a_later_part_begins_with_its_own_number(tmp_path):
+    lines = numbered(FOLDER / "sglang-0.5.23-clients_that_do_not_wait.jsonl")
+    at = next(at for at, line in enumerate(lines) if at and '["snapshot"' in line)
+    head = json.dumps({**json.loads(lines[0]), "part": 2})
+    read, found = validated([head, *lines[at:]], tmp_path)
+    assert not found.found and not found.skipped and read.order.lost == 0
+
+
+def test_a_second_header_is_no_log(tmp_path):
+    lines = numbered(LOGS[0])
+    with pytest.raises(LogError, match="line 6: a second header"):
+        validated([*lines[:5], lines[0], *lines[5:]], tmp_path)
+
+
+def test_judging_goes_on_at_a_step_of_an_empty_server(tmp_path):
+    """Nobody runs, waits, has a row or a session: the state is known."""
+    lines = [*numbered(FOLDER / "sglang-0.5.23-window_and_chunk_cache.jsonl")[:40]]
+    head = json.loads(lines[0])
+    rows, full, swa = head["rows"], head["full_tokens"], head["swa_tokens"]
+    del lines[20]
+    later = [
+        ["step", 900, 0, 0, 0, full, swa, rows, 0, 0, 0, []],
+        ["open", "z", True],
+        ["submit", "z.1", "z", 3, 3, False],
+    ]
+    lines += [json.dumps([41 + at, event]) for at, event in enumerate(later)]
+    busy = lines[:-3] + [lines[-3].replace(f"0, {full}", f"1, {full}")] + lines[-2:]
+    unjudged = [validated(each, tmp_path)[1].skipped[AFTER_A_GAP] for each in (lines, busy)]
+    assert unjudged[1] - unjudged[0] == 3
+
+
+def test_judging_goes_on_with_a_snapshot_that_differs(tmp_path):
+    """It is a mismatch, and a state to go on with."""
+    lines = numbered(FOLDER / "sglang-0.5.23-clients_that_do_not_wait.jsonl")
+    at = next(at for at, line in enumerate(lines) if at > 110 and '["snapshot"' in line)
+    number, event = json.loads(lines[at])
+    event[2][0]["cursors"][2] += 2
+    lines[at] = json.dumps([number, event])
+    found = validated(lines, tmp_path)[1]
+    assert [(each.clause, each.event) for each in found.found] == [("LEN-4", "snapshot")]
+    assert not found.skipped
+
+
+def test_judging_goes_on_with_cursors_that_differ(tmp_path):
+    """A finish keeps a page too many: whatever comes later is judged as well."""
+    lines = numbered(FOLDER / "sglang-0.5.23-window_and_chunk_cache.jsonl")
+    at = next(at for at, line in enumerate(lines) if '["release"' in line and "FINISH" in line)
+    number, event = json.loads(lines[at])
+    event[8][1] += 4
+    lines[at] = json.dumps([number, event])
+    found = validated(lines, tmp_path)[1]
+    assert found.found[0].clause == "LEN-2" and not found.skipped
+    assert found.found[0].line == at + 1

@@ -1,0 +1,57 @@
+"""Lines of a log by their running numbers: which are lost, stand twice, or stand in another place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from impl.sglang.server.events import Event
+
+HELD = 64  # lines behind a missing one that are waited with: it may stand a little later
+
+
+class Line(NamedTuple):
+    """One line of a log: where it stands, and what it says. lost: lines that are missing before it."""
+
+    file: str
+    number: int
+    event: Event
+    lost: int = 0
+
+
+class LineOrder:
+    """Puts lines in the order of their numbers.
+
+    lost: numbers that no line has. repeated: lines whose number came before. moved: lines that stood behind
+    one with a higher number.
+    """
+
+    def __init__(self, first: int | None) -> None:
+        """first: the number of the first line; None where the log goes on from a part that is not there."""
+        self._next = first
+        self._held: dict[int, Line] = {}
+        self.lost = self.repeated = self.moved = 0
+
+    def in_order(self, lines: Iterable[tuple[int, Line]]) -> Iterator[Line]:
+        """The lines, each once, in order. A line says how many are lost before it."""
+        for number, line in lines:
+            if self._next is None:
+                self._next = number
+            if number < self._next or number in self._held:
+                self.repeated += 1
+                continue
+            self.moved += bool(self._held) and number < max(self._held)
+            self._held[number] = line
+            yield from self._released(HELD)
+        yield from self._released(0)
+
+    def _released(self, most: int) -> Iterator[Line]:
+        """Those whose turn it is, and where more than `most` wait, those behind a gap."""
+        while self._held:
+            number = min(self._held)
+            lost = number - (self._next or number)
+            if lost and len(self._held) <= most:
+                return
+            self.lost += lost
+            self._next = number + 1
+            yield self._held.pop(number)._replace(lost=lost)
