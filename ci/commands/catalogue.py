@@ -50,8 +50,8 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     text = tuple(name for name in names if name not in releases and name not in ENGINES)
     with unusable("", ValueError):
         known = [row for row in known_bugs() if all(is_of(row["id"], each) for each in releases)]
-    every = {row["id"] for row in known_bugs() + rows}
-    if every.issuperset(text) and text:
+    every = {row["id"].casefold() for row in known_bugs() + rows}
+    if text and every.issuperset(map(str.casefold, text)):
         return list_rows(known_bugs() + rows, out, _BUG_COLUMNS, text)
     engines = {SystemSpec.parse(name).engine for name in names if name not in text}
     if not text:

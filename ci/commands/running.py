@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ci.commands import bases, one_check, release_row
+from ci.commands.help_groups import CHECK_OPTIONS, GroupedCommand
 from ci.commands.parallel import parallel_options
 from ci.commands.planning import plan_options
 from ci.commands.shared import (
@@ -34,7 +35,7 @@ base_option = click.option(
 )
 
 
-@click.command()
+@click.command(cls=GroupedCommand, groups=CHECK_OPTIONS)
 @system_options
 @plan_options
 @save_option("Where the smallest trace of each violation is saved.")

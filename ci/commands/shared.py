@@ -449,6 +449,16 @@ def _mentions(row: Data, word: str) -> bool:
     return any(stem in text.lower() for text in texts if isinstance(text, str))
 
 
+def _spelled(name: str, known: Iterable[str]) -> str:
+    """A name as it is written, where only capitals and hyphens differ: free-1 and free1 are FREE-1."""
+    like = [each for each in known if _bare(each) == _bare(name)]
+    return like[0] if len(like) == 1 else name
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.casefold())
+
+
 def list_rows(
     rows: list[Data],
     out: ReportOut,
@@ -459,6 +469,7 @@ def list_rows(
     from ci.report import render
 
     known = {row["id"]: row for row in rows}
+    names = tuple(_spelled(name, known) for name in names)
     if names and not known.keys() & {*names}:
         found = [row for row in rows if all(_mentions(row, word) for word in names)]
         if found:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci import messages
+from ci.commands.help_groups import CHECK_OPTIONS
 from ci.documents import bug_search
 from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import known_faults, releases
@@ -100,6 +101,24 @@ def test_a_word_that_nothing_has_and_a_name_that_is_misspelt_are_said(kvspec):
 def test_what_cannot_be_looked_up_is_one_line(words, says, kvspec):
     code, _, err = kvspec(*words)
     assert code == 2 and says in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["free-1", "FREE1", "Free-1"])
+def test_a_clause_is_named_in_any_case(name, kvspec):
+    code, text, _ = kvspec("clauses", name)
+    assert code == 0 and text.splitlines()[0].split() == ["id", "FREE-1"]
+
+
+def test_the_options_of_a_check_are_in_groups(kvspec):
+    """Each once; what no group names is in the last."""
+    _, text, _ = kvspec("check", "--help")
+    heads = [line for line in text.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
+    assert heads == [f"{heading}:" for heading in CHECK_OPTIONS]
+    # Of the checkouts, whose options stand in one line, the first.
+    options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text.partition(heads[0])[2], re.MULTILINE)
+    for name in [each for names in CHECK_OPTIONS.values() for each in names]:
+        assert options.count(name) == 1, name
+    assert text.index("--junit") < text.index("--help")
 
 
 def test_a_condition_of_a_bug_is_in_the_list(kvspec):
