@@ -382,7 +382,9 @@ class Saved:
             except (OSError, files.TraceError):
                 continue  # the report says so
             if path not in self._there and not {first, *also} <= self._said:
-                self._say(f"found {', '.join([first, *also])}: {path}")
+                # No file is named: a smaller trace may take its place, under another name.
+                found = ", ".join([first, *also])
+                self._say(f"found {found}: a trace is in {self._folder}, and gets smaller")
                 self._said |= {first, *also}
             self._there[path] = trace
 

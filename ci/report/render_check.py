@@ -36,14 +36,19 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
 
 
 def _new_findings(out: Console, findings: list[Data], base: str | None, *, detailed: bool) -> None:
-    """Each finding that fails the check, with its trace."""
+    """Each finding that fails the check, with its trace. What an implementation shows beside its first
+    finding is often the same bug: it is told without steps, unless a base says that it is new."""
     new = [found for found in findings if not (found["also_in"] or found["known_elsewhere"])]
     for number, found in enumerate(new, 1):
         out.print()
         of = f" {number} of {len(new)}" if len(new) > 1 else ""
         kind = "flaky" if found["flaky"] else "NEW" if base else "violation"
         against = f" against {base}" if base else ""
-        finding(out, found, f"{kind}{of}{against}", detailed=detailed)
+        folded = number > 1 and base is None and not detailed
+        finding(out, found, f"{kind}{of}{against}", detailed=detailed, folded=folded)
+    if len(new) > 1 and base is None and not detailed:
+        out.print()
+        say(out, "often one bug violates several clauses: the first comes first. -v has the steps of all")
 
 
 def _old_findings(out: Console, findings: list[Data], base: str | None) -> None:

@@ -18,8 +18,10 @@ MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 _MOST_FILES, _MOST_NAMES = 5, 3
 
 
-def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> None:
-    """A violated clause with its smallest trace."""
+def finding(
+    out: Console, data: Data, title: str, *, detailed: bool = False, folded: bool = False
+) -> None:
+    """A violated clause with its smallest trace. folded: without its steps."""
     apart = " or ".join(data.get("without", ()))
     names = [
         (f"{c['id']} without {apart}" if apart else c["name"])
@@ -34,6 +36,9 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
     else:
         words = _in_short(data, apart)
         labelled(out, words if data.get("changed") else words | _called(data))
+    if folded and data["saved"] is not None:
+        say(out, f"replay  {data['replay']}", whole=True)
+        return
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:
