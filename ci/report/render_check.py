@@ -10,6 +10,9 @@ from ci.report.render import labelled, say, sizes, table, verdict
 from ci.report.render_run import finding
 
 
+NAMED = 6  # known faults that the line of those alike names
+
+
 def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     """The report of `kvspec check`: verdict, violations, coverage. detailed: everything that was counted."""
     verdict(out, data["verdict"], data)
@@ -98,11 +101,11 @@ def _of_the_plan(data: Data) -> str:
 
 def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
     """The known faults of a release: a line for each that the tree has no more, and how many it has."""
-    alike: dict[str, int] = {}
+    alike: dict[str, list[str]] = {}
     for fault in data["known"]:
         told = fault["instead"] or fault["fixed_in_part"] or detailed
         if (fault["masked"] or fault["elsewhere"]) and not told:
-            alike[fault["state"]] = alike.get(fault["state"], 0) + 1
+            alike.setdefault(fault["state"], []).append(fault["id"])
             continue
         among = f" (some of them may be {' or '.join(fault['among'])})" if fault["among"] else ""
         times = f", met {counted(fault['times'], 'time')}{among}" if fault["times"] else ""
@@ -118,9 +121,11 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
             else fault["says"].partition(". ")[0]
         )
         say(out, f"{head}: {says}")
-    for state, count in alike.items():
-        faults, are, them = ("faults", "are", "them") if count > 1 else ("fault", "is", "it")
-        say(out, f"{count} known {faults} of {release} {are} {state}; -v lists {them}")
+    for state, names in alike.items():
+        faults, are = ("faults", "are") if len(names) > 1 else ("fault", "is")
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        named = f"{', '.join(names[:NAMED])}{more}"
+        say(out, f"{len(names)} known {faults} of {release} {are} {state}: {named} (-v)")
 
 
 def _counted(out: Console, data: Data) -> None:

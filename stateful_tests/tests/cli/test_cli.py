@@ -10,7 +10,7 @@ import pytest
 
 from ci.cli import interrupts
 from ci.report import data as report
-from ci.report import progress, render
+from ci.report import progress, render, render_check
 from impl import engines
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
@@ -444,3 +444,13 @@ def test_no_color_means_no_escape_at_all(value, plain, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     render.say(render.console(out := Terminal()), "conforms", "bold green")
     assert ("\x1b" not in out.getvalue()) == plain
+
+
+def test_known_faults_are_named_in_their_line():
+    """Those that are alike, the first of them."""
+    fault = {"state": "still there", "masked": True, "elsewhere": False, "instead": "", "fixed_in_part": ""}
+    data = {"known": [fault | {"id": f"fault-{at}"} for at in range(8)]}
+    render_check._known(render.console(out := io.StringIO()), data, "vllm==0.33.0", detailed=False)
+    said = " ".join(out.getvalue().split())
+    assert said.startswith("8 known faults of vllm==0.33.0 are still there: fault-0, fault-1, ")
+    assert said.endswith("fault-5 and 2 more (-v)")
