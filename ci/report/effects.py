@@ -1,0 +1,38 @@
+"""What a mismatch in a log means for who runs the server, by its clause."""
+
+import re
+
+# What a mismatch means for who runs the server, by the clause, else by its family.
+_LOST = (
+    "leak: what is lost stays lost until the server restarts; by itself it makes no answer wrong"
+)
+_BACK = "the count is right again: see the mismatch before it on the same count"
+_SHARED = (
+    "answers may be wrong: KV that is read is free, or another's; close the sessions that are named, or"
+    " restart the server"
+)
+_EFFECTS = {
+    "LEN": "answers of this session may be wrong from here on, or KV is lost: close it",
+    "SES-1": "the session's text is not what its clients sent and got: close it",
+    "SES": "a session or request is kept too long, or ended too early: its client may wait for ever",
+    "TREE-6": "locks: tree nodes can never be evicted, or can be evicted while they are read",
+    "STA-6": _LOST,
+    "OUT": "the server did what the rules refuse: what it holds from here on is not known",
+    "REF-1": "the cursors are not the expected ones: answers of this session may be wrong",
+    **dict.fromkeys(("OWN", "MAP", "READ", "SWA", "OUT-3", "STA"), _SHARED),
+    **dict.fromkeys(
+        ("TREE", "HOST", "XFER", "LOAD", "STORE"),
+        "requests that share this prefix may read wrong KV: flush the cache, or restart the server",
+    ),
+}
+# Of what is free: how far it is off, and was at the step before.
+_COUNT = re.compile(r"\d+ \(([+-])(\d+)(?:, ([+-]))?")
+
+
+def effect(clause: str, observed: str) -> str:
+    """What a mismatch means for who runs the server."""
+    if counted := _COUNT.match(observed):
+        if counted[2] == "0":
+            return _BACK
+        return _LOST if counted[1] == "-" and counted[3] != "+" else _SHARED
+    return next((_EFFECTS[of] for of in (clause, clause.split("-")[0]) if of in _EFFECTS), "")
