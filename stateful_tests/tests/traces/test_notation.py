@@ -72,7 +72,7 @@ def test_what_is_typed_may_be_looser(line, command):
         ("extend r1", "expected: extend REQUEST +TOKENS [tail], ...; got 'extend r1'"),
         (
             "submit r1 in s1",
-            "submit REQUEST in SESSION or (no session) [a8b4] +TOKENS [rewind N]; got",
+            "submit REQUEST in SESSION or (no session) [a8b4] +TOKENS [rewind N] [answers NAME]; got",
         ),
         ("check_idle now", "expected: check_idle; got"),
         ("extend r1 +99999", "lanes[0].tokens: expected int <= 16384"),
