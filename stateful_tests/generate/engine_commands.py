@@ -35,8 +35,8 @@ class EngineProfile:
     slow: transfers wait, the more so the larger it is; forget: host memory is reset; fails: a
     load fails. alike: tokens of the one text that all send, so that the model gives all the same answer, in
     a pool of one longest request; 0: they send what they like. whole: half of the prompts leave room for one
-    output, and one step may compute all of it in a pool that has just the blocks for it. adapters, salts: names that requests have, ""
-    for none. loads: an adapter is loaded again; weights: the model gets other weights.
+    output, and one step may compute all of it in a pool that has just the blocks for it. adapters, salts:
+    names that requests have, "" for none. loads: an adapter is loaded again; weights: the model gets others.
     """
 
     names: tuple[str, ...]
