@@ -60,6 +60,7 @@ def require_fitting(release: str, given: dict[str, int | bool]) -> None:
     _require_states(release, given)
     _require_tier(release, given)
     _require_priorities(release, given)
+    _require_pair(release, given)
 
 
 def _require_priorities(release: str, given: dict[str, int | bool]) -> None:
@@ -139,3 +140,20 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
     _require_known("storage", STORAGES, given)
     if not given.get("host", 1):
         raise Unusable("--set host: the host's pools in tenths of the device's, at least 1")
+
+
+def _require_pair(release: str, given: dict[str, int | bool]) -> None:
+    """Two servers go with the release, and with what has been driven of a pair."""
+    from impl.sglang.server.pair.choices import NOT_OF_A_PAIR, OF_A_PAIR
+    from impl.sglang.server.tried import PAIRS
+
+    if not given.get("pair"):
+        for field in OF_A_PAIR:
+            if field in given:
+                raise Unusable(f"--set {field}: of a pair; needs --set pair=1")
+        return
+    if release not in PAIRS:
+        raise Unusable(f"--set pair: a pair runs in {', '.join(PAIRS)}; this is {release}")
+    for field in NOT_OF_A_PAIR:
+        if given.get(field):
+            raise Unusable(f"--set {field}: not driven in a pair")

@@ -222,7 +222,9 @@ def serve_check(
 
     It runs on a CPU. Four things are checked: what attention would read, the server's own strict checks, its
     log, and that no client waits for ever though there is room. The forward pass, the sockets and the clock
-    are stand-ins; with --live the weights alone. `kvspec setup-server VERSION` comes first.
+    are stand-ins; with --live the weights alone. `kvspec setup-server VERSION` comes first. With
+    `--set pair=1` a prefill and a decode server run, and the network between them: transfers and what both
+    keep for them are checked instead of a log.
     """
     from ci.report import servers
     from ci.report.progress import Progress
@@ -237,6 +239,8 @@ def serve_check(
     if run is None and (spec.engine != "sglang" or spec.version is None):
         raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
     given = dict(map(field_of, fixed))
+    if given.get("pair") and (live or impatient):
+        raise Unusable("--set pair: goes neither with --live nor with --impatient")
     if live and (again is not None or impatient or base is not None):
         raise Unusable("--live goes neither with --again nor with --impatient nor with --base")
     if canary:
@@ -260,6 +264,8 @@ def serve_check(
             judged = serving.judge(runner, run, before)
             found = {each.key: judged for each in judged.findings}
             result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
+            if canary and run.config.pair:
+                raise Unusable("--canary: looks at one server; the run is of a pair")
             if canary:
                 opinions = serving.second_opinion(runner, judged)
         else:

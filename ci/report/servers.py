@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ci import Data
 from ci.report.effects import effect as effect
+from ci.report.pair_story import pair_words, story
 from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
@@ -312,6 +313,8 @@ def served(
             "known": finding.known, "old": finding.old, "forwards": judged.outcome.forwards,
             "config": msgspec.to_builtins(judged.run.config), "seed": judged.run.seed,
             "clients": msgspec.to_builtins(judged.run.clients), "tail": judged.tail, "saved": saved,
+            "choices": msgspec.to_builtins(judged.run.choices),
+            "events": [each._asdict() for each in judged.outcome.events],
             "mismatch": mismatch(finding.mismatch) if finding.mismatch else None,
             "canary": (canary or {}).get(key),
             "again": None if saved is None else f"kvspec serve-check --again {saved}",
@@ -418,6 +421,7 @@ def _served_finding(out: Console, each: Data) -> None:
         "server": ", ".join(f"{k} {v}" for k, v in each["config"].items()),
         "clients": "\n".join(_client_text(client) for client in each["clients"]),
         "its last lines": "\n".join(each["tail"][-6:]),
+        **pair_words(each),
         "after": f"{each['forwards']} forward passes",
         "met": f"in {each['times']} runs",
     }
@@ -425,7 +429,9 @@ def _served_finding(out: Console, each: Data) -> None:
         words["known"] = each["known"]
     if each["canary"]:
         words["its own canary"] = each["canary"]
-    labelled(out, words)
+    labelled(out, {label: text for label, text in words.items() if text})
+    for line in story(each["events"]):
+        say(out, f"  {line}", whole=True)
     if each["again"]:
         say(out, f"  again: {each['again']}", whole=True)
 

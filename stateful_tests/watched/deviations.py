@@ -9,11 +9,14 @@ the verdict.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from impl.sglang.server.clients import POLICIES, Config
 from impl.sglang.server.events import Released, WatchHeader
+from impl.sglang.server.outcome import UNSENT
+from impl.sglang.server.pair.choices import NetworkChoice
 from reference.commands import Command, Finish, Retract
+from reference.pairs.config import DECODE
 from reference.state import Cursors, State
 from stateful_tests.lockstep.known_faults import label
 from stateful_tests.watched.judging import Shown
@@ -33,6 +36,16 @@ _OUT_OF_MEMORY = re.compile(
     r"ut of memory.* allocate (?P<wanted>\d+) tokens. Available full tokens: (?P<there>\d+)"
 )
 MAX_OFF = 4096  # tokens by which cursors may be off and the reference goes on with them
+_OF_A_PAIR = {
+    "PD-5 P keeps a room that late metadata revives": "late-metadata-revives-a-room",
+    "PD-5 P keeps a room that an abort has ended": "aborted-prefill-leaves-its-room",
+    "PD-5 P keeps deferred_ack_poisoned_rooms": "failed-room-stays-poisoned",
+    "PD-5 P keeps staging_outstanding": "failed-room-stays-poisoned",
+    "PD-4 P keeps KV of prompts that D has not admitted": "parked-prompt-keeps-the-room",
+    "PD-4 D waits for a prompt that P has refused": "refused-prefill-is-not-told",
+    "PD-4 P waits for a prompt that D has refused": "refused-prompt-is-not-told",
+    "PRO-1 D waits for a prompt above its SWA pool": "received-prompt-above-the-swa-pool",
+}
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
 
@@ -199,6 +212,20 @@ def stalls(release: str, kind: str, preemptions: int) -> str:
     }
     name = faults.get(kind, "")
     return (label(release, name) or "") if name else ""
+
+
+def of_a_pair(release: str, key: str, choices: Sequence[NetworkChoice]) -> str:
+    """The known fault of a pair that a judge's note shows by its key, "" for none."""
+    name = _OF_A_PAIR.get(key, "")
+    alone = any(each.what == "abort" and each.side == DECODE and each.fails for each in choices)
+    if not name and alone and key.startswith(("PD-4", "PD-2")):
+        name = "aborted-prefill-is-not-told"
+    return (label(release, name) or "") if name else ""
+
+
+def never_sent(release: str, found: str) -> str:
+    """A page of the window of a received prompt is read that the decode server did not ask for."""
+    return (label(release, "window-page-that-was-not-sent") or "") if found == UNSENT else ""
 
 
 def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:

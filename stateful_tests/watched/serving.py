@@ -22,10 +22,11 @@ import msgspec
 
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import Misread, RunOutcome
+from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.tried import LOWEST, STATES
 from impl.sglang.server.worker import Job
 from stateful_tests.shrink.searching import Search, first_improvement
-from stateful_tests.watched import deviations, population
+from stateful_tests.watched import deviations, pairs, population
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.results import Mismatch, Validated
 from stateful_tests.watched.situation import situation
@@ -36,12 +37,14 @@ SHRINKS, SHRINK_S = 100, 60.0  # runs and seconds that shrinking one finding may
 
 
 class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run as a file: what it takes to repeat it. key: of the finding that it shows, "" for none."""
+    """A run as a file: what it takes to repeat it. choices: of the environment of a pair; key: of the finding
+    that it shows, "" for none."""
 
     release: str
     config: Config
     clients: tuple[Client, ...]
     seed: int
+    choices: tuple[NetworkChoice, ...] = ()
     key: str = ""
     format: str = FORMAT
     version: int = VERSION
@@ -105,7 +108,11 @@ class Served:
 
 def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
     """Serve one run, and judge it. level: of its log; pages, or what is logged of a host tier, tell which
-    states the tree gets."""
+    states the tree gets. A pair writes no log."""
+    if run.config.pair:
+        outcome = runner.run(Job(run.config, run.clients, run.seed, choices=run.choices))
+        validated = Validated(reached=pairs.reached(outcome.events))
+        return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)))
     level = level or ("pages" if run.config.states and not run.config.hicache else "lengths")
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
         watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level, "KVSPEC_WATCH_SNAPSHOT": "64"}
@@ -192,6 +199,8 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         known = "last-token" if hole else ended
         if misread.pool == "state":
             known = validated.wrong_states.get((misread.request, misread.position), ended)
+        elif misread.found:
+            known = deviations.never_sent(run.release, misread.found)
         reads.setdefault((misread.pool, known), []).append(misread)
     for (pool, known), (first, *more) in reads.items():
         if pool == "state":
@@ -204,7 +213,11 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             found = f"token {first.got[0]} of position {first.got[1]}, which {first.writer} wrote"
         says = f"{first.request} at position {first.position} of the {pool} pool reads {found}"
         says += f"; its text has token {first.want[0]} ({1 + len(more)} positions are wrong)"
+        says += f"; it is {first.found}" if first.found else ""
         yield ServedFinding("reads", f"reads {pool}", says, known)
+    for noted in outcome.noted:
+        known = deviations.of_a_pair(run.release, noted.key, run.choices)
+        yield ServedFinding("pair", noted.key, noted.says, known)
     if outcome.error:
         grant = outcome.grant
         pool = grant.pool if grant is not None else ""
@@ -241,10 +254,12 @@ def check(
         runner, before, say, keep, Served(release, seed), started + (limit_s or math.inf)
     )
     result = checking.result
-    drawn = population.Population(
+    drawn: population.Population | pairs.PairPopulation = population.Population(
         seed, fixed=fixed, count=count, impatient=impatient, states=release in STATES,
         lowest=release in LOWEST,
     )  # fmt: skip
+    if fixed and fixed.get("pair"):
+        drawn = pairs.PairPopulation(seed, fixed=fixed, count=count)
     try:
         for number in range(runs):
             if checking.over():
@@ -321,6 +336,7 @@ _PLAINEST: dict[type, dict[str, Any]] = {
         "mixed": False, "lazy": False, "track": 0, "states": 0,
         "rust": False, "storage": 0, "hicache": False, "lowest": False, "queue": 0, "threshold": 0,
         "priority": 0,
+        "decode_overlap": False, "decode_tree": False, "decode_tokens": 0, "optimistic": 0, "deferred": True,
     },
     Client: {
         "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,
@@ -330,12 +346,17 @@ _PLAINEST: dict[type, dict[str, Any]] = {
         "wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1, "ignore_eos": False,
         "priority": 0,
     },
+    NetworkChoice: {"late": False, "at": 0, "steps": 0},
 }  # fmt: skip
 
 
 def _smaller(of: Any) -> Iterator[Any]:
     """A run, or a part of one: with a client or a turn less; plainer itself; with a smaller part."""
-    for name, least in (("clients", 0), ("turns", 1)):
+    if isinstance(of, ServedRun):
+        choices = pairs.of_these(of.clients, of.choices)
+        if len(choices) < len(of.choices):
+            yield msgspec.structs.replace(of, choices=choices)
+    for name, least in (("clients", 0), ("choices", 0), ("turns", 1)):
         parts = getattr(of, name, ())
         # many at once first
         for size in sorted({len(parts) // 2, len(parts) // 4, 1} - {0}, reverse=True):
@@ -343,11 +364,14 @@ def _smaller(of: Any) -> Iterator[Any]:
                 yield msgspec.structs.replace(of, **{name: parts[:at] + parts[at + size :]})
     for name, plain in _PLAINEST.get(type(of), {}).items():
         value = getattr(of, name)
-        if isinstance(of, Turn):  # numbers, that go down step by step; two that a third bounds
+        if isinstance(of, Turn | NetworkChoice):  # numbers, that go down step by step
             for less in dict.fromkeys((plain, (plain + value) // 2, value - 1)):
                 if plain <= less < value:
                     made = msgspec.structs.replace(of, **{name: less})
-                    bounds = {
+                    if isinstance(made, NetworkChoice):
+                        yield made
+                        continue
+                    bounds = {  # two that a third bounds
                         "shared": min(made.shared, made.tokens),
                         "stop": min(made.stop, made.limit),
                     }
@@ -358,7 +382,7 @@ def _smaller(of: Any) -> Iterator[Any]:
         for config in _smaller(of.config):
             if not config.states or config.track or not (config.overlap or config.page_size > 1):
                 yield msgspec.structs.replace(of, config=config)
-    for name in ("clients", "turns"):
+    for name in ("clients", "choices", "turns"):
         parts = getattr(of, name, ())
         for at, part in enumerate(parts):
             for less in _smaller(part):

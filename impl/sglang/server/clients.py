@@ -36,7 +36,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device's; policy: which of POLICIES; storage: behind it, of STORAGES; rust: the core of its tree is the
     one in Rust; priority: who goes first, of PRIORITIES; threshold: a request that waits preempts one whose
     priority differs by more than this; queue: so many requests wait at most, 0 for any number; lowest: the
-    running request of the lowest priority is retracted, not the one of the fewest outputs."""
+    running request of the lowest priority is retracted, not the one of the fewest outputs;
+    pair: two servers, of which this one only computes prompts and the other only decodes; of that one
+    decode_tokens: of its full pool, 0: as many; decode_overlap, decode_tree: as overlap and tree;
+    deferred: it keeps pages that its peer may still write; optimistic: prompts that are computed this often
+    before it has named pages."""
 
     page_size: int = 1
     tokens: int = 128
@@ -61,6 +65,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold: int = 0
     queue: int = 0
     lowest: bool = False
+    pair: bool = False
+    decode_tokens: int = 0
+    decode_overlap: bool = False
+    decode_tree: bool = False
+    deferred: bool = True
+    optimistic: int = 0
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,10 +10,14 @@ from impl.sglang.server.grants import BrokenGrant
 from impl.sglang.server.progress import Stall
 
 
+UNSENT = "a page of the window that D has not named, so that P has not sent it"
+
+
 class Misread(NamedTuple):
     """Attention would have read something else: at `position` of a request, in a pool, for the first time in
     this forward pass. writer: the request that wrote what is there. In the pool "state" the request goes on
-    at `position` from another state than the one before it; found: what that is, in words."""
+    at `position` from another state than the one before it; found: what that is, in words; in a window
+    UNSENT or nothing."""
 
     forward: int
     request: str
@@ -35,12 +39,28 @@ class Complaint(NamedTuple):
     says: str
 
 
+class PairNote(NamedTuple):
+    """What a judge of two servers notes. key: the same of another run means the same fault."""
+
+    key: str
+    request: str
+    says: str
+
+
+class PairEvent(NamedTuple):
+    """Something that happens in a pair, for a reader. where: "P", "D" or "wire"."""
+
+    step: int
+    where: str
+    says: str
+
+
 class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
     stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
     one; blocks_s: of each block of rounds; canary: what the release's own KV canary saw, None without it;
     preemptions: how often a request that waits preempted others for its priority; grant: the one that could
-    not be allocated, where that broke the server."""
+    not be allocated, where that broke the server; noted, events: of a pair."""
 
     forwards: int
     rounds: int
@@ -55,3 +75,5 @@ class RunOutcome(msgspec.Struct, frozen=True):
     canary: list[Complaint] | None = None
     preemptions: int = 0
     grant: BrokenGrant | None = None
+    noted: list[PairNote] = []
+    events: list[PairEvent] = []

@@ -445,7 +445,7 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
         more["max_queued_requests"] = config.queue
     if config.lowest:
         more["retraction_policy"] = "priority"
-    args = ServerArgs(
+    given = dict[str, Any](
         model_path=str(model), load_format="dummy", device="cpu", skip_tokenizer_init=True,
         attention_backend="torch_native", sampling_backend="pytorch", dtype="float32", random_seed=1,
         disable_overlap_schedule=not config.overlap, disable_radix_cache=not config.tree,
@@ -454,8 +454,9 @@ def _scheduler(config: Config, model: Path, settings: dict[str, Any]) -> Any:
         page_size=config.page_size, context_length=2048, mem_fraction_static=0.5,
         enable_streaming_session=True,
         disable_cuda_graph=True, watchdog_timeout=100000, log_level="error", host="127.0.0.1",
-        port=20000 + os.getpid() % 20000, **more,
+        port=20000 + os.getpid() % 20000,
     )  # fmt: skip
+    args = ServerArgs(**{**given, **more})
     ports = PortArgs.init_new(args)
     if hasattr(module, "SpawnRanks"):
         module.publish(

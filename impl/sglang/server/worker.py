@@ -17,12 +17,13 @@ import msgspec
 
 from impl.sglang.server.clients import Client, Config
 from impl.sglang.server.outcome import RunOutcome
+from impl.sglang.server.pair.choices import NetworkChoice
 
 
 class Job(msgspec.Struct, frozen=True):
     """One run; watch: settings of the watcher, if it is watched; blocks: rounds after which its hooks are
     taken out or put back, and whether they are there at first; limit_s: after which it is killed; canary: the
-    release's own KV canary looks at each forward pass."""
+    release's own KV canary looks at each forward pass; choices: of the environment of a pair."""
 
     config: Config
     clients: tuple[Client, ...]
@@ -31,6 +32,7 @@ class Job(msgspec.Struct, frozen=True):
     blocks: tuple[int, bool] | None = None
     limit_s: float = 120.0
     canary: bool = False
+    choices: tuple[NetworkChoice, ...] = ()
 
 
 def main() -> int:
@@ -38,8 +40,10 @@ def main() -> int:
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever a release prints must not get between the answers
     from impl.sglang.server import whole_scheduler
+    from impl.sglang.server.pair import run as pair
 
     whole_scheduler.prepare()
+    pair.prepare()
     out.write(b'"ready"\n')
     decoder = msgspec.json.Decoder(Job)
     for line in sys.stdin.buffer:
@@ -78,7 +82,14 @@ def _serve(job: Job, pipe: IO[bytes]) -> None:
 
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, job.limit_s)
-    done = whole_scheduler.run(job.config, job.clients, job.seed, job.watch, job.blocks, job.canary)
+    if job.config.pair:
+        from impl.sglang.server.pair import run
+
+        done = run.run(job.config, job.clients, job.choices, job.seed)
+    else:
+        done = whole_scheduler.run(
+            job.config, job.clients, job.seed, job.watch, job.blocks, job.canary
+        )
     signal.setitimer(signal.ITIMER_REAL, 0)
     pipe.write(msgspec.json.encode(done))
 

@@ -1,0 +1,92 @@
+"""What the environment of a pair does otherwise than at once and without a failure, as data: no import of a
+server is needed.
+
+A run names each choice by whom it is about, so that it keeps its meaning when other choices, clients or turns
+are taken out. A choice for a thing that never comes does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from reference.pairs.config import DECODE, PREFILL
+
+# Messages between the servers: KV addresses of D; destinations of a request; D gives a request up; how the
+# transfer of a request ended; P writes no more for a request that was given up.
+MESSAGES = "register", "metadata", "notice", "status", "ack"
+RECEIVER = {
+    "register": PREFILL,
+    "metadata": PREFILL,
+    "notice": PREFILL,
+    "status": DECODE,
+    "ack": DECODE,
+}
+# Fields of Config that only a pair has, and that a pair has not.
+OF_A_PAIR = "decode_tokens", "decode_overlap", "decode_tree", "deferred", "optimistic"
+NOT_OF_A_PAIR = (
+    "draft",
+    "states",
+    "track",
+    "lazy",
+    "hicache",
+    "mixed",
+    "priority",
+    "queue",
+    "lowest",
+)
+What = Literal[
+    "request", "abort", "register", "metadata", "notice", "status", "ack", "transfer", "lookup", "call",
+    "round", "clock", "death",
+]  # fmt: skip
+
+
+class NetworkChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One choice of the environment.
+
+    what: a request or an abort reaches `side`; one of MESSAGES reaches its receiver; a transfer of the
+    request; D looks for the address of P; the scheduler of `side` calls its manager for the request, or
+    begins a round; the clock; the end of a server. request: whom it is about, "" for nobody. number: which of
+    these, from 1; of the clock and of a death the step. steps: for which it rests; of the clock seconds that
+    pass at once. at: tenths of a transfer's blocks that are copied before it rests or fails. fails: an abort
+    does not reach this side, a lookup gets no answer, a transfer ends with an error. late: the blocks that
+    are left are copied all the same, at the end of `steps`.
+    """
+
+    what: What
+    request: str = ""
+    side: str = ""
+    number: int = 1
+    steps: int = 0
+    at: int = 0
+    fails: bool = False
+    late: bool = False
+
+
+class NetworkChoices:
+    """The choices of a run, by whom they are about."""
+
+    def __init__(self, choices: Iterable[NetworkChoice]) -> None:
+        self._named: dict[tuple[str, str, str, int], list[NetworkChoice]] = {}
+        for each in choices:
+            key = each.what, each.request, each.side, each.number
+            self._named.setdefault(key, []).append(each)
+
+    def of(
+        self, what: str, request: str = "", side: str = "", number: int = 1
+    ) -> list[NetworkChoice]:
+        """The choices for one thing, in the order of the run."""
+        return self._named.get((what, request, side, number), [])
+
+    def steps(self, what: str, request: str = "", side: str = "", number: int = 1) -> int:
+        """Steps for which a thing rests."""
+        return sum(each.steps for each in self.of(what, request, side, number))
+
+
+def harms(choices: Iterable[NetworkChoice]) -> bool:
+    """Whether something fails by these choices, or a timeout may end in the middle."""
+    return any(
+        each.what in ("clock", "death") or (each.fails and each.what != "abort") for each in choices
+    )

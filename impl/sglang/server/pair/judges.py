@@ -1,0 +1,360 @@
+"""Judges of a pair: each block as it is copied, who waits when nothing more happens, and what is left.
+
+A judge notes a key, which begins with the clause that fails: PD of pairs, XFER of transfers, OWN of pages,
+PRO of progress, TXT of answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from impl.sglang.server.clients import Clients
+from impl.sglang.server.outcome import PairNote
+from impl.sglang.server.pair.model import Region, ServerModel
+from impl.sglang.server.pair.network import PlayedNetwork
+from impl.sglang.server.pair.stand_ins import NamedPages
+from reference.pairs.config import DECODE, PREFILL
+
+_OF_A_ROOM = "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len"
+_FAILED = 0  # KVPoll.Failed
+RESERVED = 8  # tokens that D reserves for decoding, for each request
+# What both managers keep by room, and what only one of them does.
+_TABLES = {
+    PREFILL: (
+        "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len",
+        "_staging_outstanding", "_deferred_ack_targets", "_deferred_ack_poisoned_rooms",
+    ),
+    DECODE: (
+        "request_status", "failure_records", "required_prefill_response_num_table",
+        "prefill_response_tracker", "_deferred_abort_ack_tracker",
+    ),
+}  # fmt: skip
+
+
+class Judges:
+    """The judges of one run. deferred: D keeps what it has named for a transfer until P writes no more."""
+
+    def __init__(
+        self, network: PlayedNetwork, models: dict[str, ServerModel], managers: dict[str, Any],
+        script: Clients, deferred: bool,
+    ) -> None:  # fmt: skip
+        self.network, self.models, self.managers, self.script = network, models, managers, script
+        self.deferred = deferred
+        self.page = int(models[PREFILL].allocator.page_size)
+        self.noted: dict[str, PairNote] = {}
+        self.answered_at: dict[str, int] = {}  # by P
+        self._timed_out = False
+        self.aborted: dict[str, set[str]] = {server: set() for server in models}  # for clients
+        self.refused: dict[str, set[str]] = {
+            server: set() for server in models
+        }  # by server, at once
+        network.copies, network.names = self.copied, self.named
+
+    def note(self, key: str, request: str, says: str) -> None:
+        """Keep the first of each key."""
+        if key not in self.noted:
+            self.noted[key] = PairNote(key, request, says)
+            self.network.tell("wire", f"FOUND {key}: {says}")
+
+    # -- a block is copied --------------------------------------------------------------------------
+
+    def named(self, promise: NamedPages) -> None:
+        """D has named pages. Pages of the window in its row that it has not named hold nothing yet."""
+        model, row = self.models[DECODE], promise.request.req.kv.req_pool_idx
+        if not model.window:
+            return
+        end = len(promise.request.req.origin_input_ids)
+        slots = model.scheduler.req_to_token_pool.req_to_token[int(row), promise.prefix : end]
+        swa = model.allocator.translate_loc_from_full_to_swa(slots.to(torch.int64))
+        pages = {int(page) for page in (swa // self.page).tolist()} - {0}
+        model.unsent |= pages - set(promise.swa)
+
+    def copied(self, chunk: Any, source: int, target: int, length: int) -> None:
+        """A block of a transfer crosses the wire, now."""
+        name = self.network.rooms.get(chunk.room, "")
+        from_, to = self._place(PREFILL, source), self._place(DECODE, target)
+        if (
+            from_ is None
+            or to is None
+            or (from_[0].pool, from_[0].number) != (to[0].pool, to[0].number)
+        ):
+            says = f"a transfer of {name} goes from {_at(from_)} of P to {_at(to)} of D"
+            self.note("XFER-2 another pool", name, says)
+            return
+        promise = self.network.promises[chunk.room]
+        for number in range(length // from_[0].item):
+            if from_[0].pool == "metadata":
+                self._row(promise, name, from_[1] + number, to[1] + number)
+            else:
+                self._page(promise, name, from_[0], from_[1] + number, to[1] + number)
+
+    def _place(self, server: str, address: int) -> tuple[Region, int] | None:
+        """The region of an address, and the page or row."""
+        for region in self.models[server].regions:
+            if region.start <= address < region.start + region.size:
+                return region, (address - region.start) // region.item
+        return None
+
+    def _page(
+        self, promise: NamedPages, name: str, region: Region, source: int, target: int
+    ) -> None:
+        """A page of KV: D still keeps the target for this position, and P has that position in the source."""
+        pool = region.pool
+        pages, first = promise.pages, promise.prefix
+        if pool == "swa":
+            pages, first = promise.swa, self._window_start(promise, name)
+        if target not in pages:
+            says = f"page {target} of D is written for {name}, which has named {pages} of the {pool} pool"
+            self.note(f"XFER-2 {pool} page of another", name, says)
+            return
+        if pool == "swa":
+            self.models[DECODE].unsent.discard(target)
+        position = first + pages.index(target) * self.page
+        if not self._still_kept(promise, pool, position, target):
+            if self.deferred and not self.network.harmed_by_time:
+                free = "free" if target in self.models[DECODE].free_pages(pool) else "another's"
+                says = (
+                    f"page {target} of D is {free} when position {position} of {name} arrives in it"
+                )
+                self.note(f"XFER-1 {pool} page of D is given back", name, says)
+            return
+        if not self._can_succeed(promise.room):
+            return
+        prompt = self.script.prompt(name)
+        want = [
+            (float(t), float(at)) for at, t in enumerate(prompt[position:][: self.page], position)
+        ]
+        if pool == "swa":  # before the window nothing is read
+            skip = max(0, len(prompt) - (self.models[PREFILL].window or 0) - position)
+            want = want[skip:]
+        else:
+            skip = 0
+        assert region.tensor is not None
+        rows = region.tensor[source * self.page + skip :][: len(want), 0, :2]
+        got = [tuple(each) for each in rows.tolist()]
+        if got != want:
+            self._wrong_source(name, pool, source, position, want, got)
+        elif source in self.models[PREFILL].free_pages(pool):
+            says = f"page {source} of P, position {position} of {name}, is free when it is sent"
+            self.note(f"PD-1 {pool} page of P is free", name, says)
+
+    def _wrong_source(
+        self, name: str, pool: str, source: int, position: int, want: Any, got: Any
+    ) -> None:
+        prompt, (token, at) = self.script.prompt(name), got[0]
+        own = 0 <= at < len(prompt) and prompt[int(at)] == token
+        writer = self.models[PREFILL].writers[pool].get(source * self.page, "nobody")
+        says = f"page {source} of P is sent for position {position} of {name}, which"
+        if own and at != position:
+            key = f"PD-6 another {pool} page is sent"
+            says += f" is that of position {int(at)}"
+        else:
+            key = f"PD-1 {pool} page of P is rewritten"
+            says += f" {writer} has written: {got} and not {want}"
+        self.note(key, name, says)
+
+    def _window_start(self, promise: NamedPages, name: str) -> int:
+        """The first position whose page of the window D has named."""
+        window = self.models[DECODE].window or 0
+        return max(promise.prefix, len(self.script.prompt(name)) - window) // self.page * self.page
+
+    def _still_kept(self, promise: NamedPages, pool: str, position: int, page: int) -> bool:
+        """Whether D's row of the request still leads to this page."""
+        row = promise.request.req.kv.req_pool_idx
+        if row is None:
+            return False
+        model = self.models[DECODE]
+        slot = model.scheduler.req_to_token_pool.req_to_token[int(row), position]
+        if pool == "swa":
+            # D may have no slot before the window
+            last = min(position + self.page, len(promise.request.req.origin_input_ids)) - 1
+            slot = model.scheduler.req_to_token_pool.req_to_token[int(row), last]
+            slot = model.allocator.translate_loc_from_full_to_swa(slot.view(1).to(torch.int64))[0]
+        return int(slot) // self.page == page
+
+    def _can_succeed(self, room: int) -> bool:
+        status = self.managers[PREFILL].request_status.get(room)
+        return status is not None and int(status) != _FAILED
+
+    def _row(self, promise: NamedPages, name: str, source: int, target: int) -> None:
+        """A row of metadata: P's is that of the room, and D still keeps its own."""
+        schedulers = {server: model.scheduler for server, model in self.models.items()}
+        if target != promise.row:
+            says = f"row {target} of D is written for {name}, which has named row {promise.row}"
+            self.note("XFER-2 metadata row of another", name, says)
+        elif target in schedulers[DECODE].req_to_metadata_buffer_idx_allocator.free_slots:
+            if self.deferred and not self.network.harmed_by_time:
+                says = f"metadata row {target} of D is free when that of {name} arrives in it"
+                self.note("XFER-1 metadata row of D is given back", name, says)
+        has = int(schedulers[PREFILL].disagg_metadata_buffers.bootstrap_room[source, 0])
+        if has != promise.room and self._can_succeed(promise.room):
+            whose = self.network.rooms.get(has, "nobody")
+            says = f"metadata row {source} of P is sent for {name} and has what {whose} left there"
+            self.note("PD-1 metadata row of P is another's", name, says)
+
+    # -- nothing more happens -----------------------------------------------------------------------
+
+    def waiting(self, unanswered: dict[str, list[str]]) -> None:
+        """All that can happen without a timeout has happened. unanswered: by server, who was asked and has no
+        answer."""
+        if (
+            self._timed_out or self.network.harmed
+        ):  # what a timeout has ended may leave others waiting
+            return
+        self._timed_out = True
+        if self._too_large(unanswered) or self._parked(unanswered):
+            return
+        for server, names in unanswered.items():
+            if names:
+                says = f"{server} answers {names[0]} only after a timeout, and nothing has failed"
+                peer = DECODE if server == PREFILL else PREFILL
+                if all(name in self.refused[peer] for name in names):
+                    key = f"PD-4 {server} waits for a prompt that {peer} has refused"
+                    self.note(key, names[0], says)
+                else:
+                    self.note(f"PD-4 {server} waits for a timeout", names[0], says)
+            elif tokens := held(self.models[server]):
+                says = f"{server} keeps {tokens} tokens until a timeout, and nobody waits there"
+                self.note(f"PD-2 {server} keeps KV until a timeout", "", says)
+
+    def ended(self, unanswered: dict[str, list[str]]) -> None:
+        """Every timeout has passed, and nothing happens."""
+        if self._too_large(unanswered):
+            return
+        for server, names in unanswered.items():
+            if names:
+                says = f"{server} never answers {names[0]}: every timeout has passed"
+                self.note(f"PRO-1 {server} never answers", names[0], says)
+            else:
+                self._left(server)
+
+    def _too_large(self, unanswered: dict[str, list[str]]) -> bool:
+        """D waits for room for a prompt that its SWA pool never has. Others may wait for that one."""
+        model = self.models[DECODE]
+        if not model.window or self.page > 1:  # else it keeps a window alone
+            return False
+        size = int(model.allocator.size_swa)
+        for name in unanswered.get(DECODE, ()):
+            tokens = len(self.script.prompt(name))
+            if tokens + RESERVED > size:
+                says = f"{name} has {tokens} tokens, and D reserves {RESERVED} more: its SWA pool has {size}"
+                self.note("PRO-1 D waits for a prompt above its SWA pool", name, says)
+                return True
+        return False
+
+    def _parked(self, unanswered: dict[str, list[str]]) -> bool:
+        """P keeps KV of prompts that it has computed before D named pages, and a prompt that D has admitted
+        waits for that room. D waits for P in its turn."""
+        scheduler = self.models[PREFILL].scheduler
+        parked = [
+            each.rid for each in scheduler.disagg_prefill_inflight_queue if each.pending_bootstrap
+        ]
+        names = {each.rid for each in scheduler.waiting_queue} & set(unanswered.get(PREFILL, ()))
+        admitted = sorted(name for name in names if ("metadata", name) in self.network.delivered)
+        if not parked or not admitted:
+            return False
+        says = f"P keeps KV of {', '.join(parked)}; {admitted[0]}, which D has admitted, waits for room"
+        self.note("PD-4 P keeps KV of prompts that D has not admitted", admitted[0], says)
+        return True
+
+    def _left(self, server: str) -> None:
+        """Nobody has anything to do on a server: what is not given back."""
+        model, manager = self.models[server], self.managers[server]
+        scheduler = model.scheduler
+        for pool in model.tensors:
+            pages = model.free_pages(pool)
+            if twice := sorted({page for page in pages if pages.count(page) > 1}):
+                self.note(
+                    f"OWN-1 {server} frees twice", "", f"pages {twice} of {server} are free twice"
+                )
+        if tokens := held(model):
+            self.note(f"PD-2 {server} keeps KV", "", f"{server} keeps {tokens} tokens for nobody")
+        for what, kept in _kept(scheduler, server):
+            self.note(
+                f"PD-5 {server} keeps {what}", "", f"{server} keeps {what} of what is gone: {kept}"
+            )
+        for table in _TABLES[server]:
+            names = [
+                self.network.rooms.get(room, str(room)) for room in getattr(manager, table, ())
+            ]
+            kinds: dict[str, list[str]] = {}
+            for name in names:
+                what = table.lstrip("_")
+                if server == PREFILL and self._comes_late(name):
+                    what = "a room that late metadata revives"
+                elif server == PREFILL and name in self.aborted[PREFILL] and table in _OF_A_ROOM:
+                    what = "a room that an abort has ended"
+                kinds.setdefault(what, []).append(name)
+            for what, which in kinds.items():
+                says = f"{table} of {server} has an entry of {', '.join(which)}, which is gone"
+                self.note(f"PD-5 {server} keeps {what}", which[0], says)
+
+    def _comes_late(self, name: str) -> bool:
+        """Whether D's pages were named to P after P had answered the request, or for one that it refused."""
+        if name in self.refused[PREFILL]:
+            return True
+        arrived = self.network.delivered.get(("metadata", name), 0)
+        return arrived >= self.answered_at.get(name, arrived + 1)
+
+    def answered(self, name: str, tokens: Sequence[int], reason: str) -> None:
+        """D has answered a request. A server gives an answer up where memory is short: what came is right."""
+        turn = self.script.turns[name]
+        most = min(turn.limit, turn.stop or turn.limit)
+        want = [self.script.says(name, position) for position in range(1, most + 1)]
+        short = len(tokens) < len(want) and reason == "stop"
+        if list(tokens) != want[: len(tokens)] or short:
+            says = f"{name} is answered {list(tokens)} ({reason}), and the model said {want}"
+            self.note("TXT-1 another answer", name, says)
+
+
+def held(model: ServerModel) -> int:
+    """Tokens of the full pool that are neither free nor the tree's to give back."""
+    allocator, tree = model.allocator, model.scheduler.tree_cache
+    if model.scheduler.is_hybrid_swa:
+        left = allocator.full_available_size() + tree.full_evictable_size()
+        return int(allocator.size_full - left)
+    return int(allocator.size - allocator.available_size() - tree.evictable_size())
+
+
+def _kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
+    """Rows, metadata rows and places in queues that a server keeps."""
+    rows = scheduler.req_to_token_pool
+    size = getattr(rows, "_alloc_size", rows.size + 1) - 1
+    if size != len(set(rows.free_slots)):
+        yield "rows", f"{size - len(set(rows.free_slots))} of {size}"
+    metadata = scheduler.req_to_metadata_buffer_idx_allocator
+    free = list(metadata.free_slots)
+    if missing := sorted(set(range(metadata.size)) - set(free)):
+        yield "metadata rows", str(missing)
+    if len(free) > len(set(free)):
+        yield "metadata rows twice", str(sorted({row for row in free if free.count(row) > 1}))
+    if server == PREFILL:
+        queues = {
+            "bootstrap queue": scheduler.disagg_prefill_bootstrap_queue.queue,
+            "inflight queue": scheduler.disagg_prefill_inflight_queue,
+            "chunks that are pending": scheduler.disagg_prefill_pending_chunk_rids,
+        }
+    else:
+        waits, transfers = (
+            scheduler.disagg_decode_prealloc_queue,
+            scheduler.disagg_decode_transfer_queue,
+        )
+        queues = {
+            "prealloc queue": waits.queue, "pending requests": waits.pending_reqs,
+            "retracted requests": waits.retracted_queue, "transfer queue": transfers.queue,
+            "deferred releases": transfers._deferred_releases,
+        }  # fmt: skip
+    for name, queue in queues.items():
+        if len(queue):
+            yield name, f"{len(queue)} entries"
+
+
+def _at(place: tuple[Region, int] | None) -> str:
+    if place is None:
+        return "memory of nobody"
+    region, number = place
+    what = "row" if region.pool == "metadata" else "page"
+    return f"{what} {number} of tensor {region.number} of {region.pool}"

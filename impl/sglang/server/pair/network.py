@@ -1,0 +1,220 @@
+"""The wire between the two servers of a run: messages, transfers and failures, as its choices say."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from impl.sglang.server.outcome import PairEvent
+from impl.sglang.server.pair.choices import RECEIVER, NetworkChoice, NetworkChoices, harms
+from impl.sglang.server.pair.stand_ins import NamedPages
+from impl.sglang.server.pair.turns import Stage
+from reference.pairs.config import DECODE, PREFILL, SERVERS
+
+STEP_S = 0.001  # of the clock
+EVENTS = 3000  # that are kept of a run
+Block = tuple[int, int, int]  # source address, target address, length in bytes
+
+
+class _Letter(NamedTuple):
+    """A message on its way. due: the step from which on it can be taken."""
+
+    due: int
+    kind: str
+    request: str
+    parts: list[bytes]
+
+
+class _Late(NamedTuple):
+    """Blocks of a transfer that has already ended with an error."""
+
+    due: int
+    chunk: Any
+    blocks: Sequence[Block]
+
+
+class PlayedNetwork:
+    """The wire of one run.
+
+    rooms: room -> request; harmed: something fails, or a timeout may end in the middle; harmed_by_time: a
+    timeout may; seconds: of both servers' clocks; step: of the conductor; gone: servers that have died;
+    promises: room -> what D keeps for its transfer; copies: whoever looks at each block before it is copied;
+    names: whoever looks at each promise; delivered: (kind of message, request) -> last step; events: what has
+    happened, for a reader.
+    """
+
+    def __init__(self, stage: Stage, choices: Sequence[NetworkChoice]) -> None:
+        self.stage, self.choices = stage, NetworkChoices(choices)
+        self.harmed = harms(choices)
+        self.harmed_by_time = any(each.what in ("clock", "death") for each in choices)
+        self.rooms: dict[int, str] = {}
+        self.seconds, self.step = 1000.0, 0
+        self.gone: set[str] = set()
+        self.promises: dict[int, NamedPages] = {}
+        self.copies: Callable[[Any, int, int, int], None] = lambda *_: None
+        self.names: Callable[[NamedPages], None] = lambda _: None
+        self.delivered: dict[tuple[str, str], int] = {}
+        self.events: list[PairEvent] = []
+        self.moves = self.transfers = (
+            0  # whatever happens on the wire; calls of the transfer engine
+        )
+        self._inboxes: dict[str, deque[_Letter]] = {name: deque() for name in SERVERS}
+        self._late: list[_Late] = []
+        self._numbers: Counter[tuple[str, ...]] = Counter()
+        self._resting: dict[str, int] = dict.fromkeys(SERVERS, 0)  # threads, until a step
+
+    # -- what the conductor asks --------------------------------------------------------------------
+
+    def passes(self) -> None:
+        """A step begins: blocks that come late are copied."""
+        self.step += 1
+        self.seconds += STEP_S
+        for late in [each for each in self._late if each.due <= self.step]:
+            self._late.remove(late)
+            self._copy(late.chunk, late.blocks)
+            self.tell(
+                "wire", f"the rest of a transfer that has failed is copied: {self._who(late.chunk)}"
+            )
+
+    @property
+    def rests(self) -> bool:
+        """Nothing is under way, and no thread rests."""
+        waiting = any(box for name, box in self._inboxes.items() if name not in self.gone)
+        resting = any(n for name, n in self._resting.items() if name not in self.gone)
+        return not (waiting or resting or self._late)
+
+    def tell(self, where: str, says: str) -> None:
+        """Note for a reader what happens on a server, or on the wire."""
+        if len(self.events) < EVENTS:
+            self.events.append(PairEvent(self.step, where, says))
+
+    def dies(self, server: str) -> None:
+        """A server ends: it says and hears nothing more."""
+        self.gone.add(server)
+        self._inboxes[server].clear()
+        self._late.clear()
+        self.tell(server, "ends")
+
+    # -- what the stand-ins ask ---------------------------------------------------------------------
+
+    def is_gone(self, server: str) -> bool:
+        return server in self.gone
+
+    def sent(self, receiver: str, parts: list[bytes]) -> None:
+        """A server sends a message to the other."""
+        kind, room = _kind(receiver, parts)
+        request = self.rooms.get(room, "")
+        rest = self.choices.steps(kind, request, "", self._number(kind, request))
+        lost = receiver in self.gone
+        self.moves += 1
+        words = f"{kind} {request}{' goes nowhere' if lost else ''}"
+        self.tell("wire", f"{words}{f' rests {rest} steps' if rest else ''}".replace("  ", " "))
+        if not lost:
+            box = self._inboxes[receiver]
+            due = max(self.step + rest, box[-1].due if box else 0)
+            box.append(_Letter(due, kind, request, parts))
+
+    def arrived(self, server: str) -> bool:
+        """Whether a message has arrived at a server."""
+        box = self._inboxes[server]
+        return bool(box) and box[0].due <= self.step
+
+    def next_message(self, server: str) -> list[bytes]:
+        """The message that has arrived first."""
+        letter = self._inboxes[server].popleft()
+        self.moves += 1
+        self.delivered[letter.kind, letter.request] = self.step
+        self.tell(server, f"gets {letter.kind} {letter.request}".rstrip())
+        return letter.parts
+
+    def transfer(self, chunk: Any, blocks: Sequence[Block]) -> int:
+        """P's engine writes blocks into D's memory: 0, or -1 where it fails."""
+        who = self._who(chunk)
+        number = self._number("transfer", who)
+        self.transfers += 1
+        self.moves += 1
+        self.tell("wire", f"transfer {number} of {who} begins: {len(blocks)} blocks")
+        if DECODE in self.gone:
+            return -1
+        done = 0
+        made = self.choices.of("transfer", who, "", number)
+        for choice in sorted(made, key=lambda each: each.at):
+            upto = max(done, len(blocks) * choice.at // 10)
+            self._copy(chunk, blocks[done:upto])
+            done = upto
+            if choice.fails and choice.late:
+                self._late.append(_Late(self.step + choice.steps, chunk, blocks[done:]))
+            else:
+                self._rest(choice.steps)
+            if choice.fails:
+                self.tell("wire", f"transfer {number} of {who} fails after {done} blocks")
+                return -1
+        if DECODE in self.gone:
+            return -1
+        self._copy(chunk, blocks[done:])
+        self.tell("wire", f"transfer {number} of {who} ends")
+        return 0
+
+    def lookup_fails(self) -> bool:
+        """D asks for the address of P."""
+        made = self.choices.of("lookup", number=self._number("lookup"))
+        return any(each.fails for each in made)
+
+    def calls(self, room: int) -> None:
+        """A thread calls its sender or receiver for a request, or is about to: others may run."""
+        if self.stage.current is None:
+            return
+        request, server = self.rooms.get(room, ""), self.stage.server
+        number = self._number("call", request, server)
+        self._rest(self.choices.steps("call", request, server, number))
+
+    def promised(self, promise: NamedPages) -> None:
+        """D has named pages and a metadata row for a transfer."""
+        self.promises[promise.room] = promise
+        self.names(promise)
+        self.tell(
+            DECODE, f"names {len(promise.pages)} pages for {self.rooms.get(promise.room, '')}"
+        )
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _number(self, *what: str) -> int:
+        self._numbers[what] += 1
+        return self._numbers[what]
+
+    def _who(self, chunk: Any) -> str:
+        return self.rooms.get(chunk.room, "")
+
+    def _copy(self, chunk: Any, blocks: Sequence[Block]) -> None:
+        if PREFILL in self.gone or DECODE in self.gone:
+            return
+        for source, target, length in blocks:
+            self.copies(chunk, source, target, length)
+            ctypes.memmove(target, source, length)
+            self.moves += 1
+
+    def _rest(self, steps: int) -> None:
+        """The thread whose turn it is rests, and others run."""
+        if steps:
+            until, server = self.step + steps, self.stage.server
+            self._resting[server] += 1
+            self.stage.hand_over(lambda: self.step >= until)
+            self._resting[server] -= 1
+
+
+def _kind(receiver: str, parts: list[bytes]) -> tuple[str, int]:
+    """Which of MESSAGES this is, and its room, -1 for none."""
+    if receiver == PREFILL:
+        if parts[0] == b"None":
+            return "register", -1
+        if parts[0] == b"ABORT":
+            return "notice", int(parts[1])
+        kind, room = "metadata", parts[0]
+    elif parts[0] == b"ABORT_ACK":
+        kind, room = "ack", parts[1]
+    else:
+        kind, room = "status", parts[0]
+    assert RECEIVER[kind] == receiver
+    return kind, int(room)

@@ -1,0 +1,335 @@
+"""A run of a pair: both servers are built, and a conductor says whose turn it is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import tempfile
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from impl.sglang.server import whole_scheduler
+from impl.sglang.server.clients import Client, Clients, Config, Message
+from impl.sglang.server.outcome import RunOutcome
+from impl.sglang.server.pair import stand_ins
+from impl.sglang.server.pair.choices import NetworkChoice
+from impl.sglang.server.pair.judges import RESERVED, Judges, held
+from impl.sglang.server.pair.model import ServerModel
+from impl.sglang.server.pair.network import PlayedNetwork
+from impl.sglang.server.pair.turns import Stage, ServerThread
+from impl.sglang.server.reading import installed
+from reference.pairs.config import DECODE, PREFILL, SERVERS
+
+STEPS = 20_000  # of the conductor, at most
+QUIET = 30  # steps without any event, after which only a timeout can change anything
+HEARTBEAT = 50  # steps after the death of P until D's heartbeats have failed
+PROBE = 40  # steps between two probes of a session that has failed
+# Seconds by which the clock moves each time that everything is quiet: past the release of pages that P may
+# still write, past both servers' timeouts of a request, and again; past retries of a lookup.
+TIMEOUTS = (35.0, 310.0, 35.0, 310.0, 35.0, 310.0, *[1.1] * 20)
+_DEFERRED = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
+Patch = Callable[[], object]
+
+
+def prepare() -> None:
+    """Import what only a pair needs, where the release has it."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("sglang.srt.disaggregation.mooncake.conn")
+
+
+def run(
+    config: Config, clients: tuple[Client, ...], choices: tuple[NetworkChoice, ...], seed: int
+) -> RunOutcome:
+    """Serve these clients with a pair, whose environment makes these choices. Once in a process."""
+    os.environ[_DEFERRED] = str(int(config.deferred))
+    logging.disable(logging.CRITICAL)
+    stage, script = Stage(), Clients(clients, seed)
+    network = PlayedNetwork(stage, choices)
+    stand_ins.install(network)
+    pair = Pair(stage, network, script)
+    with tempfile.TemporaryDirectory() as folder:
+        for server in SERVERS:
+            pair.build(server, config, Path(folder) / server)
+    pair.judges = Judges(network, pair.models, pair.managers, script, config.deferred)
+    return Conductor(pair, choices).play()
+
+
+class Pair:
+    """Both servers. inboxes: what clients have sent; taken: request -> step in which its server last took a
+    message about it."""
+
+    judges: Judges
+
+    def __init__(self, stage: Stage, network: PlayedNetwork, script: Clients) -> None:
+        self.stage, self.network, self.script = stage, network, script
+        self.schedulers: dict[str, Any] = {}
+        self.managers: dict[str, Any] = {}
+        self.models: dict[str, ServerModel] = {}
+        self.loops: dict[str, ServerThread] = {}
+        self.taken: dict[str, dict[str, int]] = {server: {} for server in SERVERS}
+        self.inboxes: dict[str, list[Any]] = {server: [] for server in SERVERS}
+
+    def build(self, server: str, config: Config, folder: Path) -> None:
+        """Build one server, as its own process does."""
+        self.stage.enter(server, anew=True)
+        model = whole_scheduler.model_folder(folder, config.window)
+        settings = _settings(server, config)
+        scheduler = whole_scheduler._scheduler(config, model, settings)
+        queue = scheduler.disagg_prefill_bootstrap_queue
+        if server == DECODE:
+            queue = scheduler.disagg_decode_prealloc_queue
+        self.schedulers[server], self.managers[server] = scheduler, queue.kv_manager
+        self.models[server] = ServerModel(scheduler, installed(), self.script, server, self.network)
+        scheduler.tp_worker.forward_batch_generation = self.models[server]
+        scheduler.gracefully_exit = False
+
+    def start(self) -> None:
+        """Let both event loops run as threads of the stage."""
+        whole_scheduler._FEED[:] = [self._feed]
+        for server, scheduler in self.schedulers.items():
+            self.loops[server] = self.stage.add(server, "scheduler", scheduler.run_event_loop)
+
+    def _feed(self) -> list[Any]:
+        """A round of an event loop begins: others run, then the scheduler takes what clients have sent."""
+        self.stage.hand_over()
+        server = self.stage.server
+        messages, self.inboxes[server] = self.inboxes[server], []
+        self.taken[server].update((each.rid, self.network.step) for each in messages)
+        return messages
+
+
+def _settings(server: str, config: Config) -> dict[str, Any]:
+    """What a server of a pair is started with besides."""
+    found: dict[str, Any] = {
+        "disaggregation_mode": "prefill" if server == PREFILL else "decode",
+        "disaggregation_transfer_backend": "mooncake",
+        "num_reserved_decode_tokens": RESERVED,
+        "enable_streaming_session": False,
+        "log_level": "critical",
+    }
+    if server == PREFILL:
+        found["optimistic_prefill_attempts"] = config.optimistic
+        return found
+    found |= {
+        "disable_overlap_schedule": not config.decode_overlap,
+        # the host pool's copies have a stand-in of another tier
+        "disaggregation_decode_retraction_backup": "cpu_tensor",
+        "disaggregation_decode_enable_radix_cache": config.decode_tree,
+        "max_total_tokens": config.decode_tokens or config.tokens,
+    }
+    return found
+
+
+class Conductor:
+    """Says whose turn it is, and what clients and environment do meanwhile."""
+
+    def __init__(self, pair: Pair, choices: Sequence[NetworkChoice]) -> None:
+        self.pair, self.network, self.script = pair, pair.network, pair.script
+        self.answers: dict[str, dict[str, str]] = {server: {} for server in SERVERS}
+        self.outputs: dict[str, list[int]] = {}
+        self.asked: dict[str, set[str]] = {server: set() for server in SERVERS}
+        self._router: list[
+            tuple[int, str, Message]
+        ] = []  # on their way to a server, from a step on
+        self._timed = [each for each in choices if each.what in ("clock", "death")]
+        self._paused: dict[str, int] = {}  # until which step
+        self._rounds = dict.fromkeys(SERVERS, 0)
+        self._heartbeat = 0
+        self.error = self.trace = ""
+
+    def play(self) -> RunOutcome:
+        """Play the whole run."""
+        pair, network = self.pair, self.network
+        pair.start()
+        started, quiet, before, timeouts = time.process_time(), 0, 0, deque(TIMEOUTS)
+        while network.step < STEPS and not self.error:
+            network.passes()
+            moved = self._environment() | self._clients() | self._threads() | self._schedulers()
+            quiet = 0 if moved or not network.rests or self._router or self._paused else quiet + 1
+            if quiet <= QUIET or self._timed or self._heartbeat:
+                continue
+            quiet, unanswered = 0, self._unanswered()
+            waits = any(unanswered.values()) or any(held(pair.models[at]) for at in self._alive())
+            if not waits and self.script.done:
+                break
+            if (answered := sum(map(len, self.answers.values()))) > before:
+                before, timeouts = (
+                    answered,
+                    deque(TIMEOUTS),
+                )  # others may wait for timeouts of their own
+            if not timeouts:
+                break
+            pair.judges.waiting(unanswered)
+            network.seconds += (seconds := timeouts.popleft())
+            network.tell("wire", f"nothing happens: the clock moves by {seconds:g} s")
+        if not self.error and network.step < STEPS:
+            pair.judges.ended(self._unanswered())
+        return self._outcome(time.process_time() - started)
+
+    def _outcome(self, cpu_s: float) -> RunOutcome:
+        pair, network = self.pair, self.network
+        return RunOutcome(
+            sum(model.forwards for model in pair.models.values()), network.step,
+            [misread for model in pair.models.values() for misread in model.misread.values()],
+            self.answers[DECODE], self.error, self.trace, network.step >= STEPS, cpu_s=cpu_s,
+            noted=list(pair.judges.noted.values()), events=network.events,
+        )  # fmt: skip
+
+    def _alive(self) -> list[str]:
+        return [server for server in SERVERS if server not in self.network.gone]
+
+    def _unanswered(self) -> dict[str, list[str]]:
+        """Who was asked and has no answer, by server."""
+        return {at: sorted(self.asked[at] - self.answers[at].keys()) for at in self._alive()}
+
+    # -- a step -------------------------------------------------------------------------------------
+
+    def _environment(self) -> bool:
+        """Clock, deaths, heartbeats and probes."""
+        network, moved = self.network, False
+        for each in [each for each in self._timed if each.number <= network.step]:
+            self._timed.remove(each)
+            moved = True
+            if each.what == "clock":
+                network.seconds += each.steps
+                network.tell("wire", f"the clock moves by {each.steps} s")
+            else:
+                network.dies(each.side)
+                self._paused.pop(each.side, None)
+                if each.side == PREFILL:
+                    self._heartbeat = network.step + HEARTBEAT
+        if self._heartbeat and self._heartbeat <= network.step:
+            self._heartbeat = 0
+            self.pair.stage.enter(DECODE)
+            address = f"{stand_ins.HOST}:{stand_ins.PORT}"
+            self.pair.managers[DECODE]._handle_node_failure(address)
+            network.tell(DECODE, "hears no heartbeat of P")
+        manager = self.pair.managers[PREFILL]
+        if manager.failed_sessions and not network.gone and not network.step % PROBE:
+            self.pair.stage.enter(PREFILL)
+            manager._run_one_probe_pass()
+            network.tell(PREFILL, "probes D, which has failed before")
+        return moved
+
+    def _clients(self) -> bool:
+        """Clients send, and the router passes that on."""
+        step, network = self.network.step, self.network
+        for message in self.script.round(step, 1):
+            for server in SERVERS:
+                self._sends(message, server)
+        due = [each for each in self._router if each[0] <= step]
+        self._router = [each for each in self._router if each[0] > step]
+        for _, server, message in due:
+            if server in network.gone:
+                continue
+            if message.kind == "submit":
+                self.asked[server].add(message.name)
+            else:
+                self.pair.judges.aborted[server].add(message.name)
+            network.tell(server, f"gets the {_WORDS[message.kind]} {message.name}")
+            self.pair.inboxes[server].append(self._in_its_words(message))
+        return bool(due)
+
+    def _sends(self, message: Message, server: str) -> None:
+        what = "request" if message.kind == "submit" else "abort"
+        made = self.network.choices.of(what, message.name, server)
+        if any(each.fails for each in made):
+            return
+        due = self.network.step + sum(each.steps for each in made)
+        if what == "abort":  # an abort does not overtake its request
+            before = [
+                at for at, to, each in self._router if (to, each.name) == (server, message.name)
+            ]
+            due = max([due, *(at + 1 for at in before)])
+        self._router.append((due, server, message))
+
+    def _in_its_words(self, message: Message) -> Any:
+        request = whole_scheduler._message(message)
+        if message.kind == "submit":
+            names = {name: room for room, name in self.network.rooms.items()}
+            room = names.get(message.name, len(names) + 1)
+            self.network.rooms[room] = message.name
+            request.bootstrap_host, request.bootstrap_port = stand_ins.HOST, stand_ins.PORT
+            request.bootstrap_room = room
+        return request
+
+    def _threads(self) -> bool:
+        """Every other thread runs until it waits."""
+        moved = False
+        for turn in self.pair.stage.turns:
+            while turn.name != "scheduler" and turn.ready and turn.server not in self.network.gone:
+                moved = True
+                turn.take()
+                if turn.error is not None:
+                    self._broke(turn)
+                    return True
+        return moved
+
+    def _schedulers(self) -> bool:
+        """Each server's event loop makes a round, unless it rests."""
+        pair, network, step = self.pair, self.network, self.network.step
+        before = sum(model.forwards for model in pair.models.values()), network.moves
+        answered = False
+        for server in self._alive():
+            turn = pair.loops[server]
+            if self._paused.get(server, 0) > step or not turn.ready:
+                continue
+            self._paused.pop(server, None)
+            turn.take()
+            answered |= self._answers(server)
+            if turn.error is not None or turn.over:
+                self._broke(turn)
+                return True
+            if turn.may_run is None:
+                self._rounds[server] += 1
+                if rest := network.choices.steps("round", "", server, self._rounds[server]):
+                    self._paused[server] = step + rest
+                    network.tell(server, f"rests {rest} steps")
+        after = sum(model.forwards for model in pair.models.values()), network.moves
+        return answered or before != after
+
+    def _answers(self, server: str) -> bool:
+        """What a server has answered since its last round."""
+        found = False
+        for output in whole_scheduler._SENT:
+            if server == DECODE:
+                ids = (
+                    getattr(output, "output_ids", None) or getattr(output, "decode_ids", None) or ()
+                )
+                for name, tokens in zip(getattr(output, "rids", None) or (), ids):
+                    self.outputs.setdefault(name, []).extend(tokens)
+        for name, reason in whole_scheduler._answers():
+            found = True
+            known = self.answers[server].get(name)
+            self.network.tell(server, f"answers {name}: {reason}")
+            if known not in (None, "abort"):
+                says = f"{server} answers {name} twice: {known}, then {reason}"
+                self.pair.judges.note(f"TXT-1 {server} answers twice", name, says)
+            self.answers[server][name] = reason
+            at_once = self.network.step - self.pair.taken[server].get(name, 0) <= 1
+            if reason == "abort" and at_once and name not in self.pair.judges.aborted[server]:
+                self.pair.judges.refused[server].add(name)
+            if server == PREFILL:
+                self.pair.judges.answered_at.setdefault(name, self.network.step)
+            if server == DECODE:
+                self.script.answered(name, self.network.step)
+                self.pair.judges.answered(name, self.outputs.get(name, []), reason)
+        return found
+
+    def _broke(self, turn: ServerThread) -> None:
+        """A thread of a server has ended: so has the server."""
+        error: Any = turn.error or RuntimeError("the loop has ended")
+        root = error.__cause__ or error.__context__ or error
+        where = f"{turn.server}'s {turn.name}"
+        self.error = f"{where}: {whole_scheduler._one_line(root)}"
+        self.trace = "".join(traceback.format_exception(error))
+        self.network.tell(turn.server, f"ends: {self.error}")
+
+
+_WORDS = {"submit": "request", "abort": "abort of"}

@@ -1,0 +1,190 @@
+"""Runs of a pair of whole servers, by a seed alone: servers, clients, and what the environment does."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from impl.sglang.server.clients import Client, Config, Turn
+from impl.sglang.server.outcome import PairEvent
+from impl.sglang.server.pair.choices import NetworkChoice
+from reference.pairs.config import SERVERS
+
+# What a run is about, run by run: nothing is slow; everything may be; clients disconnect; transfers fail;
+# timeouts end in the middle; an abort reaches one server alone; a server dies.
+KINDS = (
+    "calm", "late", "aborts", "failures", "late", "aborts", "time", "late", "aborts", "death",
+    "late", "alone", "aborts", "failures", "late",
+)  # fmt: skip
+SHORT, LONG = (1, 2, 5, 12, 30), (20, 60, 100, 150)  # steps; a decode round takes one
+# What a reader wants to know that a check has reached, by the words of the events.
+_REACHED = {
+    "a prompt part": "computes a prompt part", "a decode batch": "decodes:",
+    "a transfer": "^transfer .* ends",
+    "a message that rests": "rests [0-9]+ steps", "a scheduler that rests": "^rests",
+    "an abort": "gets the abort", "a notice of an abort": "^gets notice", "an acknowledgement": "^gets ack",
+    "a transfer that fails": "fails after", "a rest that is copied late": "the rest of a transfer",
+    "a timeout": "the clock moves", "a death": "^ends$",
+}  # fmt: skip
+
+
+class PairPopulation:
+    """The runs of a check, in order. fixed: fields of the servers that are not left to chance; count: of
+    clients, at most."""
+
+    def __init__(
+        self, seed: int, *, fixed: Mapping[str, int | bool] | None = None, count: int = 12
+    ) -> None:
+        self.seed, self.fixed, self.count = seed, dict(fixed or {}), count
+        self._number = -1
+
+    def draw(self) -> tuple[Config, tuple[Client, ...], int, tuple[NetworkChoice, ...]]:
+        """The next run: its servers, clients, seed and environment."""
+        self._number += 1
+        rng = random.Random(f"pair {self.seed} {self._number}")
+        kind = KINDS[self._number % len(KINDS)]
+        config = servers(rng, self.fixed)
+        asking = clients(rng, config, self.count, aborts=kind in ("aborts", "alone"))
+        return config, asking, rng.randrange(1 << 30), environment(rng, kind, asking)
+
+    def ran(self, reached: Mapping[str, int]) -> None:
+        """Nothing is learnt from what a run has reached."""
+
+
+def servers(rng: random.Random, fixed: Mapping[str, int | bool]) -> Config:
+    """Two servers that are small enough to be short of memory."""
+    page = int(fixed.get("page_size", rng.choice((1, 2, 4, 4, 8))))
+    # with pages of one token D keeps SWA KV of a whole prompt, and its pool seldom holds one
+    windows = (0, 0, 0, 4, 6, 8) if page > 1 else (0, 0, 0, 0, 0, 0, 0, 0, 6)
+    window = int(fixed.get("window", rng.choice(windows)))
+    least = 96 if window else 64
+    found: dict[str, int | bool] = {
+        "pair": True,
+        "page_size": page,
+        "tokens": max(least, rng.choice((64, 96, 160))),
+        "decode_tokens": rng.choice((80, 96, 160)),
+        "running": rng.choice((2, 3, 4)),
+        "chunk": max(page, rng.choice((8, 16, 64))),
+        "window": window,
+        "swa": 10 if window else 8,
+        "overlap": rng.random() < 0.5,
+        "decode_overlap": rng.random() < 0.5,
+        "tree": rng.random() < 0.8,
+        "decode_tree": rng.random() < 0.3,
+        "pressure": rng.random() < 0.3,
+        "optimistic": rng.choice((0, 0, 0, 1, 2)),
+    }
+    return Config(**{**found, **fixed})  # type: ignore[arg-type]
+
+
+def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
+    """Clients without sessions, one after the other or at once, some of whose prompts share a text."""
+    longest = min(config.tokens, config.decode_tokens or config.tokens) // 2
+
+    def turn() -> Turn:
+        tokens = min(longest, rng.choice((1, 3, 8, 9, 16, 17, 25, 33, 40)))
+        limit = rng.choice((1, 2, 4, 9) if not config.pressure else (4, 9, 20))
+        return Turn(
+            wait=rng.choice((0, 1, 5, 20)),
+            tokens=tokens,
+            limit=limit,
+            stop=rng.randint(1, limit) if rng.random() < 0.2 else 0,
+            abort=rng.randint(1, 90) if aborts and rng.random() < 0.4 else 0,
+            shared=rng.choice((0, 0, tokens // 2, max(0, tokens - 1), tokens)),
+            text=rng.randrange(2),
+        )
+
+    return tuple(
+        Client(
+            f"c{number}",
+            rng.choice((0, 1, 4, 15, 40)),
+            tuple(turn() for _ in range(rng.choice((1, 1, 2)))),
+            session=False,
+            resends=rng.random() < 0.5,
+        )
+        for number in range(1, 1 + rng.randint(2, max(2, count * 2 // 3)))
+    )
+
+
+def environment(
+    rng: random.Random, kind: str, asking: Sequence[Client]
+) -> tuple[NetworkChoice, ...]:
+    """What happens to these clients' requests."""
+    if kind == "calm":
+        return ()
+    turns = {f"{each.name}.{at}": turn for each in asking for at, turn in enumerate(each.turns, 1)}
+    found: list[NetworkChoice] = []
+    for name, turn in turns.items():
+        found += _rests(rng, name)
+        if turn.abort:
+            found += _aborts(rng, name, alone=kind == "alone")
+        if kind == "failures" and rng.random() < 0.2:
+            found.append(
+                NetworkChoice(
+                    "transfer",
+                    name,
+                    number=rng.randint(1, 3),
+                    steps=rng.choice((0, *LONG)),
+                    at=rng.randrange(11),
+                    fails=True,
+                    late=rng.random() < 0.4,
+                )
+            )
+    for _ in range(rng.randrange(4)):
+        side = rng.choice(SERVERS)
+        found.append(NetworkChoice("round", "", side, rng.randint(1, 80), rng.choice(SHORT)))
+    if kind == "failures" and rng.random() < 0.3:
+        found.append(NetworkChoice("lookup", number=rng.randint(1, 3), fails=True))
+    if kind == "time":
+        jumps = ((rng.randint(1, 150), rng.choice((35, 310))) for _ in range(2))
+        found += [NetworkChoice("clock", number=at, steps=seconds) for at, seconds in jumps]
+    if kind == "death":
+        found.append(NetworkChoice("death", side=rng.choice(SERVERS), number=rng.randint(5, 120)))
+    return tuple(found)
+
+
+def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
+    """What rests of a request, and for how long. Transfers rest long: short ones hide what is given away."""
+    found = []
+    if rng.random() < 0.3:
+        found.append(NetworkChoice("request", name, rng.choice(SERVERS), steps=rng.choice(SHORT)))
+    for what in ("metadata", "status", "notice", "ack"):
+        if rng.random() < 0.25:
+            found.append(NetworkChoice(what, name, steps=rng.choice((*SHORT, 100))))
+    for number in range(1, 5):
+        if rng.random() < 0.25:
+            at = rng.choice((0, 5, 10))
+            found.append(
+                NetworkChoice("transfer", name, number=number, steps=rng.choice(LONG), at=at)
+            )
+    if rng.random() < 0.3:
+        side = rng.choice(SERVERS)
+        found.append(NetworkChoice("call", name, side, rng.randint(1, 12), rng.choice(SHORT)))
+    return found
+
+
+def _aborts(rng: random.Random, name: str, *, alone: bool) -> list[NetworkChoice]:
+    """An abort reaches both servers, often one later than the other; or one alone."""
+    side = rng.choice(SERVERS)
+    if alone:
+        return [NetworkChoice("abort", name, side, fails=True)]
+    return (
+        [NetworkChoice("abort", name, side, steps=rng.choice(SHORT))] if rng.random() < 0.6 else []
+    )
+
+
+def of_these(
+    asking: Sequence[Client], choices: Sequence[NetworkChoice]
+) -> tuple[NetworkChoice, ...]:
+    """The choices that are about these clients' requests, or about none."""
+    names = {f"{each.name}.{at}" for each in asking for at in range(1, 1 + len(each.turns))}
+    return tuple(each for each in choices if not each.request or each.request in names)
+
+
+def reached(events: Iterable[PairEvent]) -> Counter[str]:
+    """What a run has reached, and how often."""
+    return Counter(
+        what for event in events for what, words in _REACHED.items() if re.search(words, event.says)
+    )
