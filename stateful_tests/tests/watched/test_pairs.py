@@ -1,0 +1,216 @@
+"""Runs of two whole servers: their environment as data, what judges say, how a run is shrunk and shown."""
+
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace as Bag
+
+import msgspec
+import pytest
+
+from ci.commands.server_settings import require_fitting
+from ci.commands.shared import Unusable
+from ci.report import pair_story, servers
+from impl.adapter import UnusableImplementation
+from impl.sglang.server import environment
+from impl.sglang.server.clients import Client, Config, Turn
+from impl.sglang.server.outcome import PairEvent, PairNote, RunOutcome
+from impl.sglang.server.pair.choices import MESSAGES, NetworkChoice, NetworkChoices, harms
+from impl.sglang.server.runs import WholeScheduler
+from stateful_tests.tests.support.night import NIGHT, at_night
+from stateful_tests.tests.watched.test_serving import Fault, copy_of
+from stateful_tests.watched import pairs, serving
+
+RELEASE = "0.5.23"
+HERE = Path(__file__)
+RUNS = sorted((HERE.parents[3] / "fixtures" / "served").glob("*.json"))
+FAULTS = tomllib.loads(HERE.with_name("pair_faults.toml").read_text(encoding="utf-8"))
+SLOW = NetworkChoice("transfer", "c2.1", number=2, steps=100, at=5)
+
+
+class Pretends:
+    """Has a fault that shows when a transfer of c2.1 rests for ten steps or more."""
+
+    def run(self, job):
+        found = [
+            c for c in job.choices if c.what == "transfer" and c.request == "c2.1" and c.steps >= 10
+        ]
+        asked = any(client.name == "c2" for client in job.clients)
+        noted = (
+            [PairNote("PD-1 full page of P is free", "c2.1", "page 3")] if found and asked else []
+        )
+        events = [
+            PairEvent(1, "P", "gets the request c2.1"),
+            PairEvent(2, "wire", "transfer 1 of c2.1 ends"),
+        ]
+        return RunOutcome(10, 20, [], {}, noted=noted, events=events)
+
+
+def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
+    one, two = (pairs.PairPopulation(3) for _ in range(2))
+    drawn = [one.draw() for _ in pairs.KINDS]
+    assert drawn == [two.draw() for _ in pairs.KINDS]
+    assert drawn[0][3] == () and all(config.pair for config, *_ in drawn)
+    for kind, (_, clients, _, choices) in zip(pairs.KINDS, drawn):
+        assert harms(choices) <= (kind in ("failures", "time", "death"))
+        assert any(t.abort for c in clients for t in c.turns) <= (kind in ("aborts", "alone"))
+        assert pairs.of_these(clients, choices) == choices
+    runs = [one.draw() for _ in range(60)]
+    choices = [each for *_, choices in runs for each in choices]
+    assert {*MESSAGES} - {"register"} < {each.what for each in choices}
+    assert max(c.steps for c in choices if c.what == "transfer") == 150
+    for field in ("overlap", "decode_overlap", "tree", "decode_tree", "pressure"):
+        assert {getattr(config, field) for config, *_ in runs} == {False, True}
+    assert {config.page_size for config, *_ in runs} == {1, 2, 4, 8}
+    fixed = pairs.PairPopulation(3, fixed={"page_size": 8, "window": 0, "deferred": False})
+    assert {(c.page_size, c.window, c.deferred) for c, *_ in (fixed.draw() for _ in range(9))} == {
+        (8, 0, False)
+    }
+
+
+def test_choices_are_found_by_whom_they_are_about():
+    made = NetworkChoices(
+        (SLOW, NetworkChoice("status", "c1.1", steps=3), NetworkChoice("status", "c1.1", steps=4))
+    )
+    assert made.of("transfer", "c2.1", number=2) == [SLOW] and not made.of("transfer", "c2.1")
+    assert made.steps("status", "c1.1") == 7 and made.steps("status", "c2.1") == 0
+
+
+def test_a_run_is_shrunk_to_the_request_and_the_choice_that_it_takes():
+    result = serving.check(Pretends(), RELEASE, 1, 60, fixed={"pair": True})
+    judged = result.found["PD-1 full page of P is free"]
+    run = judged.run
+    assert [client.name for client in run.clients] == ["c2"]
+    (choice,) = run.choices
+    assert (choice.what, choice.request, choice.steps, choice.at) == ("transfer", "c2.1", 10, 0)
+    assert not run.config.window and not run.config.decode_tree and run.config.pair
+    assert judged.findings[0].judge == "pair" and judged.validated.reached["a transfer"] == 1
+    again = msgspec.json.decode(msgspec.json.encode(run), type=serving.ServedRun)
+    assert again == run
+
+
+def test_a_report_shows_both_servers_and_the_wire(capsys):
+    from rich.console import Console
+
+    run = serving.ServedRun(RELEASE, Config(pair=True, window=4), (Client("c2", 1, (Turn(1, 3, 2),)),), 1,
+                            (SLOW,), key="PD-1 full page of P is free")  # fmt: skip
+    judged = serving.serve(Pretends(), run)
+    result = serving.Served(RELEASE, 1, 1, 10, found={run.key: judged})
+    servers.served_text(Console(width=100), servers.served(result, None, 1))
+    said = capsys.readouterr().out
+    assert "P and D: page_size 1" in said and "window 4" in said
+    assert "transfer 2 of c2.1, when 5 tenths are copied, rests 100 steps" in said
+    columns = [
+        line.split("gets the request")[0]
+        for line in said.splitlines()
+        if "gets the request" in line
+    ]
+    assert columns == [f"  {1:>6}  "]
+    assert any(line.startswith(f"  {2:>6}  {' ' * 34}transfer 1") for line in said.splitlines())
+
+
+def test_each_choice_has_words():
+    said = {
+        pair_story.choice_text(msgspec.to_builtins(choice)): choice
+        for choice in (
+            NetworkChoice("clock", number=9, steps=310), NetworkChoice("death", side="P", number=7),
+            NetworkChoice("lookup", number=2, fails=True), NetworkChoice("round", "", "D", 4, 5),
+            NetworkChoice("call", "c1.1", "P", 3, 2), NetworkChoice("request", "c1.1", "D", steps=5),
+            NetworkChoice("abort", "c1.1", "P", fails=True), NetworkChoice("ack", "c1.1", steps=5),
+            NetworkChoice("transfer", "c1.1", steps=5, at=3, fails=True),
+            NetworkChoice("transfer", "c1.1", steps=5, at=3, fails=True, late=True),
+        )
+    }  # fmt: skip
+    assert "the abort of c1.1 does not reach P" in said and "the ack of c1.1 rests 5 steps" in said
+    assert "the clock moves by 310 s at step 9" in said and "P ends at step 7" in said
+    late = (
+        "transfer 1 of c1.1, when 3 tenths are copied, fails, and the rest is copied 5 steps later"
+    )
+    assert len(said) == 10 and late in said
+
+
+@pytest.mark.parametrize(
+    ("release", "given", "says"),
+    [
+        (RELEASE, {"deferred": False}, "of a pair; needs --set pair=1"),
+        ("0.5.20", {"pair": True}, "a pair runs in 0.5.23"),
+        (RELEASE, {"pair": True, "draft": 2}, "not driven in a pair"),
+    ],
+)
+def test_settings_that_do_not_go_with_a_pair(release, given, says):
+    with pytest.raises(Unusable, match=says):
+        require_fitting(release, given)
+    require_fitting(RELEASE, {"pair": True, "window": 8, "draft": 0})
+
+
+@pytest.fixture(scope="module")
+def runner():
+    """Whole schedulers of the release: they take half a minute to start, and an environment that few have."""
+    if not NIGHT:
+        pytest.skip("at night (KVSPEC_NIGHT=1)")
+    try:
+        found = WholeScheduler(environment.python_of(RELEASE))
+    except UnusableImplementation as error:
+        pytest.skip(f"no server environment: {error}")
+    yield found
+    found.close()
+
+
+CLIENTS = (
+    Client("c1", 1, (Turn(1, 9, 4), Turn(2, 12, 3)), session=False, resends=True),
+    Client("c2", 3, (Turn(1, 40, 6),), session=False),
+    Client("c3", 4, (Turn(1, 20, 3, shared=9),), session=False),
+)
+SERVERS = {
+    "plain": {},
+    "overlap": {"overlap": True, "decode_overlap": True},
+    "window": {"window": 8, "swa": 10},
+    "tree of decode": {"decode_tree": True},
+    "optimistic": {"optimistic": 2},
+    "pages of one": {"page_size": 1},
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    "choices", [(), (SLOW, NetworkChoice("status", "c1.1", steps=20))], ids=["calm", "slow"]
+)
+def test_a_real_pair_conforms_and_repeats_itself(runner, name, choices):
+    config = Config(pair=True, **{"page_size": 4, "pressure": False, "running": 4, **SERVERS[name]})
+    run = serving.ServedRun(RELEASE, config, CLIENTS, 3, choices)
+    one, two = serving.serve(runner, run), serving.serve(runner, run)
+    assert not one.findings and set(one.outcome.answers.values()) == {"length"}
+    assert len(one.outcome.answers) == 4 and one.outcome.forwards > 10
+    assert one.outcome.events == two.outcome.events
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_a_saved_run_shows_its_finding_again(runner, path):
+    run = msgspec.json.decode(path.read_bytes(), type=serving.ServedRun)
+    found = {each.key: each.known for each in serving.serve(runner, run).findings}
+    assert found.get(run.key), "no known fault"
+
+
+@at_night
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_pair_is_caught(name, tmp_path):
+    """By the judge that is named."""
+    try:
+        python = environment.python_of(RELEASE)
+    except UnusableImplementation as error:
+        pytest.skip(f"no server environment: {error}")
+    row = Bag(**FAULTS[name])
+    fault = Fault(name, row.file, row.old, row.new, row.key)
+    copy_of(next(python.parents[1].glob("lib/python*/site-packages/sglang")), fault, tmp_path)
+    runner, keys = WholeScheduler(python, tmp_path), set[str]()
+    try:
+        runs = pairs.PairPopulation(7)
+        for _ in range(40):
+            keys |= {
+                each.key
+                for each in serving.serve(runner, serving.ServedRun(RELEASE, *runs.draw())).new
+            }
+            if row.key in keys:
+                break
+    finally:
+        runner.close()
+    assert row.key in keys
