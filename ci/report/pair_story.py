@@ -2,11 +2,12 @@
 them."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from ci import Data
 from reference.pairs.config import DECODE, PREFILL
 
-SHOWN = 60  # events that the text shows of a run; the last ones
+SHOWN = 60  # lines that the text shows of a run; the last ones
 _WIDTH = 34  # of the column of P
 _ROUTINE = "the clock moves by 1.1 s"  # of the timeouts, one after the other
 
@@ -58,15 +59,24 @@ def choice_text(choice: Data) -> str:
 
 
 def story(events: Sequence[Data]) -> Iterator[str]:
-    """Three columns: P, the wire, D; none of a single server."""
+    """Three columns, P, the wire, D, up to what a judge has found last; none of a single server."""
     shown = [each for each in events if _ROUTINE not in each["says"]]
+    found = [at for at, each in enumerate(shown) if each["says"].startswith("FOUND")]
     if not shown:
         return
-    if len(shown) > SHOWN:
-        yield f"(the last {SHOWN} of {len(shown)} events)"
+    lines = list(_lines(shown[: found[-1] + 1] if found else shown))
+    if len(lines) > SHOWN:
+        yield f"(the last {SHOWN} of {len(lines)} lines)"
     yield f"{'step':>6}  {PREFILL:{_WIDTH}}{'wire':{_WIDTH}}{DECODE}"
-    for each in shown[-SHOWN:]:
-        indent = {PREFILL: 0, "wire": 1}.get(each["where"], 2) * _WIDTH
-        if each["says"].startswith("FOUND"):
+    yield from lines[-SHOWN:]
+
+
+def _lines(events: Sequence[Data]) -> Iterator[str]:
+    """A line for each event, or for the same one again and again."""
+    for (where, says), same in groupby(events, lambda each: (each["where"], each["says"])):
+        steps = [each["step"] for each in same]
+        indent = {PREFILL: 0, "wire": 1}.get(where, 2) * _WIDTH
+        if says.startswith("FOUND"):
             indent = 0
-        yield f"{each['step']:>6}  {' ' * indent}{each['says']}".rstrip()
+        again = f", {len(steps)} times" if len(steps) > 1 else ""
+        yield f"{steps[0]:>6}  {' ' * indent}{says}{again}"

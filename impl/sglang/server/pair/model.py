@@ -105,6 +105,10 @@ class ServerModel(FakeModel):
             found = tensor[at, 0, :2]
             for number in (found != wanted).any(1).nonzero().flatten().tolist():
                 key = request, name, want[number][1]
+                if not any(each[:2] == key[:2] for each in self.misread):
+                    self.network.tell(
+                        self.server, f"FOUND {request} reads wrong KV, {name}, at {key[2]}"
+                    )
                 if key not in self.misread and len(self.misread) < MOST:
                     token, position = (int(value) for value in found[number].tolist())
                     got = (token, position) if token else None
