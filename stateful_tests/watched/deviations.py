@@ -44,7 +44,7 @@ _OF_A_PAIR = {
     "PD-4 P keeps KV of prompts that D has not admitted": "parked-prompt-keeps-the-room",
     "PD-4 D waits for a prompt that P has refused": "refused-prefill-is-not-told",
     "PD-4 P waits for a prompt that D has refused": "refused-prompt-is-not-told",
-    "PRO-1 D waits for a prompt above its SWA pool": "received-prompt-above-the-swa-pool",
+    "PRO-1 D waits for a prompt that never fits": "received-prompt-never-fits",
 }
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 

@@ -207,6 +207,9 @@ class Judges:
         self._timed_out = True
         if self._too_large(unanswered) or self._parked(unanswered):
             return
+        refused = sorted(self.refused[PREFILL] & set(unanswered.get(DECODE, ())))
+        if refused:  # others may wait for the pages that D keeps for it
+            unanswered = {DECODE: refused}
         for server, names in unanswered.items():
             if names:
                 says = f"{server} answers {names[0]} only after a timeout, and nothing has failed"
@@ -232,17 +235,19 @@ class Judges:
                 self._left(server)
 
     def _too_large(self, unanswered: dict[str, list[str]]) -> bool:
-        """D waits for room for a prompt that its SWA pool never has. Others may wait for that one."""
+        """D waits for room for a prompt that its pools never have. Others may wait for that one."""
         model = self.models[DECODE]
-        if not model.window or self.page > 1:  # else it keeps a window alone
-            return False
-        size = int(model.allocator.size_swa)
+        sizes = {"full": int(getattr(model.allocator, "size_full", model.allocator.size))}
+        if model.window and self.page == 1:  # else it keeps a window alone
+            sizes["SWA"] = int(model.allocator.size_swa)
         for name in unanswered.get(DECODE, ()):
             tokens = len(self.script.prompt(name))
-            if tokens + RESERVED > size:
-                says = f"{name} has {tokens} tokens, and D reserves {RESERVED} more: its SWA pool has {size}"
-                self.note("PRO-1 D waits for a prompt above its SWA pool", name, says)
-                return True
+            needed = -(-tokens // self.page) * self.page + RESERVED
+            for pool, size in sizes.items():
+                if needed > size:
+                    says = f"{name} has {tokens} tokens, {RESERVED} are reserved, D's {pool} pool has {size}"
+                    self.note("PRO-1 D waits for a prompt that never fits", name, says)
+                    return True
         return False
 
     def _parked(self, unanswered: dict[str, list[str]]) -> bool:
