@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.outcome import PairEvent
 from impl.sglang.server.pair.choices import NetworkChoice
-from reference.pairs.config import SERVERS
+from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 # What a run is about, run by run: nothing is slow; everything may be; clients disconnect; transfers fail;
 # timeouts end in the middle; an abort reaches one server alone; a server dies.
@@ -168,7 +168,8 @@ def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
 def _aborts(rng: random.Random, name: str, *, alone: bool) -> list[NetworkChoice]:
     """An abort reaches both servers, often one later than the other; or one alone."""
     side = rng.choice(SERVERS)
-    if alone:
+    if alone:  # more often D: what P alone is told it tells nobody, and hides what else waits
+        side = rng.choice((PREFILL, PREFILL, DECODE))
         return [NetworkChoice("abort", name, side, fails=True)]
     return (
         [NetworkChoice("abort", name, side, steps=rng.choice(SHORT))] if rng.random() < 0.6 else []

@@ -204,7 +204,7 @@ def test_a_fault_in_a_pair_is_caught(name, tmp_path):
     runner, keys = WholeScheduler(python, tmp_path), set[str]()
     try:
         runs = pairs.PairPopulation(7)
-        for _ in range(40):
+        for _ in range(60):
             keys |= {
                 each.key
                 for each in serving.serve(runner, serving.ServedRun(RELEASE, *runs.draw())).new

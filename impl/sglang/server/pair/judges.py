@@ -298,11 +298,12 @@ class Judges:
                 self.note(f"PD-5 {server} keeps {what}", which[0], says)
 
     def _comes_late(self, name: str) -> bool:
-        """Whether D's pages were named to P after P had answered the request, or for one that it refused."""
+        """Whether D's pages were named to P after it had ended the request, or for one that it refused."""
         if name in self.refused[PREFILL]:
             return True
         arrived = self.network.delivered.get(("metadata", name), 0)
-        return arrived >= self.answered_at.get(name, arrived + 1)
+        ended = self.answered_at.get(name, arrived + 1)
+        return arrived >= min(ended, self.network.forgotten.get((PREFILL, name), ended))
 
     def answered(self, name: str, tokens: Sequence[int], reason: str) -> None:
         """D has answered a request. A server gives an answer up where memory is short: what came is right."""

@@ -41,7 +41,8 @@ class PlayedNetwork:
     rooms: room -> request; harmed: something fails, or a timeout may end in the middle; harmed_by_time: a
     timeout may; seconds: of both servers' clocks; step: of the conductor; gone: servers that have died;
     promises: room -> what D keeps for its transfer; copies: whoever looks at each block before it is copied;
-    names: whoever looks at each promise; delivered: (kind of message, request) -> last step; events: what has
+    names: whoever looks at each promise; delivered: (kind of message, request) -> last step; forgotten:
+    (server, request) -> first step; events: what has
     happened, for a reader.
     """
 
@@ -56,6 +57,7 @@ class PlayedNetwork:
         self.copies: Callable[[Any, int, int, int], None] = lambda *_: None
         self.names: Callable[[NamedPages], None] = lambda _: None
         self.delivered: dict[tuple[str, str], int] = {}
+        self.forgotten: dict[tuple[str, str], int] = {}
         self.events: list[PairEvent] = []
         self.moves = self.transfers = (
             0  # whatever happens on the wire; calls of the transfer engine
@@ -169,6 +171,11 @@ class PlayedNetwork:
         request, server = self.rooms.get(room, ""), self.stage.server
         number = self._number("call", request, server)
         self._rest(self.choices.steps("call", request, server, number))
+
+    def cleared(self, room: int) -> None:
+        """A server has forgotten a room."""
+        if (key := (self.stage.server, self.rooms.get(room, ""))) not in self.forgotten:
+            self.forgotten[key] = self.step
 
     def promised(self, promise: NamedPages) -> None:
         """D has named pages and a metadata row for a transfer."""

@@ -51,6 +51,7 @@ class Wire(Protocol):
     def lookup_fails(self) -> bool: ...
     def is_gone(self, server: str) -> bool: ...
     def calls(self, room: int) -> None: ...
+    def cleared(self, room: int) -> None: ...
     def promised(self, promise: NamedPages) -> None: ...
 
 
@@ -294,6 +295,8 @@ def _pauses(owner: Any, name: str, wire: Wire) -> None:
     def around(self: Any, *args: Any, **named: Any) -> Any:
         wire.calls(self.bootstrap_room)
         result = call(self, *args, **named)
+        if name == "clear":
+            wire.cleared(self.bootstrap_room)
         wire.calls(self.bootstrap_room)
         return result
 
