@@ -225,7 +225,7 @@ def of_a_pair(release: str, key: str, choices: Sequence[NetworkChoice]) -> str:
 
 def never_sent(release: str, found: str) -> str:
     """A page of the window of a received prompt is read that the decode server did not ask for."""
-    return (label(release, "window-page-that-was-not-sent") or "") if found == UNSENT else ""
+    return (label(release, "unreceived-window-is-published") or "") if found == UNSENT else ""
 
 
 def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:
