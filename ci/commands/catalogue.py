@@ -120,8 +120,8 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
 def driven(names: tuple[str, ...], out: ReportOut) -> int:
     """List what is driven of each engine, and what is not.
 
-    Classes and flags of the newest SGLang, vLLM, transformers and LMDeploy. NAMES: these in full. A word,
-    such as vllm: those that mention it.
+    Classes of the newest SGLang, vLLM, transformers and LMDeploy, and fields of their configurations and
+    requests with the defaults. NAMES: these in full. A word, such as vllm: those that mention it.
     """
     from stateful_tests.lockstep.known_faults import FOLDER
 
@@ -129,9 +129,11 @@ def driven(names: tuple[str, ...], out: ReportOut) -> int:
     for engine, table in tomllib.loads(
         (FOLDER / "driven.toml").read_text(encoding="utf-8")
     ).items():
-        entries = [(name, "yes", how) for name, how in table["driven"].items()]
-        entries += [
-            (name, "no", why) for why, missing in table["not_driven"].items() for name in missing
+        entries = [
+            (name, driven, why)
+            for driven, groups in (("yes", table["driven"]), ("no", table["not_driven"]))
+            for why, members in groups.items()
+            for name in members
         ]
         release = f"{engine}=={table['release']}"
         rows += [

@@ -1,36 +1,75 @@
 """The table of what is driven has all that the newest releases have."""
 
-import re
 import tomllib
 
 import pytest
 
 from impl.adapter import UnusableImplementation
-from impl.fetch import cache_folder
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.cli import registered
 
 TABLES = tomllib.loads((FOLDER / "driven.toml").read_text(encoding="utf-8"))
 
 
+def listed(table):
+    return [
+        name
+        for groups in (table["driven"], table["not_driven"])
+        for members in groups.values()
+        for name in members
+    ]
+
+
 @pytest.mark.parametrize("engine", TABLES)
-def test_a_class_or_flag_of_the_release_stands_in_the_table(engine):
+def test_a_class_or_field_of_the_release_stands_in_the_table(engine):
     table = TABLES[engine]
     try:
         resolve(f"{engine}=={table['release']}").close()
-    except UnusableImplementation as error:
+        roots = registered.folders(engine, table)
+    except (UnusableImplementation, OSError) as error:
         pytest.skip(str(error))
-    root = cache_folder() / f"{engine}-{table['release']}"
-    found = {
-        name
-        for files, pattern in table["found"]
-        for file in root.glob(files)
-        for name in re.findall(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed(table)) == sorted(registered.names(table, roots))
+
+
+@pytest.mark.parametrize("engine", TABLES)
+def test_each_name_has_a_reason(engine):
+    for groups in (TABLES[engine]["driven"], TABLES[engine]["not_driven"]):
+        assert all(len(why) > 3 and names for why, names in groups.items())
+
+
+def test_a_new_class_a_new_field_and_another_default_are_found(tmp_path):
+    table = {
+        "found": [["a/*.py", r"^class (\w+)\b"]],
+        "fields": [["a/b.py", "Sizes"], ["a/b.py", "Request"]],
     }
-    listed = [*table["driven"], *(name for names in table["not_driven"].values() for name in names)]
-    assert sorted(listed) == sorted(found)
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "b.py"
+    file.write_text(
+        "class Sizes:\n    _seen = 1\n    LIMIT: int = 3\n    page: int = 1\n"
+        "    kept: list = field(default_factory=list)\n"
+        "class Request:\n    def __init__(self, name, *, priority=0): pass\n",
+        encoding="utf-8",
+    )
+    first = registered.names(table, [tmp_path])
+    assert first == {
+        *("Sizes", "Request", "Sizes.page=1", "Sizes.kept=list()"),
+        *("Request.name", "Request.priority=0"),
+    }
+    file.write_text(
+        file.read_text(encoding="utf-8")
+        .replace("page: int = 1", "page: int = Field(default=2, gt=0)")
+        .replace("priority=0", "priority=0, salt=None")
+        + "class Queue: pass\n",
+        encoding="utf-8",
+    )
+    assert registered.names(table, [tmp_path]) - first == {
+        *("Queue", "Sizes.page=2", "Request.salt=None"),
+    }
 
 
 def test_the_command_shows_it(kvspec):
     code, out, _ = kvspec("driven", "vllm")
     assert code == 0 and "AsyncScheduler" in out and "FIFOScheduler" not in out
+    code, out, _ = kvspec("driven", "use_async_batching")
+    assert code == 0 and "a day" in out

@@ -1,0 +1,86 @@
+"""The classes and fields of the newest releases, as driven.toml asks for them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from impl.fetch import cache_folder
+from impl.wheel_parts import unpack_parts
+
+
+def folders(engine: str, table: dict[str, Any]) -> list[Path]:
+    """The folder of the release, and one of the files that no adapter reads: `table["more"]`, fetched once.
+    Raises UnusableImplementation and OSError without an index."""
+    release, beginnings = table["release"], tuple(table.get("more", ()))
+    found = [cache_folder() / f"{engine}-{release}"]
+    if beginnings:
+        found.append(more := cache_folder() / f"configs-{engine}-{release}")
+        if not more.is_dir():
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=more.parent) as work:
+                unpack_parts(
+                    f"{engine}=={release}",
+                    Path(work) / "unpacked",
+                    lambda path: path.as_posix().startswith(beginnings),
+                )
+                (Path(work) / "unpacked").rename(more)
+    return found
+
+
+def names(table: dict[str, Any], roots: Iterable[Path]) -> set[str]:
+    """All names that `found` and `fields` of a table find below the folders."""
+    roots = list(roots)
+    found = {
+        name
+        for files, pattern in table.get("found", ())
+        for root in roots
+        for file in root.glob(files)
+        for name in re.findall(pattern, file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    for files, kind in table.get("fields", ()):
+        for file in (file for root in roots for file in root.glob(files)):
+            found |= set(_fields(file.read_text(encoding="utf-8"), kind))
+    return found
+
+
+def _fields(text: str, kind: str) -> Iterator[str]:
+    """The fields of a class with their defaults, such as "CacheConfig.block_size=16": what its body declares,
+    and without that what its constructor takes."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and node.name == kind:
+            declared = list(_declared(node))
+            for name, default in declared or _taken(node):
+                if not name.startswith("_") and not name.isupper():
+                    yield f"{kind}.{name}" + (f"={_told(default)}" if default else "")
+
+
+def _declared(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            yield each.target.id, each.value
+
+
+def _taken(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            plain = [*each.args.posonlyargs, *each.args.args][1:]
+            missing = [None] * (len(plain) - len(each.args.defaults))
+            yield from zip(
+                (argument.arg for argument in plain), [*missing, *each.args.defaults], strict=True
+            )
+            keywords = (argument.arg for argument in each.args.kwonlyargs)
+            yield from zip(keywords, each.args.kw_defaults, strict=True)
+
+
+def _told(default: ast.expr) -> str:
+    """A default; of `field(default=..)` and `field(default_factory=..)` what it says."""
+    said = {}
+    if isinstance(default, ast.Call):
+        said = {word.arg: ast.unparse(word.value) for word in default.keywords}
+    if "default" in said:
+        return said["default"]
+    return f"{said['default_factory']}()" if "default_factory" in said else ast.unparse(default)
