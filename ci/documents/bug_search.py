@@ -100,9 +100,9 @@ def _known() -> Iterable[SearchEntry]:
     messages = json.loads(MESSAGES.read_text(encoding="utf-8"))
     also: dict[str, list[str]] = {}
     for report in reported():
-        if report.fault:
-            numbers = " ".join(map(str, report.numbers))
-            also.setdefault(report.fault, []).append(f"{report.says} {numbers}")
+        numbers = " ".join(map(str, report.numbers))
+        for fault in report.faults:
+            also.setdefault(fault, []).append(f"{report.says} {numbers}")
     for row in known_bugs():
         fault = known_faults()[row["id"]]
         ways = {fault.way, *(way for trace in fault.traces for way in ways_of(trace))} - {""}
@@ -123,7 +123,7 @@ def _known() -> Iterable[SearchEntry]:
 
 def _reported() -> Iterable[SearchEntry]:
     for report in reported():
-        if report.fault:
+        if report.faults:
             continue
         numbers = ", ".join(f"#{number}" for number in report.numbers)
         row = _row(numbers, f"{report.says} {report.why}", report.engine, report.verdict)

@@ -23,24 +23,25 @@ no release that is driven so has it; the planted fault that stands for it is fou
 
 
 class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An entry. fault: of known.toml, where it was shown; planted: of the second tier's faults.toml."""
+    """An entry. faults: of known.toml, where it was shown; planted: of the second tier's faults.toml."""
 
     engine: EngineName = "sglang"
     numbers: tuple[int, ...]
     says: str
     verdict: Literal["shown", "gone", "not met", "not reachable"]
-    fault: str = ""
+    faults: tuple[str, ...] = ()
     why: str = ""
     planted: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError where fields contradict each other."""
-        if (self.verdict == "shown") != bool(self.fault):
+        if (self.verdict == "shown") != bool(self.faults):
             raise ValueError(
-                f"{self.numbers}: `fault` goes with the verdict shown, and only with it"
+                f"{self.numbers}: `faults` go with the verdict shown, and only with it"
             )
-        if self.fault and self.fault not in known_faults():
-            raise ValueError(f"{self.numbers}: known.toml has no {self.fault!r}")
+        for fault in self.faults:
+            if fault not in known_faults():
+                raise ValueError(f"{self.numbers}: known.toml has no {fault!r}")
 
 
 class _ReportFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +61,6 @@ def section(engine: EngineName, name: str) -> str:
 
 def _row(report: TierReport) -> str:
     numbers = ", ".join(f"#{number}" for number in report.numbers)
-    verdict = f"shown: {report.fault}" if report.fault else report.verdict
+    verdict = f"shown: {', '.join(report.faults)}" if report.faults else report.verdict
     more = [report.why, f"planted: {report.planted}" if report.planted else ""]
     return f"| {numbers} | {report.says} | {'; '.join(filter(None, [verdict, *more]))} |\n"
