@@ -101,8 +101,8 @@ def _known() -> Iterable[SearchEntry]:
     also: dict[str, list[str]] = {}
     for report in reported():
         numbers = " ".join(map(str, report.numbers))
-        for fault in report.faults:
-            also.setdefault(fault, []).append(f"{report.says} {numbers}")
+        for name in report.faults:
+            also.setdefault(name, []).append(f"{report.says} {numbers}")
     for row in known_bugs():
         fault = known_faults()[row["id"]]
         ways = {fault.way, *(way for trace in fault.traces for way in ways_of(trace))} - {""}

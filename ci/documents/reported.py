@@ -23,7 +23,8 @@ no release that is driven so has it; the planted fault that stands for it is fou
 
 
 class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An entry. faults: of known.toml, where it was shown; planted: of the second tier's faults.toml."""
+    """An entry. faults: of known.toml, where it was shown; planted: of the second tier's faults.toml.
+    called: of what was not met, functions that it is about, and their calls in one check."""
 
     engine: EngineName = "sglang"
     numbers: tuple[int, ...]
@@ -32,12 +33,17 @@ class TierReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     faults: tuple[str, ...] = ()
     why: str = ""
     planted: str = ""
+    called: dict[str, int] = {}
 
     def __post_init__(self) -> None:
         """Raises ValueError where fields contradict each other."""
         if (self.verdict == "shown") != bool(self.faults):
             raise ValueError(
                 f"{self.numbers}: `faults` go with the verdict shown, and only with it"
+            )
+        if (self.verdict == "not met") != any(self.called.values()):
+            raise ValueError(
+                f"{self.numbers}: `called` goes with the verdict not met: what its runs have called"
             )
         for fault in self.faults:
             if fault not in known_faults():
@@ -63,4 +69,5 @@ def _row(report: TierReport) -> str:
     numbers = ", ".join(f"#{number}" for number in report.numbers)
     verdict = f"shown: {', '.join(report.faults)}" if report.faults else report.verdict
     more = [report.why, f"planted: {report.planted}" if report.planted else ""]
+    more += [f"`{name}`: {count:,} calls" for name, count in report.called.items()]
     return f"| {numbers} | {report.says} | {'; '.join(filter(None, [verdict, *more]))} |\n"

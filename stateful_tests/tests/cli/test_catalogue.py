@@ -26,6 +26,8 @@ REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
         (["vllm==0.33.0+offload"], "chunk-with-a-hole", "running-state-is-named-again"),
         (["vllm==0.33.0+pair"], "one-reader-frees-for-all", "turns-wait-for-each-other"),
         (["28754"], "last-token", "split-leaf"),
+        (["40251"], "queued-abort-finishes-turn", "split-leaf"),
+        (["36770"], "stores-pin-every-state", "split-leaf"),
     ],
 )
 def test_bugs_are_found_by_other_forms_of_a_word_and_by_release(words, has, has_not, kvspec):
@@ -57,7 +59,7 @@ QUERIES = {
 NEAREST = {  # of those that are not known
     "server hangs after abort offloading connector": "fenced-victims-preempt-for-ever",
     "wrong output after update_weights": "new-weights-leave-host-copies",
-    "index of states wrong units": "not met",
+    "index of states wrong units": "not reachable",
     "image prompts": "encoder caches are not driven",
     "LMCache": "OffloadingConnector and NixlConnector are driven",
     "throughput": "how fast",

@@ -715,5 +715,7 @@ def test_what_was_reported_is_shown_by_a_fault_or_stands_for_a_planted_one():
 def test_a_report_that_contradicts_itself_is_named():
     with pytest.raises(ValueError, match=r"\(1,\): `faults` go with the verdict shown"):
         TierReport(numbers=(1,), says="", verdict="gone", faults=("split-below-a-backup",))
+    with pytest.raises(ValueError, match=r"\(1,\): `called` goes with the verdict not met"):
+        TierReport(numbers=(1,), says="", verdict="not met", called={"load_back": 0})
     with pytest.raises(ValueError, match=r"known\.toml has no 'nothing'"):
         TierReport(numbers=(1,), says="", verdict="shown", faults=("nothing",))
