@@ -388,8 +388,9 @@ class Server:
 
     @staticmethod
     def sample(turn: LiveRequest, count: int) -> list[int]:
-        """The next `count` tokens of a request."""
-        return [token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)]
+        """The next `count` tokens of a request, as the release has them."""
+        tokens = [token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)]
+        return namespaces.exchanged(tokens) if turn.other else tokens
 
     @contextmanager
     def results_of_prefill(self, whole: bool = True) -> Iterator[None]:

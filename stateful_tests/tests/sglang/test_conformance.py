@@ -147,6 +147,13 @@ def test_keys_of_bigrams_and_in_namespaces(real, name, namespaces, bigram):
     ends(lockstep, real)
 
 
+def test_an_answer_that_another_text_shares_is_in_the_namespace_of_its_prompt(real):
+    commands = "submit x (no session) b1 answers a; admit x; extend x +1; finish x keep 1"
+    lockstep = play(real, "page1", commands, settings=(("namespaces", "extra_key"),))
+    assert len(lockstep.system.view().requests) == 0
+    ends(lockstep, real)
+
+
 FREED = (
     "submit x (no session) +4; submit y (no session) +4; admit x; admit y; extend x +4, y +4;"
     " retract y; retract x"
