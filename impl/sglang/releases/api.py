@@ -243,6 +243,11 @@ SERVED = """
 0.5.23 ...    managers/scheduler.py | Scheduler.attach_hicache_storage_wrapped(_)
 0.5.23 ...    managers/io_struct.py | AttachHiCacheStorageReqInput.hicache_storage_backend; AttachHiCacheStorageReqInput.hicache_storage_backend_extra_config_json
 0.5.23 ...    managers/io_struct.py | AttachHiCacheStorageReqInput.hicache_storage_prefetch_policy; AttachHiCacheStorageReqInput.hicache_write_policy
+0.5.23 ...    managers/scheduler.py | Scheduler.disagg_metadata_buffers; Scheduler.req_to_metadata_buffer_idx_allocator
+0.5.23 ...    managers/scheduler.py | Scheduler.disagg_prefill_bootstrap_queue; Scheduler.disagg_prefill_inflight_queue; Scheduler.disagg_prefill_pending_chunk_rids
+0.5.23 ...    disaggregation/decode.py | DecodePreallocQueue._send_kv_metadata; DecodePreallocQueue.kv_manager; DecodePreallocQueue.pending_reqs
+0.5.23 ...    managers/schedule_batch.py | Req.pending_bootstrap
+0.5.23 ...    mem_cache/memory_pool.py | MHATokenToKVPool.k_buffer; MHATokenToKVPool.v_buffer
 0.5.23 ...    speculative/spec_utils.py | prepare_mamba_track_for_verify(_); commit_mamba_states_after_verify(_, _, _, _, _)
 0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.input_ids; ScheduleBatch.out_cache_loc; ScheduleBatch.seq_lens; ScheduleBatch.req_pool_indices; ScheduleBatch.spec_info
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.translate_loc_from_full_to_swa(_)

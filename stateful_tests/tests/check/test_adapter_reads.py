@@ -46,7 +46,8 @@ ADAPTERS = (
             ),
             **dict.fromkeys(
                 ("buffers", "cache", "complete", "evicted", "finish", "finish_loads", "load", "open_session",
-                 "phase", "pools", "priority", "threshold", "reset", "scheduler", "spec", "tail", "tracker"),
+                 "phase", "pools", "priority", "threshold",
+                 "build", "current", "seconds", "reset", "scheduler", "spec", "tail", "tracker"),
                 "of our driver, commands and sizes",
             ),
             **dict.fromkeys(
@@ -107,6 +108,21 @@ ADAPTERS = (
             "whole_scheduler.py: getattr(owner, name)": "no default",
             "whole_scheduler.py: getattr(output, 'finished_reasons', ())": "an output without requests",
             "whole_scheduler.py: getattr(output, 'rids', None)": "an output without requests",
+            **dict.fromkeys(
+                ("judges.py: getattr(manager, table, ())",
+                 "judges.py: getattr(rows, '_alloc_size', rows.size + 1)",
+                 "judges.py: getattr(model.allocator, 'size_full', model.allocator.size)",
+                 "model.py: getattr(allocator, names[pool], allocator)",
+                 "model.py: getattr(kv, 'full_kv_pool', kv)", "model.py: getattr(kv, 'swa_kv_pool', None)"),
+                "of one server of a pair, with a window or without, of either side",
+            ),
+            **dict.fromkeys(
+                ("run.py: getattr(output, 'decode_ids', None)", "run.py: getattr(output, 'output_ids', None)",
+                 "run.py: getattr(output, 'rids', None)"),
+                "an output without requests",
+            ),
+            "stand_ins.py: getattr(common, owner)": "no default",
+            "stand_ins.py: getattr(owner, name)": "no default",
             "loading.py: hasattr(host, 'HostPoolGroup')": "in which of two modules it is",
             "storage.py: getattr(_RUNNING, 'thread', None)": "of our thread",
             "storage.py: getattr(name, 'value', name)": "a member of an enumeration, or text",
