@@ -104,7 +104,10 @@ class LiveRequest:
     @property
     def text(self) -> list[int]:
         waiting = [token for result in self.pending for token in result.tokens]
-        tokens = [*self.req.origin_input_ids, *self.req.output_ids, *waiting]
+        return self.spelt([*self.req.origin_input_ids, *self.req.output_ids, *waiting])
+
+    def spelt(self, tokens: list[int]) -> list[int]:
+        """Tokens of the specification as the release has them, or the other way round."""
         return namespaces.exchanged(tokens) if self.other else tokens
 
     @property
@@ -362,15 +365,15 @@ class Server:
         turn: LiveRequest,
         start: int,
         end: int,
-        drafts: Sequence[int] = (),
+        drafts: list[int] | None = None,
         kept: tuple[int, int] = (0, 0),
     ) -> None:
         """Write KV of positions [start, end): stamp the slots that row and mapping lead to.
 
-        drafts: tokens after those of the text; past them stand rejected drafts, stamp 0. kept: as of
-        States.fold.
+        drafts: tokens after those of the text, as the release has them; past them stand rejected drafts,
+        stamp 0. kept: as of States.fold.
         """
-        text = [*turn.text, *drafts][start:end]
+        text = [*turn.text, *turn.spelt(drafts or [])][start:end]
         slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
         if self.states is not None:
             self.states.fold(turn.name, self.release.row(turn.req), text, kept)
@@ -389,8 +392,7 @@ class Server:
     @staticmethod
     def sample(turn: LiveRequest, count: int) -> list[int]:
         """The next `count` tokens of a request, as the release has them."""
-        tokens = [token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)]
-        return namespaces.exchanged(tokens) if turn.other else tokens
+        return turn.spelt([token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)])
 
     @contextmanager
     def results_of_prefill(self, whole: bool = True) -> Iterator[None]:

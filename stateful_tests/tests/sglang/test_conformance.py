@@ -147,8 +147,9 @@ def test_keys_of_bigrams_and_in_namespaces(real, name, namespaces, bigram):
     ends(lockstep, real)
 
 
-def test_an_answer_that_another_text_shares_is_in_the_namespace_of_its_prompt(real):
-    commands = "submit x (no session) b1 answers a; admit x; extend x +1; finish x keep 1"
+@pytest.mark.parametrize("rounds", ["finish x keep 1", "spec_decode x +2 accept 2; finish x keep 3"])
+def test_an_answer_that_another_text_shares_is_in_the_namespace_of_its_prompt(real, rounds):
+    commands = f"submit x (no session) b1 answers a; admit x; extend x +1; {rounds}"
     lockstep = play(real, "page1", commands, settings=(("namespaces", "extra_key"),))
     assert len(lockstep.system.view().requests) == 0
     ends(lockstep, real)
