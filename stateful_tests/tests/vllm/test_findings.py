@@ -50,6 +50,8 @@ SAID = {
         "illegal memory access in postprocess_mamba_fused_kernel: index -1 is before the first",
     "a_state_is_stored_from_the_block_of_the_next_request":
         "it was written, where block 3 stays as it is until transfer 4 has read it",
+    "a_running_request_preempts_itself_for_ever_beside_a_waiting_turn":
+        "after 2 forward passes in 4 calls of the",
     "two_requests_preempt_each_other_for_ever": "after 2 forward passes in 4 calls of the",
     "a_prompt_of_one_token_is_loaded_again_and_again": "4 calls of the scheduler later nothing has run",
     "a_prompt_of_one_token_is_loaded_for_ever": "4 calls of the scheduler later nothing has run",
@@ -305,6 +307,7 @@ SHOWN_BY_NO_OBJECT = {
     "new_weights_find_old_copies_in_host_memory",
     "new_weights_find_old_copies_in_host_memory_in_time",
     "two_requests_preempt_each_other_for_ever",
+    "a_running_request_preempts_itself_for_ever_beside_a_waiting_turn",
     "a_turn_that_ends_twice_leaves_its_session_without_a_schedule",
     "a_turn_that_ends_twice_leaves_another_request_without_a_schedule",
     "a_turn_that_ends_twice_leaves_a_running_request_without_a_schedule",
