@@ -299,6 +299,7 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
     from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.check.masks import masks
     from stateful_tests.lockstep.systems import driven
+    from stateful_tests.traces.files import FIXTURES
     from stateful_tests.watched.serving import Before
 
     if base is None and checkout is None:
@@ -312,13 +313,16 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
             closing(driven(SystemSpec("sglang"), DriveOptions(checkout))) as tree,
             closing(driven(SystemSpec("sglang", of))) as was,
         ):
-            if remark := getattr(tree, "remark", ""):
-                note(remark)  # also what serve-check needs and the tree lacks
+            # the remark also says what serve-check needs and the tree lacks
+            note(getattr(tree, "remark", "") or f"{checkout}: taken for {release}")
             for mask in masks(tree, was):
                 click.echo(mask.line, err=True)
                 if mask.there or mask.fixed:
                     there[mask.fault.id] = mask.holds
-    return Before(runner, there)
+    served = {path.stem: _served_run(str(path)) for path in (FIXTURES / "served").glob("*.json")}
+    return Before(
+        runner, there, {fault: run for fault, run in served.items() if run.release == release}
+    )
 
 
 def _live(

@@ -159,6 +159,8 @@ def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
             found.append(
                 NetworkChoice("transfer", name, number=number, steps=rng.choice(LONG), at=at)
             )
+    if rng.random() < 0.25:
+        found.append(NetworkChoice("row", name, steps=rng.choice(LONG), at=rng.choice((0, 5))))
     if rng.random() < 0.3:
         side = rng.choice(SERVERS)
         found.append(NetworkChoice("call", name, side, rng.randint(1, 12), rng.choice(SHORT)))

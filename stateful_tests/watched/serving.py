@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Container, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,32 +129,43 @@ def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
     return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)), tail)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Before:
     """The release that a tree was taken from.
 
-    there: known fault -> whether its traces fail on the tree as well; of a fault without traces the same run
-    on the release says so.
+    there: known fault -> whether the tree has it as well, by its traces. saved: known fault -> the run that
+    shows it. A fault without traces is there if the release shows it in the same run, or the tree in the
+    saved one: the tree's order of events may differ from the release's.
     """
 
     runner: Runner
-    there: Mapping[str, bool]
+    there: dict[str, bool]
+    saved: Mapping[str, ServedRun] = field(default_factory=dict)
 
-    def compared(self, judged: JudgedRun) -> JudgedRun:
-        """The run beside the same of the release."""
+    def compared(self, judged: JudgedRun, tree: Runner) -> JudgedRun:
+        """The run of the tree beside the same of the release."""
         if not judged.findings:
             return judged
         was = serve(self.runner, judged.run).findings
         keys, known = {each.key for each in was}, {each.known for each in was}
         judged.findings = [
-            replace(
-                each, known=each.known if self.there.get(each.known, each.known in known) else ""
-            )
+            replace(each, known=each.known if self._has(tree, each.known, known) else "")
             if each.known
             else replace(each, old=each.key in keys)
             for each in judged.findings
         ]
         return judged
+
+    def _has(self, tree: Runner, fault: str, shown: Container[str]) -> bool:
+        """Whether the tree has a known fault. shown: faults that the release has shown in the same run."""
+        if fault not in self.there:
+            if fault in shown:
+                return True
+            run = self.saved.get(fault)
+            if run is None:
+                return False
+            self.there[fault] = any(each.known == fault for each in serve(tree, run).findings)
+        return self.there[fault]
 
 
 def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
@@ -185,7 +196,7 @@ def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
 def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> JudgedRun:
     """Serve one run, judge it, and compare it with what was before."""
     judged = serve(runner, run)
-    return judged if before is None else before.compared(judged)
+    return judged if before is None else before.compared(judged, runner)
 
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:

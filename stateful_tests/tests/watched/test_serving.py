@@ -116,25 +116,30 @@ def test_what_the_base_shows_in_the_same_run_is_not_new():
 
 
 @pytest.mark.parametrize(
-    ("there", "was", "known"),
+    ("there", "was", "saved", "known"),
     [
-        ({}, "last-token", "last-token"),
-        ({}, "", ""),
-        ({"last-token": True}, "", "last-token"),
-        ({"last-token": False}, "last-token", ""),
+        ({}, "last-token", "", "last-token"),
+        ({}, "", "", ""),
+        ({"last-token": True}, "", "", "last-token"),
+        ({"last-token": False}, "last-token", "last-token", ""),
+        ({}, "", "last-token", "last-token"),
+        ({}, "", "another", ""),
     ],
 )
-def test_a_label_of_a_tree_holds_while_its_fault_is_there(monkeypatch, there, was, known):
-    """By its traces; without traces by the same run on the release."""
+def test_a_label_of_a_tree_holds_while_its_fault_is_there(monkeypatch, there, was, saved, known):
+    """By its traces; without traces by the same run on the release, or by the saved run on the tree."""
 
-    def judged(name):
+    def judged(name, key=""):
         found = [serving.ServedFinding("log", "log LEN-2 release", "says", name)]
         return serving.JudgedRun(
-            serving.ServedRun(RELEASE, Config(), (), 1), None, Validated(), found
+            serving.ServedRun(RELEASE, Config(), (), 1, key=key), None, Validated(), found
         )
 
-    monkeypatch.setattr(serving, "serve", lambda *_: judged(was))
-    compared = serving.Before(Pretends(), there).compared(judged("last-token"))
+    tree, release = Pretends(), Pretends()
+    shows = {(tree, "saved"): saved, (release, ""): was}
+    monkeypatch.setattr(serving, "serve", lambda at, run: judged(shows[at, run.key]))
+    runs = {"last-token": judged("", "saved").run} if saved else {}
+    compared = serving.Before(release, dict(there), runs).compared(judged("last-token"), tree)
     assert [each.known for each in compared.findings] == [known]
     assert len(compared.new) == (not known)
 

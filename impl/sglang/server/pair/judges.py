@@ -14,7 +14,7 @@ import torch
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.outcome import PairNote
 from impl.sglang.server.pair.model import Region, ServerModel
-from impl.sglang.server.pair.network import PlayedNetwork
+from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
 from reference.pairs.config import DECODE, PREFILL
 
@@ -52,6 +52,7 @@ class Judges:
             server: set() for server in models
         }  # by server, at once
         network.copies, network.names = self.copied, self.named
+        network.carries_row = self.carries_row
 
     def note(self, key: str, request: str, says: str) -> None:
         """Keep the first of each key."""
@@ -71,6 +72,11 @@ class Judges:
         swa = model.allocator.translate_loc_from_full_to_swa(slots.to(torch.int64))
         pages = {int(page) for page in (swa // self.page).tolist()} - {0}
         model.unsent |= pages - set(promise.swa)
+
+    def carries_row(self, blocks: Sequence[Block]) -> bool:
+        """Whether a transfer is that of a metadata row."""
+        place = self._place(PREFILL, blocks[0][0]) if blocks else None
+        return place is not None and place[0].pool == "metadata"
 
     def copied(self, chunk: Any, source: int, target: int, length: int) -> None:
         """A block of a transfer crosses the wire, now."""
@@ -176,6 +182,9 @@ class Judges:
         return int(slot) // self.page == page
 
     def _can_succeed(self, room: int) -> bool:
+        """Whether D may still use what P sends: P has told D success, or has not failed."""
+        if room in self.network.told_success:  # P may have cleared the room already
+            return True
         status = self.managers[PREFILL].request_status.get(room)
         return status is not None and int(status) != _FAILED
 
@@ -189,11 +198,16 @@ class Judges:
             if self.deferred and not self.network.harmed_by_time:
                 says = f"metadata row {target} of D is free when that of {name} arrives in it"
                 self.note("XFER-1 metadata row of D is given back", name, says)
+        if not self._can_succeed(promise.room):
+            return
         has = int(schedulers[PREFILL].disagg_metadata_buffers.bootstrap_room[source, 0])
-        if has != promise.room and self._can_succeed(promise.room):
+        if has != promise.room:
             whose = self.network.rooms.get(has, "nobody")
             says = f"metadata row {source} of P is sent for {name} and has what {whose} left there"
             self.note("PD-1 metadata row of P is another's", name, says)
+        elif source in schedulers[PREFILL].req_to_metadata_buffer_idx_allocator.free_slots:
+            says = f"metadata row {source} of P is free when it is sent for {name}"
+            self.note("PD-1 metadata row of P is free", name, says)
 
     # -- nothing more happens -----------------------------------------------------------------------
 

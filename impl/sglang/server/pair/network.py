@@ -15,6 +15,7 @@ from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 STEP_S = 0.001  # of the clock
 EVENTS = 3000  # that are kept of a run
+SUCCESS = 4  # KVPoll.Success
 Block = tuple[int, int, int]  # source address, target address, length in bytes
 
 
@@ -38,12 +39,12 @@ class _Late(NamedTuple):
 class PlayedNetwork:
     """The wire of one run.
 
-    rooms: room -> request; harmed: something fails, or a timeout may end in the middle; harmed_by_time: a
-    timeout may; seconds: of both servers' clocks; step: of the conductor; gone: servers that have died;
-    promises: room -> what D keeps for its transfer; copies: whoever looks at each block before it is copied;
-    names: whoever looks at each promise; delivered: (kind of message, request) -> last step; forgotten:
-    (server, request) -> first step; events: what has
-    happened, for a reader.
+    rooms: room -> request; told_success: rooms of which P has told D success; harmed: something fails, or a
+    timeout may end in the middle; harmed_by_time: a timeout may; seconds: of both servers' clocks; step:
+    of the conductor; gone: servers that have died; promises: room -> what D keeps for its transfer;
+    copies: whoever looks at each block before it is copied; names: whoever looks at each promise;
+    carries_row: whether a transfer is that of a metadata row; delivered: (kind of message, request) ->
+    last step; forgotten: (server, request) -> first step; events: what has happened, for a reader.
     """
 
     def __init__(self, stage: Stage, choices: Sequence[NetworkChoice]) -> None:
@@ -51,11 +52,13 @@ class PlayedNetwork:
         self.harmed = harms(choices)
         self.harmed_by_time = any(each.what in ("clock", "death") for each in choices)
         self.rooms: dict[int, str] = {}
+        self.told_success: set[int] = set()
         self.seconds, self.step = 1000.0, 0
         self.gone: set[str] = set()
         self.promises: dict[int, NamedPages] = {}
         self.copies: Callable[[Any, int, int, int], None] = lambda *_: None
         self.names: Callable[[NamedPages], None] = lambda _: None
+        self.carries_row: Callable[[Sequence[Block]], bool] = lambda _: False
         self.delivered: dict[tuple[str, str], int] = {}
         self.forgotten: dict[tuple[str, str], int] = {}
         self.events: list[PairEvent] = []
@@ -108,6 +111,8 @@ class PlayedNetwork:
         """A server sends a message to the other."""
         kind, room = _kind(receiver, parts)
         request = self.rooms.get(room, "")
+        if kind == "status" and int(parts[1]) == SUCCESS:
+            self.told_success.add(room)
         rest = self.choices.steps(kind, request, "", self._number(kind, request))
         lost = receiver in self.gone
         self.moves += 1
@@ -142,6 +147,8 @@ class PlayedNetwork:
             return -1
         done = 0
         made = self.choices.of("transfer", who, "", number)
+        if self.carries_row(blocks):
+            made = [*made, *self.choices.of("row", who)]
         for choice in sorted(made, key=lambda each: each.at):
             upto = max(done, len(blocks) * choice.at // 10)
             self._copy(chunk, blocks[done:upto])
