@@ -157,3 +157,7 @@ def _require_pair(release: str, given: dict[str, int | bool]) -> None:
     for field in NOT_OF_A_PAIR:
         if given.get(field):
             raise Unusable(f"--set {field}: not driven in a pair")
+    if given.get("prefill_complete"):
+        for field, without in (("window", 0), ("decode_tree", False)):
+            if given.setdefault(field, without):
+                raise Unusable(f"--set {field}: SGLang has no prefill_complete with it")

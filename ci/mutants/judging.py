@@ -116,7 +116,7 @@ AREAS = (
       for name in ("offload", "bare_connectors")),
     Area("stateful_tests/watched", (), _OF_LOGS,
          without=tuple(f"stateful_tests/watched/{name}.py"
-                       for name in ("live", "population", "serving", "situation"))),
+                       for name in ("live", "pairs", "population", "serving", "situation"))),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
     Area("reference/states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
     # The vocabulary is everybody's: two systems that share a fault agree.

@@ -45,6 +45,7 @@ _OF_A_PAIR = {
     "PD-4 D waits for a prompt that P has refused": "refused-prefill-is-not-told",
     "PD-4 P waits for a prompt that D has refused": "refused-prompt-is-not-told",
     "PRO-1 D waits for a prompt that never fits": "received-prompt-never-fits",
+    "PRO-1 P waits for a prompt that never fits": "prompt-a-page-below-the-pool-waits",
 }
 _PREFIX_IN_CHUNKS = re.compile("AssertionError: +at srt/managers/schedule_policy.py")
 
@@ -200,23 +201,28 @@ def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
-def stalls(release: str, kind: str, preemptions: int) -> str:
+def stalls(release: str, kind: str, window: int, preemptions: int) -> str:
     """Idle sessions keep what others wait for; or they have given it back, and the server does not look; or
-    a prompt is larger than the SWA pool, less a page; or a request was preempted, and is gone."""
+    a prompt is larger than a pool, less a page; or a request was preempted, and is gone."""
+    swa = label(release, "prompt-above-the-swa-pool-waits") if window else None
     faults = {
         "lost": "preempted-request-is-lost" if preemptions else "",
         "sessions": "idle-sessions-keep-all",
         "room": "admission-stays-shut",
-        "never": "prompt-above-the-swa-pool-waits",
-        "alone": "prompt-above-the-swa-pool-waits",
+        "never": swa or "",
+        "margin": swa or "prompt-a-page-below-the-pool-waits",
     }
     name = faults.get(kind, "")
     return (label(release, name) or "") if name else ""
 
 
-def of_a_pair(release: str, key: str, choices: Sequence[NetworkChoice]) -> str:
+def of_a_pair(
+    release: str, key: str, config: Config, choices: Sequence[NetworkChoice]
+) -> str:
     """The known fault of a pair that a judge's note shows by its key, "" for none."""
     name = _OF_A_PAIR.get(key, "")
+    if config.prefill_complete and key == "PD-5 D keeps deferred_abort_ack_tracker":
+        name = "unnamed-pages-wait-for-acknowledgement"
     alone = any(each.what == "abort" and each.side == DECODE and each.fails for each in choices)
     if not name and alone and key.startswith(("PD-4", "PD-2")):
         name = "aborted-prefill-is-not-told"

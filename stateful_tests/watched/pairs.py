@@ -76,7 +76,19 @@ def servers(rng: random.Random, fixed: Mapping[str, int | bool]) -> Config:
         "pressure": rng.random() < 0.3,
         "optimistic": rng.choice((0, 0, 0, 1, 2)),
     }
-    return Config(**{**found, **fixed})  # type: ignore[arg-type]
+    # two thirds of the runs have no priorities; P orders its queue by them, and D retracts by them
+    priority = int(fixed.get("priority", rng.choice((0, 0, 0, 0, 1, 2))))
+    if priority:
+        found |= {
+            "priority": priority,
+            "threshold": rng.choice((0, 1)),
+            "lowest": rng.random() < 0.5,
+        }
+    found |= fixed
+    alone = not found["window"] and not found["decode_tree"]  # what SGLang wants with it
+    if alone and "prefill_complete" not in fixed:
+        found["prefill_complete"] = rng.random() < 0.35
+    return Config(**found)  # type: ignore[arg-type]
 
 
 def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
@@ -94,6 +106,7 @@ def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> 
             abort=rng.randint(1, 90) if aborts and rng.random() < 0.4 else 0,
             shared=rng.choice((0, 0, tokens // 2, max(0, tokens - 1), tokens)),
             text=rng.randrange(2),
+            priority=rng.randrange(4) if config.priority else 0,
         )
 
     return tuple(
@@ -150,7 +163,7 @@ def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
     found = []
     if rng.random() < 0.3:
         found.append(NetworkChoice("request", name, rng.choice(SERVERS), steps=rng.choice(SHORT)))
-    for what in ("metadata", "status", "notice", "ack"):
+    for what in ("metadata", "status", "notice", "ack", "endpoint", "ready"):
         if rng.random() < 0.25:
             found.append(NetworkChoice(what, name, steps=rng.choice((*SHORT, 100))))
     for number in range(1, 5):

@@ -362,7 +362,7 @@ def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
 
 def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     """A server that is small enough to be short of memory. fixed: fields that are not left to chance."""
-    page = rng.choice((1, 1, 2, 4))
+    page = rng.choice((1, 1, 1, 2, 2, 4, 4, 8))
     found: dict[str, int | bool] = {
         "page_size": page,
         "tokens": rng.choice((64, 96, 128, 192)) // page * page,

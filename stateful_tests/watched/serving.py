@@ -227,7 +227,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         says += f"; it is {first.found}" if first.found else ""
         yield ServedFinding("reads", f"reads {pool}", says, known)
     for noted in outcome.noted:
-        known = deviations.of_a_pair(run.release, noted.key, run.choices)
+        known = deviations.of_a_pair(run.release, noted.key, run.config, run.choices)
         yield ServedFinding("pair", noted.key, noted.says, known)
     if outcome.error:
         grant = outcome.grant
@@ -244,7 +244,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
             yield ServedFinding("server", key, "; ".join(situations), known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
-        known = deviations.stalls(run.release, kind, outcome.preemptions) or ended
+        known = deviations.stalls(run.release, kind, run.config.window, outcome.preemptions) or ended
         yield ServedFinding("progress", f"stalls: {kind}", stall.says, known)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)
@@ -348,6 +348,7 @@ _PLAINEST: dict[type, dict[str, Any]] = {
         "rust": False, "storage": 0, "hicache": False, "lowest": False, "queue": 0, "threshold": 0,
         "priority": 0,
         "decode_overlap": False, "decode_tree": False, "decode_tokens": 0, "optimistic": 0, "deferred": True,
+        "prefill_complete": False,
     },
     Client: {
         "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,

@@ -40,7 +40,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pair: two servers, of which this one only computes prompts and the other only decodes; of that one
     decode_tokens: of its full pool, 0: as many; decode_overlap, decode_tree: as overlap and tree;
     deferred: it keeps pages that its peer may still write; optimistic: prompts that are computed this often
-    before it has named pages."""
+    before it has named pages; prefill_complete: it names pages only for prompts that are computed."""
 
     page_size: int = 1
     tokens: int = 128
@@ -71,6 +71,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_tree: bool = False
     deferred: bool = True
     optimistic: int = 0
+    prefill_complete: bool = False
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

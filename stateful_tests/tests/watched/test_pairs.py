@@ -61,6 +61,11 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
     for field in ("overlap", "decode_overlap", "tree", "decode_tree", "pressure"):
         assert {getattr(config, field) for config, *_ in runs} == {False, True}
     assert {config.page_size for config, *_ in runs} == {1, 2, 4, 8}
+    assert {config.priority for config, *_ in runs} == {0, 1, 2}
+    late = [config for config, *_ in runs if config.prefill_complete]
+    assert late and not any(config.window or config.decode_tree for config in late)
+    assert {bool(turn.priority) for config, clients, *_ in runs if not config.priority
+            for each in clients for turn in each.turns} == {False}
     fixed = pairs.PairPopulation(3, fixed={"page_size": 8, "window": 0, "deferred": False})
     assert {(c.page_size, c.window, c.deferred) for c, *_ in (fixed.draw() for _ in range(9))} == {
         (8, 0, False)
@@ -134,12 +139,17 @@ def test_each_choice_has_words():
         (RELEASE, {"deferred": False}, "of a pair; needs --set pair=1"),
         ("0.5.20", {"pair": True}, "a pair runs in 0.5.23"),
         (RELEASE, {"pair": True, "draft": 2}, "not driven in a pair"),
+        (RELEASE, {"pair": True, "prefill_complete": True, "window": 4}, "no prefill_complete with"),
+        (RELEASE, {"prefill_complete": True}, "of a pair; needs --set pair=1"),
     ],
 )
 def test_settings_that_do_not_go_with_a_pair(release, given, says):
     with pytest.raises(Unusable, match=says):
         require_fitting(release, given)
     require_fitting(RELEASE, {"pair": True, "window": 8, "draft": 0})
+    given = {"pair": True, "prefill_complete": True}
+    require_fitting(RELEASE, given)
+    assert not given["window"] and not given["decode_tree"], "left to chance, they might be drawn"
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +177,8 @@ SERVERS = {
     "tree of decode": {"decode_tree": True},
     "optimistic": {"optimistic": 2},
     "pages of one": {"page_size": 1},
+    "named late": {"prefill_complete": True},
+    "priorities": {"priority": 1, "lowest": True},
 }
 
 

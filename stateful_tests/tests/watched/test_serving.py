@@ -390,6 +390,7 @@ def test_an_end_is_told_with_what_led_there():
 
 
 SMALL, ROOM, NOTHING = Room(4, 4, 1), Room(9, 9, 1), Room(0, 0, 0)
+ALL, MORE = Room(10, 10, 2), Room(11, 11, 1)
 
 
 @pytest.mark.parametrize(
@@ -403,6 +404,7 @@ SMALL, ROOM, NOTHING = Room(4, 4, 1), Room(9, 9, 1), Room(0, 0, 0)
         (("a.1",), ("a.1",), SMALL, NOTHING, ROOM, "alone"),
         (("a.1",), ("b.1",), SMALL, NOTHING, ROOM, "held"),
         (("a.1",), (), SMALL, NOTHING, Room(9, 11, 1), "never"),
+        (("a.1",), (), ALL, NOTHING, ROOM, "margin"),
         (("a.1",), (), SMALL, SMALL, Room(9, 11, 1), "sessions"),
         (("a.1",), (), ROOM, SMALL, Room(11, 1, 1), "room"),
         (("b.1",), (), ROOM, SMALL, SMALL, "lost"),
@@ -410,8 +412,9 @@ SMALL, ROOM, NOTHING = Room(4, 4, 1), Room(9, 9, 1), Room(0, 0, 0)
     ],
 )
 def test_why_a_client_waits(queue, runs, free, idle, prompt, kind, monkeypatch):
-    sizes = {"_free": free, "_idle": idle, "_size": Room(10, 10, 2), "_input": prompt}
-    for name, found in {**sizes, "_needed": ROOM}.items():
+    sizes = {"_free": free, "_idle": idle, "_size": ALL, "_input": prompt}
+    sizes["_needed"] = MORE if free == ALL else ROOM
+    for name, found in sizes.items():
         monkeypatch.setattr(progress, name, lambda *_, found=found: found)
     waiting, running = ([Bag(rid=name) for name in names] for names in (queue, runs))
     server = Bag(
@@ -435,15 +438,18 @@ def test_a_chunk_that_is_computed_again_and_again(lengths, found):
     assert headway.stall(len(lengths)) is None, "another request got further"
 
 
-@pytest.mark.parametrize("release, kind, known", [
-    (RELEASE, "sessions", "idle-sessions-keep-all"), (RELEASE, "room", ""), ("9.9.9.dev", "sessions", ""),
-    ("0.5.20", "room", "admission-stays-shut"), ("0.5.20", "swa", ""), ("0.5.20", "never", ""),
-    ("0.5.14", "never", "prompt-above-the-swa-pool-waits"),
-    ("0.5.14", "alone", "prompt-above-the-swa-pool-waits"),
+@pytest.mark.parametrize("release, kind, window, known", [
+    (RELEASE, "sessions", 0, "idle-sessions-keep-all"), (RELEASE, "room", 0, ""),
+    ("9.9.9.dev", "sessions", 0, ""), ("0.5.20", "room", 0, "admission-stays-shut"),
+    ("0.5.20", "swa", 0, ""), ("0.5.20", "never", 4, ""), (RELEASE, "alone", 4, ""),
+    ("0.5.14", "never", 4, "prompt-above-the-swa-pool-waits"), ("0.5.14", "never", 0, ""),
+    ("0.5.14", "margin", 4, "prompt-above-the-swa-pool-waits"),
+    ("0.5.14", "margin", 0, "prompt-a-page-below-the-pool-waits"),
+    (RELEASE, "margin", 4, "prompt-a-page-below-the-pool-waits"), ("9.9.9.dev", "margin", 0, ""),
 ])  # fmt: skip
-def test_idle_sessions_that_keep_all_are_a_known_fault(release, kind, known):
+def test_known_faults_say_why_a_client_waits(release, kind, window, known):
     outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
-    run = serving.ServedRun(release, Config(), (), 1)
+    run = serving.ServedRun(release, Config(window=window), (), 1)
     (found,) = serving._findings(run, outcome, serving.Validated())
     assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
 

@@ -16,16 +16,26 @@ from reference.pairs.config import DECODE, PREFILL
 
 # Messages between the servers: KV addresses of D; destinations of a request; D gives a request up; how the
 # transfer of a request ended; P writes no more for a request that was given up.
-MESSAGES = "register", "metadata", "notice", "status", "ack"
+# With prefill_complete: where D waits for a request, and that P has computed its prompt.
+MESSAGES = "register", "metadata", "notice", "status", "ack", "endpoint", "ready"
 RECEIVER = {
     "register": PREFILL,
     "metadata": PREFILL,
     "notice": PREFILL,
     "status": DECODE,
     "ack": DECODE,
+    "endpoint": PREFILL,
+    "ready": DECODE,
 }
 # Fields of Config that only a pair has, and that a pair has not.
-OF_A_PAIR = "decode_tokens", "decode_overlap", "decode_tree", "deferred", "optimistic"
+OF_A_PAIR = (
+    "decode_tokens",
+    "decode_overlap",
+    "decode_tree",
+    "deferred",
+    "optimistic",
+    "prefill_complete",
+)
 NOT_OF_A_PAIR = (
     "draft",
     "states",
@@ -33,13 +43,11 @@ NOT_OF_A_PAIR = (
     "lazy",
     "hicache",
     "mixed",
-    "priority",
     "queue",
-    "lowest",
 )
 What = Literal[
-    "request", "abort", "register", "metadata", "notice", "status", "ack", "transfer", "row", "lookup",
-    "call", "round", "clock", "death",
+    "request", "abort", "register", "metadata", "notice", "status", "ack", "endpoint", "ready", "transfer",
+    "row", "lookup", "call", "round", "clock", "death",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ PRO of progress, TXT of answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,13 @@ from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
 from reference.pairs.config import DECODE, PREFILL
 
-_OF_A_ROOM = "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len"
+_OF_A_ROOM = (
+    "request_status",
+    "failure_records",
+    "transfer_infos",
+    "req_to_decode_prefix_len",
+    "deferred_bootstrap",
+)
 _FAILED = 0  # KVPoll.Failed
 RESERVED = 8  # tokens that D reserves for decoding, for each request
 # What both managers keep by room, and what only one of them does.
@@ -249,9 +255,16 @@ class Judges:
                 self._left(server)
 
     def _too_large(self, unanswered: dict[str, list[str]]) -> bool:
-        """D waits for room for a prompt that its pools never have. Others may wait for that one."""
+        """A server waits for room for a prompt that its pools never have. Others may wait for that one."""
+        size = _full_size(self.models[PREFILL])
+        for name in unanswered.get(PREFILL, ()):
+            tokens = len(self.script.prompt(name))
+            if tokens <= size <= tokens + 1 + self.page:
+                says = f"{name} has {tokens} tokens, P's pool has {size}, and P asks for a page more"
+                self.note("PRO-1 P waits for a prompt that never fits", name, says)
+                return True
         model = self.models[DECODE]
-        sizes = {"full": int(getattr(model.allocator, "size_full", model.allocator.size))}
+        sizes = {"full": _full_size(model)}
         if model.window and self.page == 1:  # else it keeps a window alone
             sizes["SWA"] = int(model.allocator.size_swa)
         for name in unanswered.get(DECODE, ()):
@@ -295,10 +308,8 @@ class Judges:
             self.note(
                 f"PD-5 {server} keeps {what}", "", f"{server} keeps {what} of what is gone: {kept}"
             )
-        for table in _TABLES[server]:
-            names = [
-                self.network.rooms.get(room, str(room)) for room in getattr(manager, table, ())
-            ]
+        for table, rooms in _rooms_kept(manager, server):
+            names = [self.network.rooms.get(room, str(room)) for room in rooms]
             kinds: dict[str, list[str]] = {}
             for name in names:
                 what = table.lstrip("_")
@@ -330,13 +341,31 @@ class Judges:
             self.note("TXT-1 another answer", name, says)
 
 
+def _full_size(model: ServerModel) -> int:
+    """Tokens that the full pool has in all."""
+    allocator = model.allocator
+    return int(allocator.size_full if model.scheduler.is_hybrid_swa else allocator.size)
+
+
 def held(model: ServerModel) -> int:
     """Tokens of the full pool that are neither free nor the tree's to give back."""
     allocator, tree = model.allocator, model.scheduler.tree_cache
     if model.scheduler.is_hybrid_swa:
         left = allocator.full_available_size() + tree.full_evictable_size()
-        return int(allocator.size_full - left)
+        return _full_size(model) - int(left)
     return int(allocator.size - allocator.available_size() - tree.evictable_size())
+
+
+def _rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]:
+    """The tables by room of a manager, and the rooms that each has."""
+    for table in _TABLES[server]:
+        yield table, getattr(manager, table, ())
+    if deferred := getattr(manager, "deferred_bootstrap", None):
+        # rooms that no sender owns expire
+        yield (
+            "deferred_bootstrap",
+            [room for room, state in deferred.rooms.items() if state.owner is not None],
+        )
 
 
 def _kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 STEP_S = 0.001  # of the clock
 EVENTS = 3000  # that are kept of a run
-SUCCESS = 4  # KVPoll.Success
+READY, SUCCESS = 2, 4  # KVPoll.WaitingForInput, and Success
 Block = tuple[int, int, int]  # source address, target address, length in bytes
 
 
@@ -218,17 +218,20 @@ class PlayedNetwork:
             self._resting[server] -= 1
 
 
+_TO_PREFILL = {b"ABORT": "notice", b"BOOTSTRAP": "endpoint"}
+
+
 def _kind(receiver: str, parts: list[bytes]) -> tuple[str, int]:
     """Which of MESSAGES this is, and its room, -1 for none."""
     if receiver == PREFILL:
         if parts[0] == b"None":
             return "register", -1
-        if parts[0] == b"ABORT":
-            return "notice", int(parts[1])
+        if parts[0] in _TO_PREFILL:
+            return _TO_PREFILL[parts[0]], int(parts[1])
         kind, room = "metadata", parts[0]
     elif parts[0] == b"ABORT_ACK":
         kind, room = "ack", parts[1]
     else:
-        kind, room = "status", parts[0]
+        kind, room = "ready" if int(parts[1]) == READY else "status", parts[0]
     assert RECEIVER[kind] == receiver
     return kind, int(room)

@@ -113,6 +113,8 @@ def _settings(server: str, config: Config) -> dict[str, Any]:
         "enable_streaming_session": False,
         "log_level": "critical",
     }
+    if config.prefill_complete:
+        found["disaggregation_decode_allocation_policy"] = "prefill_complete"
     if server == PREFILL:
         found["optimistic_prefill_attempts"] = config.optimistic
         return found

@@ -180,7 +180,8 @@ def install(wire: Wire) -> None:
     _one_process(of("sglang.srt.distributed.bootstrap"))
     _network(wire, common, mooncake)
     _threads(wire, common, mooncake)
-    for module in (common, mooncake, decode, prefill):
+    bootstrap = of("sglang.srt.disaggregation.common.bootstrap")
+    for module in (common, mooncake, decode, prefill, bootstrap):
         module.time = _Clock(wire)
     _calls(wire, common, decode)
 
