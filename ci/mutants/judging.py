@@ -108,7 +108,8 @@ AREAS = (
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("reference/blocks", (), _OF_BLOCKS,
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
-    Area("reference/tiers", (), (f"{_TESTS}/tiers/test_clauses.py", *_OF_BLOCKS),
+    Area("reference/tiers", (), (f"{_TESTS}/tiers/test_clauses.py", f"{_TESTS}/tiers/test_before_and_after.py",
+                                 *_OF_BLOCKS),
          # what is counted, and what test_releases.py tests
          without=("reference/tiers/step.py TierStep.reached",
                   *(f"reference/tiers/{name}.py" for name in ("commands", "config", "facts")))),

@@ -96,6 +96,13 @@ def test_two_states_of_a_decode_server_are_apart(other):
     assert of_tiers.state_of(TIER) != of_tiers.state_of(other)
 
 
+def test_each_request_counts_and_row_0_is_a_row():
+    last = OTHERS[-1]._replace(state="runs")
+    assert of_tiers.state_of(TIER) != of_tiers.state_of(TIER._replace(requests=(ONE, last)))
+    rows = [of_tiers.state_of(with_receiver(row=row)) for row in (-1, 0, 1)]
+    assert rows[0] != rows[1] == rows[2]
+
+
 def test_a_copy_that_grows_is_another_state():
     one, two = (with_receiver(kept={"full": slots}) for slots in ((1,), (1, 2)))
     assert of_tiers.state_of(one) != of_tiers.state_of(two)
