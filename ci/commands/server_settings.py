@@ -106,6 +106,8 @@ def _require_states(release: str, given: dict[str, int | bool]) -> None:
         raise Unusable(
             "--set track: at least twice --set draft; below, it is tracked-slot-is-written-again that shows"
         )
+    if given.get("track", 0) % int(given.get("page_size", 1)):
+        raise Unusable("--set track: a multiple of --set page_size: a state is kept at a page's end")
     if given.get("track") == 0 and (given.get("overlap") or int(given.get("page_size", 1)) > 1):
         raise Unusable(
             "--set track=0: states at the end of a text alone go with neither overlap nor pages"

@@ -73,6 +73,9 @@ _OF_CLAUSES = tuple(
     for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
 ) + (f"{_TESTS}/report/test_because.py",)
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
+_OF_TIERS = (
+    f"{_TESTS}/tiers/test_clauses.py", f"{_TESTS}/tiers/test_before_and_after.py", *_OF_BLOCKS
+)  # fmt: skip
 # Of systems that schedule by themselves: no random run on torch asks whether anybody is answered.
 _OF_PROGRESS = (
     f"{_TESTS}/reference/test_headway.py", f"{_TESTS}/reference/test_standstill_states.py", *_OF_BLOCKS,
@@ -108,8 +111,7 @@ AREAS = (
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("reference/blocks", (), _OF_BLOCKS,
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
-    Area("reference/tiers", (), (f"{_TESTS}/tiers/test_clauses.py", f"{_TESTS}/tiers/test_before_and_after.py",
-                                 *_OF_BLOCKS),
+    Area("reference/tiers", (), _OF_TIERS,
          # what is counted, and what test_releases.py tests
          without=("reference/tiers/step.py TierStep.reached",
                   *(f"reference/tiers/{name}.py" for name in ("commands", "config", "facts")))),

@@ -204,21 +204,18 @@ def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
 def stalls(release: str, kind: str, window: int, preemptions: int) -> str:
     """Idle sessions keep what others wait for; or they have given it back, and the server does not look; or
     a prompt is larger than a pool, less a page; or a request was preempted, and is gone."""
-    swa = label(release, "prompt-above-the-swa-pool-waits") if window else None
+    swa = ["prompt-above-the-swa-pool-waits", "own-prefix-is-waited-for"] if window else []
     faults = {
-        "lost": "preempted-request-is-lost" if preemptions else "",
-        "sessions": "idle-sessions-keep-all",
-        "room": "admission-stays-shut",
-        "never": swa or "",
-        "margin": swa or "prompt-a-page-below-the-pool-waits",
+        "lost": ["preempted-request-is-lost"] if preemptions else [],
+        "sessions": ["idle-sessions-keep-all"],
+        "room": ["admission-stays-shut"],
+        "chunks": swa,
+        "margin": [*swa, "prompt-a-page-below-the-pool-waits"],
     }
-    name = faults.get(kind, "")
-    return (label(release, name) or "") if name else ""
+    return next(filter(None, (label(release, name) for name in faults.get(kind, ()))), "")
 
 
-def of_a_pair(
-    release: str, key: str, config: Config, choices: Sequence[NetworkChoice]
-) -> str:
+def of_a_pair(release: str, key: str, config: Config, choices: Sequence[NetworkChoice]) -> str:
     """The known fault of a pair that a judge's note shows by its key, "" for none."""
     name = _OF_A_PAIR.get(key, "")
     if config.prefill_complete and key == "PD-5 D keeps deferred_abort_ack_tracker":

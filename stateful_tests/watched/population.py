@@ -396,13 +396,15 @@ def _with_states(
 ) -> dict[str, int | bool]:
     """A server with recurrent layers. One that keeps a state at the end of a text alone has neither pages nor
     overlap; one that keeps them on the way has no chunk in which it would keep none."""
-    needs_track = int(fixed.get("page_size", 1)) > 1 or fixed.get("overlap")
+    page = int(fixed.get("page_size", 1))
+    needs_track = page > 1 or fixed.get("overlap")
     track = fixed.get("track", 8 if needs_track else found["track"])
     fitting: dict[str, int | bool] = {"window": 0, "track": track}
     draft = fixed.get("draft", found["draft"])
     # two rounds in flight cross one boundary at most; where a model without states had a window, 4 is tried
     if track and "track" not in fixed:
-        fitting["track"] = max(2 * draft, 4 if draft == 2 and found["window"] else track)
+        least = max(2 * draft, 4 if draft == 2 and found["window"] else track)
+        fitting["track"] = -(-least // page) * page  # whole pages
     elif track and "draft" not in fixed:
         fitting["draft"] = min(draft, track // 2)
     fitting["page_size"] = math.gcd(found["page_size"], int(fitting["track"]))

@@ -10,19 +10,22 @@ from impl.sglang.server.reading import Reader
 
 LIVELOCK = 300  # forward passes in which no request gets further than before
 
-Kind = Literal["lost", "room", "sessions", "never", "margin", "alone", "held", "livelock", "swa", "flush"]
+Kind = Literal[
+    "lost", "room", "sessions", "never", "chunks", "margin", "alone", "held", "livelock", "swa", "flush"
+]  # fmt: skip
 
 
 class Stall(NamedTuple):
     """Clients wait, and nothing will ever happen unless one of them goes away (PRO-1; "livelock": PRO-2).
 
-    kind: the server has no such request any more ("lost"); all that wait would fit into what is free or can
-    be evicted ("room"), or one might if idle sessions gave up what they hold ("sessions"); none holds
-    anything, and one asks for more than there is and was not refused ("never"); all is free
-    and it fits, and admission asks for more besides ("margin"); it would fit alone, and nobody else holds
-    anything ("alone"); requests that are in a batch keep the rest, and none is computed
-    ("held"); the server computes, and no request gets further ("livelock"). Or one keeps SWA KV that it
-    reads no more ("swa", #28246). Or the cache is not flushed, though nothing runs or waits ("flush").
+    kind: the server has no such request any more ("lost"); all that wait would fit into what is free or
+    can be evicted ("room"), or one might if idle sessions gave up what they hold ("sessions"); none holds
+    anything, and one asks for more than there is and was not refused ("never"), or for more SWA KV than
+    there is at once ("chunks"); all is free and it fits, and admission asks for more besides ("margin");
+    it would fit alone, and nobody else holds anything ("alone"); requests that are in a batch keep the
+    rest, and none is computed ("held"); the server computes, and no request gets further ("livelock"). Or
+    one keeps SWA KV that it reads no more ("swa", #28246). Or the cache is not flushed, though nothing
+    runs or waits ("flush").
     """
 
     kind: Kind
@@ -89,7 +92,9 @@ def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
         if both.holds(needed) or any(idle):
             return Stall("sessions", request.rid, says)
         if not there.holds(_input(reader, request)):
-            return Stall("never", request.rid, f"{says}, and there are {_text(there)} in all")
+            at_once = _input(reader, request)._replace(swa=0)
+            kind: Kind = "chunks" if there.holds(at_once) else "never"
+            return Stall(kind, request.rid, f"{says}, and there are {_text(there)} in all")
         if free == there:
             return Stall("margin", request.rid, f"{says}, which is all that there is")
         if running - waiting.keys():

@@ -237,6 +237,7 @@ def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
         ("0.5.18", ["states=30"], "recurrent layers run in 0.5.23; this is 0.5.18"),
         ("0.5.23", ["track=8"], "needs --set states=N"),
         ("0.5.23", ["states=30", "lazy=1"], "needs --set track=N"),
+        ("0.5.23", ["states=30", "track=4", "page_size=8"], "a multiple of --set page_size"),
         ("0.5.23", ["priority=3"], "one of 0 none, 1 greatest, 2 smallest; not 3"),
         ("0.5.23", ["threshold=1"], "needs --set priority=1 or 2"),
         ("0.5.23", ["lowest=1", "priority=0"], "needs --set priority=1 or 2"),

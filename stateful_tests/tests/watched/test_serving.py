@@ -262,6 +262,8 @@ def test_servers_with_recurrent_layers_have_what_goes_with_them():
     assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
     runs = population.Population(1, fixed={"states": 30, "overlap": True})
     assert {runs.draw()[0].track for _ in range(9)} == {4, 8}
+    runs = population.Population(1, fixed={"states": 30, "page_size": 8})
+    assert {runs.draw()[0].track for _ in range(9)} == {8}, "whole pages"
     runs = population.Population(1, fixed={"states": 30, "track": 8, "lazy": True})
     assert all(runs.draw()[0].overlap for _ in range(9))
 
@@ -403,7 +405,8 @@ ALL, MORE = Room(10, 10, 2), Room(11, 11, 1)
         (("a.1",), (), SMALL, NOTHING, ROOM, "alone"),
         (("a.1",), ("a.1",), SMALL, NOTHING, ROOM, "alone"),
         (("a.1",), ("b.1",), SMALL, NOTHING, ROOM, "held"),
-        (("a.1",), (), SMALL, NOTHING, Room(9, 11, 1), "never"),
+        (("a.1",), (), SMALL, NOTHING, Room(11, 9, 1), "never"),
+        (("a.1",), (), SMALL, NOTHING, Room(9, 11, 1), "chunks"),
         (("a.1",), (), ALL, NOTHING, ROOM, "margin"),
         (("a.1",), (), SMALL, SMALL, Room(9, 11, 1), "sessions"),
         (("a.1",), (), ROOM, SMALL, Room(11, 1, 1), "room"),
@@ -442,10 +445,11 @@ def test_a_chunk_that_is_computed_again_and_again(lengths, found):
     (RELEASE, "sessions", 0, "idle-sessions-keep-all"), (RELEASE, "room", 0, ""),
     ("9.9.9.dev", "sessions", 0, ""), ("0.5.20", "room", 0, "admission-stays-shut"),
     ("0.5.20", "swa", 0, ""), ("0.5.20", "never", 4, ""), (RELEASE, "alone", 4, ""),
-    ("0.5.14", "never", 4, "prompt-above-the-swa-pool-waits"), ("0.5.14", "never", 0, ""),
+    ("0.5.14", "chunks", 4, "prompt-above-the-swa-pool-waits"), ("0.5.14", "never", 4, ""),
+    (RELEASE, "chunks", 4, "own-prefix-is-waited-for"), (RELEASE, "chunks", 0, ""),
     ("0.5.14", "margin", 4, "prompt-above-the-swa-pool-waits"),
     ("0.5.14", "margin", 0, "prompt-a-page-below-the-pool-waits"),
-    (RELEASE, "margin", 4, "prompt-a-page-below-the-pool-waits"), ("9.9.9.dev", "margin", 0, ""),
+    (RELEASE, "margin", 0, "prompt-a-page-below-the-pool-waits"), ("9.9.9.dev", "margin", 0, ""),
 ])  # fmt: skip
 def test_known_faults_say_why_a_client_waits(release, kind, window, known):
     outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
