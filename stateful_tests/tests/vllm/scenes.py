@@ -23,6 +23,7 @@ from reference.blocks.facts import (
 )  # fmt: skip
 from reference.blocks.request_texts import RequestTexts
 from stateful_tests.lockstep.results import Violation, violation_of
+from stateful_tests.tests.support.row_files import paragraphs
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
 ROWS = Path(__file__).with_name("clause_rows.txt")
@@ -63,16 +64,12 @@ class ClauseRow(NamedTuple):
 
 def clause_rows() -> Iterator[ClauseRow]:
     """The rows of clause_rows.txt."""
-    text = re.sub(r"^#.*\n", "", ROWS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    for paragraph in re.split(r"\n{2,}", text.strip()):
-        paragraph, _, places = paragraph.partition("\n   at ")
-        head, *lines, last = paragraph.splitlines()
-        title, _, sizes = head.partition(", on ")
-        found = re.fullmatch(r"-> (?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", last)
-        assert found is not None, f"{title}: {last}"
+    for title, sizes, lines, outcome, places in paragraphs(ROWS):
+        found = re.fullmatch(r"(?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", outcome)
+        assert found is not None, f"{title}: {outcome}"
         clause, also, words = (part or "" for part in found.groups())
         further = frozenset(also.split())
-        yield ClauseRow(title, sizes or "full", tuple(lines), clause, further, words, places)
+        yield ClauseRow(title, sizes or "full", lines, clause, further, words, places)
 
 
 @dataclass
