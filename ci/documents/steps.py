@@ -52,7 +52,7 @@ class DrawnStep(NamedTuple):
 def steps(trace: Trace) -> Iterator[DrawnStep]:
     """The trace on the reference."""
     state = model.initial(trace.geometry, trace.mode)
-    for command in trace.commands:
+    for command in trace.of_rows:
         before, (state, outcome) = state, model.step(state, command)
         yield DrawnStep(command, before, state, outcome)
 

@@ -38,7 +38,7 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
         raise NoTree(f"there is no step {at}; the trace has steps 0 to {last}")
     state = model.initial(trace.geometry, trace.mode)
     outcome: Outcome
-    for command in trace.commands[: at + 1]:
+    for command in trace.of_rows[: at + 1]:
         state, outcome = model.step(state, command)
     assert state.tree is not None
     return {

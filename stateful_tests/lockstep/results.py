@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from impl.adapter import View
 from reference.blocks.clauses import BlockStep
@@ -15,6 +15,8 @@ from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure, counted
+from reference.geometry import Geometry
+from reference.kinds import AnyCommand
 from reference.state import State
 from stateful_tests.lockstep.endings import Ending, ending
 
@@ -36,12 +38,18 @@ class Trace:
 
     geometry: Any
     mode: Mode
-    commands: tuple[Any, ...]
+    commands: tuple[AnyCommand, ...]
     origin: str = "hand-written"  # or generated, minimised, recorded
     bug: str | None = None
     clause: str | None = None
     story: str = ""
     expected: tuple[tuple[int, Outcome], ...] = ()
+
+    @property
+    def of_rows(self) -> tuple[Command, ...]:
+        """Its commands, where a system is given each batch: those that the reference model runs."""
+        assert isinstance(self.geometry, Geometry)
+        return cast("tuple[Command, ...]", self.commands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,7 @@ class Row:
         it ran, gave out and changed.
     """
 
-    command: Command
+    command: AnyCommand
     outcome: Outcome
     cursors: tuple[tuple[str, str, int, int], ...] = ()
     freed: tuple[tuple[str, str, int, int], ...] = ()

@@ -25,8 +25,10 @@ from msgspec import Struct, UnsetType
 from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.commands import prompt_of as prompt_of
 from reference.commands import prompt_text as prompt_text
-from reference.geometry import Geometry, GeometryError
-from reference.kinds import BLOCKS, KINDS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
+from reference.geometry import GeometryError
+from reference.kinds import (
+    BLOCKS, KINDS, ROWS, TIERS, AnyCommand, AnyConfig, Kind, kind_of_config,
+)  # fmt: skip
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces import hints
@@ -243,9 +245,9 @@ def _position(message: str, data: bytes) -> str:
     )
 
 
-def step_of(step: TraceStep) -> tuple[Command, Outcome | None]:
+def step_of(step: TraceStep) -> tuple[AnyCommand, Outcome | None]:
     """The command of a step, and its outcome where one is stated."""
-    command: Command = STEPS[COMMAND_OF[type(step)]].read(step)
+    command: AnyCommand = STEPS[COMMAND_OF[type(step)]].read(step)
     return command, None if isinstance(step.expect, UnsetType) else _outcome(step.expect)
 
 
@@ -254,10 +256,10 @@ def check_command(command: Command) -> None:
     loads_as(FORMATS[ROWS.name].step, _json(_step(command, None)).encode(), "command")
 
 
-def _sizes(body: Any, form: TraceFormat, name: str) -> Geometry | JudgedConfig:
+def _sizes(body: Any, form: TraceFormat, name: str) -> AnyConfig:
     """The sizes that stand in a header. Raises TraceError where they do not fit together."""
     try:
-        sizes: Geometry | JudgedConfig = form.sizes.read(body)
+        sizes: AnyConfig = form.sizes.read(body)
         return sizes
     except GeometryError as error:
         raise TraceError(name, f"$.{form.field}.{error.field}", error.reason) from None
@@ -288,7 +290,7 @@ def _outcome(expect: str | Expect) -> Outcome:
     return Done(CHOICES.read(expect.done))
 
 
-def _step(command: Command, outcome: Outcome | None) -> TraceStep:
+def _step(command: AnyCommand, outcome: Outcome | None) -> TraceStep:
     step: TraceStep = STEPS[type(command)].write(command)
     return step if outcome is None else msgspec.structs.replace(step, expect=_expect(outcome))
 
