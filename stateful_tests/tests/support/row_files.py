@@ -39,3 +39,29 @@ def paragraphs(path: Path) -> Iterator[Paragraph]:
         if not last.startswith("-> "):
             raise ValueError(f"{path}: {title}: no outcome behind '-> '")
         yield Paragraph(title, on, tuple(lines), last.removeprefix("-> "), places)
+
+
+class ClauseRow(NamedTuple):
+    """What the last line violates.
+
+    clause: the headline, "" if all lines conform; also: further clauses, in any order. words: how the
+    headline's expected and observed end. places: of the headline's failure.
+    """
+
+    title: str
+    on: str
+    lines: tuple[str, ...]
+    clause: str
+    also: frozenset[str]
+    words: str
+    places: str
+
+
+def clause_rows(path: Path) -> Iterator[ClauseRow]:
+    """The rows of a file whose outcomes are "CLAUSE (further clauses): words" or "conforms"."""
+    for title, on, lines, outcome, places in paragraphs(path):
+        found = re.fullmatch(r"(?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", outcome)
+        if found is None:
+            raise ValueError(f"{path}: {title}: {outcome}")
+        clause, also, words = (part or "" for part in found.groups())
+        yield ClauseRow(title, on, lines, clause, frozenset(also.split()), words, places)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from reference.blocks.clauses import BlockStep, broken
 from reference.blocks.commands import Add, More, Update, client_tokens
@@ -23,7 +22,6 @@ from reference.blocks.facts import (
 )  # fmt: skip
 from reference.blocks.request_texts import RequestTexts
 from stateful_tests.lockstep.results import Violation, violation_of
-from stateful_tests.tests.support.row_files import paragraphs
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
 ROWS = Path(__file__).with_name("clause_rows.txt")
@@ -44,32 +42,6 @@ SIZES = {
     "host state": EngineConfig((LayerGroup(2, state=True),), 12, 12, 8, host_chunks=4),
     "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
 }
-
-
-class ClauseRow(NamedTuple):
-    """Commands with their facts, and what the last of them violates.
-
-    clause: the headline, "" if all commands conform; also: further clauses, in any order. words: how the
-    headline's expected and observed end. places: of the headline's failure.
-    """
-
-    title: str
-    sizes: str
-    lines: tuple[str, ...]
-    clause: str
-    also: frozenset[str]
-    words: str
-    places: str
-
-
-def clause_rows() -> Iterator[ClauseRow]:
-    """The rows of clause_rows.txt."""
-    for title, sizes, lines, outcome, places in paragraphs(ROWS):
-        found = re.fullmatch(r"(?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", outcome)
-        assert found is not None, f"{title}: {outcome}"
-        clause, also, words = (part or "" for part in found.groups())
-        further = frozenset(also.split())
-        yield ClauseRow(title, sizes or "full", lines, clause, further, words, places)
 
 
 @dataclass
