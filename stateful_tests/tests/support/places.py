@@ -22,4 +22,6 @@ def _said(name: str, value: Any) -> str:
     """A field of a place; a flag by its name."""
     if value is None or isinstance(value, bool):
         return name if value else ""
+    if hasattr(value, "_fields"):  # a place on one of several servers
+        return in_words([value])
     return path_text(value) if isinstance(value, tuple) else str(value)

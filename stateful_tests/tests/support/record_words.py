@@ -12,9 +12,12 @@ its place, from 1 on. Tokens have names: those of a text by letter and position 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
+
+_WORD = re.compile(r'"[^"]*"|\S+')
 
 
 class RecordWordsError(ValueError):
@@ -32,10 +35,11 @@ class RecordKind:
 
 @dataclass(frozen=True)
 class Notation:
-    """kinds: of records, by their word. tokens: by name."""
+    """kinds: of records, by their word. tokens: by name. values: those of other types, by name."""
 
     kinds: Mapping[str, RecordKind]
-    tokens: Mapping[str, int]
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def changed(self, facts: Any, line: str) -> Any:
         """The facts with what a line says. Raises RecordWordsError."""
@@ -74,7 +78,7 @@ class Notation:
     def _fields(self, said: str, of: Any, was: Mapping[str, Any]) -> dict[str, Any]:
         hints, found = get_type_hints(of), {}
         for part in said.split(", "):
-            name, *words = part.split()
+            name, *words = (word.strip('"') for word in _WORD.findall(part))
             if name not in hints:
                 raise ValueError(f"{name!r} is no field; one of {', '.join(hints)}")
             found[name] = self._value(words, hints[name], was[name])
@@ -91,6 +95,10 @@ class Notation:
         if hint in (int, str):
             text = " ".join(words)
             return text if hint is str else self._number(text)
+        if isinstance(hint, type) and issubclass(hint, float | StrEnum):
+            return hint(words[0])
+        if words and words[0] in self.values:
+            return self.values[words[0]]
         if words == ["none"]:
             return get_origin(hint)()
         if get_origin(hint) is dict:
@@ -144,4 +152,6 @@ def _blank(of: Any) -> dict[str, Any]:
 
 def _nothing(hint: Any) -> Any:
     origin = get_origin(hint) or hint
-    return None if origin is UnionType else origin()
+    if origin is UnionType or issubclass(origin, StrEnum):
+        return None
+    return origin()
