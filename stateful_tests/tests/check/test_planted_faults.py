@@ -2,12 +2,17 @@
 
 import re
 import sys
+import tomllib
+from dataclasses import replace
 
 import pytest
 
+from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS
+from reference.pairs.config import PAIR_PRESETS
+from reference.tiers.config import tier_preset
 from stateful_tests.tests.support.planted_faults import (
-    TESTS, PlantedFaultError, checkout_with, planted, read_faults,
+    TESTS, PlantedFaultError, checkout_with, config_of, planted, read_faults, stated,
 )  # fmt: skip
 
 FILES = sorted(TESTS.rglob("*faults.toml"))
@@ -51,6 +56,15 @@ def test_a_fault_has_what_its_file_says_of_all(read):
     assert [type(command).__name__ for command in trace.commands] == ["Add", "Schedule"]
     [other] = read(TABLE.replace('"BLK-1"', '["A", "B"]\nway = "async+v2"')).values()
     assert (other.caught_by, str(other.spec)) == (("A", "B"), "vllm==0.33.0+async+v2")
+
+
+@pytest.mark.parametrize("kind, sizes", [
+    (BLOCKS, engine_preset("tight")), (TIERS, tier_preset("tier")), (PAIRS, PAIR_PRESETS["pair"]),
+    (BLOCKS, EngineConfig((LayerGroup(2), LayerGroup(2, 3), LayerGroup(2, state=True)), 20, 8, 4, drafts=1)),
+    (TIERS, replace(tier_preset("tier-window"), host_pages=3, policy="write_back")),
+])  # fmt: skip
+def test_sizes_that_are_printed_are_those_that_are_read(kind, sizes):
+    assert config_of(kind, tomllib.loads(f"sizes = {stated(sizes)}")["sizes"]) == sizes
 
 
 @pytest.mark.parametrize("system, kind", [

@@ -32,6 +32,7 @@ from stateful_tests.tests.support.planted_faults import (
     PlantedFaultError,
     config_of,
     planted_faults,
+    stated,
 )
 from stateful_tests.traces.notation import format_command
 
@@ -210,7 +211,8 @@ def _looked_for(suite: Suite, fault: PlantedFault) -> bool:
         if seed == 0:
             small = smallest(suite, fault, trace, violation.clause)
             shown = "; ".join(map(format_command, small.commands))
-            print(fault.name, violation.clause, small.geometry, shown, sep=" | ", file=sys.stderr)
+            print(f"[{fault.name}]\ncaught_by = {violation.clause!r}", file=sys.stderr)
+            print(f"sizes = {stated(small.geometry)}\ncommands = {shown!r}", file=sys.stderr)
     print(f"| {fault.name} | {' | '.join(verdicts)} |", flush=True)
     return not survives
 

@@ -16,12 +16,13 @@ What stands above the first table holds for every fault that does not say otherw
 file holds for each of its edits. `PlantedFault` and `Edit` have the fields. `fault_runs` runs them.
 """
 
+import json
 import os
 import shutil
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from impl.system_spec import SystemSpec, ways_in
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.commands import Mode
 from reference.geometry import Geometry
-from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, JudgedConfig, Kind
+from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, AnyConfig, Kind, kind_of_config
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.patched_code import patched, replaced
 from stateful_tests.traces.notation import ENGINE_KINDS, PAIR_KINDS, TIER_KINDS, parse
@@ -174,10 +175,10 @@ def trace_of(
     return Trace(config_of(kind, sizes), Mode.FAITHFUL, parsed, clause=clause)
 
 
-def config_of(kind: Kind, sizes: str | dict[str, Any]) -> Geometry | JudgedConfig:
+def config_of(kind: Kind, sizes: str | dict[str, Any]) -> AnyConfig:
     """The sizes that a fault states."""
     if isinstance(sizes, str):
-        found: Geometry | JudgedConfig = kind.presets[sizes]
+        found: AnyConfig = kind.presets[sizes]
         return found
     given = dict(sizes)
     if "preset" in given:
@@ -196,6 +197,35 @@ def _geometry(page_size: int, window: int | None = None, tree: bool = True) -> G
     always = (("SGLANG_SWA_EVICTION_INTERVAL", "1"),)
     swa_pages = 8 if window else 0
     return Geometry(page_size, window, 8, swa_pages, 3, 4 * page_size, tree, always)
+
+
+def stated(config: AnyConfig) -> str:
+    """Sizes as a fault states them: `config_of` reads them again."""
+    presets = kind_of_config(config).presets
+    if same := [name for name, preset in presets.items() if preset == config]:
+        return json.dumps(same[0])
+    if isinstance(config, EngineConfig):
+        said = {"groups": [_group_stated(group) for group in config.groups]}
+        said |= {
+            field.name: getattr(config, field.name)
+            for field in fields(config)
+            if field.name != "groups" and getattr(config, field.name) != field.default
+        }
+    else:
+        other = {name: _differences(config, preset) for name, preset in presets.items()}
+        nearest = min(other, key=lambda name: len(other[name]))
+        said = {"preset": nearest, **other[nearest]}
+    return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in said.items()) + " }"
+
+
+def _differences(config: AnyConfig, preset: AnyConfig) -> dict[str, Any]:
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {name: value for name, value in values.items() if value != getattr(preset, name)}
+
+
+def _group_stated(group: LayerGroup) -> list[int | bool]:
+    window: list[int | bool] = [group.window or 0] if group.window or group.state else []
+    return [group.block_size, *window, *([True] if group.state else [])]
 
 
 def planted_faults(name: str) -> dict[str, PlantedFault]:
