@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -19,7 +19,17 @@ from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
 from reference.kinds import KINDS, Kind, kind_by_commands
+from reference.pairs.commands import PairCommand
+from reference.pairs.config import PairConfig
+from reference.pairs.facts import PairFacts
 from reference.state import Cursors as Cursors
+from reference.tiers.commands import TierCommand
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import TierFacts
+
+_Config = TypeVar("_Config", contravariant=True)
+_Command = TypeVar("_Command", contravariant=True)
+_Facts = TypeVar("_Facts", covariant=True)
 
 
 class UnusableImplementation(Exception):
@@ -275,8 +285,9 @@ class System(Protocol):
         ...
 
 
-class EngineSystem(Protocol):
-    """An engine that schedules by itself: the same with its own configuration, commands and facts."""
+class JudgedSystem(Protocol[_Config, _Command, _Facts]):
+    """A system that no reference stands beside: the same with the configuration, commands and facts of its
+    kind."""
 
     @property
     def name(self) -> str: ...
@@ -284,15 +295,21 @@ class EngineSystem(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    def reset(self, geometry: EngineConfig) -> None:
-        """Start empty. Raises UnusableImplementation for a configuration that the engine refuses."""
+    def reset(self, geometry: _Config) -> None:
+        """Start empty. Raises UnusableImplementation for a configuration that the system refuses."""
         ...
 
-    def apply(self, command: EngineCommand) -> Outcome: ...
+    def apply(self, command: _Command) -> Outcome: ...
 
-    def view(self) -> BlockFacts: ...
+    def view(self) -> _Facts: ...
 
     def close(self) -> None: ...
 
 
-AnySystem = System | EngineSystem
+class EngineSystem(JudgedSystem[EngineConfig, EngineCommand, BlockFacts], Protocol):
+    """An engine that schedules by itself."""
+
+
+TieredSystem = JudgedSystem[TierConfig, TierCommand, TierFacts]
+PairedSystem = JudgedSystem[PairConfig, PairCommand, PairFacts]
+AnySystem = System | EngineSystem | TieredSystem | PairedSystem

@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference.blocks.commands import ENGINE_COMMANDS
+from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig
-from reference.commands import COMMANDS
+from reference.commands import COMMANDS, Command
 from reference.geometry import PRESETS, Geometry
-from reference.pairs.commands import PAIR_COMMANDS
+from reference.pairs.commands import PAIR_COMMANDS, PairCommand
 from reference.pairs.config import PAIR_PRESETS, PairConfig
-from reference.tiers.commands import TIER_COMMANDS
+from reference.tiers.commands import TIER_COMMANDS, TierCommand
 from reference.tiers.config import TIER_PRESETS, TierConfig
 
 JudgedConfig = EngineConfig | TierConfig | PairConfig
+# Of a system of any kind.
+AnyConfig = Geometry | JudgedConfig
+AnyCommand = Command | EngineCommand | TierCommand | PairCommand
 
 
 @dataclass(frozen=True, slots=True, eq=False)

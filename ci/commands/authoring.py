@@ -206,12 +206,13 @@ def _folder_of_fixtures(into: str | None, spec: SystemSpec) -> Path:
 
 def _replayed(file: str, trace: Trace, selector: SystemSelector, clause: str | None) -> Run:
     """The run of a fixture, on the system that violates the clause and on healthy ones."""
+    from reference.geometry import Geometry
     from reference.kinds import kind_of_config
     from stateful_tests.check import fixtures as authoring
 
     # Of engines that pick their batches none is healthy; the reference tracks no state.
     batches = kind_of_config(trace.geometry).modelled
-    ours = ("torch",) if batches and trace.geometry.tracks else ("torch", "reference")
+    ours = ("torch",) if batches and trace.sizes(Geometry).tracks else ("torch", "reference")
     healthy = tuple(SystemSelector(SystemSpec(name)).resolve() for name in ours if batches)
     system = None if str(selector.spec) in ("torch", "reference") else selector.resolve()
     if system is None and (clause is not None or not batches):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ci import Data
     from impl.adapter import System
     from impl.process.remote_system import Limits
-    from reference.commands import Command
+    from reference.kinds import AnyCommand
     from stateful_tests.lockstep.results import Finding, Trace
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
@@ -330,7 +330,7 @@ def save_traces(
     from stateful_tests.traces import files as traces
 
     for group, found in zip(report.groups(findings), reports, strict=True):
-        saved: dict[tuple[Command, ...], str] = {}
+        saved: dict[tuple[AnyCommand, ...], str] = {}
         for clause, each in zip(found["clauses"], report.shown_by(group), strict=True):
             name, trace = report.named_trace(each.name, each.run.trace, each.run.system)
             path = Path(folder, name)

@@ -9,6 +9,7 @@ their full and SWA locks.
 from collections import Counter
 from itertools import pairwise
 
+from reference.geometry import Geometry
 from ci import Data
 from ci.compare.differences import POOL, spans
 from stateful_tests.lockstep.pictures import span, swa_of
@@ -28,7 +29,7 @@ def step_table(
     """The rows of these states; a violation at the last one is shown twice. Without one the columns are those
     who held something. nodes: how many columns there may be besides, of nodes that changed."""
     split = run.violation is not None
-    geometry = run.trace.geometry
+    geometry = run.trace.sizes(Geometry)
     drawer = _Drawer(states, geometry.page_size, letters(run, states), columns, nodes)
     rows: list[Data] = []
     before: list[Cell] = [{} for _ in drawer.columns]
@@ -50,7 +51,7 @@ def step_table(
 
 def letters(run: Run, states: list[Data]) -> str:
     """The cursors that say something: E with a window, R with a tree, or where it should be 0 and is not."""
-    geometry = run.trace.geometry
+    geometry = run.trace.sizes(Geometry)
     sides = [state[which] for state in states for which in ("reference", "system")]
     cursors = [c for side in sides for c in side["cursors"].values() if isinstance(c, dict)]
     swa = "E" if geometry.window is not None else ""

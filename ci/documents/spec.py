@@ -240,9 +240,9 @@ def _modes(bug: Bug) -> str:
 def _steps(trace: Trace) -> list[Data]:
     """The worked example, command by command: cursors after, what is freed, the row as a picture."""
     freed = [row.freed for row in lockstep.replay(ReferenceSystem(), trace).rows]
-    state, steps, target = model.initial(trace.geometry, trace.mode), list[Data](), None
+    state, steps, target = model.initial(trace.sizes(Geometry), trace.mode), list[Data](), None
     for command, gone, following in zip(
-        trace.commands, freed, (*trace.commands[1:], None), strict=True
+        trace.of_rows, freed, (*trace.of_rows[1:], None), strict=True
     ):
         cut, (state, _) = target, model.step(state, command)
         target = _target(state, following)
@@ -256,7 +256,7 @@ def _steps(trace: Trace) -> list[Data]:
                 "history": text_len(session.history) if session is not None else 0,
                 "target": cut,
                 "freed": "; ".join(f"{pool} [{start}, {end})" for _, pool, start, end in gone),
-                "row": _drawn(trace.geometry, cursors, target),
+                "row": _drawn(trace.sizes(Geometry), cursors, target),
             }
         )
     return steps

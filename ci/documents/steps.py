@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
+from reference.geometry import Geometry
 from ci.compare.snapshot import lockers
 from reference import model
 from reference.commands import Command, Done, Outcome
@@ -51,8 +52,8 @@ class DrawnStep(NamedTuple):
 
 def steps(trace: Trace) -> Iterator[DrawnStep]:
     """The trace on the reference."""
-    state = model.initial(trace.geometry, trace.mode)
-    for command in trace.commands:
+    state = model.initial(trace.sizes(Geometry), trace.mode)
+    for command in trace.of_rows:
         before, (state, outcome) = state, model.step(state, command)
         yield DrawnStep(command, before, state, outcome)
 

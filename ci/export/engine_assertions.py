@@ -36,7 +36,7 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
     it. tokens: as the test writes them."""
     violation, now = run.violation, run.history[-1]
     assert violation is not None and now.step is not None
-    config: EngineConfig = run.trace.geometry
+    config = run.trace.sizes(EngineConfig)
     if clause == "PRO-1" and isinstance(run.rows[-1].outcome, Refused):
         return []  # the loop around the scheduler does not call it
     match violation.failure_of(clause).at:

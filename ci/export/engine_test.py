@@ -42,7 +42,7 @@ ENGINE = "vllm"
 
 def hook(trace: Trace) -> str:
     """What loads a release for the test of a trace."""
-    return f"impl.vllm.modules:{'with_connector' if trace.geometry.connects else 'install'}"
+    return f"impl.vllm.modules:{'with_connector' if trace.sizes(EngineConfig).connects else 'install'}"
 
 
 def target(text: str) -> ReleaseTarget:
@@ -123,13 +123,13 @@ def unit_test(
         *comment(f"{system.name}: {observed}"),
         text,
     ]
-    code = "\n".join([_engine(run.trace.geometry, system), *body])
-    used = [_kind(run.trace.geometry), *["adapter_of"] * ("adapter_of(" in code)]
+    code = "\n".join([_engine(run.trace.sizes(EngineConfig), system), *body])
+    used = [_kind(run.trace.sizes(EngineConfig)), *["adapter_of"] * ("adapter_of(" in code)]
     needed = f"import unittest\n\nfrom {SHARED} import {', '.join(used)}"
     if not beside:
         imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
         needed = f"from __future__ import annotations\n\n{imports}{_TYPES}"
-        needed += _definitions(run.trace.geometry.connects).rstrip()
+        needed += _definitions(run.trace.sizes(EngineConfig).connects).rstrip()
     text = assembled(
         trace, file, clause, trace.commands[violation.step], needed, code, named, named.of(system.name),
         fixed and fixed.name,
@@ -219,7 +219,7 @@ class _Steps:
                 for note, text in zip(notes, texts):
                     who, start = note.lane.request, note.lane.start
                     yield f'engine.computes("{who}", {start}, {self.tokens(text)})'
-                if notes and self.run.trace.geometry.connects:
+                if notes and self.run.trace.sizes(EngineConfig).connects:
                     yield "engine.forwarded()"
             case Copy(load) | Complete(load):
                 yield f"engine.transfers.{kind_name(type(command))}(load={load})"
@@ -259,7 +259,7 @@ class _Steps:
         return f"[{', '.join(parts)}]"
 
     def _update(self, most: int) -> Iterator[str]:
-        config: EngineConfig = self.run.trace.geometry
+        config = self.run.trace.sizes(EngineConfig)
         flight = self.flights.popleft()
         sampled = ", ".join(
             f'"{lane.request}": {self.tokens(lane.sampled)}' for lane, _, _ in flight

@@ -8,9 +8,10 @@ from impl.sglang.parts import namespaces
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.step import Step
-from reference.commands import Command, Outcome, tokens_of
+from reference.commands import Outcome, tokens_of
 from reference.failures import Place
 from reference.geometry import Geometry
+from reference.kinds import AnyCommand
 from stateful_tests.lockstep.results import Moment, Violation
 
 
@@ -51,7 +52,7 @@ class RecordedRun(NamedTuple):
     """
 
     steps: list[tuple[str, Outcome, tuple[str, ...]]]
-    last: Command
+    last: AnyCommand
     violation: Violation
     clause: str
     before: Moment  # the last command

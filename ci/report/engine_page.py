@@ -24,7 +24,7 @@ def states(run: Run) -> list[Data]:
 
 
 def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[str, str]) -> Data:
-    row, config, facts = run.rows[at], run.trace.geometry, now.facts
+    row, config, facts = run.rows[at], run.trace.sizes(EngineConfig), now.facts
     violation = run.violation if run.violation is not None and run.violation.step == at else None
     stake = blocks_of(violation.failure.at, now) if violation is not None else set()
     requests, pool = drawn(config, was, now, stake, hues)
@@ -134,7 +134,7 @@ def _holds(facts: BlockFacts, block: int) -> str:
 
 def content(data: Data, run: Run) -> Data:
     """The template takes these values besides the head of every page."""
-    config: EngineConfig = run.trace.geometry
+    config = run.trace.sizes(EngineConfig)
     return template_values(data, run, states(run), config)
 
 

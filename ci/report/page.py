@@ -79,7 +79,7 @@ def states(run: Run) -> list[Data]:
 
 def _content(data: Data, run: Run) -> Data:
     shown = states(run)
-    geometry = run.trace.geometry
+    geometry = run.trace.sizes(Geometry)
     owners = _owners(shown)
     two_sided = run.system != "reference"  # the reference has no physical pages
     rows = step_table(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
@@ -211,7 +211,7 @@ def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
 def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
     side, other = state[name], state["system" if name == "reference" else "reference"]
     cut = _cut(run, state["step"], side)
-    geometry, physical = run.trace.geometry, name == "system"
+    geometry, physical = run.trace.sizes(Geometry), name == "system"
     holders = [
         {
             "name": who,

@@ -25,7 +25,7 @@ def states(run: Run) -> list[Data]:
 
 
 def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, str]) -> Data:
-    row, config = run.rows[at], run.trace.geometry
+    row, config = run.rows[at], run.trace.sizes(PairConfig)
     violation = run.violation if run.violation is not None and run.violation.step == at else None
     requests: list[Data] = []
     pools: dict[str, list[Data]] = {}
@@ -51,7 +51,7 @@ def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, 
 
 def content(data: Data, run: Run) -> Data:
     """The template takes these values besides the head of every page."""
-    config: PairConfig = run.trace.geometry
+    config = run.trace.sizes(PairConfig)
     return template_values(data, run, states(run), config.prefill) | {
         "pool_title": "the pool of P",
         "host_title": "the pool of D, and the wire between:",

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+from reference.tiers.config import TierConfig
 from ci import Data
 from ci.report import render
 from reference.failures import AtSlot, AtTreeNode
@@ -24,7 +25,7 @@ def states(run: Run) -> list[Data]:
 
 
 def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
-    row, facts, config = run.rows[at], now.facts, run.trace.geometry
+    row, facts, config = run.rows[at], now.facts, run.trace.sizes(TierConfig)
     violation = run.violation if run.violation is not None and run.violation.step == at else None
     places = violation.failure.at if violation is not None else ()
     stake = (

@@ -5,6 +5,7 @@ What stands in each node, who pins it, and when it would be evicted. Positions a
 
 from rich.console import Console
 
+from reference.geometry import Geometry
 from ci import Data
 from ci.compare.snapshot import lockers
 from ci.report.render import say, table
@@ -36,9 +37,9 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
     at = last if step is None else step
     if not 0 <= at <= last:
         raise NoTree(f"there is no step {at}; the trace has steps 0 to {last}")
-    state = model.initial(trace.geometry, trace.mode)
+    state = model.initial(trace.sizes(Geometry), trace.mode)
     outcome: Outcome
-    for command in trace.commands[: at + 1]:
+    for command in trace.of_rows[: at + 1]:
         state, outcome = model.step(state, command)
     assert state.tree is not None
     return {
@@ -48,8 +49,8 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
         "step": at,
         "command": format_command(trace.commands[at]),
         "outcome": format_outcome(outcome),
-        "page_size": trace.geometry.page_size,
-        "window": trace.geometry.window,
+        "page_size": trace.sizes(Geometry).page_size,
+        "window": trace.sizes(Geometry).window,
         "nodes": _nodes(state.tree),
         "pools": _pools(state, state.tree),
         "locks": [_lock(state, state.tree, lock) for lock in state.tree.locks],

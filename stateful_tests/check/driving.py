@@ -19,6 +19,7 @@ from impl.engines import DriveOptions
 from impl.process.remote_system import LIMITS, Limits
 from impl.system_spec import SystemSpec
 from reference import model
+from reference.clauses.step import Step
 from reference.commands import (
     SHARED, Command, Done, Extend, Mode, Outcome, Reason, Refused, SpecDecode, kind_name,
 )  # fmt: skip
@@ -420,7 +421,8 @@ def _judged_example(
             if (command := draws.finale(beside, lockstep.facts)) is None:
                 return
             yield command
-        driven.unanswered += lockstep.step is not None and bool(lockstep.step.unanswered)
+        if lockstep.step is not None and not isinstance(lockstep.step, Step):
+            driven.unanswered += bool(lockstep.step.unanswered)
 
     _carry_out(lockstep, proposed(), done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from reference.geometry import Geometry
 from impl.adapter import System
 from reference import model
 from reference.commands import Broken, Done
@@ -60,9 +61,9 @@ def _stating(system: System, trace: Trace, clause: str) -> Run:
 
 def _stated(trace: Trace) -> Trace:
     """The trace with the reference's own outcome at every step."""
-    state = model.initial(trace.geometry, trace.mode)
+    state = model.initial(trace.sizes(Geometry), trace.mode)
     expected = []
-    for at, command in enumerate(trace.commands):
+    for at, command in enumerate(trace.of_rows):
         state, outcome = model.step(state, command)
         check_serial(state)
         expected.append((at, Done() if isinstance(outcome, Done) else outcome))

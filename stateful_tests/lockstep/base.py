@@ -11,12 +11,24 @@ from typing import Any, ClassVar
 from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, described, said_of
 from impl.process.wire import checked
+from reference.blocks.clauses import BlockStep
+from reference.blocks.facts import BlockFacts
 from reference.clauses import Clause
+from reference.clauses.facts import Facts
+from reference.clauses.step import Step
 from reference.commands import Broken, Mode, Outcome, Refused
 from reference.failures import Failure
+from reference.kinds import AnyConfig
+from reference.pairs.clauses import PairStep
+from reference.pairs.facts import PairFacts
+from reference.tiers.clauses import TierStep
+from reference.tiers.facts import TierFacts
 from stateful_tests.lockstep.results import Row, Tally, Violation, tally_up, violation_of
 
 Failures = list[tuple[Clause, Failure]]
+# Of a system of any kind.
+AnyFacts = Facts | BlockFacts | TierFacts | PairFacts
+AnyStep = Step | BlockStep | TierStep | PairStep
 
 
 class AnyLockstep(ABC):
@@ -29,8 +41,9 @@ class AnyLockstep(ABC):
     the system is known to violate it.
     """
 
-    facts: Any
-    step: Any
+    system: AnySystem
+    facts: AnyFacts
+    step: AnyStep | None
     judge: ClassVar[str]  # who says what the outcome of a command is
     clauses: ClassVar[Mapping[str, Clause]]  # that judge a step
 
@@ -41,7 +54,7 @@ class AnyLockstep(ABC):
         refusals: Counter[str] | None,
         clause: str | None,
     ) -> None:
-        self.system: Any = system
+        self.system = system
         self.steps, self.step = 0, None
         self.violation: Violation | None = None
         self.first_violation: Violation | None = None
@@ -65,7 +78,7 @@ class AnyLockstep(ABC):
 
     @property
     @abstractmethod
-    def config(self) -> tuple[Any, Mode]:
+    def config(self) -> tuple[AnyConfig, Mode]:
         """What the run is configured with, and its mode, as its trace states them."""
 
     @abstractmethod
@@ -120,7 +133,7 @@ class AnyLockstep(ABC):
     def _break(
         self,
         failure: Failure,
-        step_after: Callable[[], Any],
+        step_after: Callable[[], AnyStep],
         broken_off: Callable[[Any, frozenset[str]], Failures],
     ) -> Violation:
         """The system has failed. What it has left in its pages, if it still shows them, says more."""
@@ -136,7 +149,7 @@ class AnyLockstep(ABC):
         return violation_of(found, self.steps - 1).with_break(failure)
 
     def _judge(
-        self, step: Any, failures: Failures, clauses: Iterable[Clause], *, comparable: bool = True
+        self, step: AnyStep, failures: Failures, clauses: Iterable[Clause], *, comparable: bool = True
     ) -> None:
         """Take over which clauses a step violates, and count those that could have been. comparable: its
         outcome is of the kind that was expected; else no situation counts as reached."""

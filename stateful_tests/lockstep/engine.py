@@ -28,6 +28,7 @@ _NOTHING = BlockFacts((), (), (), (), {}, {})
 class EngineLockstep(AnyLockstep):
     """One run of an engine. texts: what clients sent and the model sampled."""
 
+    system: EngineSystem
     facts: BlockFacts
     step: BlockStep | None
     judge = "the engine says"
@@ -126,7 +127,7 @@ class EngineLockstep(AnyLockstep):
         lines = changes(before.facts, self.facts)
         if isinstance(command, ResetCache) and isinstance(outcome, Done):
             lines.insert(0, "the reset succeeds" if self.facts.reset else "the reset fails")
-        return Row(command, outcome, tree=tuple(lines))  # type: ignore[arg-type]
+        return Row(command, outcome, tree=tuple(lines))
 
 
 def misfit(facts: BlockFacts, config: EngineConfig) -> str:

@@ -18,7 +18,9 @@ from impl.process.remote_system import WorkerSystem
 from impl.process.wire import copied
 from reference import model
 from reference.blocks.config import EngineConfig
-from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
+from reference.kinds import (
+    BLOCKS, PAIRS, ROWS, TIERS, AnyCommand, JudgedConfig, Kind, kind_of_config,
+)  # fmt: skip
 from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
@@ -76,6 +78,7 @@ class Lockstep(AnyLockstep):
     which is kept in `first_violation`.
     """
 
+    system: System
     facts: Facts
     step: Step | None
     judge = "the rules say"
@@ -255,7 +258,7 @@ def lockstep_on(
 
 
 def check_fits(
-    system: AnySystem, geometry: Geometry | JudgedConfig, commands: tuple[Command, ...] = ()
+    system: AnySystem, geometry: Geometry | JudgedConfig, commands: tuple[AnyCommand, ...] = ()
 ) -> None:
     """Raise UnusableImplementation when the system cannot be driven through this."""
     can, kind = system.capabilities, kind_of_config(geometry)
@@ -336,7 +339,7 @@ _IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 
 def driven_through(
     system: AnySystem, trace: Trace, *, patient: bool = False
-) -> tuple[AnyLockstep, tuple[Command, ...]]:
+) -> tuple[AnyLockstep, tuple[AnyCommand, ...]]:
     """Drive a trace up to its first violation, and record nothing. Returns the run and the trace's commands,
     of which it was given the first `steps`. patient: without the turns that the rules reject on the way, but
     for the last command.
@@ -356,7 +359,7 @@ def driven_through(
     return lockstep, tuple(kept)
 
 
-def _would_reject(lockstep: AnyLockstep, command: Command) -> bool:
+def _would_reject(lockstep: AnyLockstep, command: AnyCommand) -> bool:
     """Whether a client is impatient, by the rules."""
     if not (isinstance(lockstep, Lockstep) and isinstance(command, Submit)):
         return False

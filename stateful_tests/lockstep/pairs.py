@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from impl.adapter import AnySystem, Capabilities
+from impl.adapter import Capabilities, PairedSystem
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
 from reference.pairs.beside import START, PairBeside
@@ -37,6 +37,7 @@ class PairMoment(NamedTuple):
 class PairLockstep(AnyLockstep):
     """One run of a pair. beside: see PairBeside."""
 
+    system: PairedSystem
     facts: PairFacts
     step: PairStep | None
     judge = "the pair says"
@@ -44,7 +45,7 @@ class PairLockstep(AnyLockstep):
 
     def __init__(
         self,
-        system: AnySystem,
+        system: PairedSystem,
         config: PairConfig,
         mode: Mode = Mode.FAITHFUL,
         *,
@@ -119,7 +120,7 @@ class PairLockstep(AnyLockstep):
             for server in SERVERS
             for line in changes(was.of(server), now.of(server))
         ]
-        return Row(command, outcome, tree=(*lines, *_between(was, now)))  # type: ignore[arg-type]
+        return Row(command, outcome, tree=(*lines, *_between(was, now)))
 
 
 def _between(was: PairFacts, now: PairFacts) -> Iterator[str]:

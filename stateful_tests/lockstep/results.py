@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from impl.adapter import View
 from reference.blocks.clauses import BlockStep
+from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.clauses import Clause
 from reference.clauses.facts import Facts
@@ -15,7 +16,11 @@ from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure, counted
+from reference.geometry import Geometry
+from reference.kinds import AnyCommand
+from reference.pairs.config import PairConfig
 from reference.state import State
+from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.endings import Ending, ending
 
 SHORTEST = 4  # commands: runs that violations end sooner than that come to nothing else
@@ -23,25 +28,37 @@ FEW = 100  # commands: a check of chosen runs that carried out fewer says nothin
 OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
 _NAMED = 5  # changed functions that a verdict names
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
+_Sizes = TypeVar("_Sizes", Geometry, EngineConfig, TierConfig, PairConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A sequence of commands with everything that is needed to repeat it.
 
-    geometry: a Geometry; of an engine that schedules by itself its EngineConfig, and commands are
-    EngineCommands. bug, clause: the named bug that the trace shows, and the clause that the bug violates.
+    geometry: a Geometry, or the configuration of its kind of system, such as EngineConfig; `sizes` has its
+        type. bug, clause: the named bug that the trace shows, and the clause that the bug violates.
     expected: outcome stated for a step (by index), where one is stated.
     """
 
     geometry: Any
     mode: Mode
-    commands: tuple[Any, ...]
+    commands: tuple[AnyCommand, ...]
     origin: str = "hand-written"  # or generated, minimised, recorded
     bug: str | None = None
     clause: str | None = None
     story: str = ""
     expected: tuple[tuple[int, Outcome], ...] = ()
+
+    def sizes(self, of: type[_Sizes]) -> _Sizes:
+        """Its geometry, which is of this class: a reader of one kind of system asks for that."""
+        assert isinstance(self.geometry, of)
+        return self.geometry
+
+    @property
+    def of_rows(self) -> tuple[Command, ...]:
+        """Its commands, where a system is given each batch: those that the reference model runs."""
+        self.sizes(Geometry)
+        return cast("tuple[Command, ...]", self.commands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +146,7 @@ class Row:
         it ran, gave out and changed.
     """
 
-    command: Command
+    command: AnyCommand
     outcome: Outcome
     cursors: tuple[tuple[str, str, int, int], ...] = ()
     freed: tuple[tuple[str, str, int, int], ...] = ()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from impl.adapter import Capabilities
+from impl.adapter import Capabilities, TieredSystem
 from reference.clauses import Clause
 from reference.commands import Broken, Done, Mode, Outcome
 from reference.failures import Failure
@@ -35,6 +35,7 @@ class TierMoment(NamedTuple):
 class TierLockstep(AnyLockstep):
     """One run of a tree with a host tier. beside: what its users have locked, and for what texts."""
 
+    system: TieredSystem
     facts: TierFacts
     step: TierStep | None
     judge = "the tree says"
@@ -42,7 +43,7 @@ class TierLockstep(AnyLockstep):
 
     def __init__(
         self,
-        system: Any,
+        system: TieredSystem,
         config: TierConfig,
         mode: Mode = Mode.FAITHFUL,
         *,
@@ -122,7 +123,7 @@ class TierLockstep(AnyLockstep):
             *_operations(was, now),
             *_reads(now),
         )
-        return Row(command, outcome, tree=lines)  # type: ignore[arg-type]
+        return Row(command, outcome, tree=lines)
 
 
 def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, Failure]]:

@@ -11,10 +11,11 @@ from typing import Any
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import kind_of
 from impl.process.remote_system import WorkerSystem
-from reference.blocks.config import LayerGroup
-from reference.geometry import GeometryError
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.geometry import Geometry, GeometryError
 from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, kind_of_config
-from reference.tiers.config import POLICIES
+from reference.pairs.config import PairConfig
+from reference.tiers.config import POLICIES, TierConfig
 from stateful_tests.lockstep.lockstep import driven_through, replay
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.parts import Failing, without_parts
@@ -101,15 +102,15 @@ def _shrink_sizes(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
 def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """The smallest pools, pages and rows; no tree, states or settings where the clause needs none."""
     trace = _shrink_size(failing, trace, "bigram")
-    if system.capabilities.no_tree and not trace.geometry.bigram:
+    if system.capabilities.no_tree and not trace.sizes(Geometry).bigram:
         trace = _shrink_size(failing, trace, "tree")
     for name in ("states", "page_size", "tracks", "window"):
         trace = _shrink_size(failing, trace, name)
     for name in ("full_pages", "swa_pages", "rows", "width"):
         trace = _less_of_both(failing, _shrink_size(failing, trace, name), name)
-    for setting in trace.geometry.settings:
-        others = tuple(other for other in trace.geometry.settings if other != setting)
-        candidate = replace(trace, geometry=replace(trace.geometry, settings=others))
+    for setting in trace.sizes(Geometry).settings:
+        others = tuple(other for other in trace.sizes(Geometry).settings if other != setting)
+        candidate = replace(trace, geometry=replace(trace.sizes(Geometry), settings=others))
         if (commands := failing(candidate)) is not None:
             trace = replace(candidate, commands=commands)
     return trace
@@ -117,7 +118,7 @@ def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace
 
 def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
     """The trace with a size and the lengths that fill it smaller by as much."""
-    now, page = getattr(trace.geometry, name), trace.geometry.page_size
+    now, page = getattr(trace.sizes(Geometry), name), trace.sizes(Geometry).page_size
     least, unit = (page, 1) if name == "width" else (1, page)
     lengths = sorted({value for c in trace.commands for _, value in numbers(c)}, reverse=True)
     for size in dict.fromkeys((least, now // 2, now - 1)):
@@ -126,7 +127,7 @@ def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
             if length > less:
                 candidate = replace(
                     trace,
-                    geometry=replace(trace.geometry, **{name: size}),
+                    geometry=replace(trace.sizes(Geometry), **{name: size}),
                     commands=tuple(all_less(c, less, length, length) for c in trace.commands),
                 )
                 if (commands := failing(candidate)) is not None:
@@ -137,15 +138,16 @@ def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
 def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     """The smallest size with which the clause still fails; failing need not be monotone in it. A page has a
     size that servers have, and a row holds one at least: nobody doubts such a trace."""
-    now, page = getattr(trace.geometry, name), trace.geometry.page_size
+    now, page = getattr(trace.sizes(Geometry), name), trace.sizes(Geometry).page_size
     sizes: Iterable[int] = range(page if name == "width" else 1, now or 1)  # no window stays none
     if name == "states":
         sizes = range(now)  # none at all first
     elif name == "page_size":
         sizes = [size for size in PAGE_SIZES if size < now or now not in PAGE_SIZES]
     for size in [False] * now if isinstance(now, bool) else sizes:
+        changed: dict[str, Any] = {name: size}
         try:
-            geometry = replace(trace.geometry, **{name: size})
+            geometry = replace(trace.sizes(Geometry), **changed)
         except GeometryError:
             # Without states nothing is tracked, and a longer page needs that it is.
             continue
@@ -175,7 +177,7 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     def tried(**changes: Any) -> bool:
         nonlocal trace
         try:
-            simpler = replace(trace, geometry=replace(trace.geometry, **changes))
+            simpler = replace(trace, geometry=replace(trace.sizes(EngineConfig), **changes))
             commands = failing(simpler)
         except (GeometryError, UnusableImplementation):
             return False
@@ -183,21 +185,21 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
             trace = replace(simpler, commands=commands)
         return commands is not None
 
-    for at in reversed(range(len(trace.geometry.groups))):
-        tried(groups=trace.geometry.groups[:at] + trace.geometry.groups[at + 1 :])
+    for at in reversed(range(len(trace.sizes(EngineConfig).groups))):
+        tried(groups=trace.sizes(EngineConfig).groups[:at] + trace.sizes(EngineConfig).groups[at + 1 :])
     for name, plain in _PLAIN.items():
-        if getattr(trace.geometry, name) != plain:
+        if getattr(trace.sizes(EngineConfig), name) != plain:
             tried(**{name: plain})
-    for at, group in enumerate(trace.geometry.groups):
+    for at, group in enumerate(trace.sizes(EngineConfig).groups):
         kinds = [(size, group.window) for size in range(1, group.block_size)]
         kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
         for size, window in kinds:
-            groups = list(trace.geometry.groups)
+            groups = list(trace.sizes(EngineConfig).groups)
             groups[at] = LayerGroup(size, window)
             if groups[at] != group and tried(groups=tuple(groups)):
                 break
     for name in _LENGTHS:
-        for size in range(getattr(trace.geometry, name)):
+        for size in range(getattr(trace.sizes(EngineConfig), name)):
             if tried(**{name: size}):
                 break
     return trace
@@ -205,7 +207,7 @@ def _shrink_config(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
 
 def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """The plainest tree with a host tier with which the clause still fails."""
-    first = trace.geometry
+    first = trace.sizes(TierConfig)
     tries: list[dict[str, Any]] = [
         {"namespaces": False},
         {"bigram": False},
@@ -228,7 +230,7 @@ def _shrink_tiers(_: AnySystem, failing: Failing, trace: Trace) -> Trace:
         "host_states",
     )
     for name in sizes:
-        for size in range(1, getattr(trace.geometry, name) or 1):
+        for size in range(1, getattr(trace.sizes(TierConfig), name) or 1):
             smaller = _resized(failing, trace, **{name: size})
             if smaller is not trace:
                 trace = smaller
@@ -240,11 +242,11 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """The plainest pair with which the clause still fails: each server as an engine by itself."""
     for name in ("late", "push", "prefill_overlap", "decode_overlap"):
         trace = _resized(failing, trace, **{name: False})
-    sizes = trace.geometry
+    sizes = trace.sizes(PairConfig)
     for at in reversed(range(len(sizes.prefill.groups))):  # both servers have the same groups
         fewer = {}
         for name in ("prefill", "decode"):
-            config = getattr(trace.geometry, name)
+            config = getattr(trace.sizes(PairConfig), name)
             fewer[name] = (
                 replace(config, groups=config.groups[:at] + config.groups[at + 1 :])
                 if len(config.groups) > 1
@@ -257,11 +259,12 @@ def _shrink_pair(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
 
 
 def _shrink_server(system: AnySystem, failing: Failing, trace: Trace, name: str) -> Trace:
-    pair = trace.geometry
+    pair = trace.sizes(PairConfig)
 
     def of_pair(server: Trace) -> Trace:
-        config = replace(server.geometry, peer=getattr(pair, name).peer)
-        return replace(server, geometry=replace(pair, **{name: config}))
+        config = replace(server.sizes(EngineConfig), peer=getattr(pair, name).peer)
+        changed: dict[str, Any] = {name: config}
+        return replace(server, geometry=replace(pair, **changed))
 
     def failing_server(server: Trace) -> Commands | None:
         return failing(of_pair(server))
@@ -284,10 +287,10 @@ def _resized(failing: Failing, trace: Trace, **changes: Any) -> Trace:
 
 def _scaled(trace: Trace, was: int) -> Trace:
     """The trace with all lengths as many pages long as they were when a page had `was` tokens."""
-    size, window = trace.geometry.page_size, trace.geometry.window
+    size, window = trace.sizes(Geometry).page_size, trace.sizes(Geometry).window
     window = None if window is None else -(-window * size // was)
     commands = scaled(trace.commands, size, was)
-    return replace(trace, geometry=replace(trace.geometry, window=window), commands=commands)
+    return replace(trace, geometry=replace(trace.sizes(Geometry), window=window), commands=commands)
 
 
 _SMALLER_SIZES = {

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, get_args
 
+from reference.tiers.config import TierConfig
+from reference.blocks.config import EngineConfig
 from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add
-from reference.geometry import GeometryError
+from reference.geometry import Geometry, GeometryError
 from reference.kinds import BLOCKS, ROWS, TIERS, kind_of_config
 from reference.tiers.commands import StorageCommand
 from stateful_tests.lockstep.results import Trace
@@ -40,7 +42,7 @@ def _with(trace: Trace, **sizes: Any) -> Trace:
 def _no_storage(trace: Trace) -> Iterator[Trace]:
     """A host tier with nothing behind it."""
     kept = tuple(c for c in trace.commands if not isinstance(c, get_args(StorageCommand)))
-    if trace.geometry.storage:
+    if trace.sizes(TierConfig).storage:
         yield replace(_with(trace, storage=""), commands=kept)
 
 
@@ -58,14 +60,14 @@ def _no_states(trace: Trace) -> Iterator[Trace]:
 
 def _no_namespaces(trace: Trace) -> Iterator[Trace]:
     """Without each setting, of which namespaces is one."""
-    settings = trace.geometry.settings
+    settings = trace.sizes(Geometry).settings
     for name in ("namespaces", *(name for name, _ in settings)):
         yield _with(trace, settings=tuple(each for each in settings if each[0] != name))
 
 
 def _no_recurrent_groups(trace: Trace) -> Iterator[Trace]:
     """Without the groups with state, and without what only they have."""
-    groups = tuple(group for group in trace.geometry.groups if not group.state)
+    groups = tuple(group for group in trace.sizes(EngineConfig).groups if not group.state)
     if groups:
         yield _with(trace, groups=groups, retention=0, match=0, checkpoints=0)
 

@@ -13,9 +13,10 @@ from string import ascii_lowercase
 
 from reference.blocks.commands import SOURCE_FIELDS, Add, Schedule
 from reference.commands import (
-    TREE_COMMANDS, Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert,
+    TREE_COMMANDS, Admit, CheckBusy, CheckIdle, Chunk, Decode, Draft, Evict, Extend, Finish, Insert,
     Launch, Open, Piece, Prompt, Retract, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
+from reference.kinds import AnyCommand
 from stateful_tests.shrink.rewriting import (
     Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
     with_texts,
@@ -74,13 +75,13 @@ def _drop_chunks(best: Commands, search: Search[Commands]) -> Commands:
     return best
 
 
-def _related(a: Command, b: Command) -> bool:
+def _related(a: AnyCommand, b: AnyCommand) -> bool:
     """Two commands may be of use only together: a name or a text in common, or all of the tree."""
     together = names_in(a) & names_in(b) or texts_in(a) & texts_in(b)
     return isinstance(a, Evict) or isinstance(b, Evict) or bool(together)
 
 
-def _with(commands: Commands, at: int, *instead: Command) -> Commands:
+def _with(commands: Commands, at: int, *instead: AnyCommand) -> Commands:
     """The commands with others in the place of one."""
     return (*commands[:at], *instead, *commands[at + 1 :])
 
@@ -184,7 +185,7 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
         )
 
 
-def _round(command: Command) -> Draft | None:
+def _round(command: AnyCommand) -> Draft | None:
     """The only entry of a decode round."""
     if isinstance(command, SpecDecode) and len(command.lanes) == 1:
         return command.lanes[0]

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from reference.commands import Command, Piece, Submit
+from reference.commands import Piece, Submit
+from reference.kinds import AnyCommand
 
-Commands = tuple[Command, ...]
+Commands = tuple[AnyCommand, ...]
 
 
-def changed(command: Command, **changes: Any) -> Command:
+def changed(command: AnyCommand, **changes: Any) -> AnyCommand:
     """The command with some of its fields changed."""
     of: Any = command
-    made: Command = replace(of, **changes)
+    made: AnyCommand = replace(of, **changes)
     return made
 
 
@@ -74,18 +75,18 @@ def named(value: Any) -> list[str]:
     return [] if value is None else [value]
 
 
-def names_in(command: Command) -> set[str]:
+def names_in(command: AnyCommand) -> set[str]:
     """Sessions, requests and lock holders that a command names."""
     return {name for attribute in _NAMING for name in named(getattr(command, attribute, None))}
 
 
-def texts_in(command: Command) -> set[str]:
+def texts_in(command: AnyCommand) -> set[str]:
     """The shared texts that its prompt names, and the one that answers it."""
     answers = {getattr(command, "answers", "")} - {""}
     return {piece.text for piece in getattr(command, "prompt", ())} | answers
 
 
-def with_names(command: Command, names: dict[str, str]) -> Command:
+def with_names(command: AnyCommand, names: dict[str, str]) -> AnyCommand:
     """The command with its bearers called otherwise; names that are not given stay."""
     changes: dict[str, Any] = {}
     for attribute in _NAMING:
@@ -101,7 +102,7 @@ def with_names(command: Command, names: dict[str, str]) -> Command:
     return changed(command, **changes)
 
 
-def with_texts(command: Command, letters: dict[str, str]) -> Command:
+def with_texts(command: AnyCommand, letters: dict[str, str]) -> AnyCommand:
     """The command with the texts of its prompt and of its answer called otherwise."""
     if not hasattr(command, "prompt"):
         return command
@@ -116,7 +117,7 @@ def with_texts(command: Command, letters: dict[str, str]) -> Command:
 Path = tuple[str] | tuple[str, int, str]
 
 
-def numbers(command: Command) -> Iterator[tuple[Path, int]]:
+def numbers(command: AnyCommand) -> Iterator[tuple[Path, int]]:
     """Paths and values of the whole numbers in a command, flags included."""
     for field in fields(command):
         value: Any = getattr(command, field.name)
@@ -132,7 +133,7 @@ def numbers(command: Command) -> Iterator[tuple[Path, int]]:
                             yield (field.name, at, inner.name), int(number)
 
 
-def with_number(command: Command, path: Path, number: int) -> Command:
+def with_number(command: AnyCommand, path: Path, number: int) -> AnyCommand:
     """The command with one number replaced; a flag stays a flag."""
     if len(path) == 1:
         return changed(command, **_replaced(command, path[0], number))
@@ -156,7 +157,7 @@ def scaled(commands: Commands, size: int, was: int) -> Commands:
     return tuple(fitted)
 
 
-def all_less(command: Command, less: int, low: int, high: int) -> Command:
+def all_less(command: AnyCommand, less: int, low: int, high: int) -> AnyCommand:
     """The command with all its numbers from `low` to `high` smaller by `less`."""
     for path, value in list(numbers(command)):
         if low <= value <= high:

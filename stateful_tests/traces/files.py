@@ -15,7 +15,6 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,16 @@ from msgspec import Struct, UnsetType
 from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.commands import prompt_of as prompt_of
 from reference.commands import prompt_text as prompt_text
-from reference.geometry import Geometry, GeometryError
-from reference.kinds import BLOCKS, KINDS, PAIRS, ROWS, TIERS, JudgedConfig, Kind, kind_of_config
+from reference.geometry import GeometryError
+from reference.kinds import (
+    BLOCKS, KINDS, ROWS, TIERS, AnyCommand, AnyConfig, Kind, kind_of_config,
+)  # fmt: skip
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces import hints
 from stateful_tests.traces.schema import (
-    CHOICES, COMMAND_OF, CONFIG, FORMAT, MAX_BYTES, PAIR_CONFIG, STEPS, TIER_CONFIG, VERSION, AnyStep,
-    EngineTraceFile, Expect, Form, GeometryBody, PairTraceFile, TierTraceFile, TraceFile, TraceStep,
+    CHOICES, COMMAND_OF, FORMAT, FORMATS, MAX_BYTES, STEPS, VERSION, Expect, TraceBody, TraceFormat,
+    TraceStep,
 )  # fmt: skip
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -67,13 +68,7 @@ class _Header(Struct):
 
 
 _HEADER = msgspec.json.Decoder(_Header)
-_FILES: dict[str, msgspec.json.Decoder[Any]] = {
-    ROWS.name: msgspec.json.Decoder(TraceFile),
-    BLOCKS.name: msgspec.json.Decoder(EngineTraceFile),
-    TIERS.name: msgspec.json.Decoder(TierTraceFile),
-    PAIRS.name: msgspec.json.Decoder(PairTraceFile),
-}
-_CONFIGS: dict[str, Form] = {BLOCKS.name: CONFIG, TIERS.name: TIER_CONFIG, PAIRS.name: PAIR_CONFIG}
+_DECODERS = {name: msgspec.json.Decoder(each.struct) for name, each in FORMATS.items()}
 # A trace of version 1 has an engine in the place of a kind, and none where it gives each batch.
 _KINDS_BY_ENGINE = {None: ROWS, "vllm": BLOCKS, "sglang": TIERS}
 
@@ -135,15 +130,15 @@ def loads(data: bytes, name: str) -> Trace:
         raise TraceError(name, "", "is packed with gzip; a trace is JSON")
     if not data.strip():
         raise TraceError(name, "", "is empty")
-    with _one_line_errors(data, name, TraceFile):
+    with _one_line_errors(data, name, FORMATS[ROWS.name].struct):
         header = _HEADER.decode(data)
         _check_header(header, name)
         kind = _kind_of_file(header, name)
-    decoder = _FILES[kind.name]
-    with _one_line_errors(data, name, decoder.type):
-        file = decoder.decode(data if header.version == VERSION else _upgraded(data, kind))
+    with _one_line_errors(data, name, FORMATS[kind.name].struct):
+        written = data if header.version == VERSION else _upgraded(data, kind)
+        file: Any = _DECODERS[kind.name].decode(written)
         _reject_repeated_keys(data, name)
-    return _trace(file, name)
+    return _trace(file, FORMATS[kind.name], name)
 
 
 def is_old(data: bytes) -> bool:
@@ -250,48 +245,34 @@ def _position(message: str, data: bytes) -> str:
     )
 
 
-def step_of(step: TraceStep) -> tuple[Command, Outcome | None]:
+def step_of(step: TraceStep) -> tuple[AnyCommand, Outcome | None]:
     """The command of a step, and its outcome where one is stated."""
-    command: Command = STEPS[COMMAND_OF[type(step)]].read(step)
+    command: AnyCommand = STEPS[COMMAND_OF[type(step)]].read(step)
     return command, None if isinstance(step.expect, UnsetType) else _outcome(step.expect)
 
 
 def check_command(command: Command) -> None:
     """Raise TraceError for a command that the format cannot hold."""
-    loads_as(AnyStep, _json(_step(command, None)).encode(), "command")
+    loads_as(FORMATS[ROWS.name].step, _json(_step(command, None)).encode(), "command")
 
 
-def geometry_of(body: GeometryBody, name: str) -> Geometry:
+def _sizes(body: Any, form: TraceFormat, name: str) -> AnyConfig:
     """The sizes that stand in a header. Raises TraceError where they do not fit together."""
     try:
-        settings = tuple(sorted(body.settings.items()))
-        return Geometry(**msgspec.structs.asdict(body) | {"settings": settings})
+        sizes: AnyConfig = form.sizes.read(body)
+        return sizes
     except GeometryError as error:
-        raise TraceError(name, f"$.geometry.{error.field}", error.reason) from None
+        raise TraceError(name, f"$.{form.field}.{error.field}", error.reason) from None
 
 
-def _config_of(body: Any, form: Form, name: str) -> JudgedConfig:
-    try:
-        config: JudgedConfig = form.read(body)
-        return config
-    except GeometryError as error:
-        raise TraceError(name, f"$.config.{error.field}", error.reason) from None
-
-
-def _trace(file: TraceFile | EngineTraceFile | TierTraceFile | PairTraceFile, name: str) -> Trace:
+def _trace(file: TraceBody, form: TraceFormat, name: str) -> Trace:
     steps = [step_of(step) for step in file.steps]
-    if isinstance(file, TraceFile):
-        sizes: Geometry | JudgedConfig = geometry_of(file.geometry, name)
-        mode, bug = file.mode, file.bug
-    else:
-        sizes = _config_of(file.config, _CONFIGS[file.kind], name)
-        mode, bug = Mode.FAITHFUL, None
     return Trace(
-        geometry=sizes,
-        mode=mode,
+        geometry=_sizes(getattr(file, form.field), form, name),
+        mode=getattr(file, "mode", Mode.FAITHFUL),
         commands=tuple(command for command, _ in steps),
         origin=file.origin,
-        bug=bug,
+        bug=getattr(file, "bug", None),
         clause=file.clause,
         story=file.story,
         expected=tuple(
@@ -309,7 +290,7 @@ def _outcome(expect: str | Expect) -> Outcome:
     return Done(CHOICES.read(expect.done))
 
 
-def _step(command: Command, outcome: Outcome | None) -> TraceStep:
+def _step(command: AnyCommand, outcome: Outcome | None) -> TraceStep:
     step: TraceStep = STEPS[type(command)].write(command)
     return step if outcome is None else msgspec.structs.replace(step, expect=_expect(outcome))
 
@@ -329,14 +310,13 @@ def dump(trace: Trace) -> str:
     """
     stated = dict(trace.expected)
     kind = kind_of_config(trace.geometry)
-    header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "spec": SPEC_VERSION}
-    header["kind"] = kind.name
-    if form := _CONFIGS.get(kind.name):
-        header |= {"config": form.write(trace.geometry), "origin": trace.origin}
-    else:
-        sizes = GeometryBody(**asdict(trace.geometry) | {"settings": dict(trace.geometry.settings)})
-        header |= {"geometry": sizes, "mode": trace.mode, "origin": trace.origin, "bug": trace.bug}
-    header |= {"clause": trace.clause, "story": trace.story}
+    form = FORMATS[kind.name]
+    values = {
+        "format": FORMAT, "version": VERSION, "spec": SPEC_VERSION, "kind": kind.name,
+        form.field: form.sizes.write(trace.geometry), "mode": trace.mode, "origin": trace.origin,
+        "bug": trace.bug, "clause": trace.clause, "story": trace.story,
+    }  # fmt: skip
+    header = {name: values[name] for name in form.struct.__struct_fields__ if name != "steps"}
     try:
         lines = [f'  "{key}": {_json(value)},' for key, value in header.items()]
         steps = [f"    {_json(_step(c, stated.get(i)))}" for i, c in enumerate(trace.commands)]
@@ -389,7 +369,7 @@ def schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "kvspec trace, version 2",
     }
-    files = (TraceFile, EngineTraceFile, TierTraceFile, PairTraceFile)
+    files = [form.struct for form in FORMATS.values()]
     kinds, definitions = msgspec.json.schema_components(files, ref_template="#/$defs/{name}")
     made: dict[str, Any] = {"anyOf": list(kinds), "$defs": definitions}
     made["$defs"]["Expect"] |= {"minProperties": 1, "maxProperties": 1}  # what __post_init__ checks

@@ -1,31 +1,25 @@
 """The structs of the trace format, version 2: what may stand in a file, and within which bounds.
 
 The structs of commands are made from the dataclasses in `reference.commands`: a new command needs no line
-here. `files` reads and writes them; `fixtures/README.md` is the contract, the JSON Schema comes from here.
+here. `FORMATS` has an entry for each kind of system. `files` reads and writes them; `fixtures/README.md` is
+the contract, the JSON Schema comes from here.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from functools import cache
 from typing import (
-    TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints,
+    TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, Union, get_args, get_origin, get_type_hints,
 )  # fmt: skip
 
-from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, structs
 
-from reference.blocks.commands import ENGINE_COMMANDS
-from reference.blocks.config import EngineConfig
-from reference.commands import (
-    COMMANDS, Choice, Mode, Prompt, Reason, kind_name, prompt_of, prompt_text,
-)  # fmt: skip
-from reference.geometry import LIMITS, SETTING
-from reference.pairs.commands import PAIR_COMMANDS
-from reference.pairs.config import PairConfig
-from reference.tiers.commands import TIER_COMMANDS
-from reference.tiers.config import TierConfig
+from reference.commands import Choice, Mode, Prompt, Reason, kind_name, prompt_of, prompt_text
+from reference.geometry import LIMITS, SETTING, Geometry
+from reference.kinds import BLOCKS, KINDS, PAIRS, ROWS, TIERS, Kind
 
 FORMAT = "kvspec-trace"
 VERSION = 2  # of a trace; version 1, without a kind, is read as well
@@ -46,6 +40,8 @@ SettingName = Annotated[str, Meta(pattern=f"^{SETTING[0]}{_END}")]
 SettingValue = Annotated[str, Meta(pattern=f"^{SETTING[1]}{_END}")]
 # "a8b4": 8 tokens of the shared text a, then the next 4 of b. Lengths below 1 are sayable here too.
 PromptText = Annotated[str, Meta(max_length=64, pattern=r"^([a-z](0|-?[1-9][0-9]{0,3}))*" + _END)]
+_BUG = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.+-]+" + _END)]
+_CLAUSE = Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)]
 
 
 class _Struct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -153,29 +149,10 @@ class TraceStep(_Struct, frozen=True, tag_field="do", kw_only=True):
 
 
 STEPS = {
-    kind: record(kind, f"{kind.__name__}Step", TraceStep, tag=kind_name(kind))
-    for kind in dict.fromkeys((*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS, *PAIR_COMMANDS))
+    command: record(command, f"{command.__name__}Step", TraceStep, tag=kind_name(command))
+    for command in dict.fromkeys(command for kind in KINDS.values() for command in kind.commands)
 }
-COMMAND_OF = {form.type: kind for kind, form in STEPS.items()}
-CONFIG = record(EngineConfig, "ConfigBody", _Struct)
-TIER_CONFIG = record(TierConfig, "TierConfigBody", _Struct)
-PAIR_CONFIG = record(PairConfig, "PairConfigBody", _Struct)
-if TYPE_CHECKING:
-    AnyStep = TraceStep
-    EngineStep = TraceStep
-    TierStep = TraceStep
-    PairStep = TraceStep
-    ConfigBody = Any
-    TierConfigBody = Any
-    PairConfigBody = Any
-else:
-    AnyStep = Union[tuple(STEPS[kind].type for kind in COMMANDS)]
-    EngineStep = Union[tuple(STEPS[kind].type for kind in ENGINE_COMMANDS)]
-    TierStep = Union[tuple(STEPS[kind].type for kind in TIER_COMMANDS)]
-    PairStep = Union[tuple(STEPS[kind].type for kind in PAIR_COMMANDS)]
-    ConfigBody = CONFIG.type
-    TierConfigBody = TIER_CONFIG.type
-    PairConfigBody = PAIR_CONFIG.type
+COMMAND_OF = {form.type: command for command, form in STEPS.items()}
 
 
 class GeometryBody(_Struct, frozen=True):
@@ -194,63 +171,76 @@ class GeometryBody(_Struct, frozen=True):
     settings: Annotated[dict[SettingName, SettingValue], Meta(max_length=16)] = {}
 
 
-class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole file, fields in the order in which they are written."""
-
-    format: Literal["kvspec-trace"]
-    version: Literal[2]
-    spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
-    kind: Literal["rows"]
-    geometry: GeometryBody
-    mode: Mode
-    origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
-    steps: Annotated[list[AnyStep], Meta(max_length=MAX_STEPS)]
-    bug: (
-        Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.+-]+" + _END)]
-        | None
-    ) = None
-    clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
-    story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
+def _geometry_body(geometry: Geometry) -> GeometryBody:
+    return GeometryBody(**asdict(geometry) | {"settings": dict(geometry.settings)})
 
 
-class EngineTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The same of an engine that schedules by itself: what it is configured with, instead of sizes and
-    mode."""
-
-    format: Literal["kvspec-trace"]
-    version: Literal[2]
-    spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
-    kind: Literal["blocks"]
-    config: ConfigBody
-    origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
-    steps: Annotated[list[EngineStep], Meta(max_length=MAX_STEPS)]
-    clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
-    story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
+def _geometry(body: GeometryBody) -> Geometry:
+    return Geometry(**structs.asdict(body) | {"settings": tuple(sorted(body.settings.items()))})
 
 
-class TierTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The same of a tree with a host tier."""
+class TraceBody(Protocol):
+    """What the file of a trace has, whatever its kind."""
 
-    format: Literal["kvspec-trace"]
-    version: Literal[2]
-    spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
-    kind: Literal["tiers"]
-    config: TierConfigBody
-    origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
-    steps: Annotated[list[TierStep], Meta(max_length=MAX_STEPS)]
-    clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
-    story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
+    spec: str
+    kind: str
+    origin: str
+    steps: list[TraceStep]
+    clause: str | None
+    story: str
 
 
-class PairTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The same of two servers and a network."""
+class TraceFormat(NamedTuple):
+    """How traces of a kind stand in files.
 
-    format: Literal["kvspec-trace"]
-    version: Literal[2]
-    spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
-    kind: Literal["pairs"]
-    config: PairConfigBody
-    origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
-    steps: Annotated[list[PairStep], Meta(max_length=MAX_STEPS)]
-    clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
-    story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
+    struct: of a whole file. step: of one of its steps. field: where its sizes stand; sizes: their form.
+    """
+
+    struct: type[Struct]
+    step: Any
+    field: str
+    sizes: Form
+
+
+def _format(kind: Kind, prefix: str, says: str, field: str, sizes: Form) -> TraceFormat:
+    """The format of a kind. A reference model is run in a mode, and may stand beside a named bug."""
+    modelled = kind.modelled
+    step = Union[tuple(STEPS[command].type for command in kind.commands)]  # type: ignore[valid-type]
+    members: list[Any] = [
+        ("format", Literal["kvspec-trace"]),
+        ("version", Literal[2]),
+        ("spec", Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]),
+        ("kind", Literal[kind.name]),
+        (field, sizes.type),
+        *([("mode", Mode)] if modelled else []),
+        ("origin", Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]),
+        ("steps", Annotated[list[step], Meta(max_length=MAX_STEPS)]),  # type: ignore[valid-type]
+        *([("bug", _BUG | None, None)] if modelled else []),
+        ("clause", _CLAUSE | None, None),
+        ("story", Annotated[str, Meta(max_length=4000, pattern=_PROSE)], ""),
+    ]
+    struct = defstruct(
+        f"{prefix}TraceFile", members, module=__name__, namespace={"__doc__": says}, frozen=True,
+        forbid_unknown_fields=True,
+    )  # fmt: skip
+    return TraceFormat(struct, step, field, sizes)
+
+
+def _config(kind: Kind, prefix: str) -> Form:
+    return record(kind.config, f"{prefix}ConfigBody", _Struct)
+
+
+# Each kind in its file: the prefix of its structs in the schema, what the schema says of it, its sizes.
+FORMATS: dict[str, TraceFormat] = {
+    ROWS.name: _format(
+        ROWS, "", "A whole file, fields in the order in which they are written.",
+        "geometry", Form(GeometryBody, _geometry_body, _geometry)),
+    BLOCKS.name: _format(
+        BLOCKS, "Engine",
+        "The same of an engine that schedules by itself: what it is configured with, instead of sizes and\n"
+        "    mode.", "config", _config(BLOCKS, "")),
+    TIERS.name: _format(
+        TIERS, "Tier", "The same of a tree with a host tier.", "config", _config(TIERS, "Tier")),
+    PAIRS.name: _format(
+        PAIRS, "Pair", "The same of two servers and a network.", "config", _config(PAIRS, "Pair")),
+}  # fmt: skip

@@ -1,11 +1,8 @@
 """Known faults as masks: a violation is known only where the fault is still there and explains it."""
 
 import io
-import shutil
-import tomllib
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -45,7 +42,7 @@ from stateful_tests.lockstep.results import CheckResult, Row, Run, Trace, Violat
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.night import at_night
-from stateful_tests.tests.support.patched_code import replaced
+from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces.files import load, prompt_of
 
 PLAN = plan(
@@ -537,51 +534,37 @@ def test_nothing_is_new_in_the_newest_releases(name, release, vllm):
     assert not result.findings and result.done >= 30_000
 
 
-FAULTS, MENDS = (
-    tomllib.loads(Path(__file__).with_name(f"{name}_faults.toml").read_text())
-    for name in ("masked", "mended")
-)
-
-
-def copied(root, folder, edits):
-    """A copy of a release with edits."""
-    shutil.copytree(root, folder)
-    for edit in edits:
-        file = folder / "sglang" / "srt" / edit["file"]
-        file.write_text(replaced(file, edit["old"], edit["new"]))
-    return str(folder)
+FAULTS = planted_faults("check/masked_faults.toml").values()
+MENDS = planted_faults("check/mended_faults.toml").values()
 
 
 @at_night
-@pytest.mark.parametrize("fault", FAULTS["fault"], ids=lambda fault: fault["says"])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_that_is_put_into_a_release_is_new(fault, release, tmp_path):
     base = release("0.5.23")
-    checkout = copied(base.root, tmp_path / "checkout", [fault])
+    checkout = str(checkout_with(base.root, tmp_path / "checkout", fault))
     with closing(resolve("sglang", checkout=checkout)) as system:
         result = run(system, plan("smoke"), base=base, masks=list(masks(system, base)))
-    assert {*fault["clauses"]} <= {finding.clause for finding in result.findings if not finding.old}
+    assert {*fault.caught_by} <= {finding.clause for finding in result.findings if not finding.old}
 
 
 @at_night
-@pytest.mark.parametrize("mend", MENDS["mend"], ids=lambda mend: mend["says"])
+@pytest.mark.parametrize("mend", MENDS, ids=lambda mend: mend.name)
 def test_a_mend_of_a_known_fault_is_green(mend, release, tmp_path):
-    way = mend.get("way", "")
-    base = release(f"0.5.23{way}")
-    checkout = copied(base.root, tmp_path / "checkout", mend["edits"])
-    with closing(resolve(f"sglang{way}", checkout=checkout)) as system:
+    base = release(mend.spec.short)
+    checkout = str(checkout_with(base.root, tmp_path / "checkout", mend))
+    with closing(resolve(str(mend.spec.of_version(None)), checkout=checkout)) as system:
         known = list(masks(system, base))
         result = run(system, plan("smoke"), base=base, masks=known)
-    assert {mask.fault.id for mask in known if mask.gone} >= {*mend["gone"]}
+    assert {mask.fault.id for mask in known if mask.gone} >= {*mend.gone}
     assert not [finding for finding in result.findings if not finding.old] and not result.incomplete
 
 
-@pytest.mark.parametrize(
-    "mend", [mend for mend in MENDS["mend"] if "cut" in mend], ids=lambda mend: mend["says"]
-)
+@pytest.mark.parametrize("mend", [mend for mend in MENDS if mend.cut], ids=lambda mend: mend.name)
 def test_what_is_mended_in_a_file_that_is_not_loaded_is_gone(mend, release, tmp_path):
     base = release("0.5.23")
-    checkout = copied(base.root, tmp_path / "checkout", mend["edits"])
-    [name] = mend["gone"]
+    checkout = str(checkout_with(base.root, tmp_path / "checkout", mend))
+    [name] = mend.gone
     clause = next(f.clauses[0] for f in of_system("sglang", "0.5.23", []) if f.id == name)
     with closing(resolve("sglang", checkout=checkout)) as system:
         [mask] = (mask for mask in masks(system, base, clause) if mask.fault.id == name)

@@ -1,8 +1,6 @@
 """What tests of exports share: releases with faults fixed, and random runs as exported tests."""
 
 import re
-import shutil
-import tomllib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,10 +21,11 @@ from stateful_tests.generate.choice_source import RandomChoices, pick
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces.notation import format_command
 
 ALIKE = "ran alike"
-_FIXES = tomllib.loads(Path(__file__).with_name("fixes.toml").read_text(encoding="utf-8"))["fix"]
+FIXES = planted_faults("export/fixes.toml").values()
 
 
 def root_of(version: str) -> Path:
@@ -38,14 +37,7 @@ def root_of(version: str) -> Path:
 
 def with_fixes(version: str, folder: Path) -> Path:
     """A checkout of a release with its fixes."""
-    shutil.copytree(root_of(version), folder)
-    for fix in _FIXES:
-        if fix["release"] == version:
-            file = folder / "sglang" / "srt" / fix["file"]
-            text = file.read_text(encoding="utf-8")
-            assert text.count(fix["was"]) == 1, fix
-            file.write_text(text.replace(fix["was"], fix["now"]), encoding="utf-8")
-    return folder
+    return checkout_with(root_of(version), folder, *FIXES, release=version)
 
 
 def asserted_in(text: str) -> list[str]:

@@ -4,7 +4,6 @@ import ast
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,11 +28,12 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.accepted import accepted
 from stateful_tests.tests.support.commands import script
+from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.tests.export.exports import ALIKE, asserted_in, root_of, run_alike, with_fixes
-from stateful_tests.tests.export.planted_faults import PLANTED, plant
 from stateful_tests.traces.files import load, save
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
+PLANTED = planted_faults("export/faults.toml")
 OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
 BUG = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
@@ -87,13 +87,12 @@ class Exported:
 
 
 def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Exported]:
-    faulty = shutil.copytree(root_of(version), folder / "faulty")
-    plant(version, faulty)
+    planted = {name: fault for name, fault in PLANTED.items() if fault.edits_in(version)}
+    faulty = checkout_with(root_of(version), folder / "faulty", *planted.values(), release=version)
     base = {"0.5.10": "0.5.14"}.get(version, version)
     fixed = export.target(str(with_fixes(base, folder / "checkout")))
     system = registry.resolve("sglang", checkout=str(faulty), calls=True)
-    planted = [fault for fault in PLANTED if version in fault.places]
-    traces = {**traces, **{fault.name or fault.clause: fault.trace() for fault in planted}}
+    traces = {**traces, **{name: fault.trace() for name, fault in planted.items()}}
     texts = {n: export.unit_test(trace, f"{n}.json", system, fixed) for n, trace in traces.items()}
     files = [folder / f"test_{name}.py" for name in texts]
     for file, text in zip(files, texts.values(), strict=True):
@@ -185,7 +184,7 @@ def changed(path: Path, **changes: object) -> Trace:
 
 def test_what_no_class_of_the_release_shows_is_refused(exported):
     """A node that ends inside a page shares it with the next, yet each slot has one node."""
-    trace = replace(PLANTED[0].trace(), clause="OWN-1")
+    trace = replace(PLANTED["TREE-1"].trace(), clause="OWN-1")
     with pytest.raises(
         NotExportable, match="OWN-1 shows in nothing that the release's classes offer"
     ):

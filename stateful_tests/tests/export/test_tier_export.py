@@ -1,8 +1,6 @@
 """Traces of a tree with a host tier as tests of the release's own classes."""
 
-import os
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,12 +9,15 @@ from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
 from impl.process import run_test
 from impl.sglang.tiers.system import TierSystem
+from reference.kinds import TIERS
 from stateful_tests.tests.export.exports import asserted_in, root_of
 from stateful_tests.tests.support.night import some_at_night
-from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS, VERSION
+from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults, trace_of
 from stateful_tests.traces.files import load
 from stateful_tests.tests.export.test_export import FIXTURES
 
+TIER_FAULTS = planted_faults("tiers/faults.toml")
+VERSION = "0.5.23"
 OTHER_KEYS = " of other keys"
 HOOK = "impl.sglang.process.testing:tiered"
 NODE = "server.cache, text), text"
@@ -60,7 +61,7 @@ def of_other_keys(fault):
     commands = re.sub(
         r"\b([ab])(\d+)", lambda text: f"{other[text[1]]}{int(text[2]) + 1}", fault.commands
     )
-    trace = replace(fault, commands=commands).trace()
+    trace = trace_of(TIERS, commands, fault.sizes)
     return replace(trace, geometry=replace(trace.geometry, bigram=True, namespaces=True))
 
 
@@ -81,12 +82,7 @@ def test_they_fail_with_planted_faults_and_pass_without(at_night, tmp_path):
             continue
         fault = TIER_FAULTS[name.removesuffix(OTHER_KEYS)]
         trace = of_other_keys(fault) if name.endswith(OTHER_KEYS) else fault.trace()
-        faulty = shutil.copytree(root, tmp_path / name, copy_function=os.link)
-        place = faulty / "sglang" / "srt" / fault.file
-        text, (old, new) = place.read_text(encoding="utf-8"), map(str.strip, (fault.old, fault.new))
-        assert text.count(old) == 1
-        place.unlink()  # a link to the release's file
-        place.write_text(text.replace(old, new), encoding="utf-8")
+        faulty = checkout_with(root, tmp_path / name, fault)
         file, asserts = made(TierSystem(path=faulty, calls=True), trace, name, tmp_path)
         assert asserts == [PLANTED[name]]
         runs += [(faulty, VERSION, [file]), (root, VERSION, [file])]

@@ -1,7 +1,6 @@
 """LMDeploy's own scheduler and maker of batches, where its files are available."""
 
 import json
-import shutil
 from contextlib import closing
 from dataclasses import replace
 
@@ -20,13 +19,12 @@ from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.tests.support.engine_faults import ENGINES
 from stateful_tests.tests.support.forked_workers import printed_by
-from stateful_tests.tests.support.night import at_night
-from stateful_tests.tests.support.patched_code import replaced
+from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces import files as traces
 
-VERSION = ENGINES["lmdeploy"].version
+FAULTS = planted_faults("lmdeploy/faults.toml")
+VERSION = "0.18.0"
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +101,13 @@ def test_who_finds_no_block_keeps_its_blocks_until_others_need_them(system):
 
 def test_a_fault_near_a_known_one_is_new_where_the_base_does_the_same(system, tmp_path):
     """The known one names a state by a token too few as well, behind a decode in flight."""
-    planted = ENGINES["lmdeploy"].faults["checkpoint-is-of-a-token-less"]
-    shutil.copytree(system.root, tmp_path / "checkout")
-    file = tmp_path / "checkout" / "lmdeploy" / "pytorch" / f"{planted['file']}.py"
-    file.write_text(replaced(file, planted["old"], planted["new"]))
+    checkout = checkout_with(
+        system.root, tmp_path / "checkout", FAULTS["checkpoint-is-of-a-token-less"]
+    )
     groups = LayerGroup(16), LayerGroup(16, state=True)
     commands = Add("r1", 1, 0, (Piece("a", 3),)), Schedule(), Schedule()
     trace = Trace(EngineConfig(groups, 6, 4, 2, max_seqs=1), Mode.FAITHFUL, commands)
-    with closing(resolve("lmdeploy", checkout=str(tmp_path / "checkout"))) as tree:
+    with closing(resolve("lmdeploy", checkout=str(checkout))) as tree:
         violation = replay(tree, trace).violation
         assert violation is not None and violation.clause == "STA-3"
         known = list(masks(tree, system))
@@ -138,7 +135,9 @@ def test_a_known_fault_is_still_there(path, system):
     assert trace.clause in replay(system, trace).violation.clauses
 
 
-@at_night
 def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
-    seen = json.loads(printed_by("stateful_tests.tests.support.engine_faults", "lmdeploy"))
-    assert seen == ENGINES["lmdeploy"].expected
+    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", "lmdeploy", "--replay"))
+    assert {name: each["with"][:1] for name, each in seen.items()} == {
+        name: [fault.clause] for name, fault in FAULTS.items() if not fault.mended
+    }
+    assert [name for name, each in seen.items() if each["without"]] == []

@@ -3,7 +3,7 @@ moment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +14,9 @@ from reference.failures import Failure
 from reference.pairs.beside import PairBeside
 from reference.pairs.clauses import OF_PAIRS, PairStep
 from reference.pairs.commands import (
-    Advance, Deliver, Forward, Land, Move, PairCommand, Prefill, Shake, Tick,
+    Advance, Deliver, Forward, Land, Move, PairCommand, Prefill, Shake,
 )  # fmt: skip
-from reference.pairs.config import LEASE, PairConfig
+from reference.pairs.config import PairConfig
 from reference.pairs.facts import (
     PairMessage,
     PairFacts,
@@ -25,13 +25,14 @@ from reference.pairs.facts import (
     PairReader,
     ReaderState,
 )
+from stateful_tests.tests.support.record_words import Notation, RecordKind
+from stateful_tests.traces.notation import PAIR_KINDS, parse
 
 ENGINE = EngineConfig((LayerGroup(2),), 4, 8, 8)
 PAIR = PairConfig(ENGINE, replace(ENGINE, peer=True))
 TOKENS = tuple(client_tokens((), 2, 1))
 KV = (0, tuple(chained(TOKENS, 0)))
 NONE = (-1, ())
-Spoil = Callable[[PairFacts], PairFacts]
 
 
 def server(
@@ -127,13 +128,42 @@ LIFE: list[tuple[PairCommand, PairFacts]] = [
         ),
     ),
 ]
-STAYS = given(S.GONE, server(memory=KV), idle=("D",))  # P was not told
+WRITTEN = KEEPS._replace(memory=(NONE, (0, (7, 7)), *KEEPS.memory[2:]))
+OTHER = HAS._replace(memory=(NONE, (0, (KV[1][0], 9)), *HAS.memory[2:]))
+# A server's facts, by the names that rows have for them.
+SERVER_FACTS = {
+    "empty": EMPTY, "keeps": KEEPS, "gave_back": GAVE_BACK, "written": WRITTEN, "waits": WAITING, "has": HAS,
+    "other": OTHER, "ended": server(memory=KV), "ended_with_other": server(memory=OTHER.memory[1]),
+    "has_nothing": HAS._replace(memory=EMPTY.memory),
+    "counts_less": OTHER._replace(requests={"r2": HAS.requests["r2"]._replace(computed=1)}),
+}  # fmt: skip
+NOTATION = Notation(
+    {
+        "promise": RecordKind(Promise, "promises", "request"),
+        "reader": RecordKind(PairReader, "readers", "request"),
+        "transfer": RecordKind(PairTransfer, "transfers", "number"),
+        "message": RecordKind(PairMessage, "messages"),
+    },
+    values=SERVER_FACTS,
+)
 
 
-def waits_for_ever(times: int) -> list[tuple[PairCommand, PairFacts]]:
-    """D waits, and nothing is under way."""
-    stuck = given(S.WAITS, WAITING)
-    return [(Advance(name), stuck) for _ in range(times) for name in "PD"]
+def life_of(lines: Sequence[str]) -> list[tuple[PairCommand, PairFacts]]:
+    """The commands of a row, each with the facts after it."""
+    life, facts = list[tuple[PairCommand, PairFacts]](), PairFacts(EMPTY, EMPTY)
+    for line in lines:
+        if line.startswith("life "):
+            life = LIFE[: int(line.removeprefix("life "))]
+            facts = life[-1][1]
+            continue
+        command, *changes = line.split("; ")
+        for change in changes:
+            if change.startswith("as at "):
+                facts = LIFE[int(change.removeprefix("as at ")) - 1][1]
+            else:
+                facts = NOTATION.changed(facts, change)
+        life = [*life, (parse(command, PAIR_KINDS), facts)]
+    return life
 
 
 def steps(
@@ -156,17 +186,3 @@ def failures(
         if failed := [(name, failure) for name, failure in found if failure is not None]:
             return failed
     return []
-
-
-def spoilt(at: int, spoil: Spoil) -> list[tuple[PairCommand, PairFacts]]:
-    """The life up to a moment, whose facts are spoilt."""
-    command, facts = LIFE[at]
-    return [*LIFE[:at], (command, spoil(facts))]
-
-
-def tick(seconds: int, facts: PairFacts) -> tuple[PairCommand, PairFacts]:
-    """The clock moves."""
-    return Tick(seconds), facts._replace(clock=facts.clock + seconds)
-
-
-AFTER_LEASE = LEASE + 1

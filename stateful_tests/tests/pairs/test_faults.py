@@ -6,16 +6,19 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
+from reference.kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from stateful_tests.check import tiers
 from stateful_tests.check.driving import RunBatch, drive, unfitted
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.tests.pairs.pair_faults import PAIR_FAULTS, VERSION, pair_trace
 from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.planted_faults import planted_faults, trace_of
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import PAIR_KINDS, format_command, parse
 
+FAULTS = planted_faults("pairs/faults.toml")
+VERSION = "0.33.0"
 LIFE = (
     "prefill r1 a4 +1; advance P; advance P; forward r2 of r1 for 2; advance D; shake D; advance D; move;"
     " tick seconds 5; advance D; land; deliver P; deliver P; advance P; advance D; advance D; advance D;"
@@ -31,12 +34,15 @@ def pair():
 
 
 def test_each_fault_is_seen_by_its_clause_and_the_release_conforms():
-    found = json.loads(printed_by("stateful_tests.tests.pairs.pair_faults", "--replay"))
-    assert found == {name: [fault.clause, None] for name, fault in PAIR_FAULTS.items()}
+    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", "pairs", "--replay"))
+    assert {name: each["with"][:1] for name, each in seen.items()} == {
+        name: [fault.clause] for name, fault in FAULTS.items()
+    }
+    assert [name for name, each in seen.items() if each["without"]] == []
 
 
 def test_a_life_over_both_servers_conforms_and_leaves_nothing(pair):
-    run = replay(pair, pair_trace(LIFE))
+    run = replay(pair, trace_of(PAIRS, LIFE, "pair"))
     facts = run.history[-1].facts
     assert run.violation is None
     assert any("r2 gets 1 token and ends" in line for row in run.rows for line in row.tree)
@@ -54,7 +60,7 @@ def test_runs_with_one_seed_are_the_same(pair):
 
 @pytest.mark.parametrize("name", PAIR_PRESETS)
 def test_every_preset_starts_and_serves(pair, name):
-    run = replay(pair, pair_trace("prefill r1 a3; advance P; advance P; advance P", name))
+    run = replay(pair, trace_of(PAIRS, "prefill r1 a3; advance P; advance P; advance P", name))
     assert run.violation is None
     assert any("P promises" in line for row in run.rows for line in row.tree)
 
@@ -74,7 +80,7 @@ def test_commands_and_sizes_stand_in_a_trace():
         "cancel D r2", "forget P (running)", "advance D accept 2 1 drafts 0 stop r2", "write P",
         "shake D (fails)", "move at 1", "land", "lose at 2", "deliver P", "tick seconds 5",
     ]  # fmt: skip
-    trace = pair_trace("; ".join(lines), "pair-eagle")
+    trace = trace_of(PAIRS, "; ".join(lines), "pair-eagle")
     assert [*map(format_command, trace.commands)] == lines
     assert traces.loads(traces.dump(trace).encode(), "trace") == trace
     assert {type(parse(line, PAIR_KINDS)) for line in lines} == {*PAIR_KINDS.values()}

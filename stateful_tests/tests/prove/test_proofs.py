@@ -27,10 +27,17 @@ from stateful_tests.prove.obligations import (
     OBLIGATIONS, PROVED, REFUTED, SOURCES, UNDECIDED, chosen, prove,
 )  # fmt: skip
 from stateful_tests.prove.translation import NotTranslated, Translation, contracts
-from stateful_tests.tests.prove.arithmetic_mutants import FAULTS
 from stateful_tests.tests.support.night import NIGHT, some_at_night
+from stateful_tests.tests.support.planted_faults import planted_faults
 
 HOME = Path(__file__).parents[3]
+FAULTS = planted_faults("prove/faults.toml").values()
+
+
+def faulty_source(fault):
+    """The module of the contracts with the fault in it."""
+    [edit] = fault.edits
+    return edit.text(HOME)
 
 
 # Most seconds go to the window theorem, which has its small cases by day.
@@ -46,8 +53,9 @@ def test_it_is_proved(name):
 def test_a_fault_is_refuted_with_small_numbers(fault):
     """And the numbers are true: Python's own arithmetic fails the contract for them."""
     faulty = ModuleType("faulty")
-    exec(fault.source, vars(faulty))
-    for proof in prove(chosen(fault.refuted), {**SOURCES, "contract": fault.source}):
+    exec(faulty_source(fault), vars(faulty))
+    sources = {**SOURCES, "contract": faulty_source(fault)}
+    for proof in prove(chosen(fault.caught_by), sources):
         assert proof.verdict == REFUTED and max(map(abs, proof.counterexample.values())) <= 8
         contract, numbers = proof.obligation.contract, dict(proof.counterexample)
         if "c" in contract.arguments:
@@ -155,7 +163,7 @@ def test_crosshair_agrees(tmp_path):
     for number, fault in enumerate(FAULTS):
         if fault.crosshair is None or (fault.name in _SLOW and not NIGHT):
             continue
-        (tmp_path / f"fault{number}.py").write_text(fault.source)
+        (tmp_path / f"fault{number}.py").write_text(faulty_source(fault))
         targets[f"fault{number}.{fault.crosshair}"] = fault.name
     missed = list(targets)
     for seconds in (0.4, 2, 8, 30):  # what a busy machine does not find at once
@@ -212,7 +220,7 @@ def test_prove_by_name(kvspec):
 
 
 def test_a_refuted_obligation_is_exit_1(kvspec, monkeypatch):
-    faulty = {**SOURCES, "contract": FAULTS[0].source}
+    faulty = {**SOURCES, "contract": faulty_source(next(iter(FAULTS)))}
     monkeypatch.setattr(proofs, "prove", partial(prove, sources=faulty))
     code, out, _ = kvspec("prove", "contract/cut", "contract/ceil-page")
     text = " ".join(out.split())

@@ -4,13 +4,13 @@
     step DECODED = plain: TURN; decode r1
 
     LEN-1
-      C above A | DECODED | request r1 kv_committed_len=7 | r1
-      E above A | DECODED | request r1 swa_evicted_seqlen=7 | r1 | cursor r1 swa_evicted_seqlen
+      C above A | DECODED | request r1 kv_committed_len=7 -> r1
+      E above A | DECODED | request r1 swa_evicted_seqlen=7 -> r1 | at cursor r1 swa_evicted_seqlen
       a full row | DECODED | request r1 kv_allocated_len=16
 
 A step has sizes (SIZES, and what differs) and commands: the last of them is the step. A row has a name,
-a step, what is spoilt in it (SPOILS, with semicolons between), and a part of what the clause says then.
-Where that is missing, the clause holds. The places of its failure stand in a last column, if the row is
+a step, what is spoilt in it (SPOILS, with semicolons between), and behind an arrow a part of what the clause
+says then. Where that is missing, the clause holds. The places of its failure stand behind it, if the row is
 about them.
 """
 
@@ -210,8 +210,12 @@ class Rows:
             if line.startswith(("script ", "step ")):
                 self._define(*line.split(" ", 3))
             elif line.startswith(" "):
-                name, step, *cells = (part.strip() for part in line.split("|"))
+                facts, _, says = line.partition(" -> ")
+                name, step, *cells = (part.strip() for part in facts.split("|"))
+                words, _, places = says.partition(" | at ")
                 assert name not in self.tables[heading], f"{file.name}: {heading}: {name}: twice"
+                if says:
+                    cells = [*(cells or [""]), words, places]
                 self.tables[heading][name] = Row(self.step(step), *cells)
             elif line and not line.startswith("#"):
                 heading = line

@@ -1,6 +1,5 @@
 """SGLang with recurrent state: what the release does with slots and states is what the specification says."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from reference.geometry import preset
 from stateful_tests.generate.next_command import finale
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
 from stateful_tests.tests.support.commands import script
-from stateful_tests.tests.support.patched_code import replaced
+from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
 from stateful_tests.traces.files import load
 
 RELEASE = "0.5.23"
@@ -36,24 +35,6 @@ SCENES = {
         f"{HIT}; submit r2 (no session) b3; admit r2; extend r2 +2, r1 +1; extend r2 +1, r1 +1"
     ),
 }
-# What is changed in a copy of the release -> file, old, new, the clauses of which one must name it.
-FAULTS = {
-    "the copy is left out": (
-        "managers/schedule_batch.py", "cow_src_tensors.append(req.kv.mamba_cow_src_index)\n", "pass\n",
-        {"STA-1", "BROKEN"}),
-    "a duplicate state is not freed": (
-        "mem_cache/unified_cache/components/mamba.py",
-        "                self._free_mamba_value(insert_params.mamba_value)\n           "
-        " req.kv.mamba_last_track_seqlen",
-        "                pass\n            req.kv.mamba_last_track_seqlen", {"STA-6"}),
-    "a split moves the state up": (
-        "mem_cache/unified_cache/components/mamba.py",
-        "        new_parent.component_data[ct].value = None\n",
-        "        new_parent.component_data[ct].value = child.component_data[ct].value\n", {"STA-3", "STA-6"}),
-}  # fmt: skip
-
-
-MAMBA, COMPONENT = "mem_cache/memory_pool.py", "mem_cache/unified_cache/components/mamba.py"
 # The same where states are tracked, on pages of two tokens.
 GOES_ON = "submit r1 (no session) a4; admit r1; extend r1 +4; decode r1"
 TRACKED = {
@@ -71,35 +52,7 @@ TRACKED = {
     "lock holders": "insert h1 a4; insert h2 a5 (goes on); match h3 a2; insert h3 a2b2;"
     " evict full 0 states 2",
 }
-TRACK_FAULTS = {
-    "a prefill keeps a state that it does not write": (
-        "managers/schedule_batch.py", "mamba_track_mask_cpu.append(track_entry.track_mask)",
-        "mamba_track_mask_cpu.append(False)", {"STA-8", "STA-3"}),
-    "a prefill counts a boundary too few": (
-        "managers/schedule_batch.py", "kv.mamba_last_track_seqlen = mamba_track_seqlen_aligned",
-        "kv.mamba_last_track_seqlen = mamba_track_seqlen_aligned - 2", {"STA-8", "STA-3"}),
-    "a decode counts a token too few": (
-        "managers/scheduler_components/batch_result_processor.py",
-        "req.kv.mamba_last_track_seqlen = req.kv.kv_committed_len - lookahead",
-        "req.kv.mamba_last_track_seqlen = req.kv.kv_committed_len - lookahead - 1", {"STA-8"}),
-    "a verify round keeps the state before": (
-        "speculative/spec_utils.py", "torch.clamp(tracking_point - seq_lens_pre_verify - 1, min=0)",
-        "torch.clamp(tracking_point - seq_lens_pre_verify - 2, min=0)", {"STA-8"}),
-    "a donated slot stays with its request": (
-        MAMBA, "        self.set_mamba_ping_pong_slot(req, donate_idx, new_slot[0])\n", "", {"STA-6"}),
-    "a finish frees the slot that it donates": (
-        MAMBA, "if p != keep and not empty[p]]", "if not empty[p]]", {"STA-6"}),
-    "a closed session keeps its buffer": (
-        "session/streaming_session.py", "if slot.kv.mamba_ping_pong_track_buffer is not None:", "if False:",
-        {"STA-6", "STA-7"}),
-    "a duplicate is not freed": (
-        COMPONENT,
-        "                self._free_mamba_value(insert_params.mamba_value)\n           "
-        " req.kv.mamba_last_track_seqlen",
-        "                pass\n            req.kv.mamba_last_track_seqlen", {"STA-6"}),
-}  # fmt: skip
-PLANTED = [(SCENES, "state", fault) for fault in FAULTS.values()]
-PLANTED += [(TRACKED, "state-track", fault) for fault in TRACK_FAULTS.values()]
+FAULTS = planted_faults("sglang/faults.toml").values()
 
 
 @pytest.fixture(scope="module")
@@ -141,19 +94,15 @@ def test_other_ways_to_run_have_no_state(release):
             check_fits(release(spec), preset("state"))
 
 
-@pytest.mark.parametrize(("scenes", "sizes", "fault"), PLANTED, ids=[*FAULTS, *TRACK_FAULTS])
-def test_a_fault_in_a_copy_is_named(real, tmp_path, scenes, sizes, fault):
-    file, old, new, clauses = fault
-    root = tmp_path / "root"
-    shutil.copytree(real.root, root)
-    path = root / "sglang" / "srt" / file
-    path.write_text(replaced(path, old, new))
-    system, found = SGLangSystem(path=root), set()
-    for text in scenes.values():
-        lockstep = Lockstep(system, replace(preset(sizes), tree=True), Mode.FAITHFUL)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_in_a_copy_is_named(real, tmp_path, fault):
+    system = SGLangSystem(path=checkout_with(real.root, tmp_path / "root", fault))
+    sizes, found = replace(preset(fault.sizes), tree=True), set()
+    for text in (TRACKED if sizes.tracks else SCENES).values():
+        lockstep = Lockstep(system, sizes, Mode.FAITHFUL)
         for command in script(text):
             if lockstep.violation is None:
                 lockstep.do(command)
         found |= {*lockstep.violation.clauses} if lockstep.violation is not None else set()
     system.close()
-    assert found & clauses, found
+    assert {*fault.caught_by} <= found, found

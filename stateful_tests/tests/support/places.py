@@ -1,16 +1,27 @@
 """The places of a failure, as rows of clauses state them."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from reference.failures import Place
 from reference.prefix_cache import path_text
 
 
 def in_words(places: Iterable[Place]) -> str:
-    """Such as "table r1 0 2, node a4 full": the fields that each has, in their order; paths as text."""
+    """Such as "table r1 0 2, node a4 full": the fields that each has, in their order; paths as text,
+    flags by their names."""
     parts = []
     for place in places:
         kind = type(place).__name__.removeprefix("At").lower()
-        fields = (path_text(f) if isinstance(f, tuple) else str(f) for f in place if f is not None)
-        parts.append(" ".join([kind, *fields]))
+        said = (_said(name, value) for name, value in zip(place._fields, place))
+        parts.append(" ".join([kind, *filter(None, said)]))
     return ", ".join(parts)
+
+
+def _said(name: str, value: Any) -> str:
+    """A field of a place; a flag by its name."""
+    if value is None or isinstance(value, bool):
+        return name if value else ""
+    if hasattr(value, "_fields"):  # a place on one of several servers
+        return in_words([value])
+    return path_text(value) if isinstance(value, tuple) else str(value)

@@ -8,7 +8,8 @@ root - 1 "aa" on device and host, locked by h1 - 2 "a" whose store is in flight
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from reference.commands import token_id
 from reference.clauses import Clause
@@ -22,6 +23,8 @@ from reference.tiers.facts import (
     TierTransfer, TierUser,
 )  # fmt: skip
 from reference.tiers.locks import LockRanges
+from stateful_tests.tests.support.record_words import Notation, RecordKind
+from stateful_tests.tests.support.row_files import ClauseRow
 
 SIZES = TierConfig(1, 2, 6, 6, 6, 6, 8)
 A, B, C = (tuple(token_id(serial, at) for at in range(4)) for serial in (1, 2, 3))
@@ -125,6 +128,41 @@ RECURRENT = TierFacts(
 )  # fmt: skip
 
 
+class TierScene(NamedTuple):
+    """Facts before and after a poll, which conform. waiting: the requests that wait."""
+
+    facts: TierFacts
+    sizes: TierConfig
+    waiting: tuple[str, ...] = WAITING
+
+
+SCENES = {
+    "running": TierScene(FACTS, SIZES),
+    "rest": TierScene(REST, SIZES),
+    "storing": TierScene(STORING, SIZES),
+    "decoding": TierScene(RECEIVED, DECODING),
+    "states": TierScene(RECURRENT, WITH_STATES, ()),
+}
+_TOKENS = {
+    f"{letter}{at}": token
+    for letter, text in zip("abc", (A, B, C))
+    for at, token in enumerate(text)
+}
+NOTATION = Notation(
+    {
+        "node": RecordKind(TierNode, "nodes", "node"),
+        "transfer": RecordKind(TierTransfer, "transfers", "job"),
+        "operation": RecordKind(TierOperation, "operations", "job"),
+        "request": RecordKind(TierRequest, "requests", "name"),
+        "record": RecordKind(TierRecord, "records"),
+        "user": RecordKind(TierUser, "users"),
+        "read": RecordKind(TierRead, "reads"),
+        "page": RecordKind(TierPage, "stored"),
+    },
+    {**_TOKENS, "other": OTHER, "state": STATE},
+)
+
+
 def node(at: int, **changes: Any) -> Callable[[TierFacts], TierFacts]:
     """Another node in the place of one."""
 
@@ -174,3 +212,22 @@ def violated(change: Callable[[TierFacts], TierFacts], **scene: Any) -> tuple[li
     return [
         clause.id for clause, _ in found
     ], f"{first.expected}; {first.observed}" if first else ""
+
+
+def failures_of(row: ClauseRow) -> list[tuple[Clause, Failure]]:
+    """What a row of clause_rows.txt violates."""
+    name, *sizes = (row.on or "running").split(", ")
+    scene = SCENES[name]
+    changes = (change.split() for change in sizes)
+    was = now = scene.facts
+    for line in row.lines:
+        if line.startswith("before "):
+            was = NOTATION.changed(was, line.removeprefix("before "))
+        else:
+            now = NOTATION.changed(now, line)
+    return failures(
+        lambda _: now,
+        was=was,
+        sizes=replace(scene.sizes, **{field: int(value) for field, value in changes}),
+        waiting=scene.waiting,
+    )

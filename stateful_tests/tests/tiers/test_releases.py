@@ -28,8 +28,8 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.shrink.minimise import minimise
-from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
 from stateful_tests.tests.support.forked_workers import printed_by
+from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.traces.files import TraceError, dump, loads
 from stateful_tests.traces.notation import TIER_KINDS, parse
 
@@ -310,14 +310,14 @@ NOT_TOLD = {
 
 @pytest.mark.parametrize("core, silent", [("", set()), ("rust", NOT_TOLD)])
 def test_the_faults_are_seen_first_by_their_clauses(core, silent):
-    way = [f"--{core}"] if core else []
-    found = json.loads(printed_by("stateful_tests.tests.tiers.tier_faults", "--replay", *way))
-    assert {name: seen and seen[0] for name, (seen, _) in found.items()} == {
-        name: None if name in silent else fault.clause
-        for name, fault in TIER_FAULTS.items()
-        if fault.is_in(core)
+    suite, other = ("tiers+rust", "unified_cache/") if core else ("tiers", "rust_tree_core/")
+    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", suite, "--replay"))
+    assert {name: each["with"][:1] for name, each in seen.items()} == {
+        name: [] if name in silent else [fault.clause]
+        for name, fault in planted_faults("tiers/faults.toml").items()
+        if other not in fault.file
     }
-    assert [name for name, seen in found.items() if seen[1] is not None] == []
+    assert [name for name, each in seen.items() if each["without"]] == []
 
 
 def test_a_release_before_the_copy_engine_is_not_driven():

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 from reference.blocks.clauses import BlockStep, broken
 from reference.blocks.commands import Add, More, Update, client_tokens
@@ -43,36 +42,6 @@ SIZES = {
     "host state": EngineConfig((LayerGroup(2, state=True),), 12, 12, 8, host_chunks=4),
     "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
 }
-
-
-class ClauseRow(NamedTuple):
-    """Commands with their facts, and what the last of them violates.
-
-    clause: the headline, "" if all commands conform; also: further clauses, in any order. words: how the
-    headline's expected and observed end. places: of the headline's failure.
-    """
-
-    title: str
-    sizes: str
-    lines: tuple[str, ...]
-    clause: str
-    also: frozenset[str]
-    words: str
-    places: str
-
-
-def clause_rows() -> Iterator[ClauseRow]:
-    """The rows of clause_rows.txt."""
-    text = re.sub(r"^#.*\n", "", ROWS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    for paragraph in re.split(r"\n{2,}", text.strip()):
-        paragraph, _, places = paragraph.partition("\n   at ")
-        head, *lines, last = paragraph.splitlines()
-        title, _, sizes = head.partition(", on ")
-        found = re.fullmatch(r"-> (?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", last)
-        assert found is not None, f"{title}: {last}"
-        clause, also, words = (part or "" for part in found.groups())
-        further = frozenset(also.split())
-        yield ClauseRow(title, sizes or "full", tuple(lines), clause, further, words, places)
 
 
 @dataclass

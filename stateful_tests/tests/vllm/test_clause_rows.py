@@ -17,15 +17,17 @@ from reference.commands import Done, Mode
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.places import in_words
-from stateful_tests.tests.vllm.scenes import SIZES, Scene, clause_rows
+from stateful_tests.tests.support.row_files import clause_rows
+from stateful_tests.tests.vllm.scenes import ROWS as FILE
+from stateful_tests.tests.vllm.scenes import SIZES, Scene
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
-ROWS = list(clause_rows())
+ROWS = list(clause_rows(FILE))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
 def test_the_last_line_violates_its_clause_and_no_line_before_does(row):
-    scene = Scene(SIZES[row.sizes])
+    scene = Scene(SIZES[row.on or "full"])
     for line in row.lines[:-1]:
         assert scene.violation(line) is None, line
     violation = scene.violation(row.lines[-1])

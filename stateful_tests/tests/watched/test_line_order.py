@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from impl.sglang.server.events import VERSION
+from stateful_tests.tests.support.log_lines import events, spoilt
 from stateful_tests.watched.beside import AFTER_A_GAP, AFTER_A_MISMATCH
 from stateful_tests.watched.line_order import HELD
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
@@ -118,14 +119,14 @@ def test_judging_goes_on_at_a_step_of_an_empty_server(tmp_path):
     head = json.loads(lines[0])
     rows, full, swa = head["rows"], head["full_tokens"], head["swa_tokens"]
     del lines[20]
-    later = [
-        ["step", 900, 0, 0, 0, full, swa, rows, 0, 0, 0, []],
-        ["open", "z", True],
-        ["submit", "z.1", "z", 3, 3, False],
-    ]
-    lines += [json.dumps([41 + at, event]) for at, event in enumerate(later)]
-    busy = lines[:-3] + [lines[-3].replace(f"0, {full}", f"1, {full}")] + lines[-2:]
-    unjudged = [validated(each, tmp_path)[1].skipped[AFTER_A_GAP] for each in (lines, busy)]
+    later = events(f"""
+step 900: full {full}, swa {swa}, rows {rows}
+open z: done
+submit z.1 of z: tokens 3, new 3
+""")
+    numbers = [*enumerate(later, 41)], [*enumerate(spoilt(later, "1 sessions 1"), 41)]
+    idle, busy = ([*lines, *map(json.dumps, each)] for each in numbers)
+    unjudged = [validated(each, tmp_path)[1].skipped[AFTER_A_GAP] for each in (idle, busy)]
     assert unjudged[1] - unjudged[0] == 3
 
 

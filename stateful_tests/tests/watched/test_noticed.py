@@ -4,23 +4,22 @@ The rows of noticed.txt, and what can be changed in many ways.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from impl.sglang.server.events import WatchHeader
+from impl.sglang.server.events import FIELDS, WatchHeader
+from stateful_tests.tests.support.log_lines import JsonLine, event, header_fields, spoilt
+from stateful_tests.tests.support.row_files import paragraphs
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.situation import situation
 from stateful_tests.watched.validator import Validator
 
-Log = list[list[Any]]
+Log = list[JsonLine]
 PIECES: dict[str, Log] = {}
 SKIPPED = "events after a mismatch, up to the next snapshot"
 
@@ -36,40 +35,31 @@ class Row(NamedTuple):
 
 def rows() -> Iterator[Row]:
     """The rows of noticed.txt; its pieces stand before them."""
-    text = Path(__file__).with_name("noticed.txt").read_text(encoding="utf-8")
-    for paragraph in re.split(r"\n{2,}", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).strip()):
-        head, *lines = paragraph.splitlines()
-        if head.endswith(":"):
-            PIECES[head[:-1]] = list(map(json.loads, lines))
-            continue
-        title, _, changes = head.partition(", on ")
-        values = (change.split("=") for change in changes.split())
-        log = [event for line in lines[:-1] for event in events(line)]
-        outcome = lines[-1].removeprefix("-> ")
-        yield Row(title, {name: json.loads(value) for name, value in values}, log, outcome)
+    for title, on, lines, outcome, _ in paragraphs(Path(__file__).with_name("noticed.txt")):
+        log = [event for line in lines for event in events(line)]
+        if outcome:
+            yield Row(title, header_fields(on), log, outcome)
+        else:
+            PIECES[title] = log
 
 
 def events(line: str) -> Log:
-    """A line of a log, or what is written of a piece."""
-    if line.startswith("["):
-        return [json.loads(line)]
-    piece, _, changes = line.partition(": ")
-    name, *numbers = piece.split()
-    log = json.loads(json.dumps(PIECES[name]))
-    for change in changes.split():
-        place, _, value = change.partition("=")
-        first, *path, last = (int(part) if part.isdigit() else part for part in place.split("."))
-        reduce(getitem, path, log[first - 1])[last] = json.loads(value)
+    """An event, or what is written of a piece: its lines, and changes in the words of a line."""
+    head, _, changes = line.partition(": ")
+    name, *numbers = head.split()
+    if name not in PIECES:
+        return [event(line)]
+    log = spoilt(PIECES[name], changes)
     bounds = (number.partition("-") for number in numbers or [f"1-{len(log)}"])
     return [event for a, _, b in bounds for event in log[int(a) - 1 : int(b or a)]]
 
 
-ROWS = list(rows())
-TURN, FINISH, WITHOUT_OUTPUT = (PIECES[name] for name in ("TURN", "FINISH", "WITHOUT_OUTPUT"))
-
-
 def copy(*logs: Log) -> Log:
     return json.loads(json.dumps([event for log in logs for event in log]))
+
+
+ROWS = list(rows())
+TURN, FINISH, WITHOUT_OUTPUT = (PIECES[name] for name in ("TURN", "FINISH", "WITHOUT_OUTPUT"))
 
 
 @pytest.fixture
@@ -114,8 +104,8 @@ def first(found: Validated) -> tuple[str, str]:
 
 
 COUNTS = [
-    (2, "OUT-1"), (3, "SES-2"), (4, "SES-2"), (5, "OWN-3"), (6, "OWN-3"), (7, "OWN-4"), (8, "OWN-3"),
-    (9, "OWN-3"),
+    ("batch", "OUT-1"), ("queued", "SES-2"), ("sessions", "SES-2"), ("full", "OWN-3"), ("swa", "OWN-3"),
+    ("rows", "OWN-4"), ("tree_full", "OWN-3"), ("tree_swa", "OWN-3"),
 ]  # fmt: skip
 
 
@@ -124,7 +114,7 @@ COUNTS = [
 def test_each_count_of_a_step_has_its_clause(field, clause, by, validate):
     lines = copy(TURN, FINISH)
     (at,) = [n for n, line in enumerate(lines) if line[:2] == ["step", 3]]
-    lines[at][field] += by
+    lines[at][1 + FIELDS["step"].index(field)] += by
     assert first(validate(lines)) == (clause, "step")
 
 
@@ -135,7 +125,7 @@ def test_cursors_after_a_finish_without_output(cursor, by, validate):
     lines = copy(WITHOUT_OUTPUT)
     if cursor == 2 and by < 0:
         by = 2
-    lines[-2][8][cursor] += by
+    lines[-2][1 + FIELDS["release"].index("after")][cursor] += by
     mismatch = validate(lines).found[0]
     assert (mismatch.event, mismatch.command) == ("release", "finish c1.1 keep 0")
 
@@ -178,25 +168,25 @@ def test_what_a_snapshot_says_counts(change, clause, validate):
 
 def test_the_first_mismatches_are_kept(validate, monkeypatch):
     monkeypatch.setattr("stateful_tests.watched.beside.MAX_FOUND", 1)
-    found = validate(events("TURN: 5.7=9 8.7=8"))
+    found = validate(events("TURN: 5 rows 9; 8 rows 8"))
     assert (len(found.found), found.more) == (1, 2)
     monkeypatch.setattr("stateful_tests.watched.beside.MAX_OF_KNOWN", 1)
-    steps = [["step", at, 0, 0, 0, 32 + at, 32, 4, 0, 0, 0, []] for at in (1, 2, 3)]
+    steps = [event(f"step {at}: full {32 + at}, swa 32, rows 4") for at in (1, 2, 3)]
     found = validate(steps, tree=True, release="0.5.20", window=6, page_size=4)
     assert (len(found.mismatches), found.known["swept-too-far"]) == (1, 3)
 
 
 def test_after_a_mismatch_the_next_snapshot_is_taken(validate):
-    found = validate([*events("TURN: 7.1.0.2=2"), *PIECES["SNAPSHOT"], *FINISH])
+    found = validate([*events("TURN: 7 c1.1 tokens 2"), *PIECES["SNAPSHOT"], *FINISH])
     assert len(found.found) == 1 and found.given == 2
     assert found.skipped[SKIPPED] == 4 and found.commands["Finish"] == 1
 
 
 @pytest.mark.parametrize("lines, reached", [
     (events("TURN") + events("RETRACT"), {"a retract": 1}),
-    (events("TURN 1-8") + [["release", "c1.1", "c1", None, False, 1, None, [3, 3, 0, 0], [3, 3, 0, 0], 9]],
+    (events("TURN 1-8") + events("release c1.1 of c1: outputs 1, before C3 A3, after C3 A3, limit 9"),
      {"a retract": 1}),
-    (events("TURN 1-8") + [["release", "c1.1", "c1", None, False, 0, None, [3, 3, 0, 0], [3, 3, 0, 0], 9]],
+    (events("TURN 1-8") + events("release c1.1 of c1: before C3 A3, after C3 A3, limit 9"),
      {"a retract": 1, "a retract before the first result": 1}),
 ])  # fmt: skip
 def test_which_retracts_are_reached(lines, reached, validate):
@@ -208,7 +198,7 @@ def test_which_retracts_are_reached(lines, reached, validate):
 
 
 def test_another_text_differs_at_a_position(validate):
-    mismatch = validate(events("TEXTS 1-7: 7.7=[1,5,3,4]")).found[0]
+    mismatch = validate(events("TEXTS 1-7: 7 ids 1 5 3 4")).found[0]
     assert "at position 1 " in mismatch.observed
 
 

@@ -1,8 +1,6 @@
 """Runs of two whole servers: their environment as data, what judges say, how a run is shrunk and shown."""
 
-import tomllib
 from pathlib import Path
-from types import SimpleNamespace as Bag
 
 import msgspec
 import pytest
@@ -17,13 +15,14 @@ from impl.sglang.server.outcome import PairEvent, PairNote, RunOutcome
 from impl.sglang.server.pair.choices import MESSAGES, NetworkChoice, NetworkChoices, harms
 from impl.sglang.server.runs import WholeScheduler
 from stateful_tests.tests.support.night import NIGHT, at_night
-from stateful_tests.tests.watched.test_serving import Fault, copy_of
+from stateful_tests.tests.support.planted_faults import planted_faults
+from stateful_tests.tests.support.served_faults import found_in_servers
 from stateful_tests.watched import pairs, serving
 
 RELEASE = "0.5.23"
 HERE = Path(__file__)
 RUNS = sorted((HERE.parents[3] / "fixtures" / "served").glob("*.json"))
-FAULTS = tomllib.loads(HERE.with_name("pair_faults.toml").read_text(encoding="utf-8"))
+FAULTS = planted_faults("watched/pair_faults.toml")
 SLOW = NetworkChoice("transfer", "c2.1", number=2, steps=100, at=5)
 
 
@@ -206,23 +205,6 @@ def test_a_saved_run_shows_its_finding_again(runner, path):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_a_pair_is_caught(name, tmp_path):
     """By the judge that is named."""
-    try:
-        python = environment.python_of(RELEASE)
-    except UnusableImplementation as error:
-        pytest.skip(f"no server environment: {error}")
-    row = Bag(**FAULTS[name])
-    fault = Fault(name, row.file, row.old, row.new, row.key)
-    copy_of(next(python.parents[1].glob("lib/python*/site-packages/sglang")), fault, tmp_path)
-    runner, keys = WholeScheduler(python, tmp_path), set[str]()
-    try:
-        runs = pairs.PairPopulation(7)
-        for _ in range(60):
-            keys |= {
-                each.key
-                for each in serving.serve(runner, serving.ServedRun(RELEASE, *runs.draw())).new
-            }
-            if row.key in keys:
-                break
-    finally:
-        runner.close()
-    assert row.key in keys
+    fault = FAULTS[name]
+    seen = found_in_servers(fault, pairs.PairPopulation(7), fault.clause, tmp_path)
+    assert fault.clause in seen

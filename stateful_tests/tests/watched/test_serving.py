@@ -3,10 +3,8 @@
 import itertools
 import random
 import sys
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace as Bag
-from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -20,7 +18,8 @@ from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import NIGHT, at_night
-from stateful_tests.tests.tiers.tier_faults import TIER_FAULTS
+from stateful_tests.tests.support.planted_faults import planted_faults
+from stateful_tests.tests.support.served_faults import found_in_servers
 from stateful_tests.watched import population, serving
 from stateful_tests.watched.reader import WatchLog
 from stateful_tests.watched.results import Validated
@@ -543,76 +542,15 @@ def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
 # takes minutes and the server environment, so it is for the night.
 
-RUNS = 60
-
-
-class Fault(NamedTuple):
-    """A table of faults.toml, which says what its fields are."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    sees: str
-    fixed: dict[str, int | bool] = {}  # noqa: RUF012
-    impatient: bool = False
-
-
-_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))[
-    "fault"
-]
-# Of those that random commands find in the tree with its host tier, what clients reach; on which servers.
-OF_A_TIER = {
-    "swa-lock-lost-at-a-split": {"storage": 0},
-    "swa-host-part-dropped-at-a-split": {"storage": 0},
-    "pending-write-not-renamed-at-a-split": {"storage": 0},
-    "abort-of-a-prefetch-frees-twice": {"storage": 2},
-    "backup-keeps-its-lock": {"storage": 1},
-    "window-that-came-short-leaks": {"storage": 2},
-    "state-copy-moves-up-at-a-split": {"states": 20},
-    "slot-of-a-state-is-lost": {"states": 20},
-    "core-in-rust-names-other-host-slots": {"rust": True},
-}
-FAULTS = [Fault(**table) for table in _TABLES] + [
-    Fault(name, fault.file, fault.old, fault.new, "log", {"hicache": True, "rust": False} | fixed)
-    for name, fixed in OF_A_TIER.items()
-    for fault in (TIER_FAULTS[name],)
-]
-
-
-def copy_of(package: Path, fault: Fault, folder: Path) -> None:
-    """A package `sglang` of links, but for the one file that has the fault."""
-    at, parts = folder / "sglang", ("srt", *fault.file.split("/"))
-    for part in parts:
-        at.mkdir()
-        for each in package.iterdir():
-            if each.name not in (part, "__pycache__"):
-                (at / each.name).symlink_to(each)
-        at, package = at / part, package / part
-    text = package.read_text()
-    assert text.count(fault.old) == 1, (
-        f"{fault.name}: {text.count(fault.old)} places in {fault.file}"
-    )
-    at.write_text(text.replace(fault.old, fault.new))
+# Those of the host tier that clients reach as well, on servers that have it.
+OF_A_TIER = [fault for fault in planted_faults("tiers/faults.toml").values() if fault.server]
+FAULTS = [*planted_faults("watched/faults.toml").values(), *OF_A_TIER]
 
 
 @at_night
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
 def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
-    try:
-        python = environment.python_of(RELEASE)
-    except UnusableImplementation as error:
-        pytest.skip(f"no server environment: {error}")
-    copy_of(next(python.parents[1].glob("lib/python*/site-packages/sglang")), fault, tmp_path)
-    runner = WholeScheduler(python, tmp_path)
-    try:
-        runs = population.Population(1, fixed=fault.fixed, impatient=fault.impatient)
-        for _ in range(RUNS):
-            judged = serving.serve(runner, serving.ServedRun(RELEASE, *runs.draw()))
-            runs.ran(judged.validated.reached)
-            if fault.sees in {each.judge for each in judged.new}:
-                # a run that a busy machine has cut short is seen by another judge, and says nothing
-                break
-    finally:
-        runner.close()
-    assert fault.sees in {each.judge for each in judged.new}, judged.findings
+    judge = "log" if fault in OF_A_TIER else fault.clause
+    runs = population.Population(1, fixed=fault.server, impatient=fault.impatient)
+    # a run that a busy machine has cut short is seen by another judge, and says nothing
+    assert judge in found_in_servers(fault, runs, judge, tmp_path)

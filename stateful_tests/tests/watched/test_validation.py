@@ -12,6 +12,7 @@ from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
 from stateful_tests.traces.notation import format_command
+from stateful_tests.tests.support.log_lines import event, events, spoilt
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.tests.tiers.scenes import (
     A,
@@ -170,45 +171,45 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 # Two first turns of one session at once, on 0.5.18: the second is rejected, and ends as the session's.
-TWO_FIRST_TURNS = """
-["open","c1",true]
-["submit","c1.1","c1",1,1,false]
-["admit","c1.1","c1",0,[0,0,0,0]]
-["extend",[["c1.1",0,1,[1,1,0,0]]]]
-["step",1,1,0,1,63,0,5,0,0,0,[]]
-["submit","c1.2","c1",1,1,true,"active request"]
-["admit","c1.2","c1",0,[0,0,0,0]]
-["extend",[["c1.2",0,1,[1,1,0,0]]]]
-["step",2,1,0,1,62,0,4,0,0,0,[]]
-["release","c1.2","c1","FINISH_ABORT",true,1,null,[1,1,0,0],null,1]
-["step",3,0,0,1,62,0,4,0,0,0,[]]
-""".splitlines()[1:]
+TWO_FIRST_TURNS = events("""
+open c1: done
+submit c1.1 of c1: tokens 1, new 1
+admit c1.1 of c1
+extend: c1.1 tokens 1 C1 A1
+step 1: batch 1, sessions 1, full 63, rows 5
+submit c1.2 of c1: tokens 1, new 1, rejected, why "active request"
+admit c1.2 of c1
+extend: c1.2 tokens 1 C1 A1
+step 2: batch 1, sessions 1, full 62, rows 4
+release c1.2 of c1: reason FINISH_ABORT, inserts, outputs 1, before C1 A1, limit 1
+step 3: sessions 1, full 62, rows 4
+""")
 
 
 @pytest.mark.parametrize("release, known", [("0.5.18", "rejection-takes-slot"), ("0.5.24", None)])
 def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
     head = header(**SMALL, release=release, overlap=True)
-    found = validate(written([head, *map(json.loads, TWO_FIRST_TURNS)]))
+    found = validate(written([head, *TWO_FIRST_TURNS]))
     assert [(m.clause, m.event, m.known) for m in found.mismatches] == [("SES-2", "release", known)]
     assert found.skipped["events after a mismatch, up to the next snapshot"] == 1
 
 
 # A turn, a flush, the next turn of its session.
-A_FLUSH = """
-["open","c1",true]
-["submit","c1.1","c1",2,2,false]
-["admit","c1.1","c1",0,[0,0,0,0]]
-["extend",[["c1.1",0,2,[2,2,0,0]]]]
-["step",1,1,0,1,62,0,5,0,0,0,[]]
-["release","c1.1","c1","FINISH_LENGTH",true,1,1,[2,2,0,0],[2,2,0,0],1]
-["step",2,0,0,1,62,0,5,0,0,0,[]]
-["flush",0]
-["step",3,0,0,1,64,0,6,0,0,0,[]]
-["submit","c1.2","c1",4,1,false]
-["admit","c1.2","c1",0,[0,0,0,0]]
-["extend",[["c1.2",0,4,[4,4,0,0]]]]
-["step",4,1,0,1,60,0,5,0,0,0,[]]
-""".splitlines()[1:]
+A_FLUSH = events("""
+open c1: done
+submit c1.1 of c1: tokens 2, new 2
+admit c1.1 of c1
+extend: c1.1 tokens 2 C2 A2
+step 1: batch 1, sessions 1, full 62, rows 5
+release c1.1 of c1: reason FINISH_LENGTH, inserts, outputs 1, counted 1, before C2 A2, after C2 A2, limit 1
+step 2: sessions 1, full 62, rows 5
+flush
+step 3: sessions 1, full 64, rows 6
+submit c1.2 of c1: tokens 4, new 1
+admit c1.2 of c1
+extend: c1.2 tokens 4 C4 A4
+step 4: batch 1, sessions 1, full 60, rows 5
+""")
 
 
 @pytest.mark.parametrize("at, to, found", [
@@ -219,7 +220,7 @@ A_FLUSH = """
 ])  # fmt: skip
 def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
     """It is in the log, where it was made, or before its turn has ended."""
-    lines = [*map(json.loads, A_FLUSH)]
+    lines = [*A_FLUSH]
     flush = lines.pop(at)
     lines = lines if to is None else [*lines[:to], flush, *lines[to:]]
     head = header(**SMALL)
@@ -230,7 +231,7 @@ def test_after_a_flush_a_session_keeps_nothing(at, to, found, written):
 
 def test_a_flush_leaves_nothing_in_the_tree(written):
     head = header(**SMALL, tree=True)
-    (found,) = validate(written([head, ["flush", 5]])).found
+    (found,) = validate(written([head, event("flush: tree 5")])).found
     assert (found.clause, found.event, found.observed) == ("OUT-1", "flush", "5 are there")
 
 
@@ -238,38 +239,40 @@ def test_a_flush_leaves_nothing_in_the_tree(written):
     ("0.5.23", "flush-under-a-waiting-state"), ("0.5.24", None)])  # fmt: skip
 def test_a_flush_spares_the_state_of_a_turn_that_waits(release, known, written):
     """Its first look at the tree has given it a slot, and there was no room."""
-    lines = [["open", "c1", True], ["submit", "c1.1", "c1", 9, 9, False],
-             ["admit", "c1.1", "c1", 4, [0, 0, 0, 4]],
-             ["step", 1, 0, 1, 1, 60, 0, 6, 4, 0, 0, [], 7], ["flush", 0]]  # fmt: skip
+    lines = events("""
+open c1: done
+submit c1.1 of c1: tokens 9, new 9
+admit c1.1 of c1: prefix 4, R4
+step 1: queued 1, sessions 1, full 60, rows 6, tree_full 4, states 7
+flush
+""")
     head = header(**SMALL, release=release, states=8, tree=True)
     found = validate(written([head, *lines])).mismatches
     assert [(m.clause, m.event, m.known) for m in found] == [("STA-6", "flush", known)]
-    other = ["submit", "c1.1", None, 9, 9, False]
-    lines[1:3], lines[3][-1] = [other, ["admit", "c1.1", None, 4, [0, 0, 0, 4]]], 8
-    assert not validate(written([head, *lines])).mismatches, "only turns of sessions keep the slot"
+    others = spoilt(lines, "2 session no; 3 session no; 4 states 8")
+    assert not validate(written([head, *others])).mismatches, "only turns of sessions keep the slot"
 
 
 # An operator pauses the server between two chunks of a turn.
-A_PAUSE = """
-["open","c1",true]
-["submit","c1.1","c1",12,12,false]
-["admit","c1.1","c1",0,[0,0,0,0]]
-["extend",[["c1.1",0,8,[8,8,0,0]]]]
-["step",1,1,0,1,56,0,5,0,0,0,[]]
-["release","c1.1","c1",null,false,0,null,[8,8,0,0],[8,8,0,0],2]
-["requeue","c1.1"]
-["admit","c1.1","c1",8,[8,8,0,0]]
-["extend",[["c1.1",8,4,[12,12,0,0]]]]
-["step",2,1,0,1,52,0,5,0,0,0,[]]
-""".splitlines()[1:]
+A_PAUSE = events("""
+open c1: done
+submit c1.1 of c1: tokens 12, new 12
+admit c1.1 of c1
+extend: c1.1 tokens 8 C8 A8
+step 1: batch 1, sessions 1, full 56, rows 5
+release c1.1 of c1: before C8 A8, after C8 A8, limit 2
+requeue c1.1
+admit c1.1 of c1: prefix 8, C8 A8
+extend: c1.1 prefix 8 tokens 4 C12 A12
+step 2: batch 1, sessions 1, full 52, rows 5
+""")
 
 
 @pytest.mark.parametrize("kept, found", [(8, []), (4, [("LEN-2", "release"), ("LEN-2", "admit")])])
 def test_a_turn_that_is_retracted_between_two_chunks_keeps_what_it_has_computed(
     kept, found, written
 ):
-    lines = [*map(json.loads, A_PAUSE)]
-    lines[5][8] = [kept, kept, 0, 0]
+    lines = spoilt(A_PAUSE, f"6 after C{kept} A{kept}")
     head = header(**SMALL)
     result = validate(written([head, *lines]))
     assert [(mismatch.clause, mismatch.event) for mismatch in result.found] == found
@@ -363,11 +366,11 @@ def test_a_lock_has_the_range_of_the_path_that_it_was_taken_on(written):
 def test_with_a_host_tier_a_prefix_grows_by_what_is_loaded(
     matched, has_tier, found, loaded, written
 ):
-    lines = [
-        ["submit", "c1", None, 6, 6, False],
-        ["admit", "c1", None, matched, [0, 0, 0, matched]],
-        ["extend", [["c1", 4, 2, [6, 6, 0, 4]]]],
-    ]
+    lines = events(f"""
+submit c1: tokens 6, new 6
+admit c1: prefix {matched}, R{matched}
+extend: c1 prefix 4 tokens 2 C6 A6 R4
+""")
     tier = OF_A_TIER["tier"] if has_tier else None
     sizes = {**OF_A_TIER, "tier": tier, "full_tokens": 32, "swa_tokens": 32}
     result = validate(written([header(**sizes), *lines]))
@@ -386,10 +389,10 @@ BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"
 
 def test_a_storage_has_records_of_who_waits(written):
     """Who waits is not known after a mismatch."""
-    asked, ask = REST._replace(asked=("c1",)), ["submit", "c1", None, 6, 6, False]
-    looks = [ask, ["admit", "c1", None, 0, [0, 0, 0, 0]]]  # then it may poll the transfers
+    asked, ask = REST._replace(asked=("c1",)), event("submit c1: tokens 6, new 6")
+    looks = [ask, event("admit c1: prefix 0")]  # then it may poll the transfers
     for before, found in (
-        ([ask], []), (looks, []), ([], ["XFER-3"]), ([["requeue", "c2"]], ["OUT-1"]),
+        ([ask], []), (looks, []), ([], ["XFER-3"]), ([event("requeue c2")], ["OUT-1"]),
     ):  # fmt: skip
         result = validate(written([header(**BEHIND_IT), *before, ["tier", asked, []]]))
         assert [each.clause for each in result.found] == found
@@ -443,18 +446,18 @@ def test_slots_of_states_of_both_tiers_are_counted(states, of_the_host, found, w
 
 def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(written):
     """So it ends the turn of its session as soon as it is queued, which is a known fault."""
-    lines = [
-        ["open", "s1", True],
-        ["submit", "c1", "s1", 6, 6, False],
-        ["submit", "c2", "s1", 1, 1, True, "Streaming session already has an active request."],
-        ["submit", "c3", "s1", 8, 2, False],
-    ]
+    lines = events("""
+open s1: done
+submit c1 of s1: tokens 6, new 6
+submit c2 of s1: tokens 1, new 1, rejected, why "Streaming session already has an active request."
+submit c3 of s1: tokens 8, new 2
+""")
     for tier, known in ((BEHIND_IT, "rejection-ends-turn"), (OF_A_TIER, None)):
         (found,) = validate(written([header(**tier, release="0.5.23"), *lines])).mismatches
         assert (found.clause, found.known) == ("OUT-1", known)
     # or the first turn has the row of the rejected one, and is nobody's from then on
     lines[3:] = [
-        ["admit", "c1", "s1", 1, [1, 1, 0, 0]],
+        event("admit c1 of s1: prefix 1, C1 A1"),
         ["tier", REST._replace(asked=("x",), host_free=kv((), (5,))), []],
     ]
     for tier, known in ((BEHIND_IT, "rejection-takes-slot"), (OF_A_TIER, None)):
@@ -465,24 +468,24 @@ def test_a_turn_that_is_rejected_is_matched_at_once_where_there_is_a_storage(wri
 
 
 # Recurrent state: slots 8, of which a turn of c1 has one. Its second turn resumes; c2 waits with a slot.
-STATES = """
-["open","c1",true]
-["submit","c1.1","c1",3,3,false]
-["admit","c1.1","c1",0,[0,0,0,0]]
-["extend",[["c1.1",0,3,[3,3,0,0]]]]
-["step",1,1,0,1,61,0,5,0,0,0,[],7]
-["step",2,1,0,1,60,0,5,0,0,0,[["c1.1",4,4,0,0]],7]
-["release","c1.1","c1","FINISH_LENGTH",true,2,2,[4,4,0,0],[4,4,0,0],2]
-["open","c2",true]
-["submit","c2.1","c2",5,5,false]
-["admit","c2.1","c2",3,[0,0,0,3]]
-["step",3,0,1,2,60,0,5,0,0,0,[],6]
-["submit","c1.2","c1",7,2,false]
-["admit","c1.2","c1",4,[4,4,0,0]]
-["admit","c2.1","c2",0,[0,0,0,0]]
-["extend",[["c1.2",4,3,[7,7,0,0]],["c2.1",0,5,[5,5,0,0]]]]
-["step",4,2,0,2,52,0,4,0,0,0,[],6]
-""".splitlines()[1:]
+STATES = events("""
+open c1: done
+submit c1.1 of c1: tokens 3, new 3
+admit c1.1 of c1
+extend: c1.1 tokens 3 C3 A3
+step 1: batch 1, sessions 1, full 61, rows 5, states 7
+step 2: batch 1, sessions 1, full 60, rows 5, states 7; c1.1 C4 A4
+release c1.1 of c1: reason FINISH_LENGTH, inserts, outputs 2, counted 2, before C4 A4, after C4 A4, limit 2
+open c2: done
+submit c2.1 of c2: tokens 5, new 5
+admit c2.1 of c2: prefix 3, R3
+step 3: queued 1, sessions 2, full 60, rows 5, states 6
+submit c1.2 of c1: tokens 7, new 2
+admit c1.2 of c1: prefix 4, C4 A4
+admit c2.1 of c2
+extend: c1.2 prefix 4 tokens 3 C7 A7; c2.1 tokens 5 C5 A5
+step 4: batch 2, sessions 2, full 52, rows 4, states 6
+""")
 OF_STATES = {
     "window": None,
     "full_tokens": 64,
@@ -493,16 +496,15 @@ OF_STATES = {
 }
 
 
-@pytest.mark.parametrize("old, new, found", [
-    ("", "", []),
-    ('[["c1.1",4,4,0,0]],7]', '[["c1.1",4,4,0,0]],6]', ["STA-6", "STA-6"]),  # lost, and found again
-    ("[],6]", "[],7]", ["STA-6"]),  # given back though c2.1 waits with it
-    ('["admit","c1.2","c1",4,[4,4,0,0]]', '["admit","c1.2","c1",3,[3,3,0,0]]', ["STA-2"]),
+@pytest.mark.parametrize("changes, found", [
+    ("", []),
+    ("6 states 6", ["STA-6", "STA-6"]),  # lost, and found again
+    ("11 states 7; 16 states 7", ["STA-6"]),  # given back though c2.1 waits with it
+    ("13 prefix 3, C3 A3", ["STA-2"]),
 ])  # fmt: skip
-def test_states_add_up_and_turns_resume_where_theirs_are(old, new, found, written):
-    lines = [line.replace(old, new) if old else line for line in STATES]
+def test_states_add_up_and_turns_resume_where_theirs_are(changes, found, written):
     head = header(release="9.9.9", tree=True, **OF_STATES)
-    result = validate(written([head, *map(json.loads, lines)]))
+    result = validate(written([head, *spoilt(STATES, changes)]))
     assert [each.clause for each in result.found] == found
     assert result.wrong_states == ({("c1.2", 3): ""} if found == ["STA-2"] else {})
 
@@ -511,60 +513,52 @@ def test_states_add_up_and_turns_resume_where_theirs_are(old, new, found, writte
     "free, found", [(7, []), (6, []), (5, ["STA-6", "STA-6"]), (8, ["STA-6"] * 2)]
 )
 def test_a_lazy_server_takes_one_slot_more_while_a_state_is_due(free, found, written):
-    due = '[["c1.1",4,4,0,0]],'
-    lines = [line.replace(f"{due}7]", f"{due}{free}]") for line in STATES]
     head = header(release="9.9.9", tree=True, lazy=True, **OF_STATES)
-    assert [
-        each.clause for each in validate(written([head, *map(json.loads, lines)])).found
-    ] == found
+    result = validate(written([head, *spoilt(STATES, f"6 states {free}")]))
+    assert [each.clause for each in result.found] == found
 
 
 # Verify rounds of c1's first turn, and its second. The last round accepts more than the first turn takes.
-ROUNDS = """
-["open","c1",true]
-["submit","c1.1","c1",1,1,false]
-["admit","c1.1","c1",0,[0,0,0,0]]
-["extend",[["c1.1",0,1,[1,1,0,0]]]]
-["step",1,1,0,1,63,0,5,0,0,0,[],7]
-["step",2,1,0,1,55,0,5,0,0,0,[["c1.1",1,9,0,0]],7]
-["result",[["c1.1",1,[1,9,0,0],[]]]]
-["step",3,1,0,1,55,0,5,0,0,0,[["c1.1",1,9,0,0]],7]
-["result",[["c1.1",2,[2,9,0,0],[]]]]
-["step",4,0,0,1,55,0,5,0,0,0,[],7]
-["release","c1.1","c1","FINISH_LENGTH",true,6,3,[6,9,0,0],[4,4,0,0],3]
-["submit","c1.2","c1",6,2,false]
-["admit","c1.2","c1",4,[4,4,0,0]]
-["step",5,0,1,1,60,0,5,0,0,0,[],7]
-["admit","c1.2","c1",4,[4,4,0,0]]
-["extend",[["c1.2",4,2,[6,6,0,0]]]]
-["step",6,1,0,1,58,0,5,0,0,0,[],7]
-["release","c1.2","c1","FINISH_LENGTH",true,1,1,[6,6,0,0],[6,6,0,0],1]
-["submit","c1.3","c1",9,2,false]
-["admit","c1.3","c1",6,[6,6,0,0]]
-""".splitlines()[1:]
-BEFORE = '["step",4,0,0,1,55,0,5,0,0,0,[],7]'
-IN_FLIGHT = '["step",4,1,0,1,55,0,5,0,0,0,[["c1.1",2,9,0,0]],7]'
+ROUNDS = events("""
+open c1: done
+submit c1.1 of c1: tokens 1, new 1
+admit c1.1 of c1
+extend: c1.1 tokens 1 C1 A1
+step 1: batch 1, sessions 1, full 63, rows 5, states 7
+step 2: batch 1, sessions 1, full 55, rows 5, states 7; c1.1 C1 A9
+result: c1.1 outputs 1 C1 A9
+step 3: batch 1, sessions 1, full 55, rows 5, states 7; c1.1 C1 A9
+result: c1.1 outputs 2 C2 A9
+step 4: sessions 1, full 55, rows 5, states 7
+release c1.1 of c1: reason FINISH_LENGTH, inserts, outputs 6, counted 3, before C6 A9, after C4 A4, limit 3
+submit c1.2 of c1: tokens 6, new 2
+admit c1.2 of c1: prefix 4, C4 A4
+step 5: queued 1, sessions 1, full 60, rows 5, states 7
+admit c1.2 of c1: prefix 4, C4 A4
+extend: c1.2 prefix 4 tokens 2 C6 A6
+step 6: batch 1, sessions 1, full 58, rows 5, states 7
+release c1.2 of c1: reason FINISH_LENGTH, inserts, outputs 1, counted 1, before C6 A6, after C6 A6, limit 1
+submit c1.3 of c1: tokens 9, new 2
+admit c1.3 of c1: prefix 6, C6 A6
+""")
+IN_FLIGHT = "10 batch 1; 10 c1.1 C2 A9; "
 LONGER = "turn-goes-on-from-a-longer-state"
 
 
 @pytest.mark.parametrize("changes, state, found, new", [
-    ({}, 6, [("STA-2", LONGER)], ["STA-2"]),
-    ({"true,6,3,[6,9,0,0]": "true,4,3,[4,9,0,0]"}, 4, [], []),  # it accepts what the turn takes
+    ("", 6, [("STA-2", LONGER)], ["STA-2"]),
+    ("11 outputs 4, before C4 A9", 4, [], []),  # it accepts what the turn takes
     # the KV of the last token was not computed, nor is it in the state; with a round in flight it may be
-    ({"true,6,3,[6,9,0,0]": "true,3,3,[3,9,0,0]"}, 3,
+    ("11 outputs 3, before C3 A9", 3,
      [("LEN-2", "last-token"), ("STA-2", "last-token")], ["LEN-2", "STA-2"]),
-    ({BEFORE: IN_FLIGHT, "true,6,3,[6,9,0,0]": "true,3,3,[3,9,0,0]"}, 4,
+    (IN_FLIGHT + "11 outputs 3, before C3 A9", 4,
      [("LEN-2", "last-token"), ("STA-2", LONGER)], ["LEN-2", "STA-2"]),
-    ({BEFORE: IN_FLIGHT, "true,6,3,[6,9,0,0]": "true,4,3,[4,9,0,0]"}, 5, [("STA-2", LONGER)], []),
+    (IN_FLIGHT + "11 outputs 4, before C4 A9", 5, [("STA-2", LONGER)], []),
 ])  # fmt: skip
 def test_a_turn_resumes_behind_verify_rounds(changes, state, found, new, written):
     """Told once of a turn. What a round in flight adds to a state is not in a log."""
-    text = "\n".join(ROUNDS)
-    for old, by in changes.items():
-        assert text.count(old) == 1
-        text = text.replace(old, by)
     settings = {"overlap": True, "speculative": True, **OF_STATES}
-    lines = [json.loads(line) for line in text.splitlines()]
+    lines = spoilt(ROUNDS, changes)
     result = validate(written([header(release="0.5.23", **settings), *lines]))
     assert [(each.clause, each.known) for each in result.mismatches] == found
     for each in result.mismatches:
@@ -577,16 +571,15 @@ def test_a_turn_resumes_behind_verify_rounds(changes, state, found, new, written
 
 def test_a_turn_that_comes_back_resumes_where_it_did(written):
     """It was retracted before its first result; its first admission has told that its state is another."""
-    lines = [json.loads(line) for line in ROUNDS[:11]]
-    lines += map(json.loads, """
-["submit","c1.2","c1",5,1,false]
-["admit","c1.2","c1",4,[4,4,0,0]]
-["extend",[["c1.2",4,1,[5,5,0,0]]]]
-["step",5,1,0,1,59,0,5,0,0,0,[],7]
-["release","c1.2","c1",null,false,0,null,[5,5,0,0],[5,5,0,0],3]
-["requeue","c1.2"]
-["admit","c1.2","c1",4,[4,4,0,0]]
-""".splitlines()[1:])  # fmt: skip
+    lines = ROUNDS[:11] + events("""
+submit c1.2 of c1: tokens 5, new 1
+admit c1.2 of c1: prefix 4, C4 A4
+extend: c1.2 prefix 4 tokens 1 C5 A5
+step 5: batch 1, sessions 1, full 59, rows 5, states 7
+release c1.2 of c1: before C5 A5, after C5 A5, limit 3
+requeue c1.2
+admit c1.2 of c1: prefix 4, C4 A4
+""")
     head = header(release="0.5.23", overlap=True, speculative=True, **OF_STATES)
     result = validate(written([head, *lines]))
     assert not result.found and not result.skipped, result.found
@@ -596,10 +589,8 @@ def test_a_turn_that_comes_back_resumes_where_it_did(written):
 def test_a_turn_that_waited_with_a_slot(prefix, wrong, written):
     """Of 0.5.23, which leaves the slot as it is: the state there is somebody else's if its text begins."""
     head = header(release="0.5.23", tree=True, **OF_STATES)
-    lines = [*map(json.loads, STATES)]
-    lines[13][3], lines[13][4][3] = prefix, prefix
-    lines[14][1][1] = ["c2.1", prefix, 5 - prefix, [5, 5, 0, prefix]]
-    lines[15][8] = lines[15][10] = prefix
+    changes = f"14 prefix {prefix}, R{prefix}; 15 c2.1 prefix {prefix} tokens {5 - prefix} C5 A5 R{prefix};"
+    lines = spoilt(STATES, f"{changes} 16 tree_full {prefix}, tree_locked {prefix}")
     result = validate(written([head, *lines]))
     assert not result.mismatches and result.wrong_states == wrong
 
@@ -613,24 +604,30 @@ def test_who_matches_a_text_that_ended_with_a_round_in_flight(
 ):
     """Its node has the state of more than that."""
     node, states = [[1, 2, 3, 4], [1, 2, 3, 4], [], 0, 0], {"free": [], "tracked": {}, "nodes": [3]}
-    opened = [["open", session, True]] if session else []
+    of, count = (f" of {session}", 1) if session else ("", 0)
+    opened = events(f"open {session}: done") if session else []
+    pages = ["pages", {}, [], [], None, None, [node], states | {"held": {}}]
     lines = [
         *opened,
-        ["submit", "a", session, 3, 3, False, "", [1, 2, 3]],
-        ["admit", "a", session, 0, [0, 0, 0, 0]],
-        ["extend", [["a", 0, 3, [3, 3, 0, 0]]]],
-        ["step", 1, 1, 0, len(opened), 61, 0, 5, 0, 0, 0, [], 7],
-        ["result", [["a", 1, [3, 3, 0, 0], [4]]]],
-        ["step", 2, 1, 0, len(opened), 59, 0, 5, 0, 0, 0, [["a", 3, 5, 0, 0]], 7],
-        ["step", 3, 1, 0, len(opened), 57, 0, 5, 0, 0, 0, [["a", 3, 7, 0, 0]], 7],
-        ["release", "a", session, reason, True, 2, 2, [4, 7, 0, 0], None, 2, [4, 5]],
-        ["step", 4, 0, 0, len(opened), 60, 0, 6, 4, 0, 0, [], 8],
-        ["pages", {}, [], [], None, None, [node], states | {"held": {}}],
-        ["submit", "b", None, 5, 5, False, "", [1, 2, 3, 4, 9]],
-        ["admit", "b", None, 4, [0, 0, 0, 4]],
-        ["extend", [["b", 4, 1, [5, 5, 0, 4]]]],
-        ["step", 5, 1, 0, len(opened), 59, 0, 5, 4, 0, 4, [], 7],
-        ["pages", {}, [], [], None, None, [node], states | {"held": {}}],
+        *events(f"""
+submit a{of}: tokens 3, new 3, ids 1 2 3
+admit a{of}: prefix 0
+extend: a tokens 3 C3 A3
+step 1: batch 1, sessions {count}, full 61, rows 5, states 7
+result: a outputs 1 C3 A3 ids 4
+step 2: batch 1, sessions {count}, full 59, rows 5, states 7; a C3 A5
+step 3: batch 1, sessions {count}, full 57, rows 5, states 7; a C3 A7
+release a{of}: reason {reason}, inserts, outputs 2, counted 2, before C4 A7, limit 2, ids 4 5
+step 4: sessions {count}, full 60, rows 6, tree_full 4, states 8
+"""),
+        pages,
+        *events(f"""
+submit b: tokens 5, new 5, ids 1 2 3 4 9
+admit b: prefix 4, R4
+extend: b prefix 4 tokens 1 C5 A5 R4
+step 5: batch 1, sessions {count}, full 59, rows 5, tree_full 4, tree_locked 4, states 7
+"""),
+        pages,
     ]
     sizes = {"tree": True, "speculative": True, "overlap": True, **OF_STATES}
     result = validate(written([header(release=release, **sizes), *lines]))
@@ -642,15 +639,15 @@ def test_who_matches_a_text_that_ended_with_a_round_in_flight(
 )
 def test_an_abort_in_the_queue_that_counts_as_a_finish(release, known, written):
     """The turn of c1 waits: it gives back a slot that is its session's, and counts."""
-    ends = [
-        '["step",4,0,2,2,60,0,5,0,0,0,[],6]',
-        '["release","c1.2","c1",null,false,0,null,[4,4,0,0],[4,4,0,0],2]',
-        '["abort",["c1.2"]]',
-        '["step",5,0,1,2,60,0,5,0,0,0,[],6]',
-        '["submit","c1.3","c1",9,2,false]',
-    ]
+    ends = events("""
+step 4: queued 2, sessions 2, full 60, rows 5, states 6
+release c1.2 of c1: before C4 A4, after C4 A4, limit 2
+abort: queued c1.2
+step 5: queued 1, sessions 2, full 60, rows 5, states 6
+submit c1.3 of c1: tokens 9, new 2
+""")
     head = header(release=release, tree=True, **OF_STATES)
-    result = validate(written([head, *map(json.loads, [*STATES[:13], *ends])]))
+    result = validate(written([head, *STATES[:13], *ends]))
     found = [(each.clause, each.event, each.known) for each in result.mismatches]
     assert found == [("SES-2", "release", known)]
     assert result.skipped.total() == (0 if known else 3), (

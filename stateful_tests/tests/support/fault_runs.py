@@ -1,0 +1,236 @@
+"""Runs of a release that this process has loaded, with planted faults: what sees each fault first.
+
+python -m stateful_tests.tests.support.fault_runs SUITE [NAME...]
+    looks for each fault with random runs; prints how soon it is found and by what, and to stderr the
+    fewest commands that show it; exits with 1 if a fault survives
+python -m stateful_tests.tests.support.fault_runs SUITE --replay
+    runs the commands of all faults, with the fault and without; prints what sees each as JSON
+"""
+
+import json
+import sys
+import time
+import unittest
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ci.export import engine_test
+from ci.export.recorded_run import NotExportable
+from reference.commands import Mode
+from reference.kinds import PAIRS, TIERS
+from stateful_tests.check import driving, tiers
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
+from stateful_tests.shrink.passes import shrink
+from stateful_tests.tests.support.loaded_releases import loaded, planted_in
+from stateful_tests.tests.support.planted_faults import (
+    Edit,
+    PlantedFault,
+    PlantedFaultError,
+    config_of,
+    planted_faults,
+    stated,
+)
+from stateful_tests.traces.notation import format_command
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The faults of a file, and how they are looked for.
+
+    core: of a tree with a host tier, "rust" where it is in Rust.
+    runs: random runs of each preset. seeds: how often they are drawn anew.
+    exports: the unit tests that the commands export as are run too.
+    """
+
+    file: str
+    core: str = ""
+    runs: int = 60
+    seeds: int = 1
+    exports: bool = False
+
+    @cached_property
+    def faults(self) -> dict[str, PlantedFault]:
+        """Those that the release has the code for; without mends."""
+        others = "unified_cache/" if self.core else "rust_tree_core/"
+        return {
+            name: fault
+            for name, fault in planted_faults(self.file).items()
+            if not fault.mended and others not in fault.file
+        }
+
+    @cached_property
+    def mends(self) -> list[Edit]:
+        """What is put in with every fault."""
+        every = planted_faults(self.file).values()
+        return [edit for fault in every if fault.mended for edit in fault.edits]
+
+    def system(self, fault: PlantedFault) -> Any:
+        """The release that a fault is put into."""
+        ways = (self.core, *fault.spec.ways) if self.core else fault.spec.ways
+        return loaded(fault.spec.in_way("+".join(ways)))
+
+
+SUITES = {
+    "vllm": Suite("vllm/faults.toml", exports=True),
+    "tiers": Suite("tiers/faults.toml", runs=40, seeds=3),
+    "tiers+rust": Suite("tiers/faults.toml", core="rust", runs=40, seeds=3),
+    "pairs": Suite("pairs/faults.toml", seeds=3),
+    "lmdeploy": Suite("lmdeploy/faults.toml", runs=12),
+    "transformers": Suite("transformers_paging/faults.toml", runs=12),
+}
+
+
+class Found(NamedTuple):
+    """A run that violates something. runs, commands: driven until then, or all in vain."""
+
+    trace: Trace | None
+    violation: Violation | None
+    runs: int
+    commands: int
+
+
+def presets_for(fault: PlantedFault) -> Sequence[str]:
+    """Where random runs look for a fault: the presets that it states; else those of its sizes, of a host tier
+    all of servers of its kind, with a storage or which only decode."""
+    if fault.presets:
+        return fault.presets
+    if not fault.sizes:
+        raise PlantedFaultError(f"{fault.name}: it has neither presets nor sizes to look for it on")
+    if fault.kind is PAIRS:
+        return [str(fault.sizes)]
+    sizes: Any = config_of(fault.kind, fault.sizes)
+    return [
+        name
+        for name, each in TIERS.presets.items()
+        if (bool(each.storage), each.decode) == (bool(sizes.storage), sizes.decode)
+    ]
+
+
+def look_for(suite: Suite, fault: PlantedFault, seed: int) -> Found:
+    """The first random run that violates with a fault what it does not without."""
+    system, presets = suite.system(fault), presets_for(fault)
+    plan = tiers.plan("smoke", presets=presets, examples=suite.runs, seed=seed)
+    ran = commands = 0
+    for example in range(suite.runs):
+        for preset in presets:
+            config = driving.unfitted(fault.kind.machine, preset, Mode.FAITHFUL)
+            batch = driving.RunBatch(config, range(example, example + 1))
+            with planted_in(system, [*suite.mends, *fault.edits]):
+                [(count, violations)] = driving.drive(system, plan, batch).runs
+            ran, commands = ran + 1, commands + count
+            for violation, trace in violations:
+                if fault.kind is PAIRS and trace.geometry != config.sizes:
+                    continue
+                with planted_in(system, suite.mends):
+                    conforms = violated(system, trace, violation.clause) == ()
+                if conforms:
+                    return Found(trace, violation, ran, commands)
+    return Found(None, None, ran, commands)
+
+
+def smallest(suite: Suite, fault: PlantedFault, trace: Trace, clause: str) -> Trace:
+    """The fewest commands that show a fault; of two servers on the sizes of its preset."""
+    system = suite.system(fault)
+    with planted_in(system, [*suite.mends, *fault.edits]):
+        if fault.kind is not PAIRS:
+            return minimise(system, trace, clause, budget=300)
+
+        def still_fails(commands: Any) -> Any:
+            return failing_prefix(system, clause, replace(trace, commands=commands))
+
+        return replace(trace, commands=shrink(trace.commands, still_fails, budget=500))
+
+
+def seen_by_commands(suite: Suite, fault: PlantedFault) -> dict[str, Any]:
+    """What sees a fault in its commands, what is seen of them without it, and how exported tests end."""
+    system, trace, ends, text = suite.system(fault), fault.trace(), [], ""
+    with planted_in(system, [*suite.mends, *fault.edits]):
+        seen = replay(system, trace).violation
+        if suite.exports:
+            text = _exported(system, trace)
+            ends.append(_tested(text))
+    with planted_in(system, suite.mends):
+        healthy = replay(system, trace).violation
+        if suite.exports:
+            ends.append(_tested(text))
+    return {"with": _clauses(seen), "without": _clauses(healthy), "exported": ends}
+
+
+def seen(suite: Suite) -> dict[str, dict[str, Any]]:
+    """What sees each fault in its commands, by name."""
+    return {name: seen_by_commands(suite, fault) for name, fault in suite.faults.items()}
+
+
+def _clauses(violation: Violation | None) -> list[str]:
+    return [] if violation is None else [*violation.clauses]
+
+
+def _exported(system: Any, trace: Trace) -> str:
+    try:
+        return engine_test.unit_test(trace, "trace.json", system)
+    except NotExportable as why:
+        return f"# {why}"
+
+
+def _tested(text: str) -> str:
+    """How an exported test ends in this process."""
+    if text.startswith("#"):
+        return text
+    space: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(text, "exported.py", "exec"), space)
+    case = next(
+        kind
+        for kind in space.values()
+        if isinstance(kind, type)
+        and kind.__module__ == "exported"
+        and issubclass(kind, unittest.TestCase)
+    )
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    if result.errors:
+        return result.errors[0][1]
+    return "fails" if result.failures else "passes"
+
+
+def _looked_for(suite: Suite, fault: PlantedFault) -> bool:
+    """Look for a fault with each seed, and print what was found. False if it survives one."""
+    verdicts, survives = [], False
+    for seed in range(suite.seeds):
+        began = time.monotonic()
+        trace, violation, runs, commands = look_for(suite, fault, seed)
+        took = f"{runs} runs, {commands} commands, {time.monotonic() - began:.1f} s"
+        if trace is None or violation is None:
+            survives = True
+            verdicts.append(f"survives {took}")
+            continue
+        verdicts.append(f"{', '.join(violation.clauses)} after {took}")
+        if seed == 0:
+            small = smallest(suite, fault, trace, violation.clause)
+            shown = "; ".join(map(format_command, small.commands))
+            print(f"[{fault.name}]\ncaught_by = {violation.clause!r}", file=sys.stderr)
+            print(f"sizes = {stated(small.geometry)}\ncommands = {shown!r}", file=sys.stderr)
+    print(f"| {fault.name} | {' | '.join(verdicts)} |", flush=True)
+    return not survives
+
+
+def main(name: str = "", *names: str) -> int:
+    """Run a suite; 0 unless a fault survives."""
+    if name not in SUITES:
+        raise SystemExit(f"no suite is called {name!r}; one of {', '.join(SUITES)}")
+    suite = SUITES[name]
+    if names == ("--replay",):
+        print(json.dumps(seen(suite)))
+        return 0
+    for each in names:
+        if each not in suite.faults:
+            raise SystemExit(f"{suite.file} has no fault {each!r} for {name}")
+    found = [_looked_for(suite, suite.faults[each]) for each in names or suite.faults]
+    return 0 if all(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""Releases in this process, into whose code a fault can be put."""
+
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from impl.lmdeploy.driver import LMDeployDriver
+from impl.sglang.parts import fetch as sglang_files
+from impl.sglang.tiers.driver import TierDriver
+from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.system import TierSystem
+from impl.system_spec import SystemSpec
+from impl.transformers_paging.driver import PagingDriver
+from impl.vllm.driver import EngineDriver
+from impl.vllm.fetch import release_root
+from impl.vllm.modules import RUNNER, runner_methods
+from impl.vllm.pair.driver import PairDriver
+from impl.vllm.sources import CORE, reset_caches
+from impl.vllm.system import VLLMSystem
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.planted_faults import Edit, planted
+from stateful_tests.traces.notation import ENGINE_KINDS
+
+
+class LoadedEngine(EngineDriver):
+    """vLLM. It cuts functions out of two files that it does not load."""
+
+    capabilities = replace(
+        VLLMSystem.capabilities,
+        recurrent=True,
+        commands=frozenset(kind.__name__ for kind in ENGINE_KINDS.values()),
+    )
+
+    @contextmanager
+    def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
+        """With these edits."""
+        cut_out = [edit for edit in edits if edit.file in (RUNNER, CORE)]
+        was = self._methods, self._reset_caches
+        for edit in cut_out:
+            with tempfile.TemporaryDirectory() as folder:
+                (file := Path(folder, edit.file)).parent.mkdir(parents=True)
+                file.write_text(edit.text(self.root), encoding="utf-8")
+                if edit.file == RUNNER:
+                    self._methods = runner_methods(Path(folder), {})
+                else:
+                    self._reset_caches = reset_caches(Path(folder))
+        with planted(self.root, [edit for edit in edits if edit not in cut_out]):
+            yield
+        self._methods, self._reset_caches = was
+
+
+@cache
+def loaded(spec: SystemSpec) -> Any:
+    """The release, with its `root`."""
+    logging.disable(logging.CRITICAL)
+    version = spec.version or ""
+    if spec.engine == "vllm" and "pair" in spec.ways:
+        root = release_root(version, pair=True)
+        system: Any = PairDriver(root)
+        system.capabilities = VLLMSystem(version, pair=True).capabilities
+    elif spec.engine == "vllm":
+        root = release_root(version, v2=True, offloads=True)
+        system = LoadedEngine(root, "async" in spec.ways, "v2" in spec.ways, offloads=True)
+    elif "hicache" in spec.ways:
+        root = sglang_files.release_root(version)
+        core = "rust" if "rust" in spec.ways else ""
+        system = TierDriver(tiered(version, core)(root), root)
+        system.capabilities = TierSystem.capabilities
+    else:
+        root = resolve(str(spec)).root
+        system = {"lmdeploy": LMDeployDriver, "transformers": PagingDriver}[spec.engine](root)
+    system.root, system.name = root, str(spec)
+    return system
+
+
+def planted_in(system: Any, edits: Iterable[Edit]) -> Any:
+    """A context in which a loaded release has these edits."""
+    edits = list(edits)
+    return system.planted(edits) if hasattr(system, "planted") else planted(system.root, edits)

@@ -1,0 +1,40 @@
+"""Planted faults in whole schedulers, which clients drive until a judge finds the fault."""
+
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.server import environment
+from impl.sglang.server.runs import WholeScheduler
+from stateful_tests.tests.support.planted_faults import PlantedFault, checkout_with
+from stateful_tests.watched import serving
+from stateful_tests.watched.pairs import PairPopulation
+from stateful_tests.watched.population import Population
+
+RUNS = 60
+
+
+def found_in_servers(
+    fault: PlantedFault, runs: Population | PairPopulation, judge: str, folder: Path
+) -> set[str]:
+    """The judges, and the keys of their new findings, in runs until `judge` is among them."""
+    release = fault.spec.version or ""
+    try:
+        python = environment.python_of(release)
+    except UnusableImplementation as error:
+        pytest.skip(f"no server environment: {error}")
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    checkout_with(packages, folder, fault, package="sglang")
+    runner, seen = WholeScheduler(python, folder), set[str]()
+    try:
+        for _ in range(RUNS):
+            judged = serving.serve(runner, serving.ServedRun(release, *runs.draw()))
+            if isinstance(runs, Population):
+                runs.ran(judged.validated.reached)
+            seen |= {name for each in judged.new for name in (each.judge, each.key)}
+            if judge in seen:
+                break
+    finally:
+        runner.close()
+    return seen
