@@ -166,6 +166,14 @@ def test_what_a_snapshot_says_counts(change, clause, validate):
     assert validate(lines).found
 
 
+def test_what_a_row_has_by_its_pages_is_observed(validate):
+    head = {"window": None, "full_tokens": 8, "swa_tokens": 0, "rows": 2, "width": 8}
+    found = validate(events("PAGED: 8 owner c1 C5 A5 R6"), **head).found
+    (mismatch,) = [each for each in found if each.clause == "LEN-4"]
+    assert mismatch.expected.startswith("c1: ") and ":" not in mismatch.observed
+    assert all(each.expected != each.observed for each in found)
+
+
 def test_the_first_mismatches_are_kept(validate, monkeypatch):
     monkeypatch.setattr("stateful_tests.watched.beside.MAX_FOUND", 1)
     found = validate(events("TURN: 5 rows 9; 8 rows 8"))
