@@ -1,6 +1,7 @@
 """Faults that are put into vLLM 0.33.0 as a pair are seen by their clauses; its runs are deterministic."""
 
 import json
+from contextlib import closing
 
 import pytest
 
@@ -48,6 +49,20 @@ def test_a_life_over_both_servers_conforms_and_leaves_nothing(pair):
     assert any("r2 gets 1 token and ends" in line for row in run.rows for line in row.tree)
     assert (facts.records, facts.idle, facts.network_rests) == ((), ("P", "D"), True)
     assert not any(promise.held for promise in facts.promises)
+
+
+@pytest.mark.parametrize("version", ["0.29.0", VERSION])
+def test_a_load_that_fails_ends_its_request_where_that_is_the_policy(version):
+    """Up to 0.29 the worker reports blocks alone, and the scheduler takes the report in the same command."""
+    lost = "prefill r1 a1; advance P; advance P; forward r2 of r1 for 1; advance D; shake D; advance D; lose"
+    try:
+        system = resolve(f"vllm=={version}+pair")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    with closing(system):
+        run = replay(system, pair_trace(f"{lost}; advance D", "pair-fails"))
+    assert run.violation is None
+    assert "D: r2 gets 0 tokens and ends: error" in run.rows[-1].tree
 
 
 def test_runs_with_one_seed_are_the_same(pair):
