@@ -91,8 +91,8 @@ class NixlWorker:
         return output
 
     def _loading(self, invalid: set[int]) -> Iterator[str]:
-        """Requests that wait for a load into invalid blocks. The scheduler ends them when it takes the report,
-        so they are looked for before."""
+        """Requests that wait for a load into invalid blocks. The scheduler ends them when it takes the
+        report, so they are looked for before."""
         for ident, request in self._scheduler.requests.items():
             if invalid and request.status.name == "WAITING_FOR_REMOTE_KVS":
                 tables = self._scheduler.kv_cache_manager.get_block_ids(ident)
