@@ -243,7 +243,9 @@ def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
         return None
     done = beside.done
     for name in SERVERS if beside.config.push else ():
-        if done[Write, name] <= done[Advance, name]:
+        # The thread of a server whose loop rests has as many turns as that of the other one.
+        turns = done[Advance, name] if name in awake else max(done[Write, each] for each in awake)
+        if done[Write, name] <= turns:
             return Write(name)
     if _stands_still(beside, facts) and all(beside.loops[name] for name in awake):
         return Tick(LEASE + 1 if beside.config.late else HEARTBEAT)

@@ -11,7 +11,8 @@ from reference.kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from stateful_tests.check import tiers
 from stateful_tests.check.driving import RunBatch, drive, unfitted
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.generate.pair_commands import pair_finale
+from stateful_tests.lockstep.lockstep import lockstep_on, replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults, trace_of
@@ -63,6 +64,18 @@ def test_a_load_that_fails_ends_its_request_where_that_is_the_policy(version):
         run = replay(system, pair_trace(f"{lost}; advance D", "pair-fails"))
     assert run.violation is None
     assert "D: r2 gets 0 tokens and ends: error" in run.rows[-1].tree
+
+
+def test_the_end_of_a_run_gives_the_thread_of_a_resting_server_its_turns(pair):
+    """Else a wait that no timeout ends is no standstill, and the run counts as one without an answer."""
+    lockstep = lockstep_on(pair, PAIR_PRESETS["pair-push"], Mode.FAITHFUL)
+    for command in pair_trace("prefill r1 a1; forward r2 of r1 for 1; cancel P r1").commands:
+        lockstep.do(command)
+    for _ in range(40):
+        if lockstep.violation is not None:
+            break
+        lockstep.do(pair_finale(lockstep.beside, lockstep.facts))
+    assert lockstep.violation is not None and lockstep.violation.clause == "PD-4"
 
 
 def test_runs_with_one_seed_are_the_same(pair):

@@ -31,6 +31,8 @@ SAID = {
         "it was written, where D: chunk 1 stays as it is until transfer 0 has read it",
     "a_failed_transfer_of_a_window_counts_as_received": "nobody has written block 1; the query at 2 sees",
     "an_abort_before_the_read_leaves_its_metadata": "D recving_metadata: r2, where no record",
+    "an_abort_on_the_prefill_server_is_not_told": "nothing has changed; P has 2 blocks free, D has 1 blocks",
+    "a_pushed_prompt_keeps_its_blocks_until_the_lease_ends": "where P gives back what r1 left",
     "a_received_request_waits_behind_one_of_higher_priority":
         "no batch comes, with 5 blocks free and r2 WAITING_FOR_REMOTE_KVS, r3 WAITING",
 }  # fmt: skip
