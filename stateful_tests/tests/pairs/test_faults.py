@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from itertools import takewhile
 
 import pytest
 
@@ -76,6 +77,17 @@ def test_the_end_of_a_run_gives_the_thread_of_a_resting_server_its_turns(pair):
             break
         lockstep.do(pair_finale(lockstep.beside, lockstep.facts))
     assert lockstep.violation is not None and lockstep.violation.clause == "PD-4"
+
+
+def test_the_end_of_a_run_lets_the_lease_pass_with_push_too(pair):
+    """The proxy drops both answers, and the third prompt has room once P gives them back."""
+    lockstep = lockstep_on(pair, PAIR_PRESETS["pair-push"], Mode.FAITHFUL)
+    for command in pair_trace("prefill r1 a14; prefill r2 b14; prefill r3 c10").commands:
+        lockstep.do(command)
+    ends = (pair_finale(lockstep.beside, lockstep.facts) for _ in range(120))
+    for command in takewhile(bool, ends):
+        lockstep.do(command)
+    assert lockstep.violation is None and not lockstep.facts.prefill.requests
 
 
 def test_runs_with_one_seed_are_the_same(pair):
