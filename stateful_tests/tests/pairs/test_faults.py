@@ -62,7 +62,7 @@ def test_a_load_that_fails_ends_its_request_where_that_is_the_policy(version):
     except UnusableImplementation as error:
         pytest.skip(str(error))
     with closing(system):
-        run = replay(system, pair_trace(f"{lost}; advance D", "pair-fails"))
+        run = replay(system, trace_of(PAIRS, f"{lost}; advance D", "pair-fails"))
     assert run.violation is None
     assert "D: r2 gets 0 tokens and ends: error" in run.rows[-1].tree
 
@@ -70,7 +70,8 @@ def test_a_load_that_fails_ends_its_request_where_that_is_the_policy(version):
 def test_the_end_of_a_run_gives_the_thread_of_a_resting_server_its_turns(pair):
     """Else a wait that no timeout ends is no standstill, and the run counts as one without an answer."""
     lockstep = lockstep_on(pair, PAIR_PRESETS["pair-push"], Mode.FAITHFUL)
-    for command in pair_trace("prefill r1 a1; forward r2 of r1 for 1; cancel P r1").commands:
+    begun = trace_of(PAIRS, "prefill r1 a1; forward r2 of r1 for 1; cancel P r1", "pair-push")
+    for command in begun.commands:
         lockstep.do(command)
     for _ in range(40):
         if lockstep.violation is not None:
@@ -82,7 +83,8 @@ def test_the_end_of_a_run_gives_the_thread_of_a_resting_server_its_turns(pair):
 def test_the_end_of_a_run_lets_the_lease_pass_with_push_too(pair):
     """The proxy drops both answers, and the third prompt has room once P gives them back."""
     lockstep = lockstep_on(pair, PAIR_PRESETS["pair-push"], Mode.FAITHFUL)
-    for command in pair_trace("prefill r1 a14; prefill r2 b14; prefill r3 c10").commands:
+    begun = trace_of(PAIRS, "prefill r1 a14; prefill r2 b14; prefill r3 c10", "pair-push")
+    for command in begun.commands:
         lockstep.do(command)
     ends = (pair_finale(lockstep.beside, lockstep.facts) for _ in range(120))
     for command in takewhile(bool, ends):
