@@ -24,7 +24,7 @@ from stateful_tests.lockstep import systems
 def sketch_of(of: Engine) -> nearest.Sketch:
     """The sketch of all driven releases of an engine."""
     releases = of.releases
-    roots = [_root(release_name(of.name, release)) for release in releases]
+    roots = [*complete_roots(of)]
     files = sorted({file for root in roots for file in driven_files(of, root)})
     lines = dict[bytes, int]()
     for number, root in enumerate(roots):
@@ -36,7 +36,7 @@ def sketch_of(of: Engine) -> nearest.Sketch:
 def names_of(of: Engine) -> used_names.NameSketch:
     """The names that an engine's adapter uses, with the driven releases that have them."""
     releases = of.releases
-    roots = [_root(release_name(of.name, release)) for release in releases]
+    roots = [*complete_roots(of)]
     files = {file for root in roots for file in driven_files(of, root)} | way_map(of.name).files
     there = [used_names.words(root / file for file in files) for root in roots]
     names = []
@@ -52,8 +52,8 @@ def driven_files(of: Engine, root: Path) -> Iterator[str]:
         yield from (file.relative_to(root).as_posix() for file in root.glob(pattern))
 
 
-def with_copied_rules(of: Engine) -> Iterator[Path]:
-    """The folders of all driven releases, with the files of the rules that the adapter copies."""
+def complete_roots(of: Engine) -> Iterator[Path]:
+    """The folders of all driven releases, with what all ways load and the rules that the adapter copies."""
     for release in of.releases:
         root = _root(release_name(of.name, release))
         of.complete(release, root)
@@ -71,4 +71,4 @@ if __name__ == "__main__":
         (nearest.FOLDER / f"{of.name}.txt").write_text(nearest.written(sketch_of(of)), "ascii")
         used_names.write(of.name, names_of(of))
         if of.copied is not None:
-            of.copied.file.write_text(of.copied.written(with_copied_rules(of)), "utf-8")
+            of.copied.file.write_text(of.copied.written(complete_roots(of)), "utf-8")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ci.commands.bases import KnownFaults
 from ci.commands.shared import (
     ReportOut, SystemSelector, Unusable, force_option, impl_options, json_option, load_trace, note,
     replay_command, save_trace, system_options, target_file, unusable, write_file,
@@ -83,11 +84,11 @@ def shrink(
     from ci.report import data as report
     from ci.report import render_run
     from stateful_tests.check import fixtures as authoring
-    from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep import lockstep
 
     selector = selector.of(trace)
-    with closing(selector.resolve()) as system, unusable(f"{file}: ", authoring.NotPossible):
+    with ExitStack() as opened, unusable(f"{file}: ", authoring.NotPossible):
+        system = opened.enter_context(closing(selector.resolve()))
         before = lockstep.replay(system, trace)
         if before.violation is None:
             why = "there is nothing to shrink; try another --impl"
@@ -98,7 +99,7 @@ def shrink(
                 f"{file} names {trace.clause}; {system.name} violates {wanted} first: shrunk to that"
             )
         after = authoring.shrunk(system, before, wanted)
-        known = known_fault(system, after)
+        known = KnownFaults(selector, system, opened).of(after)
     was, now = (len(run.trace.commands) for run in (before, after))
     if after.trace.story and now < was:
         story = f"(Shortened from {was} commands to {now}; of the original:) {after.trace.story}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,10 @@ from impl.system_spec import ENGINES, SystemSpec, system_spec
 
 if TYPE_CHECKING:
     from stateful_tests.check.bases import Base
+    from stateful_tests.check.masks import Mask
     from stateful_tests.check.tree_history import Revision
+    from stateful_tests.lockstep.known_faults import KnownFault
+    from stateful_tests.lockstep.results import Run
 
 OF_HISTORY = "git:"  # before a revision
 
@@ -35,14 +40,59 @@ def with_system(
         revision = _revision(named.removeprefix(OF_HISTORY), selector, system)
         with unusable(f"--base {named:.80}: ", Unusable):
             return _of_history(revision, BaseKind.STATED, selector, system, opened), system
+    return unnamed(selector, since, system, opened), system
+
+
+def unnamed(
+    selector: SystemSelector, since: str | None, system: Any, opened: ExitStack
+) -> Base | None:
+    """The base of a system where the user names none: of a checkout its own history, or else a release; None
+    of what is no checkout. opened: keeps the base."""
+    from stateful_tests.check.bases import BaseKind
+
     if selector.checkout is None:
-        return None, system
+        return None
     if (own := _own_revision(system, since)) is not None:
         try:
-            return _of_history(own, BaseKind.HISTORY, selector, system, opened), system
+            return _of_history(own, BaseKind.HISTORY, selector, system, opened)
         except Unusable as error:
             note(f"{own.name} ({own.why}) cannot be driven: {error}. The base is a release")
-    return _taken_for(selector, system, opened), system
+    return _taken_for(selector, system, opened)
+
+
+@dataclass
+class KnownFaults:
+    """Names the known faults of traces that are replayed on a system, beside the base that a check of it has.
+
+    before: the base that the user has named. opened: keeps the base of a checkout, which the first violation
+    asks for.
+    """
+
+    selector: SystemSelector
+    system: Any
+    opened: ExitStack
+    before: Any = None
+
+    @cached_property
+    def _base(self) -> Any:
+        if self.before is not None:
+            return self.before
+        base = unnamed(self.selector, None, self.system, self.opened)
+        return None if base is None else base.system
+
+    @cached_property
+    def _masks(self) -> list[Mask]:
+        from stateful_tests.check.masks import masks
+
+        return [*masks(self.system, self._base)]
+
+    def of(self, run: Run) -> KnownFault | None:
+        """The known fault that explains what a trace violates, if one does."""
+        from stateful_tests.check.explanation import known_fault, known_fault_beside
+
+        if run.violation is None or self._base is None:
+            return known_fault(self.system, run)
+        return known_fault_beside(self._base, self._masks, self.system, run)
 
 
 def stated(named: str, selector: SystemSelector) -> Any:

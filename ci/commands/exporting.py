@@ -6,13 +6,14 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ci.commands.bases import KnownFaults
 from ci.commands.shared import (
     SystemSelector, Unusable, force_option, impl_options, load_trace, note, target_file, unusable, write_file,
 )  # fmt: skip
@@ -108,13 +109,13 @@ def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> 
     from ci.documents.findings import known_bugs
     from ci.export import bug_report as exporting
     from ci.report import data as report
-    from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
 
-    with closing(selector.resolve()) as system, unusable(f"{file}: "):
+    with ExitStack() as opened, unusable(f"{file}: "):
+        system = opened.enter_context(closing(selector.resolve()))
         run = lockstep.replay(system, trace)
-        known = known_fault(system, run)
+        known = KnownFaults(selector, system, opened).of(run)
     if run.violation is None:
         raise Unusable(
             f"{file}: conforms on {system.name}: there is nothing to report; try another --impl"
@@ -181,7 +182,6 @@ def _faults_of(file: str) -> list[KnownFault]:
 def _others(file: str, trace: Trace, selector: SystemSelector) -> Iterator[tuple[str, Trace]]:
     """Other traces of the same bug: of the finding whose trace this is, and of the known fault."""
     from ci.report.data import named_trace
-    from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep.lockstep import replay
     from stateful_tests.lockstep.results import finding_name
 
@@ -195,8 +195,9 @@ def _others(file: str, trace: Trace, selector: SystemSelector) -> Iterator[tuple
             yield str(beside), load_trace(str(beside))
     of = _faults_of(file)
     if not of:
-        with closing(selector.resolve(quiet=True)) as system:
-            known = known_fault(system, replay(system, trace))
+        with ExitStack() as opened:
+            system = opened.enter_context(closing(selector.resolve(quiet=True)))
+            known = KnownFaults(selector, system, opened).of(replay(system, trace))
         of = [known] if known is not None else []
     for each in (each for fault in of for each in fault.traces):
         if FOLDER / each != path:

@@ -128,7 +128,6 @@ def replay(
 
     from ci.report import data as report
     from ci.report import page, render_run
-    from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep import lockstep
 
     replays: list[Data] = []
@@ -138,11 +137,12 @@ def replay(
             compared, system = bases.with_system(base, selector, None, opened)
             before = compared and compared.system
         system = system or opened.enter_context(closing(selector.resolve()))
+        known = bases.KnownFaults(selector, system, opened, before)
         for path, trace in loaded:
             with unusable(f"{path}: "):
                 run = lockstep.with_calls(system, lockstep.replay(system, trace))
-                known = known_fault(system, run)
-            replays.append(report.replay_data(path, run, before, known))
+                fault = known.of(run)
+            replays.append(report.replay_data(path, run, before, fault))
             replays[-1]["replay"] = replay_command(path, selector.options)
             if html_file is not None:
                 replays[-1]["states"] = page.states(run)

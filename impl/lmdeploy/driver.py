@@ -177,6 +177,7 @@ class LMDeployDriver(SelfSchedulingDriver):
             case NewWeights():
                 require(not (self._flights or self._names), Reason.WRONG_PHASE)
                 _ran(self._sleep(self.scheduler, self.maker))
+                self._rows = []  # as the worker's `reset_runtime_state`
                 self.sources.replace_weights()
                 self.new_weights = True
             case _:  # each client ends the session that it began

@@ -103,6 +103,8 @@ PARTS = {
 0.12.0 ... v1/core/sched/output.py | NewRequestData.prefill_token_ids; SchedulerOutput.total_num_scheduled_tokens
 0.12.0 ... v1/worker/gpu/states.py | RequestState.prefill_len; RequestState.num_computed_tokens; RequestState.draft_tokens
 0.12.0 ... v1/worker/gpu/block_table.py | BlockTables.num_blocks
+0.12.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.req_states; GPUModelRunner.block_tables; GPUModelRunner.input_buffers
+0.14.0 ... v1/worker/gpu/buffer_utils.py | UvaBackedTensor.np; UvaBackedTensor.gpu
 0.12.0 ... v1/worker/gpu/input_batch.py | InputBuffers.input_ids; InputBatch.query_start_loc; InputBatch.input_ids; InputBatch.positions
 0.12.0 ... v1/worker/gpu/input_batch.py | InputBatch.seq_lens; InputBatch.idx_mapping; InputBatch.req_ids; InputBatch.cu_num_logits
 0.13.0 ... v1/worker/gpu/input_batch.py | get_num_sampled_and_rejected(_, _, _, _, _)
@@ -118,6 +120,7 @@ PARTS = {
 """,
     "state+v2": """
 0.21.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridModelState; MambaHybridModelState.prepare_attn(_, _, _, _, _, _)
+0.21.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridAttnMetadata.num_accepted_tokens; MambaHybridAttnMetadata.num_decode_draft_tokens_cpu
 0.25.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridModelState.preprocess_state(_, _, _, _)
 0.32.0 ... v1/worker/gpu/model_states/mamba_hybrid.py | MambaHybridModelState.initialize_kv_cache(_, _)
 """,
@@ -131,7 +134,7 @@ PARTS = {
 0.11.0 ... v1/request.py | Request.num_prompt_tokens
 0.11.0 ... v1/core/kv_cache_manager.py | KVCacheBlocks.get_block_ids()
 0.11.0 ... v1/kv_cache_interface.py | SlidingWindowSpec.sliding_window
-0.21.0 ... v1/kv_offload/base.py | GPULoadStoreSpec.group_sizes
+0.21.0 ... v1/kv_offload/base.py | GPULoadStoreSpec.group_sizes; GPULoadStoreSpec.block_indices
 0.12.0 ... v1/core/sched/scheduler.py | Scheduler.failed_recving_kv_req_ids
 0.12.0 ... v1/outputs.py | KVConnectorOutput.invalid_block_ids
 0.14.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector.handle_preemptions(_)
@@ -168,10 +171,12 @@ PARTS = {
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.connector_worker; NixlBaseConnector.connector_scheduler
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_handshake_metadata(); NixlBaseConnector.register_kv_caches(_)
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.set_xfer_handshake_metadata_pp_aware(_); NixlBaseConnector.get_block_ids_with_load_errors()
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_kv_connector_stats()
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker.nixl_wrapper; NixlBaseConnectorWorker._handshake_initiation_executor
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py | NixlBaseConnectorWorker._recving_transfers
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._nixl_handshake_listener_t
-0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/push_worker.py | NixlPushConnectorWorker._push_writer_loop(); NixlPushConnectorWorker._sending_transfers
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler._nixl_handshake_listener_t; NixlBaseConnectorScheduler.engine_id
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/base_scheduler.py | NixlBaseConnectorScheduler.side_channel_host; NixlBaseConnectorScheduler.side_channel_port
+0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/push_worker.py | NixlPushConnectorWorker._push_writer_loop(); NixlPushConnectorWorker._sending_transfers; NixlPushConnectorWorker._push_writer_stop
 0.26.0 ... v1/request.py | Request.kv_transfer_params
 0.26.0 ... v1/engine/__init__.py | EngineCoreOutput.kv_transfer_params
 0.26.0 0.30.0 distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.get_finished(_)

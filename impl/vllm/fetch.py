@@ -23,6 +23,9 @@ _NEEDED = (
     "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *PAIR, *STATES, *STATES_V2, *COPIED,
 )  # fmt: skip
 
+# A part of the API -> a file that a folder has if it has those of the part.
+OF_WAYS = {"v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "state": STATES[0]}
+
 
 def release_root(
     version: str, v2: bool = False, offloads: bool = False, pair: bool = False
@@ -32,20 +35,17 @@ def release_root(
     before they were fetched."""
     unpacked = partial(_unpacked, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
-    wanted = (
-        [RUNNER_V2[0]] * v2
-        + [CONNECTOR] * offloads
-        + [NIXL] * pair
-        + [STATES[0]] * drives(version, "state")
-    )
-    if not all((root / file).is_file() for file in wanted):
+    asked = {"v2": v2, "offload": offloads, "pair": pair, "state": drives(version, "state")}
+    if not all((root / file).is_file() for part, file in OF_WAYS.items() if asked[part]):
         fetch.complete(root, unpacked)
     return root
 
 
 def complete(version: str, root: Path) -> None:
-    """Add to the folder of a release, which may be from before, what the adapter copies and does not load."""
-    if not all((root / file).is_file() for file in COPIED):
+    """Add to the folder of a release, which may be from before, what the adapter copies and what other ways
+    load."""
+    of_ways = [file for part, file in OF_WAYS.items() if drives(version, part)]
+    if not all((root / file).is_file() for file in (*COPIED, *of_ways)):
         fetch.complete(root, partial(_unpacked, f"vllm=={version}"))
 
 

@@ -12,6 +12,7 @@ from impl.system_spec import SystemSpec
 from impl.vllm.api import RELEASES, SINCE, WAYS
 from impl.vllm.copied import COPIED
 from impl.vllm.fetch import complete
+from impl.vllm.modules import RUNNER_V2, STATES_V2
 
 
 def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
@@ -57,6 +58,19 @@ ENGINE = Engine(
         "vllm/v1/kv_cache_*.py",
         "vllm/v1/outputs.py",
         "vllm/v1/engine/__init__.py",
+        # of +offload, less what moves bytes and its secondary tiers
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading/*.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading_connector.py",
+        "vllm/v1/kv_offload/*.py",
+        "vllm/v1/kv_offload/cpu/common.py",
+        "vllm/v1/kv_offload/cpu/manager.py",
+        "vllm/v1/kv_offload/cpu/spec.py",
+        "vllm/v1/kv_offload/cpu/policies/*.py",
+        # of +pair
+        "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/nixl/*.py",
+        *RUNNER_V2,
+        *STATES_V2,
     ),
     copied=COPIED,
     complete=complete,

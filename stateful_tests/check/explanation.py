@@ -143,6 +143,22 @@ def known_fault(system: AnySystem, run: Run) -> KnownFault | None:
     return explaining(system, of_clause, run.trace, clause).fault
 
 
+def known_fault_beside(
+    base: AnySystem, beside_base: Sequence[Mask], system: AnySystem, run: Run
+) -> KnownFault | None:
+    """The same of a tree that has a base: the base decides, as in a check. beside_base: the masks of both."""
+    if run.violation is None or mostly_refused(run):
+        return None
+    clause = run.violation.clause
+    under = counted_under(system, base, beside_base, run.trace, run.violation)
+    if len(under) < 2:
+        return under[0].fault if under else None
+    # Beside a base masks do not say what their traces need, which tells several faults apart.
+    faults = [mask.fault for mask in under]
+    of_tree = [mask for mask in masks(system, clause=clause) if mask.holds and mask.fault in faults]
+    return explaining(system, of_tree or under, run.trace, clause).fault
+
+
 def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
     """The known fault whose own trace needs what this one does, and the most."""
     known = [(each, mask) for mask in masks for each in mask.needs(clause)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from reference.commands import Done, Outcome, Reason, Refused
 class NixlWorker:
     """The worker's side of the connector, the release's own, called as its model runner calls it.
 
-    failed: requests whose load the worker has reported as failed at its last batch; invalid: blocks of such.
+    failed: requests whose load the worker has reported as failed at its last batch, by name or by their
+        blocks.
     """
 
     def __init__(self, scheduler: Any, memory: TensorMemory, layers: int) -> None:
@@ -44,7 +45,7 @@ class NixlWorker:
         self.agent: Agent = self.worker.nixl_wrapper
         self.handshakes: Handshakes = self.worker._handshake_initiation_executor
         self.failed: frozenset[str] = frozenset()
-        self.invalid: frozenset[int] = frozenset()
+        self._scheduler = scheduler
         self._output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput
         self._listen(scheduler.connector)
 
@@ -72,22 +73,31 @@ class NixlWorker:
         if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.connector.start_load_kv(None)
         self.connector.wait_for_save()
-        output = self._output()
+        output, failed = self._output(), set[str]()
         if optional(self.connector, "NixlBaseConnector.get_transfer_results", None):
             results = self.connector.get_transfer_results(scheduled.finished_req_ids)
             output.finished_sending = results.finished_sending or None
             output.finished_recving = results.finished_recving or None
             output.failed_recving = results.failed_recving
-            self.failed = frozenset(results.failed_recving)
+            failed |= {*results.failed_recving}
         else:
             sent, received = self.connector.get_finished(scheduled.finished_req_ids)
             output.finished_sending, output.finished_recving = sent or None, received or None
         output.invalid_block_ids = self.connector.get_block_ids_with_load_errors()
-        self.invalid = frozenset(output.invalid_block_ids)
+        self.failed = frozenset(failed.union(self._loading({*output.invalid_block_ids})))
         self.connector.get_kv_connector_stats()
         output.kv_connector_worker_meta = self.connector.build_connector_worker_meta()
         self.connector.clear_connector_metadata()
         return output
+
+    def _loading(self, invalid: set[int]) -> Iterator[str]:
+        """Requests that wait for a load into invalid blocks. The scheduler ends them when it takes the
+        report, so they are looked for before."""
+        for ident, request in self._scheduler.requests.items():
+            if invalid and request.status.name == "WAITING_FOR_REMOTE_KVS":
+                tables = self._scheduler.kv_cache_manager.get_block_ids(ident)
+                if any(block in invalid for table in tables for block in table):
+                    yield ident
 
     def write(self) -> None:
         """The thread that writes KV to the peer goes through its loop once."""
@@ -160,17 +170,8 @@ class PairServer(EngineDriver):
         return [(group, slots[: sizes[group]]) for group, slots in self.memory.held()]
 
     def _host(self) -> HostFacts:
-        return HostFacts(0, (), (), (), (), (), tuple(self._failed()))
-
-    def _failed(self) -> list[str]:
-        """Requests whose load the worker has reported as failed at its last batch."""
-        mover, names = self._mover, set(self._mover.failed)
-        for ident, request in self.scheduler.requests.items():
-            if mover.invalid and request.status.name == "WAITING_FOR_REMOTE_KVS":
-                tables = self.scheduler.kv_cache_manager.get_block_ids(ident)
-                if {block for table in tables for block in table} & mover.invalid:
-                    names.add(ident)
-        return sorted(self._names[name] for name in names)
+        failed = sorted(self._names[ident] for ident in self._mover.failed)
+        return HostFacts(0, (), (), (), (), (), tuple(failed))
 
     def _take(self, given: Any) -> None:
         for one in given.values():

@@ -133,7 +133,9 @@ ADAPTERS = (
         "vllm",
         vllm.EVERY,
         {
-            **dict.fromkeys(("append", "insert", "pop", "popleft"), FREE),
+            **dict.fromkeys(
+                ("append", "insert", "pop", "popleft", "clear", "get", "keys"), FREE
+            ),
             "__getitem__": "of Inert",
             "__init__": "for its parameters: `taken` passes what there is",
             "block_ids": "of WorkerRequest, which the release fills, and of the jobs of a device",
@@ -146,9 +148,16 @@ ADAPTERS = (
             "max_tokens": "of our commands",
             "mamba_block_size": "of our settings",
             "num_hash_lookahead_tokens": "of our settings",
-            "running": "of our commands",
-            **dict.fromkeys(("error", "remove", "reset"), "of our network and our servers"),
-            "parallel_config": "of our settings",
+            **dict.fromkeys(("running", "load", "remote"), "of our commands"),
+            **dict.fromkeys(("error", "remove", "reset", "apply"), "of our network and our servers"),
+            **dict.fromkeys(("_worker", "scheduler", "groups", "host"), "of our drivers and sizes"),
+            **dict.fromkeys(("device", "tensor"), "of torch"),
+            **dict.fromkeys(
+                ("parallel_config", "kv_connector", "kv_transfer_config", "max_num_reqs", "model_config",
+                 "speculative_config"),
+                "of our settings",
+            ),
+            "name": "of enumerations, files and agents",
         },
         {
             "tables.py: getattr(owner, table, ())": "a release has those tables that it has",

@@ -1,6 +1,8 @@
 """Known faults as masks: a violation is known only where the fault is still there and explains it."""
 
 import io
+import os
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -42,8 +44,9 @@ from stateful_tests.lockstep.results import CheckResult, Row, Run, Trace, Violat
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.night import at_night
+from stateful_tests.tests.support.patched_code import replaced
 from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
-from stateful_tests.traces.files import load, prompt_of
+from stateful_tests.traces.files import load, prompt_of, save
 
 PLAN = plan(
     "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5, examples=13
@@ -569,6 +572,23 @@ def test_what_is_mended_in_a_file_that_is_not_loaded_is_gone(mend, release, tmp_
     with closing(resolve("sglang", checkout=checkout)) as system:
         [mask] = (mask for mask in masks(system, base, clause) if mask.fault.id == name)
     assert mask.gone, mask.line
+
+
+def test_a_replay_on_a_checkout_is_decided_by_its_base(kvspec, release, tmp_path):
+    """A fault that breaks the tree in all traces is not the known one whose trace breaks as well."""
+    file = release("0.5.23").root / "sglang/srt/mem_cache/memory_pool.py"
+    line = "        reusing = [i for i, r in enumerate(reqs) if r.kv.holds_kv]\n"
+    checkout = tmp_path / "checkout"
+    shutil.copytree(release("0.5.23").root, checkout, copy_function=os.symlink)
+    (edited := checkout / file.relative_to(release("0.5.23").root)).unlink()
+    edited.write_text(replaced(file, line, "        assert False\n"))
+    there = FOLDER / "sglang-0.5.11" / "a_turn_comes_back_to_nothing.json"
+    known = load(there)
+    save(replace(known, commands=known.commands[:4]), plain := tmp_path / "plain.json")
+    code, out, _ = kvspec("replay", str(plain), "--impl", "sglang", "--sglang-path", str(checkout))
+    assert code == 3 and "nothing-to-resume" not in out
+    code, out, _ = kvspec("replay", str(there), "--impl", "sglang==0.5.23")
+    assert code == 3 and "nothing-to-resume" in out
 
 
 def test_what_cannot_be_driven_without_a_need_stays_as_it_was(monkeypatch):

@@ -57,6 +57,30 @@ def test_each_release_is_nearest_to_itself(engine):
         assert nearest.distances(engine, root)[release] == 0
 
 
+@pytest.mark.parametrize(
+    "file",
+    [
+        "distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py",
+        "distributed/kv_transfer/kv_connector/v1/nixl/pull_worker.py",
+        "v1/kv_offload/cpu/manager.py",
+        "v1/worker/gpu/states.py",
+    ],
+)
+def test_a_fork_that_changed_a_way_alone_is_no_release(file, tmp_path):
+    newest = nearest.read("vllm").releases[-1]
+    root = cache_folder() / f"vllm-{newest}"
+    if not (root / "vllm" / file).is_file():
+        pytest.skip(f"vLLM {newest} is not in the cache, or without {file}")
+    for each in nearest.read("vllm").files:
+        if (root / each).is_file():
+            (copy := tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
+            copy.symlink_to(root / each)
+    changed = (root / "vllm" / file).read_text(encoding="utf-8") + "a_line_of_the_fork = 1\n"
+    (tmp_path / "vllm" / file).unlink()
+    (tmp_path / "vllm" / file).write_text(changed, encoding="utf-8")
+    assert nearest.nearest("vllm", tmp_path) == (newest, 1)
+
+
 # Files that runs call and no sketch has: beginnings of their names, with the reason.
 UNSKETCHED = {
     "sglang": {
@@ -67,10 +91,10 @@ UNSKETCHED = {
         "sglang/srt/utils/common.py": "it changes for other reasons",
     },
     "vllm": {
-        "vllm/distributed/": "of +offload: the folder of a release has it where that way was driven",
-        "vllm/v1/kv_offload/": "of +offload",
+        "vllm/distributed/kv_transfer/kv_connector/utils.py": "it changes for other reasons",
         "vllm/v1/engine/core.py": "of which `_reset_caches` alone runs",
-        "vllm/v1/worker/": "of +v2, and what is cut out of the runner",
+        "vllm/v1/worker/gpu_model_runner.py": "a few functions are cut out of it",
+        "vllm/v1/worker/mamba_utils.py": "a few functions are cut out of it",
         "vllm/model_executor/": "it changes for other reasons",
         "vllm/utils/": "it changes for other reasons",
         "vllm/v1/metrics/": "it changes for other reasons",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from impl.adapter import UnusableImplementation
-from reference.blocks.commands import Add, More, Schedule, Update
+from reference.blocks.commands import Add, More, NewWeights, Schedule, Update
 from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
 from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.check import tiers
@@ -49,6 +49,14 @@ def test_a_check_drives_the_corpus(system):
     corpus = next(each for each in configurations(system, plan) if each.machine == tiers.CORPUS)
     driven = drive(system, plan, RunBatch(corpus, range(planned(system, plan, corpus))))
     assert sum(driven.carried_out.values()) > 100
+
+
+def test_a_worker_that_sleeps_forgets_its_batch(system):
+    """Else it goes on with an aborted request beside the first one of the new weights."""
+    first, second = (Add(name, 2, 0, (Piece("a", 1),)) for name in ("r1", "r2"))
+    aborted = first, Schedule(), Abort("r1"), Schedule(), Update(), NewWeights()
+    run = carried_out(system, *aborted, second, Schedule(), Schedule(), Update())
+    assert "r2 computes [1, 2); samples 1" in run.rows[-2].tree
 
 
 def test_a_batch_is_dispatched_before_the_output_of_the_one_before(system):

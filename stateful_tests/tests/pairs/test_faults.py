@@ -1,6 +1,8 @@
 """Faults that are put into vLLM 0.33.0 as a pair are seen by their clauses; its runs are deterministic."""
 
 import json
+from contextlib import closing
+from itertools import takewhile
 
 import pytest
 
@@ -10,7 +12,8 @@ from reference.kinds import PAIRS
 from reference.pairs.config import PAIR_PRESETS, PairConfig
 from stateful_tests.check import tiers
 from stateful_tests.check.driving import RunBatch, drive, unfitted
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.generate.pair_commands import pair_finale
+from stateful_tests.lockstep.lockstep import lockstep_on, replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults, trace_of
@@ -48,6 +51,45 @@ def test_a_life_over_both_servers_conforms_and_leaves_nothing(pair):
     assert any("r2 gets 1 token and ends" in line for row in run.rows for line in row.tree)
     assert (facts.records, facts.idle, facts.network_rests) == ((), ("P", "D"), True)
     assert not any(promise.held for promise in facts.promises)
+
+
+@pytest.mark.parametrize("version", ["0.29.0", VERSION])
+def test_a_load_that_fails_ends_its_request_where_that_is_the_policy(version):
+    """Up to 0.29 the worker reports blocks alone, and the scheduler takes the report in the same command."""
+    lost = "prefill r1 a1; advance P; advance P; forward r2 of r1 for 1; advance D; shake D; advance D; lose"
+    try:
+        system = resolve(f"vllm=={version}+pair")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    with closing(system):
+        run = replay(system, trace_of(PAIRS, f"{lost}; advance D", "pair-fails"))
+    assert run.violation is None
+    assert "D: r2 gets 0 tokens and ends: error" in run.rows[-1].tree
+
+
+def test_the_end_of_a_run_gives_the_thread_of_a_resting_server_its_turns(pair):
+    """Else a wait that no timeout ends is no standstill, and the run counts as one without an answer."""
+    lockstep = lockstep_on(pair, PAIR_PRESETS["pair-push"], Mode.FAITHFUL)
+    begun = trace_of(PAIRS, "prefill r1 a1; forward r2 of r1 for 1; cancel P r1", "pair-push")
+    for command in begun.commands:
+        lockstep.do(command)
+    for _ in range(40):
+        if lockstep.violation is not None:
+            break
+        lockstep.do(pair_finale(lockstep.beside, lockstep.facts))
+    assert lockstep.violation is not None and lockstep.violation.clause == "PD-4"
+
+
+def test_the_end_of_a_run_lets_the_lease_pass_with_push_too(pair):
+    """The proxy drops both answers, and the third prompt has room once P gives them back."""
+    lockstep = lockstep_on(pair, PAIR_PRESETS["pair-push"], Mode.FAITHFUL)
+    begun = trace_of(PAIRS, "prefill r1 a14; prefill r2 b14; prefill r3 c10", "pair-push")
+    for command in begun.commands:
+        lockstep.do(command)
+    ends = (pair_finale(lockstep.beside, lockstep.facts) for _ in range(120))
+    for command in takewhile(bool, ends):
+        lockstep.do(command)
+    assert lockstep.violation is None and not lockstep.facts.prefill.requests
 
 
 def test_runs_with_one_seed_are_the_same(pair):
