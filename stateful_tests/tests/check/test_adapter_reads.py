@@ -111,7 +111,6 @@ ADAPTERS = (
             **dict.fromkeys(
                 ("judges.py: getattr(manager, table, ())",
                  "judges.py: getattr(rows, '_alloc_size', rows.size + 1)",
-                 "judges.py: getattr(model.allocator, 'size_full', model.allocator.size)",
                  "model.py: getattr(allocator, names[pool], allocator)",
                  "model.py: getattr(kv, 'full_kv_pool', kv)", "model.py: getattr(kv, 'swa_kv_pool', None)"),
                 "of one server of a pair, with a window or without, of either side",

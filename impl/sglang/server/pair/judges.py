@@ -360,7 +360,7 @@ def _rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]
     """The tables by room of a manager, and the rooms that each has."""
     for table in _TABLES[server]:
         yield table, getattr(manager, table, ())
-    if deferred := getattr(manager, "deferred_bootstrap", None):
+    if (deferred := manager.deferred_bootstrap) is not None:
         # rooms that no sender owns expire
         yield (
             "deferred_bootstrap",
