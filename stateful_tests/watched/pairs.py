@@ -84,11 +84,11 @@ def servers(rng: random.Random, fixed: Mapping[str, int | bool]) -> Config:
             "threshold": rng.choice((0, 1)),
             "lowest": rng.random() < 0.5,
         }
-    found |= fixed
-    alone = not found["window"] and not found["decode_tree"]  # what SGLang wants with it
-    if alone and "prefill_complete" not in fixed:
-        found["prefill_complete"] = rng.random() < 0.35
-    return Config(**found)  # type: ignore[arg-type]
+    # SGLang has prefill_complete with neither a window nor D's tree
+    without = not (fixed.get("window") or fixed.get("decode_tree"))
+    if without and "prefill_complete" not in fixed and rng.random() < 0.25:
+        found |= {"prefill_complete": True, "window": 0, "swa": 8, "decode_tree": False}
+    return Config(**{**found, **fixed})  # type: ignore[arg-type]
 
 
 def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
