@@ -64,7 +64,7 @@ class Suite:
 
     @cached_property
     def mends(self) -> list[Edit]:
-        """What is put in with every fault."""
+        """The mends are put in with every fault."""
         every = planted_faults(self.file).values()
         return [edit for fault in every if fault.mended for edit in fault.edits]
 
@@ -146,7 +146,7 @@ def smallest(suite: Suite, fault: PlantedFault, trace: Trace, clause: str) -> Tr
 
 
 def seen_by_commands(suite: Suite, fault: PlantedFault) -> dict[str, Any]:
-    """What sees a fault in its commands, what is seen of them without it, and how exported tests end."""
+    """Run the commands of a fault with it and without it, and the unit tests that they export as."""
     system, trace, ends, text = suite.system(fault), fault.trace(), [], ""
     with planted_in(system, [*suite.mends, *fault.edits]):
         seen = replay(system, trace).violation
@@ -161,7 +161,7 @@ def seen_by_commands(suite: Suite, fault: PlantedFault) -> dict[str, Any]:
 
 
 def seen(suite: Suite) -> dict[str, dict[str, Any]]:
-    """What sees each fault in its commands, by name."""
+    """Do that for each fault of the suite, by its name."""
     return {name: seen_by_commands(suite, fault) for name, fault in suite.faults.items()}
 
 

@@ -122,7 +122,7 @@ def _words(text: str) -> list[str]:
 
 
 def _missing(hint: Any) -> Any:
-    """What a field is that a line does not say."""
+    """Return the value of a field that a line does not state."""
     if _optional(hint):
         return None
     if hint == Cells:
@@ -154,7 +154,7 @@ def _takes_cursors(name: str, types: Fields) -> bool:
 
 
 def _value(words: list[str], hint: Any) -> Any:
-    """What words say of a field of this type."""
+    """Read the words of a field of this type."""
     if words == ["no"]:
         return False if hint is bool else None
     [kind] = (

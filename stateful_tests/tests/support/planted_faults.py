@@ -131,7 +131,7 @@ class PlantedFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def clause(self) -> str:
-        """What must see it first."""
+        """The clause that must see the fault first."""
         return self.caught_by[0]
 
     @property

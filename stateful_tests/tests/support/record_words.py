@@ -85,7 +85,7 @@ class Notation:
         return found
 
     def _value(self, words: list[str], hint: Any, was: Any) -> Any:
-        """What words say of a field of this type."""
+        """Read the words of a field of this type."""
         if get_origin(hint) is UnionType:
             if words == ["no"]:
                 return None
