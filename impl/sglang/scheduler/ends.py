@@ -134,10 +134,10 @@ class Ends(OnServer):
                     2 + self.server.states.buffers + self.server.owed_states()
                 )
             turn.req.set_finish_with_abort("marked")
-            if turn.other:  # its one token is of no text: all that are marked share it
-                for field in namespaces.key_fields(self.server.namespace):
-                    setattr(turn.req, field, None)
-                turn.other = False
+            # The one token is of no text: whoever is marked shares it, in no namespace.
+            for field in namespaces.key_fields(self.server.namespace):
+                setattr(turn.req, field, None)
+            turn.other = False
             self._one_token_prefill(turn)
             del self.server.turns[turn.name]
             self._reap()

@@ -129,14 +129,16 @@ def test_a_scene_and_the_end_of_all_conform(real, tree, name, what):
 ALIKE = (
     "insert g a8; match h a8; insert h a8b4 (goes on); unlock h; match i b9; unlock i; open s;"
     " submit x in s b8 +1; admit x; extend x +9; finish x keep 1; submit y in s +2; admit y; extend y +3;"
-    " finish y keep 1; submit p (no session) b1; submit q (no session) +1; abort p (marked); abort q (marked)"
+    " finish y keep 1; submit p (no session) b1; submit q (no session) +1; abort p (marked); abort q (marked);"
+    " submit p (no session) a1; abort p (marked)"
 )
 
 
 @pytest.mark.parametrize(
     ("name", "namespaces", "bigram"),
-    [("page4", "", True), ("page1", "extra_key", False), ("no-swa", "cache_salt", True)],
-)
+    [("page4", "", True), ("page1", "extra_key", False), ("no-swa", "cache_salt", True),
+     ("page1", "extra_key-or-cache_salt", False)],
+)  # fmt: skip
 def test_keys_of_bigrams_and_in_namespaces(real, name, namespaces, bigram):
     if namespaces not in ("", *real.capabilities.settings["namespaces"]):
         pytest.skip("the release has no such field")
