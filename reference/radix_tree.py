@@ -344,6 +344,12 @@ def unlock_swa(tree: Tree, holder: str) -> Tree:
     return tree._replace(locks=tuple(locks))
 
 
+def unlock_state(tree: Tree, holder: str) -> Tree:
+    """Give back the state that the holder's lock pins; its KV stays pinned."""
+    locks = (k._replace(state=False) if k.holder == holder else k for k in tree.locks)
+    return tree._replace(locks=tuple(locks))
+
+
 @remembered
 def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     """Put `key`, whole pages, into the tree. `evicted`: SWA KV of the pages below it is gone.

@@ -84,13 +84,15 @@ def _inserted(was: State, state: State, command: Insert, shown: TreeFacts) -> St
 
 
 def _swa_unlocked(state: State, shown: TreeFacts) -> State:
-    """Without the SWA part of locks that the system has given back, where the holder's window is past it."""
+    """Without the SWA part of locks that the system has given back, where the holder's window is past it, and
+    without the state of such a lock where that is given back as well."""
     tree = state.tree
     assert tree is not None
     if tree.window is None:
         return state
     past = {r.holder: r.settled_len - tree.window for r in state.requests if r.cursors}
     pins = {n.path: n.swa_locks for n in shown.nodes}
+    state_pins = {n.path: n.state_locks for n in shown.nodes}
     for lock in tree.locks:
         end = len(lock.key)
         pinning = sum(o.swa_from < end and o.key[:end] == lock.key for o in tree.locks)
@@ -100,6 +102,9 @@ def _swa_unlocked(state: State, shown: TreeFacts) -> State:
             and pinning > pins.get(lock.key, pinning)
         ):
             tree = radix.unlock_swa(tree, lock.holder)
+            pinning_state = sum(o.state and o.key == lock.key for o in tree.locks)
+            if pinning_state > state_pins.get(lock.key, pinning_state):
+                tree = radix.unlock_state(tree, lock.holder)
     return state._replace(tree=tree)
 
 

@@ -129,8 +129,8 @@ def test_a_scene_and_the_end_of_all_conform(real, tree, name, what):
 ALIKE = (
     "insert g a8; match h a8; insert h a8b4 (goes on); unlock h; match i b9; unlock i; open s;"
     " submit x in s b8 +1; admit x; extend x +9; finish x keep 1; submit y in s +2; admit y; extend y +3;"
-    " finish y keep 1; submit p (no session) b1; submit q (no session) +1; abort p (marked); abort q (marked);"
-    " submit p (no session) a1; abort p (marked)"
+    " finish y keep 1; submit p (no session) b1; submit q (no session) +1; abort p (marked);"
+    " abort q (marked); submit p (no session) a1; abort p (marked)"
 )
 
 
@@ -154,6 +154,21 @@ def test_an_answer_that_another_text_shares_is_in_the_namespace_of_its_prompt(re
     commands = f"submit x (no session) b1 answers a; admit x; extend x +1; {rounds}"
     lockstep = play(real, "page1", commands, settings=(("namespaces", "extra_key"),))
     assert len(lockstep.system.view().requests) == 0
+    ends(lockstep, real)
+
+
+def test_a_window_that_has_passed_gives_back_the_state_of_its_lock(real):
+    """An admission then finds a slot of state by evicting it."""
+    name = "SGLANG_OPT_RELEASE_PREFILL_SWA"
+    if name not in real.capabilities.settings or not real.capabilities.recurrent:
+        pytest.skip("no such setting, or no states")
+    commands = (
+        "submit x (no session) a1 +1; admit x; extend x +1; extend x +1; submit y (no session) +1; admit y;"
+        " decode x; extend y +1, x +1; submit z (no session) a2; admit z"
+    )
+    sizes = {"window": 1, "swa_pages": 5, "full_pages": 5, "rows": 2, "width": 4, "states": 5}
+    lockstep = play(real, "page1", commands, settings=((name, "1"),), **sizes)
+    assert sum(node.state_locks for node in lockstep.system.view().tree.nodes) == 2, "y and z hold one each"
     ends(lockstep, real)
 
 
