@@ -9,7 +9,7 @@ the reference for more than roles says so in its scope. `CLAUSES` is in the orde
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from reference.clauses import (
     contents, freed, lengths, lifecycle, memory_checks, outcomes, pages, states, tree, tree_evictions,
@@ -26,24 +26,23 @@ _MODULES = (
 CLAUSES = in_order(REGISTERED, _MODULES)
 
 
-def about(step: Step) -> list[Clause]:
+def about(step: Step) -> tuple[Clause, ...]:
     """The clauses that are about this command, on what there is."""
-    kind: type = type(step.command)
-    geometry = step.config.geometry
-    there = (
-        step.after.tree is not None,
-        geometry.window is not None,
-        bool(geometry.states),
+    geometry, kind = step.config.geometry, cast(type, type(step.command))
+    return clauses_of(
+        kind, step.after.tree is not None, geometry.window is not None, geometry.states > 0,
         geometry.tracks,
-    )
-    return [CLAUSES[each] for each in _about(kind, *there)]
+    )  # fmt: skip
 
 
 @cache
-def _about(kind: type, tree: bool, window: bool, states: bool, tracks: bool) -> list[str]:
+def clauses_of(
+    kind: type, tree: bool, window: bool, states: bool, tracks: bool
+) -> tuple[Clause, ...]:
+    """The clauses about a kind of command, where a system has a tree, a window, states, tracked states."""
     needs = ("tree", tree), ("window", window), ("states", states), ("tracks", tracks)
     lacks = {need for need, there in needs if not there}
-    return [c.id for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs)]
+    return tuple(c for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs))
 
 
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
@@ -156,7 +156,7 @@ def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False
     elif sizes.window is None and not can.full_only:
         sizes = replace(sizes, window=sizes.page_size + 1, swa_pages=max(2, sizes.full_pages - 2))
     check_fits(system, sizes)
-    return taken(system, [sizes, *_alike(sizes)])
+    return taken(system, chain([sizes], _alike(sizes)))
 
 
 def taken(system: Any, candidates: Iterable[Any]) -> Any:

@@ -6,6 +6,8 @@ finds faults soon; they draw nothing.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from reference.commands import (
     COMMANDS, Abort, Admit, CheckBusy, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Launch, Mode,
     Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
@@ -27,18 +29,23 @@ ORDER = (*(kind for kind in COMMANDS if kind not in _LAST), *_LAST)
 def kind_weights(c: Enabled) -> Weights:
     """How much each kind that may come next is called for, at least 1; the others are left out."""
     used = [kind for kind in ORDER if kind.__name__ not in c.profile.disabled]
-    weights = _weights(c)
-    weights = {kind: weights[kind] if HARNESSES[kind].applies(c) else 0 for kind in used}
-    kinds = used if c.invalid else [kind for kind in used if weights[kind]]
+    applying = {kind for kind in used if HARNESSES[kind].applies(c)}
+    weights = _weights(c, applying)
+    kinds = used if c.invalid else [kind for kind in used if kind in applying and weights[kind]]
     boosted = c.profile.boosted
     # A small engine may have come to a stop: then any kind may come.
-    return {k: max(1, weights[k]) * (4 if k.__name__ in boosted else 1) for k in kinds or used}
+    return {
+        k: max(1, weights[k] if k in applying else 0) * (4 if k.__name__ in boosted else 1)
+        for k in kinds or used
+    }
 
 
-def _weights(c: Enabled) -> Weights:
+def _weights(c: Enabled, applying: Set[type]) -> Weights:
     """How much each kind is called for where it applies: its usual weight, and what is special about the run
     and the state. A new command needs no line here."""
-    weights = {kind: harness.weight(c) for kind, harness in HARNESSES.items()}
+    weights = {
+        kind: harness.weight(c) if kind in applying else 0 for kind, harness in HARNESSES.items()
+    }
     if c.profile.again and c.last in _GIVES_BACK:
         weights[c.last] += 20
     if c.tree_alone:
