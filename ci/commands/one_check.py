@@ -258,7 +258,9 @@ def _called_in(reports: list[Data]) -> set[tuple[str, str]]:
     """The changed functions that runs in other ways called."""
     found = set()
     for data in reports:
-        for text in data["since"]["called"] if data["since"] else ():
+        if not data["since"]:
+            continue
+        for text in data["since"]["called"]:
             file, _, name = text.partition(": ")
             found.add((file, name))
     return found

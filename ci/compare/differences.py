@@ -253,7 +253,9 @@ def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]
         at = spans([p for n, p in facts.unmapped if n == name], 1)
         yield difference(("holders", name, "swa"), f"SWA slots of {name} at {at}", "there", "none")
     for clause, entries in (("MAP-3", facts.evicted_mapped), ("MAP-4", facts.unused_mapped)):
-        for full, swa in entries if clause not in waived else ():
+        if clause in waived:
+            continue
+        for full, swa in entries:
             yield difference(
                 ("mapping",), f"mapping entry of full slot {full}", 0, f"SWA slot {swa}"
             )

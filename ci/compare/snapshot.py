@@ -219,19 +219,19 @@ def _named_cursors(
 def _reference_nodes(state: State) -> dict[str, Data]:
     tree = state.tree
     found: dict[str, Data] = {}
-    for p in sorted(radix.nodes(tree), key=lambda p: p.path) if tree is not None else ():
-        assert tree is not None
-        full, swa = lockers(tree, p)
-        found[path_text(p.path)] = {
-            "parent": path_text(p.path[: p.start]),
-            "start": p.start,
-            "end": p.end,
-            "live": p.node.live if tree.window is not None else None,
-            "full_locks": len(full),
-            "swa_locks": len(swa),
-            "full_locked_by": full,
-            "swa_locked_by": swa,
-        }
+    if tree is not None:
+        for p in sorted(radix.nodes(tree), key=lambda p: p.path):
+            full, swa = lockers(tree, p)
+            found[path_text(p.path)] = {
+                "parent": path_text(p.path[: p.start]),
+                "start": p.start,
+                "end": p.end,
+                "live": p.node.live if tree.window is not None else None,
+                "full_locks": len(full),
+                "swa_locks": len(swa),
+                "full_locked_by": full,
+                "swa_locked_by": swa,
+            }
     return found
 
 
@@ -247,22 +247,23 @@ def lockers(tree: radix.Tree, placed: radix.Placed) -> tuple[list[str], list[str
 def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]:
     size = geometry.page_size
     found: dict[str, Data] = {}
-    for n in tree.nodes if tree is not None else ():
-        whole = len(n.swa_slots) == len(n.slots) and all(n.swa_slots)
-        found[path_text(n.path)] = {
-            "parent": path_text(n.path[: n.start]),
-            "start": n.start,
-            "end": len(n.path),
-            "live": None if geometry.window is None else n.live,
-            "full_locks": n.full_locks,
-            "swa_locks": n.swa_locks if geometry.window is not None else 0,
-            "full": [slot // size for slot in n.slots[::size]],
-            "swa": [slot // size for slot in n.swa_slots[::size]],
-            "wrong": any(
-                got and tuple(got) != n.path[n.start :] for got in (n.full_read, n.swa_read)
-            ),
-            "half": n.live and not whole,
-        }
+    if tree is not None:
+        for n in tree.nodes:
+            whole = len(n.swa_slots) == len(n.slots) and all(n.swa_slots)
+            found[path_text(n.path)] = {
+                "parent": path_text(n.path[: n.start]),
+                "start": n.start,
+                "end": len(n.path),
+                "live": None if geometry.window is None else n.live,
+                "full_locks": n.full_locks,
+                "swa_locks": n.swa_locks if geometry.window is not None else 0,
+                "full": [slot // size for slot in n.slots[::size]],
+                "swa": [slot // size for slot in n.swa_slots[::size]],
+                "wrong": any(
+                    got and tuple(got) != n.path[n.start :] for got in (n.full_read, n.swa_read)
+                ),
+                "half": n.live and not whole,
+            }
     return found
 
 
@@ -291,9 +292,10 @@ def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
     found: dict[str, dict[str, list[int]]] = {}
     for h in holders(state):
         seen, wrong = facts.holders.get(h.name), {"full": list[int](), "swa": list[int]()}
-        for pool in state.config.geometry.pools if seen is not None else ():
-            start, want, got = reads(h, seen, pool, window)
-            wrong[pool] = [start + at for at, (a, b) in enumerate(zip(want, got)) if a != b]
+        if seen is not None:
+            for pool in state.config.geometry.pools:
+                start, want, got = reads(h, seen, pool, window)
+                wrong[pool] = [start + at for at, (a, b) in enumerate(zip(want, got)) if a != b]
         if any(wrong.values()):
             found[h.name] = wrong
     return found

@@ -98,15 +98,8 @@ def wire(moment: PairMoment) -> Iterator[str]:
             ]
             yield f"P keeps {promise.request} for D: {', '.join(readers) or 'nobody was told yet'}"
     for job in facts.transfers:
-        state = (
-            "failed"
-            if job.failed
-            else "ended"
-            if job.over
-            else "has moved"
-            if job.copied
-            else "waits"
-        )
+        reached = {"failed": job.failed, "ended": job.over, "has moved": job.copied, "waits": True}
+        state = next(words for words, holds in reached.items() if holds)
         moves = ", ".join(f"{source} to {target}" for _, target, source in job.moves)
         yield f"transfer {job.number} for {job.reader or 'nobody'} ({state}): blocks {moves}"
     for message in facts.messages:

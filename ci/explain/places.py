@@ -133,10 +133,11 @@ def _folded(stamp: int, m: Moment) -> str:
         stamps = chained(text)
         if stamp in stamps:
             return f"{counted(stamps.index(stamp) + 1, 'token')} of {name}"
-    for path in m.facts.states.nodes if m.facts.states is not None else ():
-        stamps = chained(path)
-        if stamp in stamps:
-            return path_text(path[: stamps.index(stamp) + 1])
+    if m.facts.states is not None:
+        for path in m.facts.states.nodes:
+            stamps = chained(path)
+            if stamp in stamps:
+                return path_text(path[: stamps.index(stamp) + 1])
     return "a text that is gone"
 
 

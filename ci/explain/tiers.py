@@ -56,11 +56,12 @@ def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
     for node in facts.nodes:
         if slot in (node.host if host else node.device).get(pool, ()):
             found.append(Fact(f"node {node.node}", "has it"))
-    for request in () if host else facts.requests:
-        if slot in request.slots.get(pool, ()):
-            found.append(Fact(request.name, "has it"))
-        if slot in request.writing.get(pool, ()):
-            found.append(Fact(f"the prefill server of {request.name}", "writes it"))
+    if not host:
+        for request in facts.requests:
+            if slot in request.slots.get(pool, ()):
+                found.append(Fact(request.name, "has it"))
+            if slot in request.writing.get(pool, ()):
+                found.append(Fact(f"the prefill server of {request.name}", "writes it"))
     for job in facts.transfers:
         if any(
             (part.host if host else part.device) == slot and part.pool == pool for part in job.parts

@@ -397,7 +397,9 @@ def _position(run: RecordedRun, place: AtPosition) -> Asserts | None:
 def _renamed(run: RecordedRun) -> Asserts | None:
     """A row that names other slots, before its end, than those in which its tokens were computed."""
     handed = r"checkpoint\(" if isinstance(run.last, Extend) else ""
-    for holder in run.after.step.held if run.after.step is not None else ():
+    if run.after.step is None:
+        return None
+    for holder in run.after.step.held:
         length = holder.cursors.kv_committed_len
         seen = run.after.facts.holders.get(holder.name)
         if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
@@ -433,10 +435,11 @@ def _slot(run: RecordedRun, moment: Moment, slot: int) -> list[str]:
         if slot in (cells := list(moment.view.rows.get(seen.row, ()))):
             lines, held = run.bound(name, moment)
             return [*lines, f"slot = {run.slot_at(held, cells.index(slot))}.item()"]
-    for found in moment.view.tree.nodes if moment.view.tree is not None else ():
-        if slot in found.slots:
-            at = len(found.path) - len(found.slots) + list(found.slots).index(slot)
-            return [f"slot = tree_slots(server.cache, {in_tree(run.geometry, found.path)})[{at}]"]
+    if moment.view.tree is not None:
+        for found in moment.view.tree.nodes:
+            if slot in found.slots:
+                at = len(found.path) - len(found.slots) + list(found.slots).index(slot)
+                return [f"slot = tree_slots(server.cache, {in_tree(run.geometry, found.path)})[{at}]"]
     return []
 
 

@@ -125,9 +125,10 @@ def _inserters(run: RecordedRun) -> dict[str, Sequence[int]]:
 def slots_of(view: View, tokens: Sequence[int], page: int) -> list[int | None]:
     """The slots that the tree has for these tokens."""
     slots: dict[int, int] = {}
-    for found in view.tree.nodes if view.tree is not None else ():
-        for at, slot in enumerate(found.slots, len(found.path) - len(found.slots)):
-            end = at - at % page + page  # keys match by pages
-            if list(found.path[:end]) == list(tokens[:end]):
-                slots[at] = slot
+    if view.tree is not None:
+        for found in view.tree.nodes:
+            for at, slot in enumerate(found.slots, len(found.path) - len(found.slots)):
+                end = at - at % page + page  # keys match by pages
+                if list(found.path[:end]) == list(tokens[:end]):
+                    slots[at] = slot
     return [slots.get(at) for at in range(len(tokens))]

@@ -131,7 +131,9 @@ def _fitted(result: CheckResult) -> Data:
     found: Data = {}
     for machine in result.machines:
         asked = sizes_for(machine.name, machine.preset) if machine.sizes is not None else None
-        for size in fields(machine.sizes) if asked is not None else ():
+        if asked is None:
+            continue
+        for size in fields(machine.sizes):
             if (value := getattr(machine.sizes, size.name)) != getattr(asked, size.name):
                 found.setdefault(machine.preset, {})[size.name] = value
     return found

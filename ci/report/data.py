@@ -106,11 +106,12 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
     first, own = groups[at][0], {f.clause for f in groups[at]}
     assert first.run.violation is not None
     failing = [clause for clause in first.run.violation.clauses if clause not in own]
-    for clause in failing if first.number == 1 else ():
-        for other, group in enumerate(groups):
-            names = {f.name for f in group if _standing(f) == _standing(first)}
-            if clause in names:
-                return other
+    if first.number == 1:
+        for clause in failing:
+            for other, group in enumerate(groups):
+                names = {f.name for f in group if _standing(f) == _standing(first)}
+                if clause in names:
+                    return other
     return at
 
 

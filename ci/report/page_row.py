@@ -140,7 +140,9 @@ class _Row(NamedTuple):
         if start < cursors["R"]:
             return "tree"
         if start // size in self.holder[pool]:
-            return "held" if start < cursors["C"] else "ahead" if start < cursors["A"] else "rest"
+            if start < cursors["C"]:
+                return "held"
+            return "ahead" if start < cursors["A"] else "rest"
         if start >= -(-cursors["A"] // size) * size:
             return "none"
         return "evicted" if pool == "swa" and start < cursors["E"] else "hole"

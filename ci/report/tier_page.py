@@ -111,15 +111,8 @@ def _owners(facts: TierFacts, host: bool) -> dict[int, int]:
 
 def _moving(job: TierTransfer) -> str:
     """A transfer in flight, in words."""
-    state = (
-        "completed"
-        if job.completed
-        else "copied"
-        if job.copied
-        else "sent"
-        if job.sent
-        else "queued"
-    )
+    reached = {"completed": job.completed, "copied": job.copied, "sent": job.sent, "queued": True}
+    state = next(word for word, holds in reached.items() if holds)
     parts = ", ".join(f"{part.pool} {part.device}:{part.host}" for part in job.parts)
     return f"{job.called} ({state}), device:host {parts}"
 

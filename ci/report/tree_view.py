@@ -111,14 +111,12 @@ def _pools(state: State, tree: Tree) -> list[Data]:
 
 
 def _lock(state: State, tree: Tree, lock: Lock) -> Data:
-    session = state.session(lock.holder) is not None
-    kind = (
-        "session"
-        if session
-        else "request"
-        if state.request(lock.holder) is not None
-        else "lock owner"
-    )
+    if state.session(lock.holder) is not None:
+        kind = "session"
+    elif state.request(lock.holder) is not None:
+        kind = "request"
+    else:
+        kind = "lock owner"
     return {
         "holder": lock.holder,
         "kind": kind,

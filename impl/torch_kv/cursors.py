@@ -49,13 +49,9 @@ def smaller(a: N, b: N) -> N:
 
 def whole(length: N, size: int) -> N:
     """length // size, rounding down: on tensors without the detour that the operator takes in Python."""
-    return (
-        length // size
-        if isinstance(length, int)
-        else length.floor_divide(size)
-        if size > 1
-        else length
-    )
+    if isinstance(length, int):
+        return length // size
+    return length.floor_divide(size) if size > 1 else length
 
 
 class CursorHolder(Protocol):

@@ -34,8 +34,9 @@ class StateRules:
 
     def begin_states(self, requests: Sequence[KVRequest]) -> None:
         """Whoever has no slot takes one, with an empty state. The caller knows that they are there."""
-        for request in requests if self.states is not None else ():
-            assert self.states is not None
+        if self.states is None:
+            return
+        for request in requests:
             if request.state is None:
                 request.state, request.state_len = self.states.take(), 0
                 self.clear_new(request.state)

@@ -65,9 +65,10 @@ class HostView:
 
     def copies(self) -> Iterator[KeptCopy]:
         host = self.after.host
-        for key in host.keys if host is not None else ():
+        if host is None:
+            return
+        for key in host.keys:
             for index in range(self.config.chunk_blocks if key.pins >= 0 else 0):
-                assert host is not None
                 if (copy := self._block(key, index, host)) is not None:
                     yield copy
 
@@ -104,7 +105,9 @@ class HostView:
 
     def pins(self) -> Iterator[Count]:
         host, words = self.after.host, {-1: "being written"}
-        for key in host.keys if host is not None else ():
+        if host is None:
+            return
+        for key in host.keys:
             loads, stores = self._users(key)
             want = -1 if stores else loads
             wanted, got = (
@@ -121,7 +124,9 @@ class HostView:
     def sources(self) -> Iterator[Source]:
         before = {job.job for job in self.before.transfers}
         for job in self.after.transfers:
-            for part in () if job.copied or job.job not in before else job.parts:
+            if job.copied or job.job not in before:
+                continue
+            for part in job.parts:
                 called = f"chunk {part[2]}" if job.load else f"block {part[1]}"
                 at = AtChunk(part[2]) if job.load else AtBlock(part[1])
                 was, now = (self._source(facts, job, part) for facts in (self.before, self.after))
@@ -141,7 +146,9 @@ class HostView:
 
     def taken(self) -> Iterator[Failure]:
         for job in self.after.transfers:
-            for group, block, _, _ in job.parts if job.load and not job.completed else ():
+            if not job.load or job.completed:
+                continue
+            for group, block, _, _ in job.parts:
                 where, named = AtBlock(block), self.entries.get(block, ())
                 if len(names := {name for name, _, _ in named}) != 1:
                     who = " and ".join(sorted(names)) or "nobody"

@@ -271,21 +271,22 @@ class RequestTexts:
     def _results(self, facts: BlockFacts) -> list[OutputNote]:
         given = {output.request: output for output in facts.outputs}
         notes = []
-        for bearer, flight in self.batches.popleft() if self.batches else ():
-            if bearer.gone:
-                continue  # its name may be somebody else's by now
-            bearer.flights.remove(flight)
-            tokens, ends = self._given_out(bearer, flight.sampled)
-            current = flight.context == (
-                bearer.stamps[-1] if bearer.stamps else bearer.source.origin
-            )
-            output = given.pop(bearer.name, None)
-            notes.append(OutputNote(bearer.name, output, tokens, ends, current, flight.stale))
-            if output is not None and output.tokens:
-                extend(bearer.text, bearer.stamps, output.tokens)
-                bearer.outputs += len(output.tokens)
-                if ends:
-                    self._stops(bearer)
+        if self.batches:
+            for bearer, flight in self.batches.popleft():
+                if bearer.gone:
+                    continue  # its name may be somebody else's by now
+                bearer.flights.remove(flight)
+                tokens, ends = self._given_out(bearer, flight.sampled)
+                current = flight.context == (
+                    bearer.stamps[-1] if bearer.stamps else bearer.source.origin
+                )
+                output = given.pop(bearer.name, None)
+                notes.append(OutputNote(bearer.name, output, tokens, ends, current, flight.stale))
+                if output is not None and output.tokens:
+                    extend(bearer.text, bearer.stamps, output.tokens)
+                    bearer.outputs += len(output.tokens)
+                    if ends:
+                        self._stops(bearer)
         return notes + self._without_results(given)
 
     def _without_results(self, given: dict[str, Output]) -> list[OutputNote]:

@@ -60,7 +60,9 @@ def misread(
 ) -> tuple[str, int, tuple[int, ...], tuple[int | None, ...]] | None:
     """The first holder that reads anything but its own tokens, and `reads` of it."""
     window = step.config.geometry.window
-    for holder in step.held if pool == "full" or window is not None else ():
+    if pool != "full" and window is None:
+        return None
+    for holder in step.held:
         start, want, got = reads(holder, step.after.holders.get(holder.name), pool, window)
         if got != want:
             return holder.name, start, want, got
@@ -76,8 +78,11 @@ def reads(
         assert window is not None
         protected = min(holder.cursors.cache_protected_len, length - window)
         start = max(evicted_below(holder.cursors), protected, 0)
-    found = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()
-    return start, text_tokens(holder.text, length)[start:], tuple(found[start:length])
+    want = text_tokens(holder.text, length)[start:]
+    if facts is None:
+        return start, want, ()
+    found = facts.full_read if pool == "full" else facts.swa_read
+    return start, want, tuple(found[start:length])
 
 
 def stamp_text(stamp: int | None) -> str:

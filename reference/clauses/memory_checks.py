@@ -45,13 +45,14 @@ def due(step: Step) -> Report:
                 len(step.after.pools[pool].free) * size,
                 step.after.pools[pool].size * size,
             )
-            for node in step.after.tree.nodes if step.after.tree is not None else ():
-                locks, slots = (
-                    (node.full_locks, node.slots)
-                    if pool == "full"
-                    else (node.swa_locks, node.swa_slots)
-                )
-                tree[locks > 0] += len(slots)
+            if step.after.tree is not None:
+                for node in step.after.tree.nodes:
+                    locks, slots = (
+                        (node.full_locks, node.slots)
+                        if pool == "full"
+                        else (node.swa_locks, node.swa_slots)
+                    )
+                    tree[locks > 0] += len(slots)
         accounts.append(Account(pool, free, tree[False], tree[True], held, uncached, total))
         entries += mine
     return Report(tuple(accounts), tuple(entries))
@@ -252,7 +253,7 @@ def _terms_off(report: Report, wrong: list[AtCounter], pool: str) -> str:
 
 
 def _kind(pool: str) -> str:
-    return "the rows" if pool == "rows" else f"the {'SWA' if pool == 'swa' else pool} pool"
+    return {"rows": "the rows", "swa": "the SWA pool"}.get(pool, f"the {pool} pool")
 
 
 def _merged(report: Report) -> Counter[tuple[str, str, str]]:

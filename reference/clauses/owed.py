@@ -85,12 +85,13 @@ def _owed_of(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> Pa
         holder, c, target = goes
         start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
         owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
-    for holder, c, frontier in _evicted(step) if swa else ():
-        start, end = (
-            max(c.cache_protected_len, c.swa_evicted_seqlen),
-            min(frontier, c.kv_allocated_len),
-        )
-        owed[holder] = {p // size for p in range(start, end, size)}
+    if swa:
+        for holder, c, frontier in _evicted(step):
+            start, end = (
+                max(c.cache_protected_len, c.swa_evicted_seqlen),
+                min(frontier, c.kv_allocated_len),
+            )
+            owed[holder] = {p // size for p in range(start, end, size)}
     if step.after.tree is not None:
         _hand_over(step, pool, owed)
     return {holder: sorted(pages) for holder, pages in owed.items() if pages} if owed else {}
@@ -127,10 +128,11 @@ def _handed(step: Step) -> list[tuple[str, int, int, int]]:
         holder, c = step.ended
         return [(holder, c.cache_protected_len, c.kv_allocated_len, c.swa_evicted_seqlen)]
     handed = []
-    for name in step.progress if isinstance(step.command, Extend) else ():
-        was, now = step.was.request(name), step.after.requests.get(name)
-        assert was is not None and was.cursors is not None
-        if now is not None and now.cursors is not None:
-            end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
-            handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
+    if isinstance(step.command, Extend):
+        for name in step.progress:
+            was, now = step.was.request(name), step.after.requests.get(name)
+            assert was is not None and was.cursors is not None
+            if now is not None and now.cursors is not None:
+                end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
+                handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
     return handed

@@ -100,7 +100,9 @@ def _resumed_elsewhere(step: Step) -> Failure | None:
 def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
     """Requests of a batch as they were, the position where each starts, and whether a prefix of the tree ends
     there."""
-    for name in step.progress if step.config.geometry.states else ():
+    if not step.config.geometry.states:
+        return
+    for name in step.progress:
         request = step.was.request(name)
         assert request is not None and request.cursors is not None
         start, prefix = request.computed_len, request.cursors.cache_protected_len
@@ -110,10 +112,11 @@ def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
 def _continued(step: Step, hits: bool) -> Failure | None:
     """The first entry that continues from another state than the one after all that is before it."""
     states = step.after.states
-    for request, start, hit in _entries(step) if states is not None else ():
+    if states is None:
+        return None
+    for request, start, hit in _entries(step):
         if hit != hits:
             continue
-        assert states is not None
         stamps = _stamps(request.computed_text)
         got = states.read.get(request.name)
         if got != stamp_after(stamps, start):
@@ -144,8 +147,9 @@ def _stamps(text: Text) -> list[int]:
 )
 def _named(step: Step) -> Failure | None:
     states = step.after.states
-    for path, slot in sorted(states.nodes.items()) if states is not None else ():
-        assert states is not None
+    if states is None:
+        return None
+    for path, slot in sorted(states.nodes.items()):
         stamps = chained(path)
         if states.stamp(slot) != stamps[-1]:
             name = path_text(path)
@@ -174,8 +178,9 @@ def _named(step: Step) -> Failure | None:
 )
 def _kept(step: Step) -> Failure | None:
     states = step.after.states
-    for name, length, text in _kept_states(step) if states is not None else ():
-        assert states is not None
+    if states is None:
+        return None
+    for name, length, text in _kept_states(step):
         stamps, slot = _stamps(text), states.holders.get(name)
         if length > len(stamps) or (
             slot is not None and states.stamp(slot) == stamp_after(stamps, length)

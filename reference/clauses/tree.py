@@ -107,7 +107,9 @@ def _shape(step: Step) -> Failure | None:
 )
 def _live_or_dead(step: Step) -> Failure | None:
     tree = tree_of(step)
-    for node in tree.nodes if tree is not None and "swa" in step.after.pools else ():
+    if tree is None or "swa" not in step.after.pools:
+        return None
+    for node in tree.nodes:
         if not node.live or (all(node.swa_slots) and list(node.swa_slots) == list(node.mapped)):
             continue
         place, have = AtNode(node.path, "swa"), sum(1 for slot in node.swa_slots if slot)
@@ -159,7 +161,9 @@ def _contents(step: Step) -> Failure | None:
 def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     """The first slot of a node that holds another token than its path says, by its place in the node."""
     tree = tree_of(step)
-    for node in tree.nodes if tree is not None else ():
+    if tree is None:
+        return None
+    for node in tree.nodes:
         for pool, got in (("full", node.full_read), ("SWA", node.swa_read)):
             for at, (want, stamp) in enumerate(zip(node.path[node.start :], got)):
                 if token_of(want) != stamp:

@@ -180,7 +180,9 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
         name, kind = path_text(path), "live" if live else "a tombstone"
         if (path, live) in want:
             others = [is_live for p, is_live in got if p == path]
-            other = "not there" if not others else "live" if others[0] else "a tombstone"
+            other = "not there"
+            if others:
+                other = "live" if others[0] else "a tombstone"
             return failure(f"the node that ends {name} is {kind}", f"it is {other}", AtNode(path))
         if not any(p == path for p, _ in want):
             return failure(f"no node ends {name}", f"one does, {kind}", AtNode(path))

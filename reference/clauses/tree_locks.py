@@ -137,7 +137,9 @@ def _prefixes(step: Step) -> Failure | None:
     for name, (key, *_) in sorted(step.locks.items()):
         slots = named.get(name, ())
         # who has no row yet names none
-        for end in page_ends(len(key), size) if name in named else ():
+        if name not in named:
+            continue
+        for end in page_ends(len(key), size):
             start = end - size
             want, got = pages.get(key[:end], ((),))[0], tuple(slots[start:end])
             if want != got:
@@ -219,7 +221,9 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
 )
 def _lock_counts(step: Step) -> Failure | None:
     has_swa, has_states = "swa" in step.after.pools, bool(step.config.geometry.states)
-    for node in step.after.tree.nodes if step.after.tree is not None else ():
+    if step.after.tree is None:
+        return None
+    for node in step.after.tree.nodes:
         mine = _through(step.locks, node)
         full, swa = [*mine], [name for name, k in mine.items() if k.pinned_from < len(node.path)]
         most = sum(k.reaches < len(node.path) for k in mine.values())

@@ -162,9 +162,10 @@ class PairBeside:
         """Where that is the policy, a load that fails ends its request."""
         if server == DECODE and self.config.decode.fail_requests:
             host, bearers = after.decode.host, self.texts[server].bearers
-            for name in host.failed if host is not None else ():
-                if name in bearers:
-                    bearers[name].failed = True
+            if host is not None:
+                for name in host.failed:
+                    if name in bearers:
+                        bearers[name].failed = True
 
     def _note_network(self, command: PairCommand, before: PairFacts) -> bool:
         """Failures, and heartbeats that have arrived. Returns whether another message has."""

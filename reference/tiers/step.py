@@ -90,7 +90,9 @@ class TierStep:
         """Host slots that operations of the storage have, and those that wait to be freed."""
         found: dict[Slot, list[str]] = {}
         for operation in self.after.operations:
-            for slot in () if operation.back else host_slots(operation.slots):
+            if operation.back:
+                continue
+            for slot in host_slots(operation.slots):
                 found.setdefault(slot, []).append(operation.called)
         for slot in host_slots(self.after.returned):
             found.setdefault(slot, []).append("the queue of slots to free")
@@ -263,7 +265,9 @@ class TierStep:
             yield self._source(job.called, source(job, part), (job.load, part) in moved)
         read = {(op.job, slot) for op in self.before.operations for slot in host_slots(op.moving)}
         for op in self.after.operations:
-            for slot in host_slots(op.moving) if op.back else ():
+            if not op.back:
+                continue
+            for slot in host_slots(op.moving):
                 yield self._source(op.called, slot, (op.job, slot) in read)
 
     def _source(self, transfer: str, slot: Slot, known: bool) -> Source:
@@ -286,7 +290,9 @@ class TierStep:
                 want = f"{called(slot)} is kept for {job.called}"
                 yield failure(want, got, at_slot(slot), AtTransfer(job.job))
         for operation in self.after.operations:
-            for slot in () if operation.back else host_slots(operation.moving):
+            if operation.back:
+                continue
+            for slot in host_slots(operation.moving):
                 nodes, others = self.owners.get(slot, []), self.held_back.get(slot, [])
                 if self.free[slot] or nodes or others != [operation.called]:
                     names = [*(f"node {node}" for node in nodes), *others]

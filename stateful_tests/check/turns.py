@@ -77,13 +77,10 @@ def batches(system: AnySystem, plan: Plan, configs: Sequence[Configuration]) -> 
         waiting = {config: (0, planned(system, plan, config)) for config in configs}
         while waiting:
             for config, (start, end) in list(waiting.items()):
-                size = (
-                    _LINES
-                    if config.machine == CORPUS
-                    else _RUNS.get(config.machine, 3)
-                    if start
-                    else 1
-                )
+                if config.machine == CORPUS:
+                    size = _LINES
+                else:
+                    size = _RUNS.get(config.machine, 3) if start else 1
                 if config.name in plan.favoured:
                     size *= times
                 yield RunBatch(config, range(start, min(end, start + size)))

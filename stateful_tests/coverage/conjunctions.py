@@ -110,7 +110,10 @@ def _conditions(was: State, request: Request) -> Iterator[str]:
         yield "results in flight"
     c = request.cursors or slot
     if c is not None and max(c.swa_evicted_seqlen, r := c.cache_protected_len) > 0:
-        yield "E below R" if c.swa_evicted_seqlen < r else "E from R on" if r else "E alone"
+        if c.swa_evicted_seqlen < r:
+            yield "E below R"
+        else:
+            yield "E from R on" if r else "E alone"
         if r and shares_lock(was, request.holder):
             yield "others lock its path"
         if request.holder in full_alone(was):
@@ -176,7 +179,9 @@ def _cuts(was: Tree, now: Tree) -> Iterator[str]:
     """A node is split that one has locked, or two."""
     there = {placed.path for placed in nodes(was)}
     new = [placed for placed in nodes(now) if placed.path not in there]
-    for placed in nodes(was) if new else ():
+    if not new:
+        return
+    for placed in nodes(was):
         for head in new:
             if placed.start < head.end and head.path == placed.path[: head.end]:
                 kinds = [_beside(was, lock, placed, head.end) for lock in _over(was, placed)]
@@ -205,8 +210,12 @@ def _beside(tree: Tree, lock: Lock, placed: Placed, at: int) -> str:
 def _unlocks(was: Tree, now: Tree) -> Iterator[str]:
     """One of two locks goes, over a node that was cut since: a fresh lock would pin less SWA KV."""
     stay = [lock for lock in was.locks if lock in now.locks]
-    for gone in was.locks if len(stay) < len(was.locks) else ():
-        for other in stay if gone not in stay else ():
+    if len(stay) >= len(was.locks):
+        return
+    for gone in was.locks:
+        if gone in stay:
+            continue
+        for other in stay:
             common = [
                 p
                 for p in path_of(was, gone.key)
@@ -266,7 +275,9 @@ def _second_swa_part(was: State, command: UnlockSwa) -> Iterator[str]:
     assert was.tree is not None
     request = was.request(command.holder)
     own = lock_of(was.tree, command.holder if request is None else request.holder)
-    for name in full_alone(was) if own is not None else ():
+    if own is None:
+        return
+    for name in full_alone(was):
         other = lock_of(was.tree, name)
         if own is None or other is None or other is own:
             continue
@@ -283,7 +294,9 @@ def _second_swa_part(was: State, command: UnlockSwa) -> Iterator[str]:
 def _passes(was: Tree, now: Tree, command: Command) -> Iterator[str]:
     """What a match or an insert comes across, and what next."""
     found = dict[Key, str]()
-    for placed in nodes(now) if now.clock > was.clock else ():
+    if now.clock <= was.clock:
+        return
+    for placed in nodes(now):
         if placed.node.full_used == now.clock:
             found[placed.path] = what = _came_across(was, placed)
             if above := found.get(placed.path[: placed.start]):
@@ -305,7 +318,9 @@ def _came_across(was: Tree, placed: Placed) -> str:
 def _drops(was: Tree, now: Tree) -> Iterator[str]:
     """A node goes, and what becomes of the one above it."""
     had, has = ({placed.path: placed for placed in nodes(tree)} for tree in (was, now))
-    for path in had.keys() - has.keys() if has.keys() <= had.keys() else ():
+    if has.keys() > had.keys():
+        return
+    for path in had.keys() - has.keys():
         above = had.get(path[: had[path].start])
         if above is not None:
             fate = "goes too" if above.path not in has else "stays"

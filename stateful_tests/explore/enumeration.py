@@ -48,7 +48,9 @@ def of_request(scope: Scope, request: Request) -> Iterator[Command]:
 
 def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
     """Batches of two requests."""
-    for harness in _used(scope) if scope.batches else ():
+    if not scope.batches:
+        return
+    for harness in _used(scope):
         yield from harness.of_two(scope, one, two)
 
 
@@ -69,5 +71,7 @@ def of_nobody(scope: Scope, present: Present, fresh: Names) -> Iterator[Command]
 
 def _misnamed(scope: Scope, name: str, bearer: Session | Request | None) -> Iterator[Command]:
     """A name that is taken for that of somebody of another kind: by every command, in the scope or not."""
-    for kind in COMMANDS if scope.invalid else ():
+    if not scope.invalid:
+        return
+    for kind in COMMANDS:
         yield from HARNESSES[kind].misnamed(scope, name, bearer)

@@ -244,11 +244,12 @@ def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
     done = beside.done
     if _stands_still(beside, facts) and all(beside.loops[name] for name in awake):
         return Tick(LEASE + 1 if beside.config.late else HEARTBEAT)
-    for name in SERVERS if beside.config.push else ():
-        # The thread of a server whose loop rests has as many turns as that of the other one.
-        turns = done[Advance, name] if name in awake else max(done[Write, each] for each in awake)
-        if done[Write, name] <= turns:
-            return Write(name)
+    if beside.config.push:
+        for name in SERVERS:
+            # The thread of a server whose loop rests has as many turns as that of the other one.
+            turns = done[Advance, name] if name in awake else max(done[Write, each] for each in awake)
+            if done[Write, name] <= turns:
+                return Write(name)
     return Advance(min(awake, key=lambda name: done[Advance, name]))
 
 

@@ -147,21 +147,22 @@ def _corners(state: State, longest: int) -> list[list[Prompt]]:
     for lock in state.tree.locks:
         if len(path_of(state.tree, lock.key)) > 1:
             paths.append(spelt(lock.key))
-    for placed in nodes(state.tree) if state.tree.locks else ():
-        locks = [k for k in state.tree.locks if k.key[: placed.end] == placed.path]
-        if not locks or serial_of(token_of(placed.path[0])) < SHARED:
-            continue
-        cuts = range(placed.start + size, placed.end, size)
-        if window is not None:
-            if any(lock.swa_from >= placed.end for lock in locks):
-                alone += (spelt(placed.path[:end]) for end in cuts)
-            for lock in locks:
-                fits = (end for end in cuts if lock.swa_from < end <= len(lock.key) - window)
-                overlong += (spelt(placed.path[:end]) for end in fits)
-            if not placed.node.live:
-                tombstones.append(spelt(placed.path))
-        if len(locks) > 1:
-            twice += (spelt(placed.path[:end]) for end in cuts)
+    if state.tree.locks:
+        for placed in nodes(state.tree):
+            locks = [k for k in state.tree.locks if k.key[: placed.end] == placed.path]
+            if not locks or serial_of(token_of(placed.path[0])) < SHARED:
+                continue
+            cuts = range(placed.start + size, placed.end, size)
+            if window is not None:
+                if any(lock.swa_from >= placed.end for lock in locks):
+                    alone += (spelt(placed.path[:end]) for end in cuts)
+                for lock in locks:
+                    fits = (end for end in cuts if lock.swa_from < end <= len(lock.key) - window)
+                    overlong += (spelt(placed.path[:end]) for end in fits)
+                if not placed.node.live:
+                    tombstones.append(spelt(placed.path))
+            if len(locks) > 1:
+                twice += (spelt(placed.path[:end]) for end in cuts)
     fitting = ([p for p in prompts if 0 < prompt_len(p) <= longest] for prompts in found)
     return [prompts for prompts in fitting if prompts]
 

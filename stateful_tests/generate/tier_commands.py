@@ -172,7 +172,9 @@ def _on_the_way_back(beside: LockRanges, facts: TierFacts, asks: list[TierOperat
     let go of, both tiers forget it, a request asks for it and is admitted with it."""
     reading = any(_THREAD_OF.get(op.state) for op in asks)
     if asks or beside.waiting:
-        return "thread" if reading else "poll" if asks else "admit"
+        if reading:
+            return "thread"
+        return "poll" if asks else "admit"
     if facts.in_flight:
         if any(job.sent and not job.completed for job in facts.transfers):
             return "complete"

@@ -196,7 +196,9 @@ def of_system(engine: str, release: str, ways: Iterable[str] = ()) -> Iterator[K
     """The faults that a release, driven in these ways ("unified", "overlap", "async", ...), is known to have
     and that a trace shows; of their traces those that need no other way."""
     ways = {*ways}
-    for fault in known_faults().values() if _VERSION.match(release) else ():
+    if not _VERSION.match(release):
+        return
+    for fault in known_faults().values():
         fault = fault.on(_tree(ways))
         if fault.engine != engine or not {fault.way} <= {"", *ways} or not fault.is_in(release):
             continue

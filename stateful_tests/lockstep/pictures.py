@@ -76,7 +76,9 @@ def span(start: int, end: int) -> str:
 
 def swa_of(live: bool | None) -> str:
     """What a node has of the SWA pool; None: there is no window."""
-    return "" if live is None else "live" if live else "tombstone"
+    if live is None:
+        return ""
+    return "live" if live else "tombstone"
 
 
 def node(

@@ -145,7 +145,9 @@ class ReferenceSystem:
     def _write_tree(self) -> None:
         """Whoever hands pages over has computed them: they hold what their path says."""
         size, tree = self.geometry.page_size, self.state.tree
-        for placed in radix.nodes(tree) if tree is not None else ():
+        if tree is None:
+            return
+        for placed in radix.nodes(tree):
             for end in page_ends(placed.end, size, placed.start):
                 key = page_name(placed.path[:end]), end // size - 1
                 for pool, pages in self.pages.items():

@@ -94,7 +94,9 @@ class Translation:
         found = []
         for one, other in combinations([*self._quotients.values(), (z3.IntVal(0), None)], 2):
             (quotient, divisor), (less, other_divisor) = one, other
-            for k in (-1, 0, 1, 2) if other_divisor is None or divisor is other_divisor else ():
+            if other_divisor is not None and divisor is not other_divisor:
+                continue
+            for k in (-1, 0, 1, 2):
                 apart = quotient * divisor - less * divisor >= k * divisor
                 found.append(z3.Implies(divisor > 0, (quotient - less >= k) == apart))
         return found

@@ -123,7 +123,9 @@ def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
     lengths = sorted({value for c in trace.commands for _, value in numbers(c)}, reverse=True)
     for size in dict.fromkeys((least, now // 2, now - 1)):
         less = (now - size) * unit
-        for length in lengths if least <= size < now else ():
+        if size < least or size >= now:
+            continue
+        for length in lengths:
             if length > less:
                 candidate = replace(
                     trace,

@@ -312,7 +312,9 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
         if _related(one, two):
             for (path, value), (other_path, other) in product(numbers(one), numbers(two)):
                 most = min(value, other) - 1
-                for less in dict.fromkeys((most, most // 2, 1)) if most > 0 else ():
+                if most <= 0:
+                    continue
+                for less in dict.fromkeys((most, most // 2, 1)):
                     if less:
                         first = _with(commands, i, with_number(one, path, value - less))
                         yield _with(first, j, with_number(two, other_path, other - less))

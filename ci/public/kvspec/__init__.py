@@ -56,10 +56,11 @@ def _names_of(home: str) -> tuple[str, ...]:
 def __getattr__(name: str) -> object:
     if name == "__all__":
         return sorted(each for home in _NAMES for each in _names_of(home))
-    for home in _NAMES if not name.startswith("_") else ():
-        if name in _names_of(home):
-            globals()[name] = found = getattr(import_module(home), name)
-            return found
+    if not name.startswith("_"):
+        for home in _NAMES:
+            if name in _names_of(home):
+                globals()[name] = found = getattr(import_module(home), name)
+                return found
     raise AttributeError(f"module 'kvspec' has no attribute {name!r}")
 
 

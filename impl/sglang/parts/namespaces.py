@@ -32,8 +32,10 @@ def begins_other(tokens: Sequence[int]) -> bool:
 def fields_of(setting: str, tokens: Sequence[int]) -> dict[str, str]:
     """The fields of a request for a text that begins like this, with their values."""
     first, _, second = setting.partition(_PAIR)
+    if not first:
+        return {}
     if begins_other(tokens):
-        return {second: SAME_NAME} if second else {first: NAME} if first else {}
+        return {second: SAME_NAME} if second else {first: NAME}
     shared = bool(tokens) and serial_of(tokens[0]) >= SHARED
     return {first: SAME_NAME} if second and shared else {}
 

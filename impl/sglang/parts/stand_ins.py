@@ -10,6 +10,7 @@ import ast
 import types
 from collections.abc import Callable
 from enum import Enum, IntEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +76,7 @@ UNSET = {
 }
 
 
+@cache
 def unset() -> str:
     """A pattern of a line that asks for one of UNSET."""
     return rf"\b({'|'.join(UNSET)})\b"
@@ -109,7 +111,9 @@ def take_defaults(root: Path) -> None:
     defaults = {}
     tree = ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else ast.Module([], [])
     for node in tree.body:
-        for field in node.body if isinstance(node, ast.ClassDef) else ():
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field in node.body:
             if (
                 isinstance(field, ast.AnnAssign)
                 and isinstance(field.target, ast.Name)

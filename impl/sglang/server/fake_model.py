@@ -224,7 +224,9 @@ class FakeModel:
                 ([slot for slot, _ in own], last_correct_step_indices.tolist()),
                 (mamba_track_indices, mamba_steps_to_track),
             ):
-                for slot, step, lane in zip(slot_of, steps, stamps) if slot_of is not None else ():
+                if slot_of is None:
+                    continue
+                for slot, step, lane in zip(slot_of, steps, stamps):
                     if step >= 0:
                         self.states.put(int(slot), lane[int(step)])
 
@@ -270,7 +272,9 @@ class FakeModel:
 
     def _keeps(self, requests: Iterable[Any]) -> None:
         """How much SWA KV each keeps; the first rounds after a prefill are not evicted."""
-        for request in requests if self.window else ():
+        if not self.window:
+            return
+        for request in requests:
             self._decoded[request.rid] += 1
             if self._decoded[request.rid] > DECODES_BEFORE_EVICTION and self.excess is None:
                 page = self.allocator.page_size

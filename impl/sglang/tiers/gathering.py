@@ -243,7 +243,9 @@ class Gatherer:
             yield TierRecord(True, self.nodes.of(ack), (self.nodes.of(_id(record[0])),))
 
     def _holders_of_states(self) -> Iterator[TierRequest]:
-        for name, holder in self.server.lock_holders.items() if "state" in self.kinds else ():
+        if "state" not in self.kinds:
+            return
+        for name, holder in self.server.lock_holders.items():
             if holder.req.kv.holds_mamba:
                 slot = int(holder.req.kv.mamba_pool_idx)
                 yield TierRequest(name, HOLDS, -1, -1, {"state": (slot,)}, {}, {})
@@ -383,8 +385,9 @@ class Gatherer:
         assert self.side is not None
         to = self.side.peers.writing.get(room)
         found: dict[str, list[int]] = {}
-        for pool, slot, _ in to.slots if to is not None else ():
-            found.setdefault(pool, []).append(slot)
+        if to is not None:
+            for pool, slot, _ in to.slots:
+                found.setdefault(pool, []).append(slot)
         return {pool: tuple(slots) for pool, slots in found.items()}
 
     def _retracted(self, req: Any) -> dict[str, tuple[int, ...]]:

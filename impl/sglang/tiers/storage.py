@@ -158,12 +158,13 @@ class Hashes:
         # else it is the namespace's seed
         inside, text = known if known is not None else (prior is not None, ())
         size, last, found = page_size or len(elements), prior or b"", list[str]()
-        for at in range(0, len(elements) - size + 1, size) if size else ():
-            page = elements[at : at + size]
-            last = hashlib.sha256(last + _packed(page, bigram)).digest()
-            text += self.spelt([*map(token_of, page)], inside, len(text))
-            self.texts[last.hex()] = inside, text
-            found.append(last.hex())
+        if size:
+            for at in range(0, len(elements) - size + 1, size):
+                page = elements[at : at + size]
+                last = hashlib.sha256(last + _packed(page, bigram)).digest()
+                text += self.spelt([*map(token_of, page)], inside, len(text))
+                self.texts[last.hex()] = inside, text
+                found.append(last.hex())
         return found if page_size else found[0]
 
     def spelt(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:

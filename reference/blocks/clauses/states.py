@@ -41,7 +41,9 @@ def _goes_on(step: BlockStep) -> Failure | None:
 def _continued(step: BlockStep, fresh: bool) -> Failure | None:
     """The first entry, of a request that held nothing before or of another, that has a wrong state."""
     for note in step.lanes:
-        for use in note.lane.states if note.fresh == fresh else ():
+        if note.fresh != fresh:
+            continue
+        for use in note.lane.states:
             start, name = note.lane.start, note.lane.request
             got: str | None
             if (use.block == NOWHERE) != (start == 0):
@@ -142,7 +144,9 @@ def _written(lane: Lane) -> list[tuple[int, int]]:
     trigger=lambda s: bool(s.config.recurrent) and any(b.computed for _, b, _ in s.held()),
 )
 def _kept(step: BlockStep) -> Failure | None:
-    for name, bearer, tables in step.held() if step.config.recurrent else ():
+    if not step.config.recurrent:
+        return None
+    for name, bearer, tables in step.held():
         count, stamps = bearer.computed, bearer.ahead()[1]
         if not count or count > len(stamps) or bearer.idle or bearer.turned:
             continue

@@ -44,7 +44,9 @@ class AbortHarness(Harness[Abort]):
             where = "admitted" if request.phase is Phase.ADMITTED else "queued"
         if command.marked:
             where = "marked"
-        who = "ordinary" if session is None else "slot" if session.slot is not None else "no slot"
+        who = "ordinary"
+        if session is not None:
+            who = "slot" if session.slot is not None else "no slot"
         closing = "session closing" if session is not None and session.closing else ""
         held = request.cursors or (session.slot if session is not None else None)
         prefix = (

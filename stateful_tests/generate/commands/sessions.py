@@ -103,10 +103,11 @@ class SubmitHarness(Harness[Submit]):
         name, may = session.name, turn is None and not session.closing
         for tokens in scope.submits if may else scope.submits[:1]:
             yield Submit(fresh.request, name, tokens)
-        for prompt in prompts_of(scope) if may else ():
-            yield from (
-                Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits)
-            )
+        if may:
+            for prompt in prompts_of(scope):
+                yield from (
+                    Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits)
+                )
         if scope.invalid:
             yield from (Submit(fresh.request, name, 1, rewind) for rewind in (1, -1))
 

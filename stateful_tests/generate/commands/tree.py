@@ -74,7 +74,9 @@ class MatchHarness(Harness[Match]):
         assert was.tree is not None and now.tree is not None
         key, found = _whole_pages(was, command.prompt), len(lock_holders(now)[command.holder])
         there = _in_tree(was.tree, key)
-        how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
+        how = "part of it" if found else "nothing"
+        if found and found == len(key):
+            how = "all of it"
         short = ""
         if found < there:
             short = "states keep it short" if was.tree.states else "tombstones keep it short"
@@ -117,7 +119,9 @@ def _swa_parts(c: Enabled) -> int:
     """More where several requests may give the SWA part of their lock back, or one just has."""
     alone = full_alone(c.state)
     may = sum(r.holder not in alone for r in c.swa_passed)
-    return 0 if not may else 30 if may > 1 or c.last is UnlockSwa else 8
+    if not may:
+        return 0
+    return 30 if may > 1 or c.last is UnlockSwa else 8
 
 
 @harness(
@@ -143,13 +147,10 @@ class UnlockSwaHarness(Harness[UnlockSwa]):
 
     def case(self, was: State, command: UnlockSwa, now: State) -> Labels:
         request = was.request(command.holder)
-        who = (
-            "lock holder"
-            if request is None
-            else "turn"
-            if request.session is not None
-            else "ordinary"
-        )
+        if request is None:
+            who = "lock holder"
+        else:
+            who = "turn" if request.session is not None else "ordinary"
         return who, "has none" if was.tree == now.tree else ""
 
 
