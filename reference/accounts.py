@@ -40,7 +40,7 @@ def counted(state: State) -> list[tuple[str, str, Cursors]]:
 
 
 def report(state: State) -> Report:
-    """What a check finds now, with who adds what. It never alarms (CHK-1)."""
+    """Return what a check finds now, with the share of each holder. It never alarms (CHK-1)."""
     geometry = state.config.geometry
     size, left, rows = geometry.page_size, free(state), counted(state)
     available = {"full": left.full * size, "swa": left.swa * size, "rows": left.rows}

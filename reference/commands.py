@@ -58,8 +58,8 @@ def shared_text(serial: int) -> str:
 
 
 def tree_key(tokens: Iterable[int], bigram: bool) -> tuple[int, ...]:
-    """What a radix tree knows these tokens by: themselves, or each with the one that follows: then the last
-    has no key (EAGLE: what the draft model keeps for a token it computes from the next one too)."""
+    """Return a radix tree's key for these tokens: themselves, or each with the one that follows: then the
+    last has no key (EAGLE: what the draft model keeps for a token it computes from the next one too)."""
     return tuple(a << TOKEN_BITS | b for a, b in pairwise(tokens)) if bigram else tuple(tokens)
 
 
@@ -400,7 +400,7 @@ def kind_name(kind: type) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a system chose for one request where the specification leaves a choice.
+    """A system's choice for one request where the specification leaves one.
 
     `swa_evicted_seqlen` after a window eviction (its own, or one inside Extend, Decode, SpecDecode, Launch);
     `kv_allocated_len` after allocating ahead, or of what a Finish or Retract keeps of a turn that nothing can
@@ -418,7 +418,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a memory check counts of one pool ("full", "swa": tokens) or of the request rows ("rows").
+    """A memory check's count of one pool ("full", "swa": tokens) or of the request rows ("rows").
 
     It balances when the terms add up to `total`. evictable and protected belong to the radix tree;
     session_held to slots whose KV no batch uses; uncached to the requests of the running batches.
@@ -455,7 +455,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a memory check found. entries: of systems that can tell, at any level. alarm: its own
+    """The findings of a memory check. entries: of systems that can tell, at any level. alarm: its own
     verdict in its own words, empty when it is satisfied."""
 
     accounts: tuple[Account, ...]

@@ -1,4 +1,4 @@
-"""What a clause that does not hold returns: expected, observed, and the things that the failure is about.
+"""The failure of a clause: expected, observed, and the places that it is about.
 
 `because`, the marks of the step table and exported tests are made from these places. They read no prose.
 A place names one thing of a run. Page, row and block numbers are the run's own: an export that runs elsewhere

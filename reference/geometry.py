@@ -1,4 +1,4 @@
-"""What a system is built with: page, window, pools, rows, radix tree, its settings. Validated once, here.
+"""The sizes of a system: page, window, pools, rows, radix tree, settings. They are validated once, here.
 
 Units: `page_size`, `window` and `width` are tokens; `full_pages` and `swa_pages` are pages that can
 be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token; `states` are slots of

@@ -105,7 +105,7 @@ def is_text(name: str) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def key_of(prompt: Prompt, bigram: bool = False) -> Key:
-    """What the tree knows a prompt by."""
+    """Return the tree's key for a prompt."""
     return tree_key(text_tokens(extended((), prompt)), bigram)
 
 
@@ -171,7 +171,7 @@ def matched(state: State, holder: str, key: Key, full_only: bool = False) -> tup
 
 
 def lock_holders(state: State) -> dict[str, Key]:
-    """Who has locked a prefix, and is neither session nor request; and the prefix."""
+    """Return the prefixes locked by those who are neither session nor request, by name."""
     if state.tree is None:
         return {}
     others = {s.name for s in state.sessions} | {r.name for r in state.requests}

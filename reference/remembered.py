@@ -1,4 +1,4 @@
-"""What an object that never changes gives again and again, worked out once."""
+"""Values derived from an object that never changes, computed once."""
 
 from __future__ import annotations
 

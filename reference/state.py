@@ -58,7 +58,7 @@ def text_cut(text: Text, length: int) -> Text:
 
 
 class Phase(DescribedEnum):
-    """Where a request is."""
+    """The phase of a request."""
 
     QUEUED = "queued", "waits, holds nothing itself"
     ADMITTED = "admitted", "prefix matched, nothing computed since"
@@ -105,14 +105,15 @@ class Request(NamedTuple):
 
     @property
     def settled_len(self) -> int:
-        """What has KV by results that are there: kv_committed_len without what rounds in flight claim."""
+        """Tokens with KV by results that are there: kv_committed_len without the claims of rounds in
+        flight."""
         assert self.cursors is not None
         committed = self.cursors.kv_committed_len
         return committed - sum(r.claimed for r in self.in_flight) if self.in_flight else committed
 
     @property
     def computed_len(self) -> int:
-        """What has KV on the device, which knows what it has accepted."""
+        """Tokens with KV on the device, which knows what it has accepted."""
         return self.settled_len + sum(r.accept for r in self.in_flight)
 
     @property
@@ -155,7 +156,7 @@ def _put(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
 
 
 class RunConfig(NamedTuple):
-    """What does not change during a run."""
+    """The configuration of a run: it does not change."""
 
     geometry: Geometry
     mode: Mode
@@ -177,7 +178,7 @@ class State(_State):
     """
 
     def __getstate__(self) -> None:
-        """What is remembered of a state does not travel with it."""
+        """Leave out remembered values: they do not travel with a state."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -269,7 +270,7 @@ def swa_pages(cursors: Cursors, page_size: int) -> range:
 
 
 class Free(NamedTuple):
-    """What is left: pages per pool, rows, and slots of recurrent state."""
+    """Free pages per pool, rows, and slots of recurrent state."""
 
     full: int
     swa: int
@@ -279,7 +280,7 @@ class Free(NamedTuple):
 
 @remembered
 def state_lens(state: State) -> dict[str, int]:
-    """Who has a slot of recurrent state, by the name of the holder, and after how many tokens that state is.
+    """Return the length of each recurrent state, in tokens, by the name of its holder.
 
     A request has one from its first tokens on, and an admission that has matched a prefix; a session has one
     as long as it has a slot, and lends it with that.

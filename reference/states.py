@@ -28,7 +28,7 @@ NOWHERE = -1  # instead of a slot: an entry that begins a text continues from no
 
 
 class Words(NamedTuple):
-    """What a clause says of both kinds of engines."""
+    """The words of a clause for both kinds of engines."""
 
     title: str
     sentence: str
@@ -81,7 +81,7 @@ def stamp_after(stamps: Sequence[int], count: int) -> int:
 
 
 def seen(stamp: int, stamps: Sequence[int]) -> str:
-    """What a part with this stamp is, in words, for who has a text with these stamps."""
+    """Name a part with this stamp, for the owner of a text with these stamps."""
     if stamp == EMPTY:
         return "was not written"
     if stamp in stamps:
@@ -90,7 +90,7 @@ def seen(stamp: int, stamps: Sequence[int]) -> str:
 
 
 def misread(found: Sequence[int], want: int, stamps: Sequence[int]) -> str | None:
-    """What is wrong with a state whose parts have these stamps, in words; None if all are `want`."""
+    """Say what is wrong with a state whose parts have these stamps; None if all are `want`."""
     for part, stamp in zip(PARTS, found):
         if stamp != want:
             return f"{part} {seen(stamp, stamps)}"

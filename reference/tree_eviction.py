@@ -1,4 +1,4 @@
-"""What the radix tree gives up under memory pressure, and in which order."""
+"""Eviction from the radix tree under memory pressure, and its order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients and the model do to an engine that schedules by itself.
+"""Commands of clients and of the model to an engine that schedules by itself.
 
 A command names no batch: the engine picks it. A step is two commands, `Schedule` has the engine pick a batch
 and the model run it, `Update` hands the engine the oldest results: aborts may come between them, and where
@@ -105,7 +105,8 @@ STOP_TOKEN = 1  # no other token is so small
 
 
 def client_tokens(prompt: Prompt, own: int, serial: int) -> list[int]:
-    """What the `serial`-th accepted Add or More sends: tokens of shared texts, then `own` of its own."""
+    """Return the tokens that the `serial`-th accepted Add or More sends: those of shared texts, then `own`
+    of its own."""
     tokens: list[int] = []
     for piece in prompt:
         shared, at = shared_serial(piece.text), len(tokens)

@@ -27,7 +27,7 @@ class RequestFact(NamedTuple):
 
 
 class StateUse(NamedTuple):
-    """What an entry does with its recurrent state in one group. block: the one that it continues from, -1 for
+    """A batch entry's use of its recurrent state in one group. block: the one that it continues from, -1 for
     an entry that begins a text. found: what stands there, the stamp of each part of a state
     (`reference.states`), 0 where nothing of this group does. writes: (block, stamp) of each state that it
     leaves, in the order of its tokens."""
@@ -53,7 +53,7 @@ class Lane(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What the engine gives a client for a step. finished: why the turn ended, "" if it goes on."""
+    """The engine's answer to a client for one step. finished: why the turn ended, "" if it goes on."""
 
     request: str
     tokens: tuple[int, ...]

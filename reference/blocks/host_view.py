@@ -1,4 +1,5 @@
-"""What clauses of a second tier (reference/tiers) ask of host memory that a connector offloads blocks to."""
+"""Host memory that a connector offloads blocks to, as the clauses of a second tier (reference/tiers) see
+it."""
 
 from __future__ import annotations
 
@@ -133,7 +134,7 @@ class HostView:
                 yield Source(f"transfer {job.job}", called, at, was, now)
 
     def _source(self, facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
-        """What a job reads: of a block the slots of those tokens that its hash is of, or the state."""
+        """Return what a job reads: the slots of the tokens that the block's hash covers, or the state."""
         group, block, chunk, index = part
         assert facts.host is not None and self.after.host is not None
         if job.load:
@@ -184,8 +185,8 @@ def window_start(layers: LayerGroup, query: int) -> int:
 def _read_or_written(
     lane: Lane, layers: LayerGroup, group: int, block: int
 ) -> AtTable | AtBlock | None:
-    """Where a batch entry computes with a block, if it does: in its table, or in a block that this lacks. Of
-    recurrent groups it uses the blocks of its states alone."""
+    """Return the place at which a batch entry uses a block: its table, or a block that the table lacks;
+    else None. Of recurrent groups it uses the blocks of its states alone."""
     start, size, row = window_start(layers, lane.start), layers.block_size, lane.tables[group]
     end = -(-(lane.start + len(lane.tokens)) // size)
     used = {*row[start // size : end]}

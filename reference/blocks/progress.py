@@ -35,7 +35,7 @@ class EngineProgress:
         )
 
     def _due(self, facts: BlockFacts) -> Iterator[Hashable]:
-        """What devices have to do now: run the steps in flight, and the transfers that were submitted."""
+        """Yield the work of the devices: the steps in flight, and the submitted transfers."""
         yield from range(self._updates, self._updates + facts.steps_in_flight)
         yield from (
             ("transfer", job.job) for job in facts.transfers if job.submitted and not job.completed

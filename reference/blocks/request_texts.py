@@ -1,4 +1,4 @@
-"""Whose text is what, and how much of it has KV: followed from what clients sent and what the model sampled.
+"""The text of each request and how much of it has KV, from what clients sent and the model sampled.
 
 `RequestTexts` decides nothing. It takes over which requests a batch had and what came out of the model. From
 that it derives the text of each request, which positions are computed, and which are confirmed.
@@ -105,8 +105,8 @@ class LaneNote:
 
 @dataclass(slots=True)
 class OutputNote:
-    """What the engine gave out for an entry, beside what was due: tokens up to a stop, and whether that ends
-    the turn.
+    """The tokens that the engine gave out for an entry beside those due, up to a stop, and whether the turn
+    ends.
 
     current: sampled behind the very text that the client has. optional: it may as well be dropped."""
 
@@ -201,7 +201,8 @@ class RequestTexts:
             bearer.compute_again(source)
 
     def _preempted(self, facts: BlockFacts) -> None:
-        """Who was preempted has stale results in flight; who keeps its KV computes its last token again."""
+        """Mark the results in flight of preempted requests as stale; one that keeps its KV computes its
+        last token again."""
         for name, fact in facts.requests.items():
             known = self.bearers.get(name)
             if known is None or known.computed is None:
@@ -301,7 +302,7 @@ class RequestTexts:
         return notes
 
     def _given_out(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:
-        """What a client gets of what was sampled, and whether the turn ends with it."""
+        """Return the sampled tokens that a client gets, and whether the turn ends with them."""
         for count, token in enumerate(sampled, 1):
             outputs, length = bearer.outputs + count, len(bearer.text) + count
             if (

@@ -1,4 +1,4 @@
-"""What a clause is, and the registry that the modules beside this one fill."""
+"""The Clause type, and the registry that the modules beside this one fill."""
 
 from __future__ import annotations
 

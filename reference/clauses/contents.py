@@ -1,4 +1,4 @@
-"""What attention reads (READ), and the backstop (REF)."""
+"""Clauses on what attention reads (READ), and the backstop (REF)."""
 
 from __future__ import annotations
 

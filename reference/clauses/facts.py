@@ -1,4 +1,4 @@
-"""What a system's physical view comes down to: owners, reads and leftovers, by role and position.
+"""Facts of a system's physical view: owners, reads and leftovers, by role and position.
 
 Clauses are predicates over a `Step` of `Facts`. Page ids appear only to be compared with each
 other. The facts are gathered elsewhere; here is their shape.
@@ -33,7 +33,7 @@ class RequestFacts(NamedTuple):
 
 
 class HolderFacts(NamedTuple):
-    """Who has a row. full_read, swa_read: stamps that attention would find, by position from 0 to
+    """A holder of a row. full_read, swa_read: stamps that attention would find, by position from 0 to
     kv_allocated_len; swa_read has None where no SWA slot is mapped. prefix: the full slots below
     cache_protected_len."""
 
@@ -112,7 +112,7 @@ class Pool(_Pool):
 
     @remembered
     def places(self) -> frozenset[tuple[str, int]]:
-        """Whose pages are owned, by their number in the sequence."""
+        """The owned pages: holder, and number of the page in its sequence."""
         return frozenset(map(_PLACE, self.owned))
 
     @remembered
@@ -161,7 +161,7 @@ class StateFacts(NamedTuple):
     tracked: Mapping[str, Sequence[tuple[int, int]]] = {}
 
     def owners(self, slot: int) -> list[str]:
-        """Who has a slot, in words; a free slot has nobody."""
+        """Name the owners of a slot; a free slot has none."""
         having = [name for name, has in self.holders.items() if has == slot]
         having += [
             f"a buffer of {name}"
@@ -172,7 +172,7 @@ class StateFacts(NamedTuple):
         return having + [path_text(path) for path, has in self.nodes.items() if has == slot]
 
     def stamp(self, slot: int) -> int:
-        """What a slot holds; nothing in one that does not exist."""
+        """Return the stamp in a slot, 0 for a slot that does not exist."""
         return self.stamps[slot] if 0 <= slot < len(self.stamps) else 0
 
 

@@ -1,4 +1,4 @@
-"""What each command gives back, and that nothing is lost at the end (FREE, END)."""
+"""Clauses on what each command frees, and that nothing is lost at the end (FREE, END)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _NOBODY = "leaves no owner, so every page and row must be free"
 
 
 def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]:
-    """What FREE compares: what the rules owe and what the system freed. Where a tree chooses itself what it
-    takes and gives back: of session slots alone, less what the tree has taken."""
+    """Return the two sides of FREE: the pages that the rules owe and those that the system freed. Where a
+    tree chooses itself what it takes and gives back: of session slots alone, less what the tree has
+    taken."""
     owed, freed = pages_owed(step)[pool], pages_freed(step)[pool]
     if step.tree_policy_is_free and step.after.tree is not None:
         slots = {s.name for s in step.was.sessions if s.slot is not None}

@@ -1,4 +1,4 @@
-"""Who has locked what in the radix tree, from facts alone: the model's own locks are not read."""
+"""Locks in the radix tree, from facts alone: the model's own locks are not read."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _of_lock_holders(before: Locks, was: Facts, facts: Facts, command: Command) 
 
 
 def _keys(new: dict[str, int], facts: Facts, command: Command, bigram: bool) -> dict[str, Key]:
-    """What those who have taken a lock have locked."""
+    """Return the key that each new lock holder has locked."""
     texts: dict[str, Sequence[int]] = {name: s.history for name, s in facts.sessions.items()}
     texts |= {r.session or name: r.text for name, r in facts.requests.items()}
     if isinstance(command, (Match, Insert)):
@@ -124,6 +124,6 @@ def _give_back_behind_windows(locks: dict[str, Locked], facts: Facts, window: in
 
 
 def _node_start(tree: TreeFacts, key: Key, position: int) -> int:
-    """Where the node of a path begins that holds a position: nodes are pinned whole."""
+    """Return the start of the node that holds a position of a path: nodes are pinned whole."""
     ends = (len(n.path) for n in tree.nodes if n.path == key[: len(n.path)])
     return max((end for end in ends if end <= position), default=0)

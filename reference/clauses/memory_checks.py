@@ -29,7 +29,7 @@ def _checked(step: Step) -> bool:
 
 
 def due(step: Step) -> Report:
-    """What a check must find in the pools that it looks at, from facts: what is free, how much a row or the
+    """Return what a check must find in its pools, from facts: what is free, how much a row or the
     tree owns, and whose request a batch lists."""
     assert isinstance(step.expected, Done) and step.expected.report is not None
     accounts, entries = [], []
@@ -59,7 +59,7 @@ def due(step: Step) -> Report:
 
 
 def _entry(step: Step, pool: str, holder: Holder) -> Entry:
-    """What a holder adds: to uncached once a batch lists its request, else to session_held."""
+    """Return a holder's share: of uncached once a batch lists its request, else of session_held."""
     size, request = step.config.geometry.page_size, holder.request
     owned = step.after.pools[pool].owned if pool != "rows" else ()
     amount = sum(o.holder == holder.name for o in owned) * size if pool != "rows" else 1
@@ -69,7 +69,8 @@ def _entry(step: Step, pool: str, holder: Holder) -> Entry:
 
 
 def miscounted(step: Step, report: Report, account: Account) -> list[str]:
-    """Whose pages or row an unbalanced account counts twice, wrongly or not at all, a line each.
+    """Name the holders whose pages or row an unbalanced account counts twice, wrongly or not at all, a line
+    each.
 
     Without entries nobody can say whom the system counted, unless it counted nobody: then only what each
     holder should count as is reported.
@@ -107,7 +108,7 @@ def _as(entry: Entry) -> str:
 
 
 def _place(step: Step, pool: str, holder: Holder) -> str:
-    """What a holder has in a pool, such as "full pages 1, 2 of s1 at [0, 8)"."""
+    """Name what a holder has in a pool, such as "full pages 1, 2 of s1 at [0, 8)"."""
     if pool == "rows":
         return f"the row of {holder.name}"
     pages = [(o.at, o.page) for o in step.after.pools[pool].owned if o.holder == holder.name]

@@ -82,7 +82,7 @@ def unchanged_failure(expected: str, step: Step, does: str) -> Failure:
 
 
 def _changes(before: Facts, after: Facts) -> Iterator[Place]:
-    """What is not as it was; of cursors with what they were."""
+    """Yield the places that have changed; cursors come with their old value."""
     for name in sorted({*before.requests, *after.requests}):
         a, b = before.requests.get(name), after.requests.get(name)
         if a is None or b is None:

@@ -1,4 +1,4 @@
-"""What a command must give back, and what the system gave back: pages by holder, pool by pool.
+"""Pages that a command must free, and pages that the system freed, by holder and pool.
 
 A command owes the pages behind the place at which a turn is cut, those that a window eviction passes, what a
 row hands to the tree and the tree has already, and what the tree evicts. Freed is what was owned before the
@@ -53,7 +53,7 @@ def _freed_of(step: Step, pool: str) -> PagesByHolder:
 
 
 def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
-    """What a page of a row is called once the tree has taken it over."""
+    """Return the name of a row's page once the tree has taken it over."""
     if holder not in _paths(step):
         return None
     return page_name(_paths(step)[holder][: (at + 1) * step.config.geometry.page_size])
@@ -61,7 +61,7 @@ def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
 
 @remembered
 def _paths(step: Step) -> dict[str, tuple[int, ...]]:
-    """What the tree knows the text of each holder by."""
+    """Return the tree's key for the text of each holder."""
     bigram = step.config.geometry.bigram
     return {h.name: tree_key(text_tokens(h.text), bigram) for h in (*step.held, *step.held_before)}
 
@@ -98,7 +98,7 @@ def _owed_of(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> Pa
 
 
 def _hand_over(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
-    """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
+    """Add what a row hands to the tree, without pages that the tree did not have: those it takes
     over, each from the first of a batch who has it. What the tree gives up is owed."""
     before, after = step.before.pools[pool], step.after.pools[pool]
     size, own = step.config.geometry.page_size, before.places

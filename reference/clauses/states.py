@@ -198,7 +198,7 @@ def _kept(step: Step) -> Failure | None:
 
 
 def _kept_states(step: Step) -> Iterator[tuple[str, int, Text]]:
-    """Who must have a state now, after how many tokens, and of which text."""
+    """Yield who must have a state now, with the number of tokens before it and the text."""
     lengths = state_lens(step.now)
     for holder in step.held:
         waits = any(

@@ -82,7 +82,7 @@ class Step:
         return self.was.request(getattr(self.command, "request", None))
 
     def name_of_cursors(self, holder: str) -> str:
-        """Whose the cursors of a holder are, for AtCursor: its running request, or "slot of s1"."""
+        """Name the bearer of a holder's cursors, for AtCursor: its running request, or "slot of s1"."""
         for held in self.held:
             if held.name == holder:
                 return held.request.name if held.request is not None else f"slot of {holder}"
@@ -188,12 +188,13 @@ class Step:
 
     @remembered
     def locked_before(self) -> Locks:
-        """Who had locked what in the system's tree; of a step that stands by itself, by the reference."""
+        """The locks in the system's tree before the step; of a step that stands by itself, by the
+        reference."""
         return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
 
     @remembered
     def locks(self) -> Locks:
-        """Who has locked what in the system's tree now."""
+        """The locks in the system's tree now."""
         if not self.done or self.after.tree is None:
             return self.locked_before
         command, request = self.command, self.acted

@@ -238,8 +238,8 @@ def _inserted_found(step: Step) -> Failure | None:
 
 
 def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
-    """Who puts whole pages into the tree, their tokens, up to where it brings no SWA KV, and whether it goes
-    on: then only if it could match all of them again."""
+    """Yield who inserts whole pages into the tree, their tokens, up to where it brings no SWA KV, and
+    whether it goes on: then only if it could match all of them again."""
     size, bigram, command = (
         step.config.geometry.page_size,
         step.config.geometry.bigram,

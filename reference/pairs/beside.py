@@ -1,4 +1,4 @@
-"""What stands beside a pair in one run: texts of its requests, leases, failures, and whether it gets further.
+"""The record beside a pair in one run: texts of its requests, leases, failures, and its progress.
 
 It decides nothing. It takes over what the environment did, and what the servers scheduled and sampled.
 """
@@ -159,7 +159,7 @@ class PairBeside:
             self.dropped.add(command.request)
 
     def _note_failed_loads(self, server: str, after: PairFacts) -> None:
-        """Where that is the policy, a load that fails ends its request."""
+        """End the request of a load that fails, where that is the policy."""
         if server == DECODE and self.config.decode.fail_requests:
             host, bearers = after.decode.host, self.texts[server].bearers
             if host is not None:
@@ -230,7 +230,7 @@ class PairBeside:
         return loops and written and self._rests(facts)
 
     def _owed(self, facts: PairFacts) -> list[tuple[str, str]]:
-        """What the proxy and the writing threads have to do now."""
+        """Return the pending work of the proxy and of the writing threads."""
         writers = SERVERS if self.config.push else ()
         turns = [(f"writes {name}", str(self.done[Write, name])) for name in writers]
         return [*turns, *(("proxy", name) for name in self.unforwarded(facts))]
@@ -262,7 +262,7 @@ class PairBeside:
         return own._replace(host=HostFacts(0, (), memory, (), tuple(_loads(facts)), (), failed))
 
     def _promised(self, facts: PairFacts) -> list[Transfer]:
-        """What P keeps for D, as stores that have copied once nobody needs them."""
+        """Return what P keeps for D, as stores that have copied once nobody needs them."""
         jobs = []
         for number, promise in enumerate(facts.promises):
             if promise.held:

@@ -1,4 +1,4 @@
-"""What clients, a proxy, two servers and a network do, a command each.
+"""Commands of clients, a proxy, two servers and a network.
 
 A pair decides nothing of that: when a handshake runs, bytes move, a message arrives or a second passes is a
 command of the trace. A command that does not apply is refused and changes nothing, so that any part of a

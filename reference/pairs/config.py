@@ -1,4 +1,4 @@
-"""What a pair is started with: two engines of one release, and how their environment behaves."""
+"""The configuration of a pair: two engines of one release, and the behaviour of their environment."""
 
 from __future__ import annotations
 

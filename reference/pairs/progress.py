@@ -69,7 +69,7 @@ class PairProgress:
         self.in_time = self._without.in_state(state, due, runs=runs)
 
     def _due(self, facts: PairFacts) -> Iterator[Hashable]:
-        """What others have to do now. Each is named so that it has another name once it was done."""
+        """Yield the pending work of others. Its name changes once it is done."""
         for server in SERVERS:
             if server not in facts.idle:
                 yield "schedules", server, self._done[Schedule, server]

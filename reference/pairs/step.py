@@ -47,7 +47,7 @@ class PairStep:
 
     @property
     def room(self) -> str:
-        """What is free, in words."""
+        """Name what is free."""
         free = (f"{server} has {len(self.after.of(server).free)} blocks free" for server in SERVERS)
         return ", ".join(free)
 

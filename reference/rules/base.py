@@ -36,7 +36,7 @@ class ChoiceNotAllowed(Exception):
 
 @dataclass(slots=True)
 class RuleContext:
-    """What a rule is given besides state and command: choices to follow; effects and outcome to fill in."""
+    """A rule's input beside state and command: choices to follow; effects and outcome to fill in."""
 
     choices: dict[str, Choice]
     effects: Effects
@@ -45,7 +45,7 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a command does to a row in one case, on a server without a radix tree.
+    """The effect of a command on a row in one case, on a server without a radix tree.
 
     when: the case in words; holds: as an expression over `slot`, `session`, `closing`, `started`, `turn`
     (what there is before the command). after: cursor -> formula, of those that move; None where the

@@ -1,4 +1,4 @@
-"""What the rules of a batch (extend, decode, spec_decode) share: its entries, and the pages they take."""
+"""Shared parts of the rules of a batch (extend, decode, spec_decode): its entries, and their pages."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
 
 
 def cut_of_turn(state: State, request: Request, target: int, context: RuleContext) -> Cursors:
-    """What the slot keeps of a turn that ends, or is retracted, at `target`."""
+    """Return the cursors that the slot keeps for a turn that ends, or is retracted, at `target`."""
     before, choice = cursors_of(request), context.choices.get(request.name)
     if choice is not None and choice.kv_committed_len not in (
         None,

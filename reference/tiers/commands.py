@@ -1,5 +1,5 @@
-"""What is done to a radix tree with a host tier: by requests, by the scheduler's loop, by the copy engine,
-and by the threads that talk to a storage behind it.
+"""Commands to a radix tree with a host tier: of requests, of the scheduler's loop, of the copy engine,
+and of the threads that talk to a storage behind it.
 
 Match, Unlock, Insert, Evict are as without a host tier, Copy and Complete as of vLLM's connector. A command
 that does not apply is refused and changes nothing, so that any part of a trace means something.
@@ -52,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """What is queued goes to the copy engine as one transfer. load: queued loads, else stores."""
+    """Send the queued operations to the copy engine as one transfer. load: queued loads, else stores."""
 
     load: bool = False
 

@@ -1,4 +1,4 @@
-"""What a radix tree with a host tier is built with: pools on the device and on the host, policies."""
+"""The configuration of a radix tree with a host tier: pools on the device and on the host, policies."""
 
 from __future__ import annotations
 

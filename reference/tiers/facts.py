@@ -69,7 +69,7 @@ class TierTransfer(NamedTuple):
 
 
 class TierRecord(NamedTuple):
-    """What the cache remembers of a transfer until it is acknowledged. ack: its number, which is that of a
+    """The cache's record of a transfer until it is acknowledged. ack: its number, which is that of a
     node; nodes: those that it then publishes."""
 
     load: bool
@@ -78,8 +78,8 @@ class TierRecord(NamedTuple):
 
 
 class TierUser(NamedTuple):
-    """Who holds a lock. host: on host KV, else on device KV. node: the last of its path; lock: the number of
-    the lock; full_only: it has locked no SWA KV, or unlocked it since."""
+    """The holder of a lock. host: on host KV, else on device KV. node: the last of its path; lock: the
+    number of the lock; full_only: it has locked no SWA KV, or unlocked it since."""
 
     name: str
     host: bool
@@ -146,7 +146,7 @@ class TierRequest(NamedTuple):
 
 
 class TierRead(NamedTuple):
-    """What a forward pass finds at a position of its prefix. slot: -1 where there is none."""
+    """The KV that a forward pass finds at a position of its prefix. slot: -1 where there is none."""
 
     holder: str
     pool: str

@@ -1,4 +1,4 @@
-"""Who locks which positions of which path. A split changes no range.
+"""Locks on ranges of positions of a path. A split changes no range.
 
 A user locks a range of positions of one path, fixed when it locks: on the device full KV from the root on,
 SWA KV in the nodes that cover a window before its end, the state of the last node; on the host full KV of
@@ -117,7 +117,7 @@ class LockRanges:
 
 
 def _covering(node: int, window: int, nodes: dict[int, TierNode], gaps: Spans) -> int:
-    """Where the first node begins of those that cover a window before the end of `node`, gaps left out."""
+    """Return the start of the first node that covers a window before the end of `node`, gaps left out."""
     covered = 0
     for each in path(node, nodes):
         if (each.start, each.end) not in gaps:
@@ -128,7 +128,7 @@ def _covering(node: int, window: int, nodes: dict[int, TierNode], gaps: Spans) -
 
 
 def _tombstones(user: TierUser, nodes: dict[int, TierNode]) -> Spans:
-    """Where the path of a user has no SWA KV."""
+    """Return the ranges of a user's path that have no SWA KV."""
     passed = (
         n for n in path(user.node, nodes) if not (n.host if user.host else n.device).get("swa")
     )

@@ -48,7 +48,7 @@ class DecodeProgress:
 def _due(
     facts: TierFacts, greeted: Collection[str], arrived: Collection[str]
 ) -> Iterator[Hashable]:
-    """What the copy engine, prefill servers and clients have to do now."""
+    """Yield the pending work of the copy engine, of prefill servers and of clients."""
     yield from (("transfer", job.job) for job in facts.transfers if job.sent and not job.completed)
     for request in facts.requests:
         unheard = request.state == "waits" and request.name not in greeted

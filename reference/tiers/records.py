@@ -1,4 +1,4 @@
-"""What clauses ask of a second tier, whichever engine has it: each step gives these of its own facts.
+"""Records of a second tier that the clauses read: a step of either engine makes them from its own facts.
 
 Host memory of vLLM's connector is made of chunks, each a list of slots; of SGLang's tree it is slots.
 """
@@ -47,8 +47,8 @@ class Count(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a transfer has still to read. owned: why its owner keeps it no more, "" where it does or need
-    not."""
+    """A source that a transfer has still to read. owned: why its owner keeps it no more, "" where it does
+    or need not."""
 
     transfer: str
     called: str
@@ -82,7 +82,7 @@ class HasTier(Protocol):
         ...
 
     def left_over(self) -> Iterator[Failure]:
-        """What is kept for transfers and requests that are over."""
+        """Yield what is kept for transfers and requests that are over."""
         ...
 
     @property

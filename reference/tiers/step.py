@@ -53,7 +53,7 @@ class TierStep:
 
     @property
     def room(self) -> str:
-        """What is free or can be evicted, in words."""
+        """Name what is free or can be evicted."""
         free = {pool: len(slots) for pool, slots in self.after.free.items()}
         for pool, tokens in self.after.evictable.items():
             free[pool] = free.get(pool, 0) + tokens
@@ -271,7 +271,7 @@ class TierStep:
                 yield self._source(op.called, slot, (op.job, slot) in read)
 
     def _source(self, transfer: str, slot: Slot, known: bool) -> Source:
-        """What a transfer has still to read. known: it had before the command, too."""
+        """Return the source that a transfer has still to read. known: it had it before the command, too."""
         owners = len(self.owners.get(slot, ()))
         lost = "it is free" if self.free[slot] else _having(owners)
         now = held(self.after, slot)
@@ -307,7 +307,7 @@ class TierStep:
         yield from self._taken_from_peers()
 
     def _taken_from_peers(self) -> Iterator[Failure]:
-        """What a prefill server has still to write, and is not kept for that request alone."""
+        """Yield what a prefill server has still to write and is not kept for that request alone."""
         for at, request in enumerate(self.after.requests):
             for pool, own in request.writing.items():
                 for number in own:
@@ -324,7 +324,7 @@ class TierStep:
                     yield failure(want, "it is free", AtCount(request.name, what))
 
     def _lost(self) -> Iterator[Failure]:
-        """What nobody has on a server that only decodes: rows, slots of first tokens, device slots."""
+        """Yield what nobody owns on a server that only decodes: rows, slots of first tokens, device slots."""
         after, config = self.after, self.config
         for what, size, free, own in (
             ("row", config.rows, after.free_rows, [r.row for r in after.requests]),

@@ -36,7 +36,7 @@ _WHEREVER_IT_ENDS = "PUB-1", "PUB-2", "BLK-3", "STA-3"
 
 
 def broken_off(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """What fails in the facts that an engine has left when it failed itself, the headline first."""
+    """Return the clauses that fail in the facts left by an engine that has failed, the headline first."""
     spared = BLOCK_CLAUSES.keys() - {*_WHEREVER_IT_ENDS}
     if isinstance(step.command, Schedule):
         spared |= {"PUB-1", "STA-3"}

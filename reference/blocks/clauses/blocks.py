@@ -30,7 +30,7 @@ def _counted(step: BlockStep) -> Failure | None:
 
 
 def _in_words(entry: tuple[str, int, int]) -> str:
-    """Who holds a block, and for which group if a table names it."""
+    """Name the holder of a block, and its group if a table names it."""
     name, group, _ = entry
     return f"{name} group {group}" if group >= 0 else name
 

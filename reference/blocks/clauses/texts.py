@@ -1,4 +1,4 @@
-"""What clients get, and what text the engine thinks that they have (TXT)."""
+"""Clauses on what clients get, and on the text that the engine keeps for them (TXT)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read, what must stay for it, and what is written (HIT, WIN, READ, BLK-5)."""
+"""Clauses on the KV that a batch reads, must keep and writes (HIT, WIN, READ, BLK-5)."""
 
 from __future__ import annotations
 

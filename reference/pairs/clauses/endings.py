@@ -1,4 +1,4 @@
-"""What is left when nobody has anything to do, and who waits for a timeout (PD-2, PD-4, PD-5)."""
+"""Clauses on leftovers when nobody has work, and on waits for a timeout (PD-2, PD-4, PD-5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What P has promised to keep, and what D counts as computed (PD-1, PD-3, PD-6)."""
+"""Clauses on what P has promised to keep, and on what D counts as computed (PD-1, PD-3, PD-6)."""
 
 from __future__ import annotations
 

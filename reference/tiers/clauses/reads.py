@@ -1,4 +1,4 @@
-"""What forward passes read, and the tree that they match in (LOAD, TREE, CHK)."""
+"""Clauses on what forward passes read, and on the tree that they match in (LOAD, TREE, CHK)."""
 
 from __future__ import annotations
 
