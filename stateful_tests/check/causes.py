@@ -308,7 +308,7 @@ def lacks(system: AnySystem, without: Needs, trace: Trace) -> bool:
 
 
 def needs(system: AnySystem, smallest: Trace, clause: str, among: Iterable[str] = _NEEDS) -> Needs:
-    """What a trace of a clause needs, of which no command can go."""
+    """Return the needs of a trace of a clause that has no superfluous command."""
 
     def needed(name: str) -> bool:
         less = avoided(system, smallest, (name,))
@@ -318,7 +318,7 @@ def needs(system: AnySystem, smallest: Trace, clause: str, among: Iterable[str] 
 
 
 def to_avoid(known: Sequence[Needs]) -> list[Needs]:
-    """What to avoid, the least first, so that one need of each known trace is missing."""
+    """Return sets of needs to avoid, the smallest first, so that one need of each known trace is missing."""
     each = dict.fromkeys(tuple(need for need in _NEEDS if need in one) for one in product(*known))
     by_size = sorted(each, key=len)
     return [

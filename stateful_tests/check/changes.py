@@ -1,4 +1,4 @@
-"""What changed in a checkout since a git revision, and the lines of the corpus that call it.
+"""Changes in a checkout since a git revision, and the lines of the corpus that call them.
 
 A function counts as changed where its syntax tree differs: comments, docstrings and annotations do not count.
 What differs outside of functions is the file's.
@@ -27,7 +27,7 @@ PATIENCE = 150  # lines in which a function is looked for that no run is known t
 
 
 class Changes(NamedTuple):
-    """What changed in a checkout since `revision`; "" where its files differ from the base's.
+    """Changes in a checkout since `revision`; "" where its files differ from the base's.
 
     first: lines of the corpus that call what changed. called: changed function -> how many of `first` call
     it; 0 of one that other runs call. missed: those that nothing calls. ignored: those in files that kvspec

@@ -1,4 +1,4 @@
-"""What the runs of a check carried out and met, and what of it speaks against a verdict."""
+"""Counts of the commands and situations of a check's runs, and what among them speaks against a verdict."""
 
 from __future__ import annotations
 

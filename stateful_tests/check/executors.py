@@ -1,4 +1,4 @@
-"""Where work runs: in this process, in processes beside it, or on a Ray cluster (`ray_cluster.py`).
+"""Executors of work: in this process, in processes beside it, or on a Ray cluster (`ray_cluster.py`).
 
 Work is pure: what a task gives depends on the task alone. Results come in the order of the tasks, so what is
 made of them does not depend on how many tasks run at a time.

@@ -27,7 +27,7 @@ _TOLD_APART = 3  # of a clause and a set of faults that may explain it
 
 
 class Shape(NamedTuple):
-    """What violations have in common that look the same."""
+    """The common traits of violations that look the same."""
 
     clauses: tuple[str, ...]
     faults: tuple[str, ...]
@@ -46,7 +46,7 @@ def shape_of(under: Sequence[Mask], trace: Trace, violation: Violation) -> Shape
 
 @dataclass(slots=True)
 class Explained:
-    """What known faults have explained so far: violations by shape, and those that were told apart by clause
+    """Explanations by known faults so far: violations by shape, and those that were told apart by clause
     and faults."""
 
     shapes: Counter[Shape] = field(default_factory=Counter)
@@ -107,7 +107,7 @@ def clauses_of(masks: Sequence[Mask], violation: Violation) -> set[str]:
 
 
 def needs_of(masks: Sequence[Mask], clause: str) -> list[Needs]:
-    """What the traces of known faults need."""
+    """Return the needs of the traces of known faults."""
     return [each for mask in masks for each in mask.needs(clause)]
 
 
@@ -175,8 +175,8 @@ def unexplained(
     known: list[Needs],
     alike: Callable[[Violation], bool] = lambda _: True,
 ) -> tuple[Needs, Trace] | None:
-    """What to leave out of a trace so that none of the known explains it, and the trace without that, if it
-    still violates the clause, and `alike`."""
+    """Find what to leave out of a trace so that none of the known explains it, and the trace without that,
+    if it still violates the clause, and `alike`."""
     for without in to_avoid(known):
         candidate = avoided(system, trace, tuple(need for need in without if need != REJECTED))
         found = failing_prefix(

@@ -1,4 +1,4 @@
-"""What a system violates, as findings: each violated clause with its smallest trace.
+"""Findings: each clause that a system violates, with its smallest trace.
 
 A violation that a known fault explains is counted, neither shrunk nor a finding. Beside a base a finding has
 the best standing that any violation of its clause has had: what is NEW has a witness, and shrinking keeps it.
@@ -367,7 +367,7 @@ def _as_found(run: Run, caught: _Caught) -> Run:
 
 
 def _report_order(name: str) -> tuple[int, int]:
-    """Where a finding comes in a report: as its clause would be among the failures of one step."""
+    """Order a finding in a report as its clause is ordered among the failures of one step."""
     order, clause = list(EVERY_CLAUSE), name.split()[0]
     if clause not in order:
         return len(CONCERNS), 0

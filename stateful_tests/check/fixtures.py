@@ -1,4 +1,4 @@
-"""What becomes of a trace that shows a fault: its smallest form, and a fixture that remembers it."""
+"""A trace that shows a fault: its smallest form, and the fixture that keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on the base of a check and not on the tree: presets, commands, lines of the corpus."""
+"""Presets, commands and lines of the corpus that run on the base of a check and not on the tree."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Refuses = Callable[[Any], str | None]  # why a system refuses something; None wh
 def left_out(
     system: Any, base: Any, asked: Plan, unfit: Collection[str], *, guessed: bool = False
 ) -> dict[str, str]:
-    """What of a plan runs on the base and not on the system -> why not. asked: the plan before it was made
-    to fit the system; unfit: situations with a line that the system cannot be driven through. guessed: the
-    base is the nearest release. A tree between two releases offers what its facts have, so what it does not
-    offer is no loss; nor is what a release next to the base refuses for the same reason. What else it offers
-    and its own code refuses is one.
+    """Return the parts of a plan that run on the base and not on the system, each with the reason. asked:
+    the plan before it was made to fit the system; unfit: situations with a line that the system cannot be
+    driven through. guessed: the base is the nearest release. A tree between two releases offers what its
+    facts have, so what it does not offer is no loss; nor is what a release next to the base refuses for the
+    same reason. What else it offers and its own code refuses is one.
     """
     found: dict[str, str] = {}
     again: dict[str, Refuses] = {}
@@ -69,7 +69,7 @@ def left_out(
 def _also_refused(
     system: Any, found: Mapping[str, str], again: Mapping[str, Refuses]
 ) -> Iterator[str]:
-    """What the releases next to that of a tree refuse for the reason for which the tree does."""
+    """Yield what the releases next to that of a tree refuse for the tree's reason."""
     spec, release = system_spec(system), release_of(system)
     if spec.engine not in ENGINES or not release:
         return

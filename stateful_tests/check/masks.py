@@ -95,7 +95,8 @@ class Mask:
         return f"known: {self.fault.id} ({', '.join(self.fault.clauses)}), {self.state}: {says}"
 
     def needs(self, clause: str) -> list[Needs]:
-        """What its traces of a clause need; where it has none of that clause, what each of them does."""
+        """Return the needs of its traces of a clause; where it has none of that clause, those of all its
+        traces."""
         of_clause = [needed for trace, needed in self.there if trace.clause == clause]
         return of_clause or [needed for _, needed in self.there]
 
@@ -126,7 +127,7 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
 
 @dataclass(slots=True)
 class _Masking:
-    """What the traces of a fault show on a system, one after the other: see Mask."""
+    """Replays of a fault's traces on a system, one after the other: see Mask."""
 
     fault: KnownFault
     system: Any
@@ -230,7 +231,8 @@ def _breaks_otherwise(base: Any, trace: Trace, seen: Violation) -> bool:
 
 
 def how_it_breaks(observed: str) -> str:
-    """What two failures of a system have in common: not the line of its code, nor numbers of the run."""
+    """Return the text that equal failures of a system share, without lines of its code and numbers of the
+    run."""
     return re.sub(r"\d+", "N", observed.partition(" at ")[0])
 
 
@@ -244,7 +246,7 @@ def holding(masks: Sequence[Mask], violation: Violation, clause: str) -> list[Ma
 
 
 class Standing(IntEnum):
-    """What a base says of a violation that a tree shows.
+    """A base's answer about a violation that a tree shows.
 
     NEW: it has a witness, a trace in which the tree violates the clause and the base, run to that step,
         violates nothing and has refused nothing that the tree carried out, or violates at that step alone

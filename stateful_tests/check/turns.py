@@ -1,4 +1,4 @@
-"""What a plan does on a system, and in which order: configurations that fit, and batches of their runs.
+"""The order of a plan's work on a system: configurations that fit, and batches of their runs.
 
 Nothing here depends on what the runs find, so all of it follows from the plan.
 """

@@ -176,8 +176,8 @@ def newest(engine: str, way: str) -> str:
 
 
 def called_in(name: str, commands: int) -> tuple[dict[Function, set[str]], set[str]]:
-    """What a plan calls in the files of a release, each function with the names of the configurations that
-    call it, and the names of all of them."""
+    """Return the functions of a release that a plan calls, each with the names of the configurations that
+    call it, and the names of all configurations."""
     system = systems.resolve(name)
     try:
         asked = plan("smoke")
@@ -192,9 +192,9 @@ def called_in(name: str, commands: int) -> tuple[dict[Function, set[str]], set[s
 def called_by_plan(
     system: Any, asked: Plan, commands: int, wanted: Collection[Function] | None = None
 ) -> dict[Function, set[str]]:
-    """What the first runs of a plan call in the files of a system, by their name: lines of the corpus and
-    runs in turns. Each function has the names of the configurations that call it. wanted: no more is driven
-    when all these were called."""
+    """Return the functions of a system that the first runs of a plan call, by their name: lines of the
+    corpus and runs in turns. Each function has the names of the configurations that call it. wanted: no
+    more is driven when all these were called."""
     if not isinstance(system, WorkerSystem):
         return {}
     fitted, done = for_system(asked, system), 0

@@ -1,2 +1,2 @@
-"""What runs have reached: the case of a rule that a command met; and scopes, small enough to see every state.
+"""Coverage of runs: the case of a rule that a command met; and scopes, small enough to see every state.
 Nothing is searched or driven here."""

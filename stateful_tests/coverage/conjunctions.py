@@ -30,7 +30,8 @@ from stateful_tests.generate.enabled import full_alone, slot_source
 
 
 def conjunctions(was: State, command: Command, outcome: Outcome, now: State) -> set[str]:
-    """What meets in one step of the reference, such as "two locks, windowed goes over a cut: windowed"."""
+    """Return the conjunctions of one step of the reference, such as "two locks, windowed goes over a cut:
+    windowed"."""
     found = set(_of_tracked(was, command, outcome))
     if isinstance(outcome, Refused):
         return found
@@ -171,7 +172,7 @@ def _over(tree: Tree, placed: Placed) -> list[Lock]:
 
 
 def _in_full(tree: Tree, lock: Lock) -> int:
-    """Where the window of a lock begins, of which any fresh lock pins the SWA KV."""
+    """Return the start of a lock's window, of which any fresh lock pins the SWA KV."""
     return len(lock.key) - (tree.window or 0)
 
 
@@ -192,7 +193,7 @@ def _cuts(was: Tree, now: Tree) -> Iterator[str]:
 
 
 def _upper_half(was: Node, now: Node) -> str:
-    """What the command that split a node has used of it."""
+    """Name the part of a split node that the command used."""
     if not was.live:
         return "its upper half recovered" if now.live else "a tombstone"
     if now.full_used == was.full_used:
@@ -271,7 +272,7 @@ def _room_for_a_state(was: Tree, now: Tree, command: Command) -> Iterator[str]:
 
 
 def _second_swa_part(was: State, command: UnlockSwa) -> Iterator[str]:
-    """Who gives its SWA part back, where another has done so on the same path."""
+    """Name the holder that gives its SWA part back, where another has done so on the same path."""
     assert was.tree is not None
     request = was.request(command.holder)
     own = lock_of(was.tree, command.holder if request is None else request.holder)
@@ -292,7 +293,7 @@ def _second_swa_part(was: State, command: UnlockSwa) -> Iterator[str]:
 
 
 def _passes(was: Tree, now: Tree, command: Command) -> Iterator[str]:
-    """What a match or an insert comes across, and what next."""
+    """Name the nodes that a match or an insert passes."""
     found = dict[Key, str]()
     if now.clock <= was.clock:
         return
@@ -336,7 +337,7 @@ def _drops(was: Tree, now: Tree) -> Iterator[str]:
 
 
 def _slots(was: State, command: Decode | Extend) -> Iterator[str]:
-    """Where entries that decode together get their slots."""
+    """Name the sources of the slots of entries that decode together."""
     names = command.requests if isinstance(command, Decode) else [n.request for n in command.lanes]
     if len(names) < 2:
         return

@@ -42,7 +42,7 @@ class ReferenceInState(ReferenceSystem):
 
 
 class _Known(NamedTuple):
-    """What a state alone decides: the number of its layout, and facts."""
+    """Values that a state alone decides: the number of its layout, and facts."""
 
     layout: int
     sessions: dict[str, SessionFacts]

@@ -15,7 +15,7 @@ NOWHERE = "[*]"  # before and after, as Mermaid writes it
 
 
 class Life(DescribedEnum):
-    """Where a session is: what it keeps, and who uses it."""
+    """The life of a session: what it keeps, and who uses it."""
 
     EMPTY = "empty", "keeps nothing"
     FIRST_TURN = "first_turn", "no slot yet, a turn is in flight"
@@ -37,7 +37,7 @@ class Edge(NamedTuple):
 
 
 def life(state: State, session: Session) -> Life:
-    """Where a session is in a state."""
+    """Return the life of a session in a state."""
     if session.closing:
         return Life.CLOSING
     turn = state.request(session.turn)

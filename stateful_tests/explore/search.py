@@ -44,7 +44,7 @@ _Task = tuple[list[State], frozenset[str]]
 
 @dataclass(slots=True)
 class Exploration:
-    """What an exploration has seen.
+    """The result of an exploration.
 
     transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
     the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
@@ -70,7 +70,7 @@ class Exploration:
 
 @dataclass(slots=True)
 class Expansion:
-    """What the commands in some states lead to.
+    """The states that commands in some states lead to.
 
     targets: of each state, (number of the first command that leads there, representative). violated: the
     place of the state among them, the number of the command, and what it violates; nothing after it was

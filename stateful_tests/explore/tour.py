@@ -33,7 +33,7 @@ TRIES = 5  # steps of one situation that violate before the rest of it is left o
 
 @dataclass(slots=True)
 class Tour:
-    """What a tour has run.
+    """The result of a tour.
 
     transitions, refusals: of the scope; followed, refused: how many of them the system ran, and came out
     where the rules do. lost: (kind of command, why) -> how many it did not.

@@ -1,4 +1,4 @@
-"""Who decides while a command is drawn: one interface, which two classes implement.
+"""Sources of decisions while a command is drawn: one interface, which two classes implement.
 
 RandomChoices, for volume: a seeded random source. DrawnChoices (stateful_tests/machines/drawing.py): draws of
 Hypothesis. Low numbers are the plain ones, so that Hypothesis shrinks towards plain commands.

@@ -1,4 +1,4 @@
-"""What is done to a server that only decodes: the next command, and sizes of its own."""
+"""Commands to a server that only decodes: the next one, and sizes of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a state has to offer to a generator: who can do what, and how much there is room for."""
+"""The choices of a generator in a state: the enabled commands, and the room that is left."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def ahead_of(request: Request) -> int:
 
 
 def slot_source(cursors: Cursors, page_size: int) -> str:
-    """Where the slot of the next token comes from: allocated ahead, the rest of a page, a fresh page."""
+    """Name the source of the slot of the next token: allocated ahead, the rest of a page, a fresh page."""
     if cursors.kv_allocated_len > cursors.kv_committed_len:
         return "ahead"
     return "in the page" if cursors.kv_committed_len % page_size else "a fresh page"
 
 
 def full_alone(state: State) -> set[str]:
-    """Who has locked a prefix in full KV alone, although there is a window."""
+    """Return who has locked a prefix in full KV alone, although there is a window."""
     tree = state.tree
     if tree is None or tree.window is None:
         return set()
@@ -51,7 +51,7 @@ def full_alone(state: State) -> set[str]:
 
 @dataclass(slots=True)
 class Enabled:
-    """Who can do what in a state, and the choices that a command generator makes among them.
+    """The commands that are enabled in a state, and the choices that a command generator makes among them.
 
     invalid: the command ignores its precondition. last: the kind of the command before it.
     """
@@ -203,8 +203,8 @@ class Enabled:
 
     @property
     def swa_unlockable(self) -> list[str]:
-        """Who may give the SWA part of its lock back: those who have one, else requests that have given it
-        back before."""
+        """Return who may give the SWA part of its lock back: those who have one, else requests that have
+        given it back before."""
         tree, passed = self.state.tree, self.swa_passed
         if tree is None or tree.window is None:
             return []

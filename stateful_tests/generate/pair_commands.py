@@ -1,4 +1,4 @@
-"""What happens to a pair: the next command of its clients, its two loops, its network and its clock."""
+"""Commands to a pair: the next one of its clients, its two loops, its network and its clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stateful_tests.generate.engine_commands import draw_engine_config
 
 @dataclass(frozen=True, slots=True)
 class PairProfile:
-    """What one run is like (swarm testing). Rates are "once in so many"; 0 stands for never.
+    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never.
 
     crowd: requests of a server at a time. texts: those that prompts begin with. own: weight of requests that
     a server serves alone. cancel, drop, forget, fails: rates. slow: weight of what the network does, the less
@@ -228,8 +228,8 @@ def _is_inside(config: PairConfig, length: int) -> bool:
 
 
 def pair_finale(beside: PairBeside, facts: PairFacts) -> PairCommand | None:
-    """What ends a run: nobody new comes, the network does what it has to, then the clock passes every
-    timeout."""
+    """Return the next command that ends a run: nobody new comes, the network does what it has to, then the
+    clock passes every timeout."""
     if waiting := beside.unforwarded(facts):
         return Drop(waiting[0])
     if facts.handshakes:

@@ -1,4 +1,4 @@
-"""What a run is like: its commands, names and lengths; and sizes that no preset has."""
+"""The profile of a run: its commands, names and lengths; and sizes that no preset has."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MACHINES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunProfile:
-    """What one run is like (swarm testing): commands that are disabled, few or many names, long prompts.
+    """The profile of one run (swarm testing): commands that are disabled, few or many names, long prompts.
 
     disabled, boosted: names of command classes that this run leaves out, or uses four times as much.
     invalid_rate: one command in so many ignores its precondition.

@@ -1,4 +1,4 @@
-"""What bounds a small world whose every state is looked at: sizes, names, texts, values of arguments.
+"""The bounds of a small world whose every state is explored: sizes, names, texts, values of arguments.
 
 Rows, pools and width bound the rest. Lengths are tokens.
 """

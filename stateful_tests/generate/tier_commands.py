@@ -1,4 +1,4 @@
-"""What is done to a tree with a host tier: the next command, and sizes of its own.
+"""Commands to a tree with a host tier: the next one, and sizes of its own.
 
 Moods matter: with even odds most commands are refused, and hardly anything is ever loaded.
 """
@@ -322,7 +322,7 @@ def _cut(prompt: Prompt, length: int) -> Prompt:
 
 
 def tier_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
-    """What ends a run, command by command, until nothing is in flight and nobody holds a lock."""
+    """Return the next command that ends a run, until nothing is in flight and nobody holds a lock."""
     if beside.config.decode:
         return decode_finale(beside, facts)
     for job in facts.transfers:

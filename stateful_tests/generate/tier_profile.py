@@ -1,4 +1,4 @@
-"""What a run of a tree with a host tier is like, or of a server that only decodes."""
+"""The profile of a run of a tree with a host tier, or of a server that only decodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = tuple(f"h{number}" for number in range(1, 9))
 
 @dataclass(frozen=True, slots=True)
 class TierProfile:
-    """What one run is like (swarm testing). Weights are of the kinds of commands, 0 stands for never.
+    """The profile of one run (swarm testing). Weights are of the kinds of commands, 0 stands for never.
 
     names: holders at a time. texts: those that prompts begin with. longest: of a prompt, in pages. loads: one
     in so many matches loads nothing back. chunks: one in so many inserts goes on. aims: one in so many

@@ -30,7 +30,7 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
 
 
 def misfit(view: View, geometry: Geometry) -> str:
-    """What a view shows for other sizes than the system was built with; "" if nothing."""
+    """Say what a view shows for other sizes than the system was built with; "" if nothing."""
     if view.tree is not None and not geometry.tree:
         return "view().tree: a tree, and there is none in this run (geometry.tree)"
     if view.tree is None and geometry.tree:
@@ -148,7 +148,7 @@ class _Reader:
         return sorted((slot, entry) for slot, entry in live if times[entry] > 1)
 
     def _row(self, name: str, row: int, cursors: Cursors) -> HolderFacts:
-        """What a row in use holds, as far as its cursors go."""
+        """Return what a row in use holds, as far as its cursors go."""
         view, page_size = self.view, self.page_size
         cells = view.rows.get(row, ())
         length = max(0, min(cursors.kv_allocated_len, len(cells)))

@@ -1,4 +1,4 @@
-"""What every run of a system has in common, whoever picks its batches."""
+"""The common part of every run of a system, whoever picks its batches."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class AnyLockstep(ABC):
     @staticmethod
     @abstractmethod
     def lacking(can: Capabilities, config: Any, commands: Sequence[Any]) -> str:
-        """What a system of this kind lacks for a run with these sizes and commands, in words such as "has no
-        SWA pool"; "" where it lacks nothing."""
+        """Say what a system of this kind lacks for a run with these sizes and commands, in words such as
+        "has no SWA pool"; "" where it lacks nothing."""
 
     @staticmethod
     @abstractmethod
@@ -79,7 +79,7 @@ class AnyLockstep(ABC):
     @property
     @abstractmethod
     def config(self) -> tuple[AnyConfig, Mode]:
-        """What the run is configured with, and its mode, as its trace states them."""
+        """The configuration of the run and its mode, as its trace states them."""
 
     @abstractmethod
     def do(self, command: Any) -> Outcome:
@@ -91,7 +91,7 @@ class AnyLockstep(ABC):
 
     @abstractmethod
     def row(self, command: Any, outcome: Outcome, before: Any) -> Row:
-        """What a command changed since the moment before it."""
+        """Return the changes of a command since the moment before it."""
 
     def in_words(self, outcome: Outcome) -> str:
         """An outcome, as far as a trace can state it. Here whether it was done: who is judged by facts alone

@@ -1,4 +1,4 @@
-"""What a run ends with: its violation, and past that the one clause that can still be checked.
+"""The end of a run: its violation, and past that the one clause that can still be checked.
 
 A fault that is known must not hide a session that nobody can close any more (SES-4).
 """

@@ -95,7 +95,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return _order(self.first) <= _order(release) < _order(self.fixed)
 
     def shown(self, clause: str, release: str) -> str | None:
-        """What a trace that shows `clause` where the fault is shows in that release; None: it conforms."""
+        """Return what a trace of `clause` violates in that release; None: it conforms."""
         dates: dict[str, str | None] = {self.first: clause}
         if self.fixed is not None:
             dates[self.fixed] = None
@@ -105,7 +105,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def upstream(self) -> str:
-        """What upstream knows of it, such as "known: #26919; fixed in 0.5.16"."""
+        """Say what upstream knows of it, such as "known: #26919; fixed in 0.5.16"."""
         numbers = ", ".join(f"#{number}" for number in self.reports or self.cause)
         verdict = {
             "known": f"known: {numbers}",

@@ -106,7 +106,7 @@ class Lockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: Geometry, commands: Sequence[Command]) -> str:
-        """What it lacks of pools, trees, states and kinds of commands."""
+        """Say what it lacks among pools, trees, states and kinds of commands."""
         kinds = {type(c).__name__ for c in commands}
         tracked = " that is tracked inside a text" if config.tracks else ""
         lacks = {
@@ -201,7 +201,7 @@ class Lockstep(AnyLockstep):
         return Moment(self.state, self._view, self.facts, self.step, self._locks)
 
     def row(self, command: Command, outcome: Outcome, before: Moment) -> Row:
-        """What a command changed, on the reference's side."""
+        """Return the changes of a command, on the reference's side."""
         return row_of(command, outcome, before.state, self.state)
 
     def in_words(self, outcome: Outcome) -> str:
@@ -420,7 +420,7 @@ def _since(system: AnySystem, trace: Trace, violation: Violation) -> int | None:
 
 
 def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
-    """What a command changed, on the reference's side."""
+    """Return the changes of a command, on the reference's side."""
     page_size = now.config.geometry.page_size
     before = {h.name: h.cursors for h in holders(was)}
     after = {h.name: h.cursors for h in holders(now)}

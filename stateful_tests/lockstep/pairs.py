@@ -113,7 +113,7 @@ class PairLockstep(AnyLockstep):
         return PairMoment(self.facts, self.step)
 
     def row(self, command: PairCommand, outcome: Outcome, before: PairMoment) -> Row:
-        """What a command did, on each server and between them."""
+        """Return the changes of a command on each server and between them."""
         was, now = before.facts, self.facts
         lines = [
             f"{server}: {line}"
@@ -124,7 +124,7 @@ class PairLockstep(AnyLockstep):
 
 
 def _between(was: PairFacts, now: PairFacts) -> Iterator[str]:
-    """What was promised, sent and taken back between the servers."""
+    """Yield what was promised, sent and taken back between the servers."""
     for promise in now.promises[len(was.promises) :]:
         yield f"P promises blocks {_listed(promise.blocks)} of {promise.request}"
     for before, promise in zip(was.promises, now.promises):

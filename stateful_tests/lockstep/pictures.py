@@ -59,7 +59,7 @@ def _marks(at: Mapping[int, str]) -> str:
 
 
 def legend(*drawings: str) -> str:
-    """What the signs in some drawings mean."""
+    """Explain the signs in some drawings."""
     used = {
         sign
         for drawing in drawings
@@ -75,7 +75,7 @@ def span(start: int, end: int) -> str:
 
 
 def swa_of(live: bool | None) -> str:
-    """What a node has of the SWA pool; None: there is no window."""
+    """Name a node's SWA KV; None: there is no window."""
     if live is None:
         return ""
     return "live" if live else "tombstone"
@@ -106,7 +106,7 @@ def tree(nodes: Iterable[tuple[int, Sequence[str]]]) -> str:
 
 
 def lock(tree: Tree, lock: Lock, text: str = "") -> str:
-    """What a lock holds, and what it pins. text: that of its prefix, where it is to be shown."""
+    """Draw a lock, and what it pins. text: that of its prefix, where it is to be shown."""
     if not lock.key:
         return "has nothing locked"
     what = f"locks {span(0, len(lock.key))}{text and f' {text}'}"

@@ -1,4 +1,4 @@
-"""What a system decides itself: the reference follows it, as far as that is allowed; the rest is compared."""
+"""Decisions of a system: the reference follows them as far as that is allowed; the rest is compared."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from stateful_tests.lockstep.follow import followed, pinned
 
 
 class Answers(NamedTuple):
-    """What a command led to. now, expected: of the reference; outcome: of the system; overreach: a choice of
-    the system that the reference could not follow, in words."""
+    """The two answers to a command. now, expected: of the reference; outcome: of the system; overreach: a
+    choice of the system that the reference could not follow, in words."""
 
     now: State
     expected: Outcome
@@ -24,7 +24,7 @@ class Answers(NamedTuple):
 
 
 class ServerPolicy:
-    """What a system of these capabilities may decide."""
+    """The decisions that a system of these capabilities may make."""
 
     def __init__(self, can: Capabilities) -> None:
         self._can = can
@@ -32,9 +32,9 @@ class ServerPolicy:
     def agreed(
         self, was: State, command: Command, answers: Answers, facts: Facts | None
     ) -> Answers:
-        """What is left to compare: the reference has followed the system's choices, and its tree where that
-        has rules of its own. facts: of the system; None where the two have parted already, and the reference
-        follows nothing."""
+        """Return what is left to compare: the reference has followed the system's choices, and its tree
+        where that has rules of its own. facts: of the system; None where the two have parted already, and
+        the reference follows nothing."""
         outcome = answers.outcome
         if facts is not None and isinstance(outcome, Done) and outcome.choices:
             try:
@@ -70,7 +70,7 @@ class ServerPolicy:
         return answers
 
     def _counted(self, expected: Done, report: Report) -> Done:
-        """What a busy check finds that has no account of some pools, or no entries."""
+        """Return the result of a busy check that has no account of some pools, or no entries."""
         can = self._can
         if not can.uncounted and can.lists_holders:
             return expected

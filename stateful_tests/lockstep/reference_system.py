@@ -284,7 +284,7 @@ def rows_of(state: State) -> tuple[RowInUse, ...]:
 
 
 def turns_of(state: State) -> list[tuple[str, int]]:
-    """Who has a turn that was admitted, and how much of it is computed."""
+    """Return who has an admitted turn, and how many of its tokens are computed."""
     return [(r.holder, r.computed_len) for r in state.requests if r.cursors is not None]
 
 

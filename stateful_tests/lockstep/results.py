@@ -1,4 +1,4 @@
-"""What a run of checks found, as data: the report, the JSON output and the tests read only this."""
+"""The results of a check, as data: the report, the JSON output and the tests read only this."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Run:
 
 
 class LookedUp(NamedTuple):
-    """What the releases of an engine show of the trace of a finding.
+    """The replays of a finding's trace on the releases of an engine.
 
     fault: the known fault that a release shows, with the first and the last of the releases that have it, and
     the release that fixed it, "" where none has. between: the tree has a part of what such a release has and
@@ -414,7 +414,7 @@ class CheckResult:
 
     @property
     def new(self) -> list[Finding]:
-        """What the base does not show, and no release explains."""
+        """Findings that the base does not show, and no release explains."""
         return [each for each in self.findings if not (each.old or each.known_elsewhere)]
 
     @property
@@ -441,7 +441,7 @@ class CheckResult:
 
     @property
     def incomplete(self) -> list[str]:
-        """What is missing for a verdict, in words."""
+        """Say what is missing for a verdict."""
         reasons = []
         if self.timed_out:
             reasons.append(f"the time limit came after {self.so_far}")

@@ -114,7 +114,7 @@ class TierLockstep(AnyLockstep):
         return TierMoment(self.facts, self.step)
 
     def row(self, command: TierCommand, outcome: Outcome, before: TierMoment) -> Row:
-        """What a command did."""
+        """Return the changes of a command."""
         was, now = before.facts, self.facts
         lines = (
             *_requests(was, now),
@@ -132,7 +132,7 @@ def _broken_off(step: TierStep, waived: Collection[str]) -> list[tuple[Clause, F
 
 
 def _nodes(before: TierFacts, now: TierFacts) -> Iterator[str]:
-    """What became of nodes."""
+    """Yield the changes of nodes."""
     were, are = ({node.node: node for node in facts.nodes} for facts in (before, now))
     for number in sorted(were | are):
         was, node = were.get(number), are.get(number)
@@ -156,7 +156,7 @@ def _text(node: TierNode) -> str:
 
 
 def _told(node: TierNode) -> str:
-    """Where its KV is and who holds it."""
+    """Say where a node's KV is and who holds it."""
     device, host = _kv("device", node.device), _kv("host", node.host)
     parts = [*device, *host] or ["no KV"]
     for word, counts in (("locked", node.locks), ("pinned", node.pins)):
@@ -184,7 +184,7 @@ def _ranges(slots: tuple[int, ...]) -> str:
 
 
 def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
-    """What transfers did."""
+    """Yield the changes of transfers."""
     were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number)
@@ -203,7 +203,7 @@ def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
 
 
 def _requests(before: TierFacts, now: TierFacts) -> Iterator[str]:
-    """What became of requests of a server that only decodes."""
+    """Yield the changes of requests of a server that only decodes."""
     for gone in {r.name for r in before.requests} - {r.name for r in now.requests}:
         yield f"{gone} is gone"
     for request in now.requests:
@@ -220,7 +220,7 @@ def _requests(before: TierFacts, now: TierFacts) -> Iterator[str]:
 
 
 def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:
-    """What operations of the storage did."""
+    """Yield the changes of operations of the storage."""
     were, are = ({op.job: op for op in facts.operations} for facts in (before, now))
     for number in sorted(were | are):
         was, operation = were.get(number), are.get(number)

@@ -1,4 +1,4 @@
-"""What a command changed in the reference's radix tree, as short sentences."""
+"""Changes of a command in the reference's radix tree, as short sentences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
 
 
 def _node_changes(was: Placed, now: Placed) -> list[str]:
-    """What a node has got or lost."""
+    """Name what a node has got or lost."""
     where, lines = pictures.node((now.start, now.end), path_text(now.path)), []
     if was.node.live != now.node.live:
         lines.append(f"{where} {'has SWA KV again' if now.node.live else 'is a tombstone'}")
@@ -50,7 +50,7 @@ def _lock_changes(was: Tree, now: Tree) -> list[str]:
 
 
 def state_changes(was: State, now: State) -> tuple[str, ...]:
-    """Who got a slot of recurrent state, and who gave one back; empty on a model without."""
+    """Name who got a slot of recurrent state, and who gave one back; empty on a model without."""
     had, has = state_lens(was).keys(), state_lens(now).keys()
     taken = [f"{name} takes a state slot" for name in sorted(has - had)]
     return (*taken, *(f"{name} has no state slot any more" for name in sorted(had - has)))

@@ -170,7 +170,7 @@ class ServerMachine(RuleBasedStateMachine):
     # How a rule runs.
 
     def enabled(self, choices: Choices, *, invalid: bool = False) -> Enabled:
-        """What the state has to offer to a command. invalid: the command need not apply."""
+        """Return the enabled commands of the state. invalid: the command need not apply."""
         last = type(self.commands[-1]) if self.commands else None
         return Enabled(self.lockstep.state, choices, self.profile, invalid, last)
 

@@ -1,4 +1,4 @@
-"""What a machine drives: a system, and the configurations that fit it."""
+"""The target of a machine: a system, and the configurations that fit it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stateful_tests.lockstep.results import Trace, Violation
 
 
 class MachineConfiguration(NamedTuple):
-    """What a run may drive: sessions, tree or both, on these sizes, in this mode."""
+    """The configuration of a run: sessions, tree or both, on these sizes, in this mode."""
 
     machine: str
     geometry: Geometry
@@ -24,7 +24,7 @@ class MachineConfiguration(NamedTuple):
 
 
 class MachineTarget:
-    """What a machine drives. The system is made when the first run begins.
+    """The target of a machine. The system is made when the first run begins.
 
     machines, sizes, modes: what its runs may be, the sizes fitted to the system, or exactly those; no modes
     stands for the system's own. vary: one run in four has drawn sizes. base: what was there before; a
@@ -67,7 +67,7 @@ class MachineTarget:
 
     @cached_property
     def configurations(self) -> list[MachineConfiguration]:
-        """What fits the system; raises UnusableImplementation when nothing does."""
+        """Return the configurations that fit the system; raises UnusableImplementation when nothing does."""
         found = []
         for machine in self._machines:
             for sizes in self._sizes:

@@ -1,4 +1,4 @@
-"""What is proved of the cursors for all page sizes, windows and lengths, and how.
+"""Proof obligations on the cursors for all page sizes, windows and lengths.
 
 An obligation is the contract of one function: of `reference/cursors.py` ("contract/cut"), or of the theorem
 on windows ("window/hole-if"). CrossHair searches the same contracts. How the rules put these functions
@@ -46,7 +46,7 @@ class Obligation:
 
 @dataclass
 class Proof:
-    """What became of an obligation.
+    """The result of an obligation.
 
     counterexample: arguments for which a line of the contract fails (tokens). note: that line, or why nothing
     is decided.

@@ -86,11 +86,11 @@ class Translation:
         return self._value(ast.parse(text, mode="eval").body, dict(names))
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """What a function returns."""
+        """Return the value of a function."""
         return self._body(self.functions[name].body, dict(arguments))
 
     def lemmas(self) -> list[z3.BoolRef]:
-        """What holds of the quotients, pair by pair, where the divisor is positive."""
+        """Return what holds for the quotients, pair by pair, where the divisor is positive."""
         found = []
         for one, other in combinations([*self._quotients.values(), (z3.IntVal(0), None)], 2):
             (quotient, divisor), (less, other_divisor) = one, other

@@ -134,7 +134,7 @@ def bound(position: int, window: int, page_size: int, margin: int) -> int:
 def condition(
     c: Cursors, length: int, target: int, key: int, window: int, page_size: int, margin: int
 ) -> bool:
-    """What the theorem says of when there is a hole."""
+    """Return whether the theorem says that there is a hole."""
     first = first_read(c, target, key, window)
     behind = resumes_at(c, target, key) > c.cache_protected_len
     return behind and length >= bound(first, window, page_size, margin)

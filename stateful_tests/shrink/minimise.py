@@ -28,7 +28,8 @@ Allowed = Callable[[Trace, Violation], bool]  # a trace up to the violation that
 
 
 def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
-    """What a system violates in a trace that is about `clause`; None if it cannot be driven through it."""
+    """Return what a system violates in a trace that is about `clause`; None if it cannot be driven through
+    it."""
     try:
         lockstep, _ = driven_through(system, replace(trace, clause=clause))
     except UnusableImplementation:

@@ -1,4 +1,5 @@
-"""What a system need not have for a fault: a storage, recurrent state, namespaces. They are dropped first.
+"""Parts of a system that a fault may not need: a storage, recurrent state, namespaces. They are dropped
+first.
 
 A trace without them is easier to read, and a test can be made of more of its kind.
 """

@@ -79,7 +79,8 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
 
 def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Where a file lies: `@NAME` is the fixture of that name, in a clone and in an installation alike."""
+    """Return the path of a file: `@NAME` is the fixture of that name, in a clone and in an installation
+    alike."""
     name = os.fspath(path).removeprefix("@")
     if name == os.fspath(path) or os.path.lexists(path):
         return path

@@ -1,4 +1,4 @@
-"""What would do where a file has something else: msgspec names the place and the fault alone."""
+"""Hints at what a file may have in a place: msgspec names the place and the fault alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
 
 
 def missing_field(kind: Any, data: bytes, path: str, field: str) -> str:
-    """What is expected there."""
+    """Say what is expected there."""
     found = _at(kind, data, path)
     if commands := _commands(found, field):
         return f"is missing; the commands: {', '.join(commands)}"
@@ -117,7 +117,7 @@ def _members(found: types.Type | None) -> Iterator[types.Type]:
 
 
 def _words(found: types.Type) -> Iterator[str]:
-    """What a type takes, such as "free", "faithful"; of objects their fields."""
+    """Yield the values that a type takes, such as "free", "faithful"; for objects their fields."""
     for each in _members(found):
         if isinstance(each, types.EnumType):
             yield from (str(member.value) for member in each.cls)

@@ -103,7 +103,8 @@ def _named(field: str) -> NotationPart:
 def _lanes(
     field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]
 ) -> NotationPart:
-    """What a batch holds, between commas. read: an entry from its words, those of the notation left out."""
+    """The entries of a batch, between commas. read: an entry from its words, those of the notation left
+    out."""
     return NotationPart(
         f" {usage}, ...",
         rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",

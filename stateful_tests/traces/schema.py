@@ -45,7 +45,7 @@ _CLAUSE = Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END
 
 
 class _Struct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What all parts of a file share."""
+    """The base of all parts of a file."""
 
 
 class Form(NamedTuple):
@@ -180,7 +180,7 @@ def _geometry(body: GeometryBody) -> Geometry:
 
 
 class TraceBody(Protocol):
-    """What the file of a trace has, whatever its kind."""
+    """The file of a trace, whatever its kind."""
 
     spec: str
     kind: str

@@ -184,11 +184,11 @@ class Beside:
         return request
 
     def of(self, request: str) -> RequestSeen:
-        """What the log says of a request."""
+        """Return what the log says of a request."""
         return self.requests.setdefault(request, RequestSeen())
 
     def of_session(self, session: str) -> SessionSeen:
-        """What the log says of a session."""
+        """Return what the log says of a session."""
         return self.sessions.setdefault(session, SessionSeen())
 
     def interrupts(self, name: str) -> None:
@@ -217,7 +217,7 @@ class Beside:
     # -- reports ------------------------------------------------------------------------------------
 
     def trace(self) -> Trace | None:
-        """What was done up to the first mismatch that no known fault explains, as a trace of ours.
+        """Return a trace of the commands up to the first mismatch that no known fault explains.
 
         None where the vocabulary cannot say it: a log that begins in the middle, a tree of unknown content,
         sizes or names that no trace may have, more commands than fit.

@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What a log shows after a command: cursors of requests, of slots (None: it keeps none)."""
+    """The facts of a log after a command: cursors of requests, of slots (None: it keeps none)."""
 
     requests: dict[str, Cursors]
     slots: dict[str, Cursors | None]
@@ -164,7 +164,7 @@ class PageJudge:
             self._rows[holder] = cursors._replace(kv_committed_len=least), slots, row
 
     def judge(self, state: State, e: Paged) -> Iterator[Verdict]:
-        """What is wrong with the pages of a step."""
+        """Yield what is wrong with the pages of a step."""
         facts = facts_of(self._view(e), self.geometry)
         step = Step(state.config, CheckBusy(), Done(), Done(), state, state, facts, facts, True)
         for clause in _OF_PAGES:

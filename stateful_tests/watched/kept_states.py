@@ -19,7 +19,7 @@ Path = tuple[int, ...]
 
 
 class _Wrong(NamedTuple):
-    """What is known of a node that has the state of a longer text; "": nothing."""
+    """The known fault of a node that has the state of a longer text; "": none."""
 
     slot: int
     known: str
@@ -56,8 +56,9 @@ class KeptStates:
     def judge(
         self, step: int | None, e: Paged, sessions: Container[str]
     ) -> Iterator[tuple[Verdict, str | None]]:
-        """What is wrong at a step, each with the known fault that explains it. sessions: those that keep KV.
-        What these track may have drafts that a turn did not take, and hardly ever goes into the tree."""
+        """Yield what is wrong at a step, each with the known fault that explains it. sessions: those that
+        keep KV. What these track may have drafts that a turn did not take, and hardly ever goes into the
+        tree."""
         before = self._kept if step is not None and self._step == step - 1 else {}
         self._step, self._kept = step, {}
         ended, self._ended = self._ended, {}
@@ -89,7 +90,7 @@ class KeptStates:
                 yield Verdict("STA-3", want, got), known
 
     def wrong_hits(self, e: Paged) -> Iterator[tuple[str, int, str]]:
-        """Who went on from a wrong node since the last step, at which position, and the known fault."""
+        """Yield who went on from a wrong node since the last step, the position, and the known fault."""
         for request, prefix in self._hits:
             if prefix in self._wrong:
                 yield request, len(prefix), self._wrong[prefix].known

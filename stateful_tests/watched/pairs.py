@@ -124,7 +124,7 @@ def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> 
 def environment(
     rng: random.Random, kind: str, asking: Sequence[Client]
 ) -> tuple[NetworkChoice, ...]:
-    """What happens to these clients' requests."""
+    """Draw what happens to these clients' requests."""
     if kind == "calm":
         return ()
     turns = {f"{each.name}.{at}": turn for each in asking for at, turn in enumerate(each.turns, 1)}
@@ -159,7 +159,8 @@ def environment(
 
 
 def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
-    """What rests of a request, and for how long. Transfers rest long: short ones hide what is given away."""
+    """Draw which messages of a request rest, and how long. Transfers rest long: short ones hide early
+    frees."""
     found = []
     if rng.random() < 0.3:
         found.append(NetworkChoice("request", name, rng.choice(SERVERS), steps=rng.choice(SHORT)))
@@ -200,7 +201,7 @@ def of_these(
 
 
 def reached(events: Iterable[PairEvent]) -> Counter[str]:
-    """What a run has reached, and how often."""
+    """Count what a run has reached."""
     return Counter(
         what for event in events for what, words in _REACHED.items() if re.search(words, event.says)
     )

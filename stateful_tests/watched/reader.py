@@ -48,7 +48,7 @@ class WatchLog:
 
     @property
     def put_right(self) -> str:
-        """What of the order of its lines was put right, in words."""
+        """Say which lines were put into order."""
         if self.order is None:
             return ""
         counts = {"stood twice": self.order.repeated, "stood in another place": self.order.moved}

@@ -1,4 +1,4 @@
-"""What validation of a log found, as data."""
+"""The results of validating a log, as data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mismatch:
 
 @dataclass(slots=True)
 class Validated:
-    """What came of a log.
+    """The result of validating a log.
 
     compared: values of the server that were compared with the expected ones.
     given: sessions and requests that were taken from a snapshot.

@@ -1,4 +1,4 @@
-"""What a log says of requests and sessions, besides what the reference has of them."""
+"""Facts of a log about requests and sessions that the reference does not have."""
 
 from __future__ import annotations
 

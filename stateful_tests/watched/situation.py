@@ -1,4 +1,5 @@
-"""What a server was about when its log ended, in a sentence: an error message alone says only the symptom."""
+"""The situation of a server when its log ended, in a sentence: an error message alone says only the
+symptom."""
 
 from __future__ import annotations
 

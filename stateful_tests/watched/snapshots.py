@@ -62,7 +62,8 @@ def begins_empty(beside: Beside, e: log.Stepped) -> None:
 
 
 def _compared(beside: Beside, e: log.Snapshot) -> None:
-    """What a snapshot shows besides the state: outputs that count, closes to come, slots of turns, texts."""
+    """Compare what a snapshot shows besides the state: outputs that count, closes to come, slots of turns,
+    texts."""
     for r in e.requests:
         if beside.tells_results:
             counts_outputs(beside, r.request, r.outputs, beside.of(r.request).rounds)
@@ -86,7 +87,8 @@ def _compared(beside: Beside, e: log.Snapshot) -> None:
 
 
 def _shown(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
-    """What a snapshot shows of a state: (clause, of what) -> value. unknown: sessions whose text is not."""
+    """Return the values that a snapshot shows of a state, by clause and subject. unknown: sessions whose
+    text is not."""
     found = {}
     for r in state.requests:
         waits = r.phase in (Phase.QUEUED, Phase.ADMITTED)
@@ -150,7 +152,7 @@ def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
 
 
 def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
-    """What a log of its whole life would show of a request."""
+    """Return what a log of its whole life would show of a request."""
     request = given.request(r.request)
     assert request is not None
     ahead = request.output - r.outputs

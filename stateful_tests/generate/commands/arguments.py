@@ -24,7 +24,7 @@ def chunk_sizes(scope: Scope, request: Request, over: int = 0) -> range:
 
 
 def draft_sizes(scope: Scope) -> list[tuple[int, int]]:
-    """What a draft allocates and accepts (tokens)."""
+    """Return the tokens that drafts allocate and accept."""
     return [
         (ahead, accept) for ahead in range(1, scope.ahead + 1) for accept in range(1, ahead + 1)
     ]

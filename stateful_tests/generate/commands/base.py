@@ -1,4 +1,4 @@
-"""What a harness of a command has to say, and how it is registered."""
+"""The harness of a command, and its registration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Present(NamedTuple):
 
 
 class RefusalCase(NamedTuple):
-    """What sets a refusal apart from others with its reason: in words, and whether a command met it."""
+    """A case that sets a refusal apart from others with its reason: in words, and whether a command met
+    it."""
 
     label: str
     applies: Callable[[State, Any], bool]
@@ -89,7 +90,7 @@ class Harness(ABC, Generic[C]):
         return ()
 
     def ill_formed(self, scope: Scope, fresh: Names) -> Commands:
-        """What is refused in every state, and what names nobody."""
+        """Return commands that are refused in every state, and commands that name nobody."""
         return ()
 
     # Situations.

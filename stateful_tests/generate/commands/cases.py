@@ -39,14 +39,14 @@ LATE = RefusalCase("results in flight", late)
 
 
 def tail(allocated: int, kept: int, page_size: int) -> str:
-    """What a cut gives back of what was allocated."""
+    """Name the part of the allocation that a cut frees."""
     if pages(allocated, page_size) > pages(kept, page_size):
         return "frees pages"
     return "gives back within a page" if allocated > kept else "no tail"
 
 
 def cut(was: State, c: Cursors, target: int) -> Labels:
-    """What a turn that ends takes back, to keep `target` tokens at most."""
+    """Label what a turn that ends takes back, to keep `target` tokens at most."""
     page_size = was.config.geometry.page_size
     evicted = c.swa_evicted_seqlen > max(target, c.cache_protected_len)
     below = _BELOW[1 + (c.cache_protected_len > 0)] if evicted else ""

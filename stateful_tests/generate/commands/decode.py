@@ -71,7 +71,7 @@ class DecodeHarness(Harness[Decode]):
 
 
 class _VerifyRound(Harness[V]):
-    """What SpecDecode and Launch have in common: a batch of drafts."""
+    """The common part of SpecDecode and Launch: a batch of drafts."""
 
     @staticmethod
     @abstractmethod

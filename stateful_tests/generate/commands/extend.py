@@ -34,7 +34,7 @@ class ExtendHarness(Harness[Extend]):
         return Extend(tuple(self._chunk(c, name) for name in names))
 
     def _riding(self, c: Enabled) -> list[str]:
-        """Who decodes in a mixed batch: often all, where slots come from different places."""
+        """Draw who decodes in a mixed batch: often all, where slots come from different places."""
         if len(c.sources) > 1 and not c.windowless and once_in(c.source, 2):
             return [request.name for request in c.settled]
         return c.lanes(c.windowless or c.decoding)

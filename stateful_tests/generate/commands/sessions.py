@@ -63,7 +63,7 @@ class SubmitHarness(Harness[Submit]):
         )
 
     def _session(self, c: Enabled, wiped: list[Session]) -> str | None:
-        """Whose turn it is: one that was wiped, if there is one; None for an ordinary request."""
+        """Draw the session of a turn: one that was wiped, if there is one; None for an ordinary request."""
         # What ordinary requests leave in a radix tree is for everybody.
         often = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
         ordinary = not c.idle or once_in(c.source, often)
