@@ -32,8 +32,8 @@ def speaks(fault: KnownFault) -> bool:
 
 
 def message(trace: str, release: str) -> str:
-    """What a trace of a known fault makes a release say; "" where it violates another clause or conforms, or
-    cannot be driven."""
+    """Return what a trace of a known fault makes a release say; "" where it violates another clause or
+    conforms, or cannot be driven."""
     name = release_name(SystemSpec.parse(_folder(trace)).engine, release, ways_of(trace))
     try:
         with closing(resolve(name)) as system:

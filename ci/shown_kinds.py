@@ -22,17 +22,17 @@ class ExplainedPlaces(Protocol):
         """Describe a place at a moment (see `ci.explain.places`)."""
 
     def events(self, past: Any) -> list[str]:
-        """What the facts of one moment do not show."""
+        """Return what the facts of one moment do not show."""
 
 
 class DrawnPage(Protocol):
     """The page of a run."""
 
     def states(self, run: Any) -> list[dict[str, Any]]:
-        """What the page shows, a step each."""
+        """Return the data of the page, a step each."""
 
     def content(self, data: dict[str, Any], run: Any) -> dict[str, Any]:
-        """What the template takes besides the head of every page."""
+        """Return what the template takes besides the head of every page."""
 
 
 class ExportedTests(Protocol):
@@ -50,16 +50,16 @@ class ExportedTests(Protocol):
         """The text of the module that the tests of one folder import."""
 
     def hook(self, trace: Any) -> str:
-        """What loads a release for the test of a trace."""
+        """Return the code that loads a release for the test of a trace."""
 
 
 class ServerAsserts(Protocol):
-    """What a test of SGLang's classes asserts, and of which sizes its server is. HOOK: loads the release."""
+    """The assertions of a test of SGLang's classes, and the sizes of its server. HOOK: loads the release."""
 
     HOOK: str
 
     def asserted(self, run: Any) -> Any:
-        """What shows the clause that is violated."""
+        """Return the assertion that shows the violated clause."""
 
     def device_sizes(self, config: Any) -> Any:
         """The sizes of the server's device memory."""

@@ -36,7 +36,7 @@ Run = tuple[Geometry, list[Command]]
 
 
 def _common(systems: Iterable[System]) -> Capabilities:
-    """What all of them can be driven through."""
+    """Return the capabilities that all systems share."""
     can: Capabilities = registry.resolve("reference").capabilities
     for each in (system.capabilities for system in systems):
         can = replace(

@@ -90,7 +90,7 @@ def export(
 
 
 def _among(folder: Path, text: str, module: str, force: bool) -> Path:
-    """Where a test stands in a folder, which has the module that its tests share."""
+    """Return the path of a test in a folder, which has the module that its tests share."""
     from ci.export.template_parts import SHARED
 
     name = re.findall(r"^ *def (test_\w+)\(self\)", text, re.MULTILINE)[-1]

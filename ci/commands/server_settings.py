@@ -64,7 +64,7 @@ def require_fitting(release: str, given: dict[str, int | bool]) -> None:
 
 
 def _require_priorities(release: str, given: dict[str, int | bool]) -> None:
-    """What depends on priorities goes with them, and with the release."""
+    """Refuse settings that need priorities without them, or that the release lacks."""
     from impl.sglang.server.clients import PRIORITIES
     from impl.sglang.server.tried import LOWEST
 

@@ -292,7 +292,8 @@ def serve_check(
 
 
 def _before(release: str, checkout: str | None, base: str | None) -> Before | None:
-    """What a tree is compared with: the base, or the release that the checkout is of; None for a release."""
+    """Return what a tree is compared with: the base, or the release that the checkout is of; None for a
+    release."""
     from impl.engines import DriveOptions
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment

@@ -1,4 +1,4 @@
-"""What the commands of `kvspec` share: their options, unusable input, systems, saved traces, JSON."""
+"""Shared parts of the commands of `kvspec`: options, unusable input, systems, saved traces, JSON."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Unusable(Exception):
 
 
 class ReportOut:
-    """Where a report goes: its text to a console, and every figure to FILE where --json asks for that."""
+    """The output of a report: its text to a console, and every figure to FILE where --json asks for that."""
 
     def __init__(self, file: str | None) -> None:
         writable(None if file == "-" else file, "--json")  # refused before the work, not after it
@@ -72,7 +72,7 @@ class ReportOut:
 
 
 def _input(file: str) -> str:
-    """What of ours a file holds that cannot be made again; "" if it holds none."""
+    """Name our content of a file that cannot be made again; "" if it holds none."""
     kinds = {b'"kvspec-watch"': "a watcher's log", b'"kvspec-trace"': "a trace"}
     with suppress(OSError), open(file, "rb") as there:
         head = there.read(200)
@@ -432,7 +432,7 @@ def write_beside(file: str | Path, content: str | bytes, option: str, data: Any)
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """What an unknown name may have meant, for the end of a line."""
+    """Suggest known names for an unknown one, for the end of a line."""
     close = get_close_matches(name, names, 3)
     return f"; is it {' or '.join(close)}?" if close else ""
 

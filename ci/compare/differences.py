@@ -1,4 +1,4 @@
-"""Where the system differs from the reference at one moment, looked for once and in one place.
+"""Differences between the system and the reference at one moment, looked for once and in one place.
 
 Each difference has a key that says where it is to be marked, and is put in words. Positions and lengths are
 tokens. What is not checked on the system (waived clauses) is no difference.
@@ -37,7 +37,7 @@ def spans(pages: Iterable[int], page_size: int) -> str:
 
 
 def trouble(page: int, size: int, owners: int, free_times: int) -> str:
-    """What is wrong with a page, in words; empty if it is free or owned, once."""
+    """Say what is wrong with a page; empty if it is free or owned, once."""
     if not 1 <= page <= size:
         return "the padding page" if page == 0 else "no such page"
     if owners + free_times == 1:

@@ -194,7 +194,7 @@ def _turn(state: State, holder: str) -> Request | None:
 
 
 def _target(request: Request | None) -> int | None:
-    """Where the turn would end if all of its outputs counted."""
+    """Return the length at which the turn would end if all of its outputs counted."""
     return request.origin + request.output if request is not None else None
 
 
@@ -236,7 +236,7 @@ def _reference_nodes(state: State) -> dict[str, Data]:
 
 
 def lockers(tree: radix.Tree, placed: radix.Placed) -> tuple[list[str], list[str]]:
-    """Who needs a node's full KV, and who its SWA KV."""
+    """Return who needs a node's full KV, and who its SWA KV."""
     through = [lock for lock in tree.locks if lock.key[: placed.end] == placed.path]
     swa = [
         lock.holder for lock in through if tree.window is not None and lock.swa_from < placed.end
@@ -268,7 +268,7 @@ def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]
 
 
 def _accounts(outcome: Outcome | None) -> dict[str, Data]:
-    """What a memory check counted, a dictionary for each pool."""
+    """Return the counts of a memory check, a dictionary for each pool."""
     report = outcome.report if isinstance(outcome, Done) else None
     accounts = [asdict(account) for account in report.accounts] if report is not None else []
     return {account.pop("pool"): account for account in accounts}

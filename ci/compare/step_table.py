@@ -74,8 +74,8 @@ class _Drawer:
         self.columns = self._columns(states, most, nodes)
 
     def _columns(self, states: list[Data], most: int, nodes: int) -> list[Column]:
-        """What differs at the end, in the order of a report; nodes that changed; then who else holds
-        something."""
+        """Return the columns: differences at the end, in the order of a report; nodes that changed; then
+        other holders."""
         kinds: Counter[str] = Counter()
         chosen: list[Column] = []
         columns = dict.fromkeys(self._column(kind, names) for kind, *names in self.differences)
@@ -108,7 +108,7 @@ class _Drawer:
         return kind in ("outcome", "cursors", "nodes", "lock_holders", "free", "pools")
 
     def _column(self, kind: str, names: list[str]) -> Column:
-        """Where a difference is to be seen."""
+        """Return the column that shows a difference."""
         if kind in ("nodes", "lock_holders"):
             return kind, names[0]
         if kind in ("cursors", "holders", "wrong"):
@@ -130,7 +130,7 @@ class _Drawer:
         return (requests[name]["session"] if name in requests else None) or name
 
     def cell(self, state: Data, which: str, column: Column) -> Cell:
-        """What a column shows of a state, on one side."""
+        """Return the cell of a column for a state, on one side."""
         side = state[which]
         match column:
             case ["outcome"]:
@@ -169,7 +169,7 @@ class _Drawer:
         return {letter: str(cursors[letter]) for letter in self.letters}
 
     def _owners(self, page: Data | None) -> str:
-        """Who has a page, each with the positions that he has in it, and how often it is free."""
+        """Name the owners of a page with their positions in it, and how often it is free."""
         if page is None:
             return "free"
         owners = [

@@ -1,4 +1,4 @@
-"""What was found in real releases, as a document: fixtures/releases/FINDINGS.md, from known.toml."""
+"""The document of faults found in real releases: fixtures/releases/FINDINGS.md, from known.toml."""
 
 from __future__ import annotations
 

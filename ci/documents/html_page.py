@@ -51,7 +51,7 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
 
 
 def _driven() -> str:
-    """What is driven and what is not, from the releases and the limits in README.md."""
+    """Say what is driven and what is not, from the releases and the limits in README.md."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     limits = readme.partition("## Limits\n")[2].partition("\n## ")[0]
     lines = [f"- {of.title}: {', '.join(of.releases)}" for of in map(engine, ENGINES)]

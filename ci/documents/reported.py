@@ -1,4 +1,4 @@
-"""What upstream has reported and somebody has looked for, and whether it was shown, from reported.toml."""
+"""Reports of upstream that somebody has looked for, and whether they were shown, from reported.toml."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def span(where: Span) -> str:
 
 
 def anchor(heading: str) -> str:
-    """What GitHub makes of a heading."""
+    """Return the anchor that GitHub makes of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -263,7 +263,7 @@ def _steps(trace: Trace) -> list[Data]:
 
 
 def _tree_steps() -> dict[str, Data]:
-    """What the chapter on the radix tree draws, from one run: page_size 2, window 3."""
+    """Return the drawings of the chapter on the radix tree, from one run: page_size 2, window 3."""
     state = model.initial(Geometry(2, 3, 12, 12, 2, 16, tree=True), Mode.FAITHFUL)
     run: tuple[tuple[str, Command], ...] = (
         ("insert", Insert("h1", (Piece("a", 8),))),
@@ -282,7 +282,7 @@ def _tree_steps() -> dict[str, Data]:
 
 
 def _target(state: State, command: Command | None) -> int | None:
-    """Where a finish would cut."""
+    """Return the length to which a finish would cut."""
     if not isinstance(command, Finish):
         return None
     request = state.request(command.request)

@@ -29,7 +29,7 @@ class DrawnStep(NamedTuple):
     outcome: Outcome
 
     def drawn(self) -> str:
-        """What the command changes, before and after, side by side where that fits."""
+        """Draw the changes of the command, before and after, side by side where that fits."""
         then, now = blocks(self.before), blocks(self.after)
         names = list(then | now)
         changed = [name for name in names if then.get(name) != now.get(name)]

@@ -1,4 +1,4 @@
-"""What is so of the blocks, table places and requests of an engine that schedules by itself."""
+"""Facts about the blocks, table places and requests of an engine that schedules by itself."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _range(place: AtTable, m: EngineMoment) -> str:
 
 
 def events(past: Past) -> list[str]:
-    """What the facts of one moment do not show: who wrote a block last, and what a query sees."""
+    """Return what the facts of one moment do not show: who wrote a block last, and what a query sees."""
     at = past.violation.failure.at
     events = [_written(past, block) for block in sorted(blocks_of(at, past.now))]
     first = at[0] if at else None
@@ -103,7 +103,7 @@ def events(past: Past) -> list[str]:
 
 
 def _moved(past: Past, chunk: int) -> str:
-    """What was moved into a chunk of host memory last, and when that was seen first."""
+    """Say what was moved into a chunk of host memory last, and when that was seen first."""
     moved: dict[int, str] = {}
     for at, moment in enumerate(past.run.history, past.run.first):
         for job in moment.facts.transfers:
@@ -115,7 +115,7 @@ def _moved(past: Past, chunk: int) -> str:
 
 
 def _written(past: Past, block: int) -> str:
-    """Who wrote into a block last, which positions, and when; before an entry read the state in it."""
+    """Say who wrote into a block last, which positions, and when; before an entry read the state in it."""
     moments = list(enumerate(past.run.history, past.run.first))
     if isinstance(past.violation.failure.at[0], AtCount):
         moments.pop()

@@ -1,4 +1,4 @@
-"""What is so of a page, a cursor, a node, ... at one moment: a case for each kind of place.
+"""Facts about a page, a cursor, a node, ... at one moment: a case for each kind of place.
 
 `called` names a place, `facts_at` says what is so of it. stories.py dates the facts. Neither knows a clause.
 """
@@ -71,7 +71,7 @@ def letter(field: str) -> str:
 
 
 def facts_at(place: Place, m: Moment) -> list[Fact]:
-    """What is so of a place: of itself first, then a fact for each owner."""
+    """Return the facts about a place: of itself first, then one for each owner."""
     match place:
         case AtPage(pool, page):
             owners = [
@@ -101,7 +101,7 @@ def facts_at(place: Place, m: Moment) -> list[Fact]:
 
 
 def _of_slot(slot: int, m: Moment) -> list[Fact]:
-    """Who has a slot of recurrent state, and what of whose text it holds."""
+    """Return the owners of a slot of recurrent state, and the text that it holds."""
     states = m.facts.states
     if states is None:
         return []
@@ -263,7 +263,7 @@ def _free(times: int, where: str) -> list[Fact]:
 
 
 def _owner(m: Moment, holder: str, at: int) -> Fact:
-    """Who has a page, for which positions (tokens)."""
+    """Return the owner of a page, and its positions (tokens)."""
     tokens = spans([at], m.state.config.geometry.page_size)
     tree = holder.removeprefix("tree ")
     if tree != holder:

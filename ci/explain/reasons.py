@@ -76,7 +76,8 @@ def _why(past: History) -> str:
 
 
 def _condition_and_fact(past: History) -> tuple[str, str]:
-    """What the rules say of a refusal, where that says more than the fact, and what is so here; or ""."""
+    """Return what the rules say of a refusal, where that says more than the fact, and the fact here; or
+    ""."""
     step, was = past.step, past.before.state
     ours = isinstance(step.expected, Refused)
     refusal = step.expected if ours else step.outcome
@@ -193,7 +194,7 @@ def _lengths(past: History) -> str:
 
 
 def _taken_back(before: Moment, command: Finish) -> str:
-    """What a finish would take back that no scheduler does."""
+    """Say what a finish would take back that no scheduler does."""
     request = before.state.request(command.request)
     assert request is not None  # else the refusal has another reason
     target, processed = request.origin + command.finished_len, request.processed_outputs[0]

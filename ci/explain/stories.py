@@ -40,7 +40,7 @@ def stories(past: Past) -> list[str]:
 
 
 def of_kind(past: Past) -> ExplainedPlaces:
-    """What tells of the places of a system that facts and clauses judge alone."""
+    """Return the explainer of the places of a system that facts and clauses judge alone."""
     found = shown_of(past.run.trace.geometry).explains()
     assert found is not None
     return found
@@ -54,7 +54,7 @@ def _few(at: Iterable[Place]) -> list[Place]:
 
 
 def story(past: Past, place: Place, called: Callable[[Any, Any], str], facts_at: FactsAt) -> str:
-    """What is so of a place now, each fact since when; what was so until then, of a thing that nobody has.
+    """Tell the facts about a place now, each since when; for a thing that nobody has those until then.
     Empty for a kind of place that has no facts."""
     name, facts = called(place, past.now), facts_at(place, past.now)
     if not facts:
@@ -94,7 +94,7 @@ def _is_so(facts_at: FactsAt, place: Place, fact: Fact, m: Any) -> bool:
 
 
 def _due(place: Place) -> str:
-    """What has to be so now."""
+    """Say what has to be so now."""
     match place:
         case AtNode(must=int(must)):
             return f" and must count {must}"
@@ -125,7 +125,7 @@ _COMMITTED = "kv_committed_len"
 
 
 def _cursors(past: History, found: list[AtCursor]) -> str:
-    """What cursors are, since when, and what they must be: those of one fate together."""
+    """Say what cursors are, since when, and what they must be: those of one fate together."""
     fates: dict[tuple[int, int, int | None, str], dict[str, list[str]]] = {}
     off: dict[tuple[int, int, int | None, str], list[AtCursor]] = {}
     for place in found:
@@ -167,7 +167,7 @@ def _fate(
 
 
 def _written(got: int, must: int) -> str:
-    """What a slot that counts more or less tokens than are committed does to their KV."""
+    """Say what a slot that counts more or fewer tokens than are committed does to their KV."""
     if got > must:
         return f": KV of [{must}, {got}) was never written"
     return f": KV of [{got}, {must}), written or in flight, is computed again"
@@ -189,7 +189,7 @@ def _is_since(m: Moment, place: AtCursor, value: int, held: bool) -> bool:
 
 
 def _had_by(m: Moment, owner: str) -> str:
-    """Who shows the cursors of a row: the turn that has it."""
+    """Name the turn that has a row, whose cursors it shows."""
     return lent_to(m, owner) or owner
 
 

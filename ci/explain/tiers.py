@@ -1,4 +1,4 @@
-"""What is so of the slots, nodes and transfers of a tree with a host tier."""
+"""Facts about the slots, nodes and transfers of a tree with a host tier."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
 
 
 def _of_storage(facts: TierFacts, pool: str, slot: int) -> list[Fact]:
-    """What operations of a storage have to do with a host slot."""
+    """Return the operations of a storage that concern a host slot."""
     found = []
     for op in facts.operations:
         if slot in op.moving.get(pool, ()):
@@ -103,7 +103,7 @@ def _of_node(facts: TierFacts, number: int) -> list[Fact]:
 
 
 def events(past: Past) -> list[str]:
-    """What the facts of one moment do not show: since when a node stands as it does after a split."""
+    """Return what the facts of one moment do not show: since when a node stands as it does after a split."""
     texts = []
     for place in past.violation.failure.at[:1]:
         if isinstance(place, AtTreeNode):

@@ -1,4 +1,4 @@
-"""What an exported test asserts: what must be so of the places of a failure, in the release's own terms.
+"""Assertions of an exported test: what must hold at the places of a failure, in the release's own terms.
 
 A function for each kind of place. What a failure without such places is about, the reference's state shows.
 """
@@ -40,7 +40,8 @@ def is_unified(release: Release0510, geometry: Geometry) -> bool:
 
 
 def asserted(run: RecordedRun) -> Asserts:
-    """What shows the clause that is violated. Raises NotExportable where nothing of the release does."""
+    """Return the assertion that shows the violated clause. Raises NotExportable where nothing of the
+    release does."""
     check = ""
     if isinstance(run.last, (CheckBusy, CheckIdle)):
         busy = isinstance(run.last, CheckBusy)
@@ -60,7 +61,7 @@ def asserted(run: RecordedRun) -> Asserts:
 
 
 def _ways(run: RecordedRun) -> Iterator[Asserts | None]:
-    """What may show it, best first."""
+    """Yield the assertions that may show it, best first."""
     for place in run.at:
         yield _OF[type(place)](run, place)
     yield _other_state(run)
@@ -138,15 +139,15 @@ def _named(run: RecordedRun, place: AtNamed | AtText) -> Asserts | None:
 
 
 def _other_state(run: RecordedRun) -> Asserts | None:
-    """What of the release's objects is not as in the reference's state, of the first owner where that shows;
-    how far a window eviction goes comes last."""
+    """Assert a difference between the release's objects and the reference's state, of the first owner that
+    has one; how far a window eviction goes comes last."""
     off = [fact for fact in _state(run) if fact.want != fact.got]
     off.sort(key=lambda fact: fact.of[0] == "swa")
     return Asserts([fact.assertion for fact in off if fact.of == off[0].of]) if off else None
 
 
 def _state(run: RecordedRun) -> Iterator[_Fact]:
-    """What the release's objects show at the end."""
+    """Yield what the release's objects show at the end."""
     state, view, page, last = run.after.state, run.after.view, run.page_size, run.last
     if isinstance(last, Submit):
         sent = variable(last.request)  # rejected, it may have run: then its mark has moved on
@@ -232,7 +233,7 @@ def _terms(run: RecordedRun, check: str) -> list[str]:
 
 
 def _freed_tokens(run: RecordedRun) -> Asserts | None:
-    """What an eviction frees, against what it was to free and what it reports."""
+    """Assert what an eviction frees, against what it was to free and what it reports."""
     if not isinstance(run.last, Evict) or run.before.view.tree is None:
         return None
     before, after, reported = (

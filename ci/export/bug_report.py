@@ -54,7 +54,7 @@ AS_MADE = Titles()
 
 
 def described(checkout: str) -> str:
-    """What git calls the commit of a checkout, in brackets; nothing where git does not know it."""
+    """Return git's name for the commit of a checkout, in brackets; nothing where git does not know it."""
     folder = Path(checkout).resolve()
     if not any((each / ".git").exists() for each in (folder, *list(folder.parents)[:2])):
         return ""
@@ -66,7 +66,7 @@ def described(checkout: str) -> str:
 
 
 def versions(implementation: str) -> list[str]:
-    """What a report was made with."""
+    """Return the versions that a report was made with."""
     try:
         own = metadata.version("kvspec")
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a violated clause comes to as an assertion about objects of a scheduler that picks its batches."""
+"""Assertions about objects of a scheduler that picks its batches, for each violated clause."""
 
 from collections.abc import Callable, Sequence
 

@@ -41,7 +41,7 @@ ENGINE = "vllm"
 
 
 def hook(trace: Trace) -> str:
-    """What loads a release for the test of a trace."""
+    """Return the code that loads a release for the test of a trace."""
     return f"impl.vllm.modules:{'with_connector' if trace.sizes(EngineConfig).connects else 'install'}"
 
 
@@ -54,7 +54,8 @@ def target(text: str) -> ReleaseTarget:
 
 
 def shared_module(system: VLLMSystem, fixed: ReleaseTarget | None = None) -> str:
-    """What all tests need: a scheduler without a server, and the engine around it, of any release."""
+    """Return the module that all tests share: a scheduler without a server, and the engine around it, of
+    any release."""
     about = '"""What the tests beside share: a scheduler of vLLM\'s own. Made by kvspec."""'
     text = (
         f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions(True)}"

@@ -39,7 +39,7 @@ def spelled(geometry: Geometry, tokens: Sequence[int]) -> tuple[int, ...]:
 
 
 def in_tree(geometry: Geometry, path: Sequence[int]) -> str:
-    """What the tree knows by this key, as arguments: its tokens, and its namespace."""
+    """Return a key of the tree as arguments: its tokens, and its namespace."""
     tokens = tokens_of(path)
     return ids_text(spelled(geometry, tokens)) + within(geometry, tokens)
 
@@ -74,7 +74,7 @@ class RecordedRun(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """Where a request, or a session's slot, has its row, and the cursors from there on."""
+        """Return the expression for the row of a request, or of a session's slot."""
         return f".{record}" if (record := self.kind.record()) else ""
 
     @property
@@ -98,7 +98,7 @@ class RecordedRun(NamedTuple):
         return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {span}]"
 
     def whose(self, holder: str, moment: Moment) -> str:
-        """Where the cursors of a row are, by the name of its request or session."""
+        """Return the expression for the cursors of a row, by the name of its request or session."""
         for name, request in moment.view.requests.items():
             if request.row is not None and holder in (
                 name,
@@ -109,7 +109,7 @@ class RecordedRun(NamedTuple):
         return self.slot(holder)
 
     def of_cursors(self, owner: str) -> str:
-        """Where the cursors of an AtCursor's owner are."""
+        """Return the expression for the cursors of an AtCursor's owner."""
         session = owner.removeprefix("slot of ")
         return self.slot(session) if session != owner else f"{variable(owner)}{self.holder}"
 

@@ -1,4 +1,4 @@
-"""What exported tests are made of: a template, for their releases, less what they do not use.
+"""Parts of exported tests: a template, for their releases, without what they do not use.
 
 A test stands by itself, or imports what it needs from one module beside it and others.
 """
@@ -79,7 +79,7 @@ def shared(system: SGLangSystem | TierSystem, versions: set[str]) -> str:
 
 
 def imports(code: str, system: SGLangSystem | TierSystem, versions: set[str]) -> str:
-    """What `code` needs: of the release, and of the shared module."""
+    """Return the imports that `code` needs: of the release, and of the shared module."""
     source, names = _whole(system, versions)
     used = _names(ast.parse(code))
     lines = [_used(source, "\n".join(["unittest", *used.difference(names)]))]

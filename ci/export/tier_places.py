@@ -1,4 +1,4 @@
-"""What an exported test asks of a tree with a host tier, for each kind of place in it."""
+"""Assertions of an exported test about a tree with a host tier, for each kind of place in it."""
 
 from ci.export.recorded_run import (
     Asserts,
@@ -40,7 +40,8 @@ def host_arguments(config: TierConfig) -> list[str]:
 
 
 def asserted(run: RecordedRun) -> Asserts:
-    """What shows the clause that is violated. Raises NotExportable where nothing of the release does."""
+    """Return the assertion that shows the violated clause. Raises NotExportable where nothing of the
+    release does."""
     step = run.after.step
     assert isinstance(step, TierStep)
     for place in run.at:

@@ -1,4 +1,4 @@
-"""What an exported test asks of a release's radix tree, for each kind of place in it."""
+"""Assertions of an exported test about a release's radix tree, for each kind of place in it."""
 
 from collections.abc import Sequence
 
@@ -113,7 +113,7 @@ def _contents(run: RecordedRun) -> Asserts | None:
 
 
 def _inserters(run: RecordedRun) -> dict[str, Sequence[int]]:
-    """Whose text the last command may have put into the tree, and the text."""
+    """Return the texts that the last command may have put into the tree, by owner."""
     last, texts = run.last, {name: r.text for name, r in run.before.view.requests.items()}
     if isinstance(last, Insert):
         return {last.holder: key_of(last.prompt)}

@@ -199,7 +199,7 @@ def assembled(
 
 
 def hook(trace: Trace) -> str:
-    """What loads a release for a test."""
+    """Return the code that loads a release for a test."""
     return shown_of(trace.geometry).server_asserts().HOOK
 
 

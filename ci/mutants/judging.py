@@ -1,4 +1,4 @@
-"""What notices a mutant: it is put into a process of its own, and its judges run until one does.
+"""Judges of a mutant: it is put into a process of its own, and its judges run until one notices it.
 
 The code of one function is replaced where it is, so that whoever has imported it runs the mutant. Nothing
 of it is left when the process ends.
@@ -197,14 +197,14 @@ def prepare() -> None:
 
 
 def judge(plan: Plan, limit_s: float, mutant: Mutant) -> Noticed:
-    """What notices the mutant, in a process that is forked for it."""
+    """Find what notices the mutant, in a process that is forked for it."""
     area = area_of(mutant)
     assert area is not None
     return _asked(plan, limit_s, area, mutant)
 
 
 def unchanged(plan: Plan, limit_s: float, area: Area) -> Noticed:
-    """What notices code that nobody has changed: it would notice any mutant of the area."""
+    """Find what notices code that nobody has changed: it would notice any mutant of the area."""
     return _asked(plan, limit_s, area, None)
 
 

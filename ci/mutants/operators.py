@@ -81,7 +81,7 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
 
 
 class _Text:
-    """Where nodes stand in the bytes of a file."""
+    """The positions of nodes in the bytes of a file."""
 
     def __init__(self, source: bytes) -> None:
         self._source = source

@@ -41,14 +41,14 @@ def why(clause: str) -> str:
 
 
 def title(clause: str) -> str:
-    """What a clause is about."""
+    """Return the title of a clause."""
     if clause == "BROKEN":
         return "the system broke"
     return EVERY_CLAUSE[clause].title if clause in EVERY_CLAUSE else ""
 
 
 def sentence(clause: str) -> str:
-    """What a clause says."""
+    """Return the sentence of a clause."""
     return (
         EVERY_CLAUSE[clause].sentence
         if clause in EVERY_CLAUSE

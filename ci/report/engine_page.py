@@ -15,7 +15,7 @@ MAX_STEPS = 200  # a page of a long trace shows its end
 
 
 def states(run: Run) -> list[Data]:
-    """What the page shows, a step each, as data."""
+    """Return the data of the page, a step each."""
     history, first = run.history, max(run.first, len(run.rows) - MAX_STEPS - 1)
     names = list(dict.fromkeys(name for moment in history for name in moment.facts.requests))
     hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
@@ -124,7 +124,7 @@ def _moving(job: Transfer) -> str:
 
 
 def _holds(facts: BlockFacts, block: int) -> str:
-    """What is written in a block, and who counts on it."""
+    """Say what is written in a block, and who counts on it."""
     group, slots = facts.memory[block]
     written = (
         f"{sum(map(bool, slots))} slots of group {group} are written" if slots else "never written"

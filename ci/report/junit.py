@@ -61,7 +61,7 @@ def _result(
     violated: dict[str, tuple[Data, Data]],
     data: Data,
 ) -> Failure | Error | Skipped:
-    """What a violated clause comes to: skipped where known faults explain it."""
+    """Return the result of a violated clause: skipped where known faults explain it."""
     if clause in violated and violated[clause][1]["known_elsewhere"]:
         return Skipped(violated[clause][1]["looked_up"]["text"])
     if clause in violated:

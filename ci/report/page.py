@@ -72,7 +72,7 @@ def _inert(value: Any) -> str:
 
 
 def states(run: Run) -> list[Data]:
-    """What a page shows, as data."""
+    """Return the data of a page."""
     alone = shown_of(run.trace.geometry).draws()
     return snapshots(run, MAX_STEPS) if alone is None else alone.states(run)
 
@@ -127,7 +127,7 @@ def _content(data: Data, run: Run) -> Data:
 
 
 def _name(data: Data) -> str:
-    """What a trace without a violation is called: its file, in words."""
+    """Name a trace without a violation: its file, in words."""
     return PurePath(data.get("file", "")).stem.replace("_", " ").strip() or data["implementation"]
 
 
@@ -165,7 +165,8 @@ def _violated(violation: Data) -> list[Data]:
 
 
 def _start(shown: list[Data], violated: bool) -> int:
-    """What is looked at first: the violation, or else the last step after which somebody holds something."""
+    """Return the step that is looked at first: the violation, or else the last step after which somebody
+    holds something."""
     busy = [
         i for i, state in enumerate(shown) if state["system"]["holders"] or state["system"]["nodes"]
     ]
@@ -191,7 +192,7 @@ def _owner(name: str, owners: dict[str, Data]) -> Data:
 
 
 def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
-    """Whose row a command cuts, where on this side, and what that place is called."""
+    """Return whose row a command cuts, the position on this side, and the name of that place."""
     step = run.history[index - run.first].step
     if step is None or step.cut_at is None:
         return None

@@ -22,8 +22,8 @@ def drawing(
     length: int,
     cut: tuple[str, int, str] | None,
 ) -> Data:
-    """What the template draws. length: positions that the rows of the page need. cut: whose row the command
-    cuts, where, and what that place is called."""
+    """Return the data that the template draws. length: positions that the rows of the page need. cut: whose
+    row the command cuts, where, and what that place is called."""
     sides = ("system", "reference") if physical else ("reference", "system")
     holder, other = (state[name]["holders"].get(who) for name in sides)
     size = geometry.page_size
@@ -84,7 +84,7 @@ def _window(cursors: Data, geometry: Geometry, unit: float) -> Data | None:
 
 
 def _page_bounds(cursors: Data, size: int, unit: float) -> list[float]:
-    """Where pages begin and end, if they are wide enough to be told apart."""
+    """Return the bounds of pages, if they are wide enough to be told apart."""
     if size == 1 or size * unit <= 8:
         return []
     used = -(-max(cursors["A"], cursors["C"]) // size) * size
@@ -148,7 +148,7 @@ class _Row(NamedTuple):
         return "evicted" if pool == "swa" and start < cursors["E"] else "hole"
 
     def _bad(self, pool: str, page: int, number: int | None, of_tree: bool) -> str:
-        """What is wrong with the page that lies there; empty on the reference's side."""
+        """Say what is wrong with the page that lies there; empty on the reference's side."""
         if self.pages is None:
             return ""
         if of_tree:

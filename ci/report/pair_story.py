@@ -13,7 +13,7 @@ _ROUTINE = "the clock moves by 1.1 s"  # of the timeouts, one after the other
 
 
 def pair_words(finding: Data) -> dict[str, str]:
-    """What a report says of a pair's servers and environment, by label; nothing of a single server."""
+    """Return what a report says of a pair's servers and environment, by label; nothing of a single server."""
     config = finding["config"]
     if not config.get("pair"):
         return {}

@@ -44,7 +44,7 @@ class Progress:
         self.line(f"{what}; {commands} commands, {findings} clauses violated")
 
     def line(self, text: str) -> None:
-        """What is going on, where nothing was reported for a while."""
+        """Print what is going on, where nothing was reported for a while."""
         now = time.monotonic()
         if now - self._reported_at < (EVERY_S if self._live is None else REFRESH_S):
             return

@@ -1,4 +1,4 @@
-"""What all reports as text share: the console, tables, paragraphs, listings; plain in a pipe."""
+"""Shared parts of reports as text: the console, tables, paragraphs, listings; plain in a pipe."""
 
 import os
 import sys
@@ -132,13 +132,14 @@ def _group(group: Data) -> str:
 
 
 def sized(trace: Data) -> Data:
-    """What a trace's system is built with."""
+    """Return the sizes of a trace's system."""
     sizes: Data = trace["geometry"] if "geometry" in trace else trace["config"]
     return sizes
 
 
 def changes(row: Data) -> list[str]:
-    """What a step changed: a line for each cursor, each holder's freed ranges, each part of the tree."""
+    """Return the changes of a step: a line for each cursor, each holder's freed ranges, each part of the
+    tree."""
     lines = [f"{c['holder']} {c['cursor']} {c['before']} -> {c['after']}" for c in row["cursors"]]
     freed: dict[str, list[str]] = {}
     for f in row["freed"]:

@@ -129,7 +129,7 @@ def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:
 
 
 def _counted(out: Console, data: Data) -> None:
-    """What was planned and done, by machine, clause, refusal, kind of command and situation."""
+    """Print what was planned and done, by machine, clause, refusal, kind of command and situation."""
     if data["commands_asked"]:
         plan = f"{data['commands_asked']:,} commands carried out, in runs of up to {data['steps_asked']}"
     else:

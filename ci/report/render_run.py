@@ -48,7 +48,7 @@ def finding(
 
 
 def _often(clause: Data) -> str:
-    """Where and how often a clause was violated."""
+    """Say where and how often a clause was violated."""
     times = "once" if clause["times"] == 1 else f"{clause['times']} times"
     often = f"met {times}, first after {clause['found_after_commands']} commands"
     reach = f"{clause['reach']} (modes: {', '.join(clause['modes'])}); {clause['clients']}"
@@ -79,7 +79,7 @@ def _in_short(data: Data, apart: str) -> dict[str, str]:
 
 
 def _files(out: Console, data: Data) -> None:
-    """Where the traces are, and how the first is replayed."""
+    """Print the files of the traces, and the command that replays the first."""
     beside: dict[str, list[str]] = {}
     for clause in data["clauses"]:
         beside.setdefault(clause["saved"] or data["saved"], []).append(clause["id"])
@@ -177,7 +177,7 @@ def _left_out(out: Console, shown: int, rows: int) -> None:
 
 
 def _steps(out: Console, data: Data) -> None:
-    """What each command changed in the reference."""
+    """Print the changes of each command in the reference."""
     rows = data["rows"]
     _left_out(out, MAX_ROWS, len(rows))
     engine = "config" in data["trace"]  # which picks what it does: there is nothing beside it
@@ -224,7 +224,7 @@ class _Cell:
 
 
 def _step_table(out: Console, data: Data) -> None:
-    """Who has what after each command; the last twice, as expected and as observed."""
+    """Print who has what after each command; the last twice, as expected and as observed."""
     rows, columns = data["step_table"]["rows"], data["step_table"]["columns"]
     _left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
     made = table("#", "command", *map(plain, columns))
@@ -252,7 +252,7 @@ _SIGNS = {
 
 
 def _legend(columns: list[str], cells: list[str]) -> Iterator[str]:
-    """What the signs mean that occur in a step table."""
+    """Explain the signs that occur in a step table."""
     for sign, meaning in _SIGNS.items():
         if any(re.search(sign, cell) for cell in cells):
             yield meaning
@@ -261,7 +261,7 @@ def _legend(columns: list[str], cells: list[str]) -> Iterator[str]:
 
 
 def refusals(out: Console, data: Data) -> None:
-    """What was refused without the trace saying so: in a trace by hand often a mistake."""
+    """Print refusals that the trace does not state: in a trace by hand often a mistake."""
     if not data["unstated_refusals"]:
         return
     first = data["rows"][data["unstated_refusals"][0]]
@@ -326,7 +326,7 @@ def replays(out: Console, data: Data) -> None:
 
 
 def _does(row: Data) -> str:
-    """What a trace does on a release, in a line."""
+    """Say in a line what a trace does on a release."""
     replayed, why = row["replay"], (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
     if replayed is None:
         return f"cannot be driven: {why}"

@@ -18,7 +18,7 @@ Stake = tuple[set[tuple[bool, str, int]], set[int]]  # slots and nodes that a fa
 
 
 def states(run: Run) -> list[Data]:
-    """What the page shows, a step each, as data: nodes stand in the place of an engine's requests."""
+    """Return the data of the page, a step each: nodes stand in the place of an engine's requests."""
     history, first = run.history, max(run.first, len(run.rows) - MAX_STEPS - 1)
     pairs = enumerate(pairwise(history), run.first + 1)
     return [_state(run, at, was, now) for at, (was, now) in pairs if at > first]
@@ -132,7 +132,7 @@ def _request(request: TierRequest) -> str:
 
 
 def content(data: Data, run: Run) -> Data:
-    """What the template takes besides the head of every page."""
+    """Return what the template takes besides the head of every page."""
     steps = states(run)
     names = list(dict.fromkeys(request["name"] for step in steps for request in step["requests"]))
     rows = []

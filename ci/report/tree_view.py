@@ -95,7 +95,7 @@ def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
 
 
 def _pools(state: State, tree: Tree) -> list[Data]:
-    """What the tree has of each pool, and what of it can be evicted."""
+    """Return the tree's share of each pool, and how much of it can be evicted."""
     geometry, counted, left = state.config.geometry, sizes(tree), free(state)
     sums = {"full": (*counted[:2], left.full), "swa": (*counted[2:], left.swa)}
     return [
@@ -155,7 +155,7 @@ def text(out: Console, data: Data) -> None:
 
 
 def _lines(node: Data) -> list[str]:
-    """What the node is and who pins it, and when what nobody pins goes."""
+    """Describe a node and who pins it, and when what nobody pins is evicted."""
     live = {"live": True, "tombstone": False}.get(node["swa"])
     full, swa = node["full_locked_by"], node["swa_locked_by"]
     lines = [pictures.node((node["start"], node["end"]), node["text"], live, full, swa)]

@@ -98,7 +98,7 @@ def _way(way: str) -> str:
 
 
 def covered(result: CheckResult) -> str:
-    """What was carried out: a verdict is worth as much."""
+    """Say what was carried out: a verdict is worth as much."""
     presets = len(
         {each.preset for each in result.machines if each.examples and each.name != CORPUS}
     )

@@ -1,4 +1,5 @@
-"""What an engine's own project imports: the adapter's types, every command, `machine`, `check` and `replay`.
+"""The imports of an engine's own project: the adapter's types, every command, `machine`, `check` and
+`replay`.
 
     import kvspec
     TestMyEngine = kvspec.machine(make).TestCase

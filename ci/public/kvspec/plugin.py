@@ -12,7 +12,7 @@ import pytest
 
 
 class Options(NamedTuple):
-    """What the command line asks for; None: what the test itself says."""
+    """The options of the command line; None: what the test itself says."""
 
     impl: str | None = None
     tier: str | None = None

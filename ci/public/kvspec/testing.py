@@ -157,8 +157,9 @@ def check(
     seed: int | None = None,
     allow_incomplete: bool = False,
 ) -> CheckResult:
-    """What `kvspec check` does. Raises ClauseViolated with the smallest trace of every violated clause, and
-    Incomplete where nothing was found, but the plan was not done: a system that refuses all violates nothing.
+    """Check a system as `kvspec check` does. Raises ClauseViolated with the smallest trace of every
+    violated clause, and Incomplete where nothing was found, but the plan was not done: a system that
+    refuses all violates nothing.
     """
     __tracebackhide__ = True
     plan = tiers.plan(
@@ -245,13 +246,13 @@ def _resolved(name: str, checkout: str | None = None, *, base_of: str | None = N
 
 
 def _base() -> System | None:
-    """What was there before, where the command line names it."""
+    """Return the base, where the command line names one."""
     chosen = plugin.chosen
     return None if chosen.base is None else _resolved(chosen.base, base_of=chosen.impl)
 
 
 def _spelled(make: Make) -> str | None:
-    """What `--impl` calls it; None when only Python can."""
+    """Return the name that `--impl` takes; None when only Python can make it."""
     if plugin.chosen.impl is not None or make is None or isinstance(make, str):
         return plugin.chosen.impl or (make if isinstance(make, str) else "torch")
     name = getattr(make, "__qualname__", "<>")
@@ -277,7 +278,8 @@ def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> Clause
 
 
 def _python_path(spelled: str) -> str:
-    """Where a factory's module is found, if that is below this folder: `kvspec replay` looks only here."""
+    """Return the path of a factory's module, if that is below this folder: `kvspec replay` looks only
+    here."""
     module = sys.modules.get(spelled.partition(":")[0])
     if ":" not in spelled or module is None or module.__file__ is None:
         return ""

@@ -1,4 +1,4 @@
-"""What SGLang loads as a plugin (entry point `sglang.srt.plugins`) in each process of a server."""
+"""The plugin that SGLang loads (entry point `sglang.srt.plugins`) in each process of a server."""
 
 from impl.sglang.server.watch import register
 
