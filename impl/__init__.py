@@ -1,4 +1,4 @@
-"""What is tested: the adapter that every system offers, and the systems behind it.
+"""The systems under test, and the adapter that each of them offers.
 
 Takes from `reference` only the vocabulary (geometry, commands, outcomes), never its rules.
 """

@@ -1,4 +1,4 @@
-"""What any system under test must offer: four methods and a statement of what it can do.
+"""The interface of a system under test: four methods and a statement of what it can do.
 
 A system is driven by `apply`, one command at a time, and looked into by `view`. Both speak of
 physical facts only; whether they are right is decided elsewhere. An engine of yours plugs in by
@@ -43,7 +43,7 @@ class Misfit(UnusableImplementation):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a system can be driven through: `apply` gets no other command.
+    """The capabilities of a system: `apply` gets no other command.
 
     kind: the name of its kind of system (reference/kinds.py). "" lets its commands tell the kind, as an
         adapter needs it that was written before kinds were declared.

@@ -38,7 +38,7 @@ class HostWaitError(RuntimeError):
 
 @dataclass
 class Counts:
-    """What the device was asked to do. operators: by name. elements: how many they produced or wrote; views
+    """Counts of the device's work. operators: by name. elements: how many they produced or wrote; views
     cost nothing. transfers: to the device. waits: by which operators. may_wait: how often, or HostWaitError.
     """
 

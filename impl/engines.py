@@ -27,7 +27,7 @@ PACKS: dict[EngineName, str] = {
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """What the options beside `--impl` say. checkout: a folder; calls: the system notes what it calls (see
+    """The options beside `--impl`. checkout: a folder; calls: the system notes what it calls (see
     SGLangSystem); limits: of a worker process."""
 
     checkout: str | None = None

@@ -1,4 +1,4 @@
-"""Where the Python files of an engine's release come from: a cache folder, else the package index.
+"""The source of an engine's Python files: a cache folder, else the package index.
 
 Whatever goes wrong here is for the user to fix, so it is one line: UnusableImplementation.
 """

@@ -77,5 +77,5 @@ class OwnTreeEngine(TorchKV):
 
 
 def make() -> OwnTreeEngine:
-    """What `--impl impl.own_tree_engine:make` names."""
+    """Make the system that `--impl impl.own_tree_engine:make` names."""
     return OwnTreeEngine()

@@ -1,4 +1,4 @@
-"""What an adapter uses of a checkout, looked up in its files before anything of them is run.
+"""Names that an adapter uses of a checkout, looked up in its files before any of them runs.
 
 A table of the API has a line for each: since which release, before which one, in which file of the package,
 and how it is used: as Python, with `_` for any value, `;` between two. A call that the files could not take
@@ -33,8 +33,8 @@ class ApiLine(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What is not there, as a clause of a sentence, the file where it was looked for, and which part of the
-    adapter uses it."""
+    """A name that is not there, as a clause of a sentence, the file where it was looked for, and which part
+    of the adapter uses it."""
 
     what: str
     file: str
@@ -74,12 +74,12 @@ class Checkout:
         self._classes: dict[ast.ClassDef, Names] = {}
 
     def missing(self, version: str, order: list[str], fact: str | None = None) -> list[Missing]:
-        """What a release of that version has and these files have not; `order`: all versions. fact: of that
-        fact alone."""
+        """Return the names that a release of that version has and these files lack; `order`: all versions.
+        fact: of that fact alone."""
         return self.lacking(self._of_version(version, order, fact))
 
     def lacking(self, entries: Iterable[ApiLine]) -> list[Missing]:
-        """What these files have not of some lines."""
+        """Return the names of some lines that these files lack."""
         found = []
         for entry in entries:
             for use in entry.uses:
@@ -176,7 +176,8 @@ class Checkout:
         return f"{name} does not say {text!r}" if wanted else f"{name} says {text!r}"
 
     def _find(self, module: Names, name: str) -> ast.AST | None:
-        """What a module calls `name`; an import is followed, one of a module that is not loaded is None."""
+        """Return what a module calls `name`; an import is followed, one of a module that is not loaded is
+        None."""
         node, package = module.get(name), self._modules_of.package
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
             f"{package}."
@@ -217,7 +218,7 @@ class Checkout:
 
 @lru_cache(maxsize=128)
 def _parsed(text: str) -> Names:
-    """What a module defines or imports, also under an `if` or `try`."""
+    """Return the names that a module defines or imports, also under an `if` or `try`."""
     names: Names = {}
     waiting: list[ast.stmt] = list(ast.parse(text).body)
     while waiting:
@@ -237,7 +238,7 @@ def _parsed(text: str) -> Names:
 
 @lru_cache(maxsize=1024)
 def _stored(node: ast.ClassDef) -> Names:
-    """What methods of a class give a value to, as `self.NAME`: where they first do."""
+    """Return the attributes `self.NAME` that methods of a class set, each with its first place."""
     found, waiting = [], [*node.body]
     for statement in waiting:  # statements alone: a file has ten times as many expressions
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):

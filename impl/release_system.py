@@ -84,7 +84,7 @@ class ReleaseSystem(WorkerSystem):
 def driven_plainly(
     system: type[ReleaseSystem],
 ) -> Callable[[SystemSpec, DriveOptions], ReleaseSystem]:
-    """What drives an engine that has one way to run (see `impl.engines.Engine`)."""
+    """Return the maker of an engine that has one way to run (see `impl.engines.Engine`)."""
 
     def drive(spec: SystemSpec, options: DriveOptions) -> ReleaseSystem:
         if spec.ways:
@@ -96,7 +96,7 @@ def driven_plainly(
 
 
 def work(driver: Callable[[Path, str], Any]) -> int:
-    """What the module of a worker does: it serves the driver of the release that its command line names."""
+    """Serve the driver of the release that the worker's command line names."""
     import torch
 
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other

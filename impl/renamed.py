@@ -1,4 +1,4 @@
-"""What a release has renamed: "Class.member", or the name of a function or class -> what it calls that.
+"""Names that a release has changed: "Class.member", or the name of a function or class -> what it calls that.
 
 The code here, and the tables of the API, have the old names. Objects of the release answer to both; exported
 tests are written with its own.

@@ -1,4 +1,4 @@
-"""What drivers of engines that schedule by themselves have in common: outcomes, requests, the model."""
+"""The common part of drivers of engines that schedule by themselves: outcomes, requests, the model."""
 
 from __future__ import annotations
 

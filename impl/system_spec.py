@@ -85,6 +85,6 @@ def release_name(engine: str, version: str, ways: Iterable[str] = ()) -> str:
 
 
 def system_spec(system: Any) -> SystemSpec:
-    """What a system is: a release or a checkout says it; else its name tells."""
+    """Return the spec of a system: a release or a checkout states it; else its name tells."""
     spec = getattr(system, "spec", None)
     return spec if isinstance(spec, SystemSpec) else SystemSpec.parse(system.name)

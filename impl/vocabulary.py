@@ -1,4 +1,4 @@
-"""What systems share besides the commands: where a request is, what a prompt stands for, how to refuse."""
+"""Shared parts of systems beside the commands: phases of a request, texts of prompts, refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Played = Sequence[Choice] | Report | Freed | None
 
 
 class RequestPhase(Enum):
-    """Where a request is. QUEUED: submitted or retracted. ADMITTED: nothing extended since."""
+    """The phase of a request. QUEUED: submitted or retracted. ADMITTED: nothing extended since."""
 
     QUEUED = auto()
     ADMITTED = auto()

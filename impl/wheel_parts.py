@@ -77,7 +77,8 @@ class _Ranges(io.RawIOBase):
 
 
 def _url(release: str) -> str:
-    """Where the index has the wheel, for this host or else for Linux: the Python files are the same."""
+    """Return the index's address of the wheel, for this host or else for Linux: the Python files are the
+    same."""
     output = ""
     target = ["--platform", "manylinux_2_31_x86_64", "--platform", "manylinux1_x86_64"]
     for options in ([], [*target, "--python-version", "312", "--target", tempfile.gettempdir()]):

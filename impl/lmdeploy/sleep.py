@@ -14,8 +14,8 @@ _METHODS = frozenset({"Engine.sleep", "Engine._cancel_and_end_all_sessions"})
 
 
 def sleep_of(root: Path) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
-    """What a server of the release does when it sleeps, given its scheduler and its maker of batches. Nobody
-    is there: the clients have ended their sessions."""
+    """Return the steps of a server of the release when it sleeps, given its scheduler and its maker of
+    batches. Nobody is there: the clients have ended their sessions."""
     methods = cut(root / _ENGINE, _METHODS, {"logger": Inert(), "_SLEEPING_TAGS": set()})
 
     async def nothing(*_: Any) -> None:

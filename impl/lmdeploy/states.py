@@ -70,7 +70,8 @@ class CheckpointedStates:
         return {self.blocks + slot: stamp for slot, stamp in self.stamps.items() if slot >= 0}
 
     def published(self, checkpoint: Any, of: list[int], origin: int) -> Iterator[Published]:
-        """What a checkpoint of the trie names. of: the block for each logical one. origin: of its text."""
+        """Yield the states that a checkpoint of the trie names. of: the block for each logical one. origin:
+        of its text."""
         if not checkpoint.published:
             return
         start = (checkpoint.step - 1) // self._size * self._size

@@ -32,7 +32,7 @@ class SystemFailed(RuntimeError):
 
 
 class WrongShape(TypeError):
-    """What a system gave is not what it must give. The message says where in it."""
+    """A system returned a value of the wrong shape. The message says where in it."""
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def kind_of(failure: str) -> str:
 
 
 def stack(output: str, root: Path | None = None) -> str:
-    """Where a worker was when faulthandler wrote this, the last call first."""
+    """Return the stack of a worker when faulthandler wrote this, the last call first."""
     _, _, last = output.rpartition("(most recent call first):")
     places = re.findall(r'^ +File "(.*)", line (\d+) in (.*)$', last, re.MULTILINE)
     return _at([(file, int(line), name) for file, line, name in reversed(places)], root)

@@ -34,7 +34,7 @@ _LEAST_START_S = 10.0  # for a factory: a module may load a while, whatever one 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a worker may take. timeout_s: for one command; start_s: to load; memory_mb: of main memory."""
+    """Limits of a worker. timeout_s: for one command; start_s: to load; memory_mb: of main memory."""
 
     timeout_s: float = 30.0
     memory_mb: int = 8192
@@ -88,7 +88,7 @@ class WorkerSystem:
             self.limits = limits
 
     def command_line(self) -> list[str]:
-        """What starts the worker."""
+        """Return the command that starts the worker."""
         raise NotImplementedError
 
     def reset(self, geometry: Any) -> None:
@@ -137,8 +137,8 @@ class WorkerSystem:
         return self._process is not None and self._process.poll() is None
 
     def called(self, geometry: Any, commands: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
-        """What each of the commands calls in files of the system, as in wire.Noted, up to one that fails; of
-        one that ends the worker nothing."""
+        """Return what each of the commands calls in files of the system, as in wire.Noted, up to one that
+        fails; nothing for one that ends the worker."""
         found: list[tuple[str, ...]] = []
         with contextlib.suppress(SystemFailed, UnusableImplementation):
             self.reset(geometry)
@@ -293,7 +293,7 @@ class WorkerSystem:
         return pages * _PAGE >> 20
 
     def _where(self) -> str:
-        """Where the worker is, if it can say so."""
+        """Say where the worker is, if it can."""
         assert self._process is not None
         for _ in range(10):
             if "most recent call first" not in self._printed():
@@ -324,7 +324,7 @@ class WorkerSystem:
 
 
 class StrangerSystem(WorkerSystem):
-    """What `factory` (MODULE:NAME) makes, in a worker, which starts now: its name and what it can do are
+    """A system made by `factory` (MODULE:NAME) in a worker, which starts now: its name and capabilities are
     known afterwards. Raises UnusableImplementation."""
 
     def __init__(self, factory: str, limits: Limits = LIMITS) -> None:

@@ -1,4 +1,4 @@
-"""What a worker and its owner say to each other: length-prefixed msgpack, every message typed."""
+"""Messages between a worker and its owner: length-prefixed msgpack, every message typed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Apply(msgspec.Struct, tag=True, frozen=True):
 
 
 class Noted(msgspec.Struct, frozen=True):
-    """What a system that notes it did at its last command, as Python, and what is still to come (see
+    """Notes of a system about its last command, as Python, and what is still to come (see
     SGLangSystem). called: "FILE: FUNCTION, ..." of the system's files, in the order of the first calls."""
 
     calls: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ Reply = StepReply | WorkerFailure | TierReply | TierFailure | PairReply | PairFa
 
 
 def _plain(value: object) -> object:
-    """What msgpack has no word for: arrays and their numbers, and other containers."""
+    """Convert what msgpack has no type for: arrays and their numbers, and other containers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -214,7 +214,7 @@ def copied_facts(facts: BlockFacts) -> BlockFacts:
 
 
 def checked(given: object) -> Outcome:
-    """What `apply` gave. Raises TypeError where it is no outcome, or holds what no outcome has."""
+    """Return the outcome of `apply`. Raises TypeError where it is none, or holds what no outcome has."""
     if type(given) not in _OUTCOMES:
         raise TypeError(f"apply(): gave {given!r:.60}, not Done, Refused or Broken")
     outcome: Outcome = given if given is DONE else _copied("apply()", _OUTCOMES[type(given)], given)
@@ -222,7 +222,8 @@ def checked(given: object) -> Outcome:
 
 
 def capable(given: Capabilities) -> Capabilities:
-    """What a system says it can do. Raises TypeError where that is something else, or names no command."""
+    """Return the capabilities that a system states. Raises TypeError where that is something else, or names
+    no command."""
     if not isinstance(given, Capabilities):
         raise TypeError(f"capabilities: expected Capabilities, got {type(given).__name__}")
     made: Capabilities = _copied("capabilities", _CAPABILITIES, given)
@@ -239,7 +240,7 @@ def capable(given: Capabilities) -> Capabilities:
 
 
 def _contradiction(can: Capabilities) -> str:
-    """What of it does not go together, or ""."""
+    """Say which capabilities do not go together, or ""."""
     trees, given = (
         {k.__name__ for k in kinds} & can.commands for kinds in (TREE_COMMANDS, COMMANDS)
     )

@@ -127,7 +127,7 @@ def _left(error: str, view: Any) -> wire.WorkerFailure:
 
 
 def _seen(system: Any, root: Path | None, what: str = VIEW) -> Any:
-    """What a system shows. That of a release is what a driver of ours has made."""
+    """Return the view of a system. A driver of ours has made that of a release."""
     with said_of(what, root):
         view: Any = system.view()
         if type(view) in wire.OF_FACTS and (root is not None or type(view) is not BlockFacts):
@@ -149,7 +149,8 @@ def end_with_parent() -> None:
 
 
 def made(spec: str) -> System:
-    """What the factory called MODULE:NAME returns. Raises UnusableImplementation, and what it raises."""
+    """Return the system that the factory MODULE:NAME makes. Raises UnusableImplementation, and what it
+    raises."""
     module, _, name = spec.partition(":")
     try:
         factory = getattr(importlib.import_module(module), name)

@@ -55,7 +55,7 @@ def whole(length: N, size: int) -> N:
 
 
 class CursorHolder(Protocol):
-    """Who has cursors in a table: a request or a slot. `cursors` is the mirror of the row's line."""
+    """The holder of cursors in a table: a request or a slot. `cursors` is the mirror of the row's line."""
 
     cursors: RowCursors[int]
 

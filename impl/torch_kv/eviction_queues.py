@@ -1,4 +1,4 @@
-"""What may be evicted of a radix tree, in which order, and the counters of it: kept as they change."""
+"""Queues of what may be evicted from a radix tree, and their counters: kept as they change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EvictionQueues:
     _queues: tuple[list[Entry], list[Entry]]
 
     def rank(self, moment: int) -> int:
-        """Where in the queue a node stands that was last used at `moment`; the lowest goes first."""
+        """Return the rank in the queue of a node last used at `moment`; the lowest is evicted first."""
         return moment
 
     def full_candidate(self, node: TreeNode) -> bool:

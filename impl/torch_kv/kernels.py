@@ -18,7 +18,7 @@ _ANY = ["row", "start", "start_by", "end", "end_by", "more", "new_full", "new_sw
 
 
 class Store(Protocol):
-    """What of a KVStore the kernels read and write."""
+    """The parts of a KVStore that the kernels read and write."""
 
     page_size: int
     width: int

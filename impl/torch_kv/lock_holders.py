@@ -19,7 +19,7 @@ from reference.commands import (
 
 @dataclass(slots=True, eq=False)
 class LockedPrefix:
-    """What a lock holder has locked. slots: int64 [len(key)] on the device, as the tree handed them out."""
+    """The prefix of a lock holder. slots: int64 [len(key)] on the device, as the tree handed them out."""
 
     key: Key
     slots: Tensor

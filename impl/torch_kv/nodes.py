@@ -57,7 +57,7 @@ class TreeNode:
 
 
 class MatchedPrefix(NamedTuple):
-    """What of a key can be resumed from. slots: int64 [length], a copy. node: to be locked."""
+    """The prefix of a key that can be resumed from. slots: int64 [length], a copy. node: to be locked."""
 
     length: int
     slots: Tensor
@@ -66,8 +66,8 @@ class MatchedPrefix(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class NodeLock:
-    """What a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there (none, if
-    that is its end); state: the recurrent state there.
+    """The KV that a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there
+    (none, if that is its end); state: the recurrent state there.
 
     A position, not a node: wherever nodes are split later, the pinned ones are those on the way up
     from `node` that end beyond swa_from. SWA counters are not to be found again by walking up until

@@ -68,7 +68,8 @@ class PagePool:
         self.room(pages.numel()).copy_(pages)
 
     def room(self, count: int) -> Tensor:
-        """Where the caller enters `count` pages that it gives back: int64 [count] on the device, a view."""
+        """Return the cells in which the caller enters `count` freed pages: int64 [count] on the device, a
+        view."""
         if self._waiting is not None:
             self._waiting.append(torch.empty(count, dtype=torch.int64, device=self.device))
             return self._waiting[-1]

@@ -119,7 +119,7 @@ class PrefixRules(SessionRules):
     # Inserting while the request goes on.
 
     def insert_unfinished(self, requests: Sequence[KVRequest]) -> None:
-        """What a batch has just prefilled goes into the tree, entry by entry, where it may.
+        """Insert what a batch has just prefilled into the tree, entry by entry, where it may.
 
         Each entry that is inserted has its lock and R at the end of its whole pages, and its row names
         the tree's slots up to there; an entry finds what those before it have inserted.

@@ -13,8 +13,8 @@ from reference.commands import Draft, token_id
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What a session keeps between turns. While lent to a request it goes on naming its row. state: a slot of
-    recurrent state, with the one after state_len tokens."""
+    """The KV that a session keeps between turns. While lent to a request it goes on naming its row. state:
+    a slot of recurrent state, with the one after state_len tokens."""
 
     row: int
     cursors: RowCursors[int] = ZERO

@@ -64,7 +64,7 @@ class SessionRules(StateRules):
     # Cursors and pages of holders.
 
     def table_of(self, holder: KVRequest | Slot) -> CursorTable:
-        """Where the cursors of a holder are."""
+        """Return the table of a holder's cursors."""
         return self.store.cursors if isinstance(holder, KVRequest) else self.store.slot_cursors
 
     def move(self, holders: Holders, rule: Rule, *arguments: list[int]) -> None:
@@ -244,7 +244,7 @@ class SessionRules(StateRules):
         return whole(protected, size), whole(evicted, size), whole(self.ceil(allocated), size)
 
     def held_by(self, session: KVSession, request: KVRequest) -> KVRequest | Slot | None:
-        """Who has a session's KV, wherever it is: lent to its turn, or in its slot."""
+        """Return the holder of a session's KV: its turn, which borrows it, or its slot."""
         return request if request.row is not None else session.slot
 
     def wipes(self, request: KVRequest) -> bool:

@@ -78,8 +78,8 @@ class StateRules:
     # States that are kept for the tree.
 
     def tracked_end(self, start: int, end: int) -> int:
-        """Where a batch keeps the state that computes [start, end): at its last end of a page; start:
-        nowhere."""
+        """Return the position of the state that a batch of [start, end) keeps: its last end of a page; start:
+        none."""
         return max(end // self.page_size * self.page_size, start)
 
     def track(self, request: KVRequest, length: int) -> None:

@@ -116,7 +116,7 @@ class Steps(MemoryChecks):
         return request.cursors.kv_allocated_len > request.cursors.cache_protected_len
 
     def tail_from(self, request: KVRequest, end: int) -> int:
-        """Where SWA slots begin of a request that receives its tail: where window eviction would stop."""
+        """Return the first position with an SWA slot in a received tail: where window eviction would stop."""
         return self.evicted(
             request.cursors, self.eviction_reach(request.cursors, end)
         ).swa_evicted_seqlen
@@ -272,7 +272,7 @@ class Steps(MemoryChecks):
         return self.eviction_choice(request)
 
     def eviction_choice(self, request: KVRequest) -> Played:  # noqa: ARG002
-        """What window eviction reports as its choice (OUT-3): nothing, the specification's default."""
+        """Return window eviction's choice (OUT-3): none, the specification's default."""
         return None
 
     def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[KVRequest]:

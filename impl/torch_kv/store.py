@@ -58,23 +58,23 @@ class BatchSpan:
 
     @remembered
     def origin(self) -> Tensor:
-        """Where position 0 of each entry stands in req_to_token laid flat: int64 [B]."""
+        """Return the cell of position 0 of each entry in req_to_token laid flat: int64 [B]."""
         return self._row * self._width
 
     @remembered
     def first(self) -> Tensor:
-        """Where the first position of each entry stands there: int64 [B]."""
+        """Return the cell of the first position of each entry there: int64 [B]."""
         return self.origin + self._start
 
     @remembered
     def cell(self) -> Tensor:
-        """Where the positions stand there: int64 [T]."""
+        """Return the cells of the positions there: int64 [T]."""
         return (
             self.first if self._count is None else ragged(self.first, self._count, sum(self.counts))
         )
 
     def each(self, values: Tensor) -> Tensor:
-        """What holds of an entry, int64 [B], for each of its count[i] positions: as `each`."""
+        """Repeat the value of an entry, int64 [B], for each of its count[i] positions: as `each`."""
         assert self._count is not None
         return each(values, self._count, sum(self.counts))
 
@@ -319,7 +319,7 @@ class KVStore:
 
     @contextmanager
     def frees_wait(self) -> Iterator[None]:
-        """What a batch frees goes back together, at its end; which pages that are is looked up as each is
+        """Free the pages of a batch together, at its end; which pages that are is looked up as each is
         freed, for the mapping may change in between (sgl-project/sglang#36081)."""
         for pool in self.pools:
             pool.hold()

@@ -186,7 +186,7 @@ class TorchKV(LockHolders):
         return None
 
     def history_after(self, request: KVRequest, target: int) -> list[int]:
-        """What the client saw: outputs past the finished length are not part of it (SES-1)."""
+        """Return the client's text: outputs past the finished length are not part of it (SES-1)."""
         return request.text[:target]
 
     def retract(self, command: c.Retract) -> Played:

@@ -1,4 +1,4 @@
-"""What the adapter uses of transformers; see `impl.probe` for a line and `impl.parts` for a part."""
+"""Names that the adapter uses of transformers; see `impl.probe` for a line and `impl.parts` for a part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a release of transformers is loaded, and where its files come from."""
+"""Modules that are loaded of a release of transformers, and the source of its files."""
 
 from __future__ import annotations
 

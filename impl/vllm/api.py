@@ -1,4 +1,4 @@
-"""What the adapter uses of a vLLM; see `impl.probe` for a line and `impl.parts` for a part. Add a line where the
+"""Names that the adapter uses of a vLLM; see `impl.probe` for a line and `impl.parts` for a part. Add a line where the
 adapter starts to use something else."""
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def facts(
     offloads: bool = False,
     pair: bool = False,
 ) -> parts.TreeParts:
-    """What the files under `root` have. release: that they are, if that is known. overlap: for asynchronous
+    """Return the facts of the files under `root`. release: that they are, if that is known. overlap: for asynchronous
     scheduling; v2: for model runner V2; offloads: for its OffloadingConnector; pair: for two servers that its
     NixlConnector joins."""
     wanted = {"v2": v2, "offload": offloads, "pair": pair}

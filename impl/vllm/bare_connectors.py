@@ -77,7 +77,7 @@ class Transfers:
         return True
 
     def parts(self, blocks: Any, host: Any) -> tuple[Any, ...]:
-        """What a job moves, as cpu/gpu_worker.py walks its two lists."""
+        """Return the parts of a job, as cpu/gpu_worker.py walks its two lists."""
         size, parts = self._config.chunk_blocks, []
         ids, chunks = iter(map(int, blocks.block_ids)), [int(chunk) for chunk in host.block_ids]
         at = 0
@@ -137,14 +137,14 @@ class Offloads:
         self.worker.connector_worker.worker = transfers
 
     def before(self, scheduled: Any) -> None:
-        """What a worker does ahead of the forward pass of a batch."""
+        """Do a worker's steps before the forward pass of a batch."""
         self.worker.handle_preemptions(scheduled.kv_connector_metadata)
         self.worker.bind_connector_metadata(scheduled.kv_connector_metadata)
         if optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.worker.start_load_kv(None)
 
     def after(self, scheduled: Any) -> Any:
-        """What it does behind that; returns its KVConnectorOutput."""
+        """Do a worker's steps after it; return its KVConnectorOutput."""
         if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.worker.start_load_kv(None)
         self.worker.wait_for_save()
@@ -206,7 +206,7 @@ def peer(**given: Any) -> Any:
 
 
 class Loads:
-    """What moves KV from the peer, and what the worker reports of it.
+    """Loads of KV from the peer, and the worker's reports of them.
 
     written: what the slots hold once these tokens of a request are computed.
     """

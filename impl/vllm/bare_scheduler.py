@@ -320,7 +320,7 @@ def adapter_of(name: str, load: int) -> Any:
 
 
 def results(sampled: dict[str, list[int]]) -> Any:
-    """What the model runner gives back."""
+    """Return the output of the model runner."""
     kind = importlib.import_module("vllm.v1.outputs").ModelRunnerOutput
     lists: list[Any] = [list(tokens) for tokens in sampled.values()]
     if "ndarray" in str(kind.__annotations__["sampled_token_ids"]):  # between 0.11 and 0.12

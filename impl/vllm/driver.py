@@ -287,7 +287,7 @@ class EngineDriver:
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
 
     def _take(self, given: Any) -> None:
-        """What clients get."""
+        """Take the outputs for clients."""
         self._given = tuple(
             Output(
                 self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason)

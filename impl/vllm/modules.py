@@ -1,5 +1,5 @@
-"""What of a vLLM release is loaded: scheduler, cache manager and request. What it needs besides stands
-here."""
+"""Modules that are loaded of a vLLM release: scheduler, cache manager and request. What they need besides
+stands here."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _copy_blocks(memory: dict[int, Any], _: int, copies: Any) -> None:
 
 
 class WorkerRequest(Values):
-    """What a worker remembers of a request (gpu_input_batch.py: CachedRequestState)."""
+    """A worker's record of a request (gpu_input_batch.py: CachedRequestState)."""
 
     prev_num_draft_len = 0
 

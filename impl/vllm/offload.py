@@ -1,4 +1,4 @@
-"""What a connector is loaded with, and the facts of host memory and of transfers.
+"""Loading of a connector, and the facts of host memory and of transfers.
 
 vLLM's OffloadingConnector, scheduler side and worker side, and its CPU manager are the release's own. Ours is
 the device that moves KV: when a job reads, writes and completes is a command (`Copy`, `Complete`, `Fail`).
@@ -61,7 +61,7 @@ class _Region:
 
 
 def provided() -> dict[str, dict[str, Any]]:
-    """What the connector takes from modules that are not loaded."""
+    """Return what the connector takes from modules that are not loaded."""
     return {
         f"{CONNECTORS}.factory": {"KVConnectorFactory": _Factory},
         "vllm.v1.kv_offload.cpu.shared_offload_region": {"SharedOffloadRegion": _Region},
@@ -150,7 +150,7 @@ def _marks(scheduler: Any) -> Iterator[str]:
 
 
 def _records(scheduler: Any, ours: Any) -> Iterator[str]:
-    """What the connector keeps of requests that are gone and have nothing in flight."""
+    """Yield what the connector keeps of requests that are gone and have nothing in flight."""
     yield from _marks(scheduler)
     busy = {status.req_id for status in ours._jobs.values()}
     known = {*scheduler.requests, *busy, *scheduler.finished_req_ids}

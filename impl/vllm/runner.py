@@ -82,7 +82,7 @@ class _Buffer:
 
 
 class _Worker(Values):
-    """What the release's methods take for `self`."""
+    """The `self` of the release's methods."""
 
     def __init__(self, size: int, drafts: int, overlap: bool) -> None:
         self.requests: dict[str, Any] = {}
@@ -140,7 +140,7 @@ class SlotMemory(dict[int, tuple[int, list[int]]]):
 
 
 class ModelRunner:
-    """What a worker of any kind is: KV, texts on the device, a model that samples.
+    """A worker of any kind: KV, texts on the device, a model that samples.
 
     memory: a SlotMemory. text: of each request the tokens on the device, and their stamps. origin_of: the
     origin of a request's text. worker: what the release's methods take for `self`.
@@ -192,7 +192,8 @@ class ModelRunner:
 
     @staticmethod
     def sampled(stamp: int, drafts: Sequence[int], agreed: int) -> list[int]:
-        """What the model samples behind a prefix: of the drafts as many as it agrees with, and one."""
+        """Return the tokens that the model samples behind a prefix: the drafts that it agrees with, and one
+        more."""
         sampled: list[int] = []
         for draft in drafts:
             if len(sampled) == agreed or draft != greedy(stamp):
@@ -203,7 +204,7 @@ class ModelRunner:
         return sampled
 
     def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
-        """What a worker does between taking a batch over and its forward pass. previous: indices of requests
+        """Do a worker's steps between taking a batch over and its forward pass. previous: indices of requests
         of the batch before that have sampled, under asynchronous scheduling."""
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:

@@ -126,10 +126,10 @@ class ModelRunnerV2(ModelRunner):
         return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})
 
     def prepared(self, batch: Any, tables: Any) -> None:
-        """What a worker does between its batch and the forward pass. tables: of each group."""
+        """Do a worker's steps between its batch and the forward pass. tables: of each group."""
 
     def _postprocess(self, batch: Any, lanes: dict[str, Lane], scheduled: Any) -> None:
-        """What sample_tokens does with what the sampler and the drafter say."""
+        """Take over the results of the sampler and the drafter, as sample_tokens does."""
         states, most = self.worker.req_states, self.config.drafts
         tokens = torch.zeros(len(lanes), 1 + most, dtype=torch.int64)
         for row, lane in zip(tokens, lanes.values()):

@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 def reset_caches(root: Path) -> Callable[[Any], bool]:
-    """What the release under `root` does to the caches of a scheduler before a server sleeps or takes new
+    """Return the release's own reset of the caches of a scheduler before a server sleeps or takes new
     weights.
 
     Since 0.17 `EngineCore._reset_caches` does it; before, the front end resets the prefix cache of a server
@@ -59,7 +59,7 @@ def _nothing() -> None:
 
 
 def request_fields(source: KvSource) -> dict[str, Any]:
-    """What the constructor of a request of this source is given."""
+    """Return the arguments of the constructor of a request of this source."""
     given: dict[str, Any] = {}
     if source.salt:
         given["cache_salt"] = source.salt
@@ -94,7 +94,7 @@ def foreign_keys(
 
 
 def places_of(scheduler: Any, memory: Mapping[int, Any], mover: Any) -> Iterator[Place]:
-    """Where the cache has KV under a key: blocks of the pool, and chunks of host memory.
+    """Yield the places of KV under a key: blocks of the pool, and chunks of host memory.
 
     memory: blocks, each with the group that wrote it and its stamps. mover: of KV, None without a connector.
     """

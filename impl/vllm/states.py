@@ -133,9 +133,9 @@ class RecurrentLayers:
     def entry(
         self, lane: Lane, rounds: bool, accepted: int, origin: int = 0
     ) -> tuple[StateUse, ...]:
-        """What the kernels read for an entry, and what they leave. rounds: it is a round of drafts, which
-        begins behind the tokens of the last one that were accepted; each of its tokens leaves a state.
-        origin: of the request's text."""
+        """Return the states that the kernels read for an entry, and those that they leave. rounds: it is a
+        round of drafts, which begins behind the tokens of the last one that were accepted; each of its
+        tokens leaves a state. origin: of the request's text."""
         return tuple(
             self._use(lane, group, rounds, accepted, origin) for group in self.config.recurrent
         )

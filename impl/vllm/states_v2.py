@@ -18,7 +18,7 @@ HYBRID = "vllm.v1.worker.gpu.model_states.mamba_hybrid"
 
 
 class DefaultModelState:
-    """What every model has of the worker's state (model_states/default.py): no recurrent layers need it."""
+    """The worker's state of every model (model_states/default.py): no recurrent layers need it."""
 
     num_new_sampled_tokens_per_step = 1
 

@@ -94,7 +94,7 @@ def _inside(at: Any) -> Any:
 
 
 class Kernel:
-    """What `triton.jit` makes of a function: called by other kernels, or launched on a grid."""
+    """The result of `triton.jit` for a function: called by other kernels, or launched on a grid."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

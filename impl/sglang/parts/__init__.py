@@ -1,1 +1,1 @@
-"""What a release's bookkeeping runs in: which of its files, where they come from, stand-ins for the rest."""
+"""The surroundings of a release's bookkeeping: its files, their source, stand-ins for the rest."""

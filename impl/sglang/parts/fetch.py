@@ -1,4 +1,4 @@
-"""What is read of an SGLang release, and where its files come from: the package index, or a checkout."""
+"""Files that are read of an SGLang release, and their source: the package index, or a checkout."""
 
 from __future__ import annotations
 

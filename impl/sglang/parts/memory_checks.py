@@ -20,7 +20,8 @@ _ALARM = 200  # characters of an alarm that are passed on
 
 
 class Scheduler:
-    """What every release's checks read of a scheduler: no overlay of other pools, no disaggregation.
+    """The attributes of a scheduler that every release's checks read: no overlay of other pools, no
+    disaggregation.
 
     last_batch: what ran last; None before the first launch and once the server went idle. After a decode
     it is running_batch, as a decode step takes everybody under way. running_batch: the others under way.
@@ -278,7 +279,7 @@ class Scheduler0513(Scheduler0511):
 
 
 def _checked(check: Callable[[], None], accounts: Callable[[], tuple[Account, ...]]) -> Report:
-    """What the release's check says, and the terms behind it.
+    """Return the result of the release's check, and its terms.
 
     The releases raise AssertionError (busy), ValueError (idle) or a bare Exception (the inspection of the
     tree); anything else is no verdict.

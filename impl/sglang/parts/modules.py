@@ -1,4 +1,4 @@
-"""What of an SGLang release is loaded: its memory-cache and session modules, and a few utilities."""
+"""Modules that are loaded of an SGLang release: memory cache, sessions, and a few utilities."""
 
 from __future__ import annotations
 

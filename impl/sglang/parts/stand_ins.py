@@ -1,4 +1,4 @@
-"""What the release's bookkeeping reads of the rest of a server: small, plain stand-ins.
+"""Stand-ins for what the release's bookkeeping reads of the rest of a server, small and plain.
 
 Only flags and sizes; nothing in here decides anything about memory. On a CPU the kernels that need a GPU
 are replaced by the release's own torch formulation of them.

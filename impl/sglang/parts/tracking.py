@@ -1,4 +1,4 @@
-"""What a scheduler does about tracked states when it processes the result of a decode batch.
+"""The steps of a scheduler for tracked states when it processes the result of a decode batch.
 
 The release's own SchedulerBatchResultProcessor says which state a request keeps for the tree, and where the
 next one goes. What it does besides for a request that has finished, the driver plays (scheduler/ends.py).

@@ -65,7 +65,7 @@ class ReleaseTree:
         self.cache.inc_lock_ref(req.last_node)
 
     def unlock(self, req: Any) -> None:
-        """What cache_finished_req does to the lock of a request."""
+        """Unlock a request as cache_finished_req does."""
         self.cache.dec_lock_ref(req.last_node)
 
     # -- memory pressure --------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class RustUnifiedTree(_Rust, UnifiedTree): ...
 
 
 def printed(action: Callable[[], None]) -> str:
-    """What `action` writes to file descriptor 1, past Python's own stdout."""
+    """Return what `action` writes to file descriptor 1, past Python's own stdout."""
     kept = os.dup(1)
     try:
         with tempfile.TemporaryFile() as file:

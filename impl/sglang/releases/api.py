@@ -1,4 +1,4 @@
-"""What the adapter uses of a checkout of SGLang; see `impl.probe`. Add a line where a release or the adapter
+"""Names that the adapter uses of a checkout of SGLang; see `impl.probe`. Add a line where a release or the adapter
 starts to use something else. A name in braces is what the class of each release says; any other name is
 replaced by what the class has for it in `renamed`. A line such as [chunks] names the fact (facts.py) that the
 lines below it are of; all trees need those of [all]."""
@@ -409,7 +409,7 @@ def uses(release: type[Release0510], order: Sequence[str]) -> Iterator[tuple[str
 
 
 def _names(release: type[Release0510]) -> dict[str, str]:
-    """What the table has in braces: modules as files, classes, and where a request has its cursors."""
+    """Return the values of the names that the table has in braces: modules as files, classes, and where a request has its cursors."""
     names = {
         "looks": release.looks,
         "chunks": release.chunks,

@@ -1,4 +1,4 @@
-"""What a release calls a thing that it has renamed since another: `renamed` of its class (impl.renamed)."""
+"""Names of things that a release has renamed: `renamed` of its class (impl.renamed)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 
 def called(name: str, release: type[Release0510]) -> str:
-    """What a release calls `Class.member`, or a function or a class of a module."""
+    """Return a release's name for `Class.member`, or for a function or a class of a module."""
     return renamed.in_uses(name, release.renamed)
 
 

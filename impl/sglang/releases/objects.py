@@ -1,4 +1,4 @@
-"""What a release's objects hold, and where: rows, cursors, tree nodes, sessions.
+"""Contents of a release's objects, and their places: rows, cursors, tree nodes, sessions.
 
 Loads nothing: the watcher reads the objects of a server that runs already.
 """
@@ -42,8 +42,8 @@ class Objects:
         return self.cells()
 
     def cells(self) -> Callable[[Any], tuple[int, int, int, int]]:
-        """What reads the cursors of a request, or of a session's slot, in every forward pass: as fast as can
-        be."""
+        """Return the reader of the cursors of a request, or of a session's slot, in every forward pass: a
+        fast one."""
         return attrgetter(*map(self.places.__getitem__, Cursors._fields))
 
     def row(self, holder: Any) -> int | None:
@@ -101,7 +101,7 @@ class Objects:
         return self.shown_tree(tree.inner if wrapped else tree, mapping).nodes()
 
     def shown_tree(self, cache: Any, mapping: Any) -> trees.ReleaseTree:
-        """What reads the nodes of a tree of this kind."""
+        """Return the reader of the nodes of a tree of this kind."""
         kinds: dict[str, type[trees.ReleaseTree]] = {
             "UnifiedRadixCache": trees.ComponentTree,
             "SWARadixCache": trees.SWARadixTree,
@@ -110,7 +110,7 @@ class Objects:
         return kinds[type(cache).__name__](cache, mapping)
 
     def slots(self, tree: Any) -> dict[str, Any]:
-        """What sessions keep, by their names: of the tree's sessions, or of the wrapper that has them."""
+        """Return the slots of sessions by name: of the tree's sessions, or of the wrapper that has them."""
         kind, sessions = type(tree).__name__, None
         if kind == self.session_cache[1]:
             sessions = tree

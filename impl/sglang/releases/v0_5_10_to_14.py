@@ -226,11 +226,11 @@ class Release0510(Objects):
         raise NotImplementedError(f"{self.version} with {geometry.states} states")
 
     def make_tracker(self, cache: Any) -> Any:
-        """What processes the results of decode batches, of which states are tracked."""
+        """Make the object that processes results of decode batches with tracked states."""
         raise NotImplementedError(f"{self.version} with states that are tracked")
 
     def verify(self, batch: Any, accepted: Sequence[int]) -> list[tuple[int, int]]:
-        """What a verify round keeps of each entry for the tree, on a server that tracks states."""
+        """Return what a verify round keeps of each entry for the tree, on a server that tracks states."""
         raise NotImplementedError(f"{self.version} with {len(accepted)} states of {batch}")
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
@@ -283,7 +283,7 @@ class Release0510(Objects):
         self.common.release_kv_cache(req, cache, **self.keeps(req))
 
     def keeps(self, req: Any) -> dict[str, bool]:
-        """What release_kv_cache is told of a request that has finished: nothing, it keeps all."""
+        """Return the arguments of release_kv_cache for a finished request: none, it keeps all."""
         del req
         return {}
 
@@ -292,7 +292,7 @@ class Release0510(Objects):
         return bool(self.chunk_end(req) >= len(req.full_untruncated_fill_ids))
 
     def chunk_end(self, req: Any) -> int:
-        """Where the last chunk of a prefill ended."""
+        """Return the end of the last chunk of a prefill."""
         return int(attrgetter(self.chunk_ends)(req)) if self.chunk_ends else self.prefix(req)
 
     def park(self, req: Any, cache: Any) -> None:
@@ -307,7 +307,8 @@ class Release0510(Objects):
         batch.release_req(0, 0, SERVER_ARGS)
 
     def retract_decode(self, batch: Any) -> tuple[list[Any], list[Any]]:
-        """What the scheduler does where the next step of `batch` does not fit: (retracted, given up)."""
+        """Retract as the scheduler does where the next step of `batch` does not fit: (retracted, given
+        up)."""
         batch.filter_batch = lambda **_: None  # the others are in no other batch than in this one
         retracted, _, aborted = batch.retract_decode(SERVER_ARGS)
         return retracted, aborted
@@ -391,7 +392,7 @@ class Release0510(Objects):
         return max(0, length - 1 - window) // page_size * page_size
 
     def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
-        """What the scheduler calls after a chunk, and after the last one."""
+        """Call the scheduler's checkpoint after a chunk, and after the last one."""
         cache.cache_unfinished_req(req, **({"chunked": True} if chunked else {}))
 
     def prepare_spec(self, batch: Any, draft_len: int) -> None:
@@ -405,13 +406,13 @@ class Release0510(Objects):
         return cursors.kv_committed_len + 2 * draft_len
 
     def commit(self, req: Any, tokens: int) -> None:
-        """What processing a verify round's result does to the committed length."""
+        """Commit tokens as processing a verify round's result does."""
         self.put(
             req, "kv_committed_len", self.cursors(req).kv_committed_len + tokens - self.claimed
         )
 
     def skipped(self, req: Any, tokens: int) -> None:
-        """What the scheduler still does with a verify round of a request that has finished, or was retracted.
+        """Process a verify round of a request that has finished, or was retracted, as the scheduler does.
 
         _resolve_spec_overlap_token_ids asks for neither and commits it.
         """

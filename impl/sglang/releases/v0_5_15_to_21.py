@@ -51,7 +51,7 @@ class Unified(Release0511):
         return super().slot(self._sessions(cache), session_id)
 
     def _sessions(self, cache: Any) -> Any:
-        """What has the slots: the tree's sessions, or the sessions around a cache."""
+        """Return the owner of the slots: the tree's sessions, or the sessions around a cache."""
         return cache.session if isinstance(cache, self.unified.UnifiedRadixCache) else cache
 
 

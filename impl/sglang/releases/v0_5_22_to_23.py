@@ -99,7 +99,7 @@ class Release0522(Release0521):
         )
 
     def make_tracker(self, cache: Any) -> Any:
-        """What processes the results of decode batches, of which states are tracked."""
+        """Make the object that processes results of decode batches with tracked states."""
         return self._tracker(cache)
 
     def verify(self, batch: Any, accepted: Sequence[int]) -> list[tuple[int, int]]:

@@ -27,7 +27,7 @@ _TREE = "sglang.srt.mem_cache.unified_radix_cache"
 
 
 class _Flagged(Unified):
-    """What the flag changes in a release."""
+    """The changes of the flag in a release."""
 
     @classmethod
     def require(cls, root: Path) -> None:
@@ -44,7 +44,7 @@ def _flagged(release: type[Release0510]) -> type[Release0510]:
 
 
 class _InRust(Unified):
-    """What the core in Rust changes."""
+    """The changes of the core in Rust."""
 
     core = "rust"
 

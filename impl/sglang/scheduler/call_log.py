@@ -1,4 +1,4 @@
-"""What the driver calls of a release, noted as the lines of Python that would do the same.
+"""The driver's calls of a release, noted as the lines of Python that would do the same.
 
 Noted are calls and assignments that the driver itself makes, none that the release makes meanwhile. Names in
 the lines that are not the release's are those of ci/templates/exported_test.py.j2.
@@ -42,7 +42,7 @@ def quoted(text: str) -> str:
 
 
 def variable(request: str) -> str:
-    """What a request is called in the lines."""
+    """Return the name of a request in the lines."""
     return (
         request
         if re.fullmatch(r"[rh][0-9]+", request)
@@ -128,7 +128,7 @@ class Calls:
         return lines
 
     def late(self) -> tuple[tuple[str, str], ...]:
-        """What processing the results that wait does to each request, by its name."""
+        """Return the effect of the waiting results on each request, by its name."""
         server = self._driver.server
         lines = []
         for turn in server.turns.values():

@@ -46,7 +46,7 @@ class CallLog(Protocol):
         """The lines since the last time."""
 
     def late(self) -> tuple[tuple[str, str], ...]:
-        """What processing the results that wait does to each request, by its name."""
+        """Return the effect of the waiting results on each request, by its name."""
 
 
 class Driver(Prefills, Ends, TreeCommands):

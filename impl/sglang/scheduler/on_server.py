@@ -1,4 +1,4 @@
-"""What the commands of the driver share: the requests that they name, and what the scheduler does to them."""
+"""Shared parts of the driver's commands: the requests that they name, and the scheduler's steps for them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class _Chunk(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """What a prefill computes. decodes: entries of one token each beside the chunks; received: another server
+    """The batch of a prefill. decodes: entries of one token each beside the chunks; received: another server
     has computed the one chunk."""
 
     entries: list[LiveRequest]  # all, in the order of the command
@@ -68,7 +68,7 @@ class Prefills(OnServer):
         return [replace(choice, after=choice.request in late) for choice in evictions]
 
     def _batch_of(self, command: c.Extend) -> _Batch:
-        """What the command asks for; refuses what no scheduler launches."""
+        """Return the batch that the command asks for; refuse what no scheduler launches."""
         lanes = command.lanes
         require(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
         may = RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING
@@ -199,7 +199,7 @@ class Prefills(OnServer):
             self.release.eviction_cursor(turn.req, live)
 
     def _chunk_from(self, turn: LiveRequest) -> int:
-        """Where the next chunk is counted from: what is committed, less the token to recompute.
+        """Return the start of the next chunk: the committed length, less the token to recompute.
 
         A release may prefill from earlier (0.5.10 matches one token less than it could); the chunk
         still ends where it was asked to end, as a scheduler that prefills the rest would have it.

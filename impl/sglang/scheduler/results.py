@@ -52,7 +52,7 @@ class Results:
         self.server.release.check_finished(turn.req, len(tokens))
 
     def before_round(self, turn: LiveRequest) -> None:
-        """What has been processed when the next round of the request is prepared."""
+        """Process the results that a server has processed when it prepares the request's next round."""
 
     def before_eviction(self, turn: LiveRequest, length: int) -> None:
         """Process what has been when the request is evicted; refuse where no scheduler evicts so far."""

@@ -44,7 +44,7 @@ VOCABULARY = 1 << 62  # token ids are no real vocabulary; none may count as out 
 
 @dataclass(slots=True)
 class Result:
-    """What a launched batch samples for a request: by its prefill one token, else what a round accepts.
+    """The tokens that a launched batch samples for a request: one by its prefill, else those of its round.
 
     visible: the view shows it as processed; a result of a Launch is visible from its Settle on.
     drafted: slots that a Launch takes. batch, at: the decode batch that was launched, and which of it.
@@ -123,8 +123,8 @@ class LiveRequest:
 
 @dataclass(slots=True)
 class LockHolder:
-    """Who holds a lock on the tree: the release's own `req`; slots of the locked prefix, and the tokens that
-    tell it."""
+    """The holder of a lock on the tree: the release's own `req`; slots of the locked prefix, and the tokens
+    that tell it."""
 
     req: Any
     tokens: list[int]
@@ -248,7 +248,7 @@ class Server:
         return next((t for t in self.turns.values() if t.session == session), None)
 
     def history(self, session: str) -> list[int]:
-        """What the session remembers of its ended turns.
+        """Return the session's tokens of its ended turns.
 
         A client that waits for its answers sends nothing while a turn runs: its input started with that.
         """
@@ -270,7 +270,7 @@ class Server:
         return sum(map(self.hands_prompt_in, waiting)) if self.states is not None else 0
 
     def slot(self, session: str) -> Any:
-        """What the session keeps of finished and retracted turns, with a row, else None."""
+        """Return the slot with a row that the session keeps of finished and retracted turns, else None."""
         if any(turn.first and turn.session == session for turn in self.turns.values()):
             return None
         return self.release.slot(self.cache, session)
@@ -278,7 +278,7 @@ class Server:
     # -- making release objects -------------------------------------------------------------------
 
     def namespace_of(self, tokens: Sequence[int]) -> dict[str, str]:
-        """What a request for these says of its namespace."""
+        """Return the namespace fields of a request for these tokens."""
         return namespaces.fields_of(self.namespace, tokens)
 
     def is_other(self, tokens: Sequence[int]) -> bool:

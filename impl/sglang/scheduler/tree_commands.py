@@ -20,7 +20,7 @@ from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock
 
 
 class TreeCommands(OnServer):
-    """What the driver does for lock holders."""
+    """Commands of lock holders."""
 
     def match(self, command: Match) -> None:
         server, tokens = self.server, spelled(command.prompt)

@@ -23,7 +23,7 @@ _MOST = 500  # violations that are kept of a run
 
 
 class ForwardPass(NamedTuple):
-    """What a forward pass computes. mode: the canary's name for it; of each entry its request, the tokens
+    """The work of a forward pass. mode: the canary's name for it; of each entry its request, the tokens
     that are there and those that are computed; of all computed tokens id and slot."""
 
     mode: str
@@ -84,7 +84,7 @@ class Canary:
         self._note(number, run)
 
     def _note(self, number: int, run: ForwardPass) -> None:
-        """What it has found since the last time, in its own words, and of whom."""
+        """Note its new findings, in its own words, and whom they are about."""
         reporter = importlib.import_module("sglang.srt.kv_canary.runner.violation_reporter")
         log = self.manager._device_state.violation_log
         end = min(int(log.violation_write_index), _MOST)

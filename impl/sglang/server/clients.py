@@ -1,4 +1,5 @@
-"""What clients of a server do, as data, and the loop that does it: no import of the server is needed.
+"""Actions of a server's clients, as data, and the loop that carries them out, without an import of the
+server.
 
 A client waits for answers, so what it does when depends on the server; what it does at all is written down.
 So a run is repeated by its clients and configuration alone, and keeps its meaning when clients or turns are
@@ -173,7 +174,7 @@ class Clients:
         return 1 + mixed(self.seed, 2, self._numbers[request], outputs) % most
 
     def prompt(self, request: str) -> tuple[int, ...]:
-        """What a turn sends: what comes after its session's text, or the whole conversation."""
+        """Return the prompt of a turn: the tokens after its session's text, or the whole conversation."""
         client, _, number = request.rpartition(".")
         before = f"{client}.{int(number) - 1}"
         if not self._named[client].client.resends or before not in self.turns:
@@ -184,7 +185,7 @@ class Clients:
         return self.prompt(before) + said + self._appends(request)
 
     def _appends(self, request: str) -> tuple[int, ...]:
-        """What a turn adds to the conversation."""
+        """Return the tokens that a turn adds to the conversation."""
         turn, number = self.turns[request], self._numbers[request]
         keys = (
             (4, turn.text, at) if at < turn.shared else (3, number, at) for at in range(turn.tokens)
@@ -209,7 +210,8 @@ class Clients:
                 each.waits, each.due = None, now + self._wait(each)
 
     def round(self, now: int, forwards: int) -> list[Message]:
-        """What clients say in this round; forwards: 0 if the server computed nothing since the last one."""
+        """Return the messages of clients in this round; forwards: 0 if the server computed nothing since
+        the last one."""
         messages = [message for each in self._doing for message in self._says(each, now)]
         self._idle = 0 if forwards or messages else self._idle + 1
         if self._idle > PATIENCE:

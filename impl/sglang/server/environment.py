@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 
 def folder_of(release: str) -> Path:
-    """Where the environment of a release is, or would be."""
+    """Return the folder of a release's environment, which may not be there."""
     return cache_folder() / f"server-{release}"
 
 
@@ -155,7 +155,8 @@ def _build(release: str, folder: Path, say: Say) -> Path:
 
 
 def requirements(site: Path) -> list[str]:
-    """What is installed on top: of the requirements that the release's wheel states those that are plain."""
+    """Return what is installed on top: of the requirements that the release's wheel states those that are
+    plain."""
     stated = PathDistribution(next(site.glob("sglang-*.dist-info"))).requires or []
     wanted = {
         _name(each): each for each in stated if _name(each) in _PLAIN and "extra ==" not in each

@@ -68,7 +68,7 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
 
 
 class _Event(Struct, tag_field="event", array_like=True, forbid_unknown_fields=True, gc=False):
-    """What all lines but the header share."""
+    """The base of all lines but the header."""
 
 
 class SessionOpened(_Event, tag="open"):

@@ -40,7 +40,7 @@ DECODES_BEFORE_EVICTION = 3  # rounds of decode after which a window has been ev
 
 
 class Read(NamedTuple):
-    """What a round reads of a request through `row`: the KV of `text`, for its tokens from `start` on."""
+    """A round's read of a request through `row`: the KV of `text`, for its tokens from `start` on."""
 
     request: Any
     row: int
@@ -54,7 +54,7 @@ def _stamped(tokens: Sequence[int], start: int = 0) -> list[int]:
 
 
 class Fold(NamedTuple):
-    """What a round adds to the state of a request: `tokens` from position `start` on."""
+    """A round's addition to the state of a request: `tokens` from position `start` on."""
 
     request: Any
     row: int
@@ -143,8 +143,8 @@ class FakeModel:
             self._read_all(own=True)
 
     def _read_all(self, own: bool = False) -> None:
-        """What the round in flight has not read yet; its own tokens as well, or not: a kernel has them at
-        hand. The result of who has ended since is nobody's."""
+        """Read what the round in flight has not read yet; its own tokens as well, or not: a kernel has them
+        at hand. The result of who has ended since is nobody's."""
         reads, self._to_read = self._to_read, []
         for request, row, start, text in reads:
             if self.release.row(request) == row and not request.finished():
@@ -282,7 +282,7 @@ class FakeModel:
                 self.excess = excess(request.rid, cursors, self.window or 0, page, self.draft)
 
     def _says(self, name: str, length: int) -> int:
-        """What is sampled after so many tokens of a request's text."""
+        """Return the token sampled after so many tokens of a request's text."""
         return self.clients.says(name, length - self._inputs[name] + 1)
 
     def extend(self, batch: Any) -> list[int]:

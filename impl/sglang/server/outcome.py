@@ -1,4 +1,4 @@
-"""What came of a run of a whole scheduler, as its process answers."""
+"""The outcome of a run of a whole scheduler, as its process answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Complaint(NamedTuple):
 
 
 class PairNote(NamedTuple):
-    """What a judge of two servers notes. key: the same of another run means the same fault."""
+    """A note of a judge of two servers. key: the same of another run means the same fault."""
 
     key: str
     request: str
@@ -56,7 +56,7 @@ class PairEvent(NamedTuple):
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
+    """The outcome of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
     stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
     one; blocks_s: of each block of rounds; canary: what the release's own KV canary saw, None without it;
     preemptions: how often a request that waits preempted others for its priority; grant: the one that could

@@ -1,4 +1,4 @@
-"""What the watcher reads of a whole scheduler: sizes, free counts, a snapshot, and the pages themselves."""
+"""Readings of a whole scheduler for the watcher: sizes, free counts, a snapshot, and the pages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Reader:
         self.recurrent = release.has_states(self.rows)
 
     def header(self) -> dict[str, Any]:
-        """What a log says of the server before anything else. Sizes in tokens, rows in rows."""
+        """Return the header of a log. Sizes in tokens, rows in rows."""
         scheduler, allocator = self.scheduler, self.allocator
         return {
             "engine": "sglang", "release": version("sglang"),
@@ -228,7 +228,7 @@ class Reader:
         return self.release.row(owner) is not None
 
     def slot(self, session: str | None) -> Any:
-        """What a session keeps, if it keeps a row."""
+        """Return the slot of a session that keeps a row."""
         return slot_of(self.release, self.tree, session)
 
 
@@ -239,6 +239,6 @@ def session_of(request: Any) -> str | None:
 
 
 def slot_of(release: Release0510, tree: Any, session: str | None) -> Any:
-    """What a session keeps, if it keeps a row."""
+    """Return the slot of a session that keeps a row."""
     slot = release.slots(tree).get(session) if session is not None else None
     return slot if slot is not None and release.row(slot) is not None else None

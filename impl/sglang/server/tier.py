@@ -46,7 +46,7 @@ def has_tier(scheduler: Any, release: Release0510) -> bool:
 
 
 def header(scheduler: Any) -> TierHeader:
-    """What a log says of the tier. Pools in tokens."""
+    """Return the header of a log for the tier. Pools in tokens."""
     tree = scheduler.tree_cache
     sizes = dict(zip(pools_of(scheduler), (e.host_pool.size for e in tree.host_pool_group.entries)))
     waits, policy = (
@@ -105,7 +105,7 @@ class _Noted:
         return noting
 
     def nothing_there(self, load: bool, parts: Sequence[TierPart]) -> None:
-        """What a queued transfer writes is not known either way."""
+        """Forget what a queued transfer writes."""
 
 
 class TierReader(Gatherer):
@@ -198,7 +198,7 @@ class TierReader(Gatherer):
             self.storage.written.clear()
 
     def again(self) -> None:
-        """Who reads from here on knows nothing of the tree, nor of its locks."""
+        """Begin anew: a reader from here on knows neither the tree nor its locks."""
         self._last = None
         self._shown.clear()
 
@@ -273,7 +273,7 @@ def tier_reader(
     put: Callable[[Event], None],
     failed: Callable[[str, Exception], None],
 ) -> TierReader:
-    """What notes the scheduler's host tier; see TierReader."""
+    """Return the reader of the scheduler's host tier; see TierReader."""
     rust = scheduler.tree_cache._tree_core_backend == "rust"
     return (RustTierReader if rust else TierReader)(scheduler, release, put, failed)
 

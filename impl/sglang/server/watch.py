@@ -420,7 +420,7 @@ def hook(watcher: Watcher) -> None:
 
 
 def targets(release: Release0510) -> Iterator[tuple[str, str]]:
-    """Where the hooks go in a release, and their names."""
+    """Yield the places of the hooks in a release, and their names."""
     for module, target, name in POINTS:
         if name != "insert" or target == release.checkpoints:
             yield f"sglang.srt.{module}.{names.called(target, type(release))}", name

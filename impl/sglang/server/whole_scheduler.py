@@ -400,7 +400,7 @@ def run(
 
 
 def _strategy(config: Config) -> str:
-    """Where states of a text are kept for the tree, as the server's arguments call it."""
+    """Return the strategy of keeping states for the tree, as the server's arguments call it."""
     if not config.track:
         return "no_buffer"
     return "extra_buffer_lazy" if config.lazy else "extra_buffer"

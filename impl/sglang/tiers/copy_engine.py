@@ -94,7 +94,7 @@ class CopyEngine:
         return module.TransferCompletion(Event(), job.finish, False)
 
     def nothing_there(self, load: bool, parts: Sequence[TierPart]) -> None:
-        """What a transfer has still to write holds no KV, or a slot that is used again may hold the right."""
+        """Clear what a transfer has still to write: a slot that is used again may hold the right KV."""
         for part in parts:
             if load:
                 self.memory[part.pool][part.device] = 0

@@ -33,8 +33,8 @@ HELD_FOR = 1e9
 
 @dataclass
 class Writing:
-    """What a prefill server has still to write. slots: pool, slot and the token whose KV goes there; first:
-    the slot of the request's first token."""
+    """Writes that a prefill server has still to make. slots: pool, slot and the token whose KV goes there;
+    first: the slot of the request's first token."""
 
     name: str
     slots: list[tuple[str, int, int]]
@@ -114,7 +114,7 @@ class Peers:
     def tell(
         self, room: int, pages: Sequence[int], first: int, states: Sequence[Any], prefix: int
     ) -> None:
-        """Where the KV of a request goes: whole pages; of SWA those of its window."""
+        """Note where the KV of a request goes: whole pages; of SWA those of its window."""
         name, text = self.texts[room]
         size, window = self.config.page_size, self.config.window or 0
         begin = max(prefix, len(text) - window) // size * size
@@ -164,7 +164,7 @@ class FirstTokens:
 
 
 def utilities() -> dict[str, Any]:
-    """What the queues use of disaggregation/utils.py; one rank, no fake transfers."""
+    """Return what the queues use of disaggregation/utils.py; one rank, no fake transfers."""
 
     def abort(req: Any, message: str, status_code: Any = None) -> None:
         batch = importlib.import_module("sglang.srt.managers.schedule_batch")
@@ -199,7 +199,7 @@ def take_role(config: TierConfig) -> None:
 
 
 class DecodeSide(OnServer):
-    """What the driver does for requests of a server that only decodes. arrivals: by name."""
+    """The driver's part for requests of a server that only decodes. arrivals: by name."""
 
     def start_decode_side(self, config: TierConfig, memory: dict[str, list[int]]) -> None:
         server, cache = self.server, self.server.cache

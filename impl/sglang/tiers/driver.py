@@ -114,7 +114,7 @@ class TierDriver(DecodeSide, TreeCommands):
             self.calls.started()
 
     def _start_tier(self) -> None:
-        """What the scheduler does after it has made its tree."""
+        """Start the tier as the scheduler does after it has made its tree."""
         config, server = self.config, self.server
         SERVER_ARGS.tiers, SERVER_ARGS.files = config, self.root
         SERVER_ARGS.enable_hierarchical_cache, SERVER_ARGS.hicache_write_policy = (
@@ -206,7 +206,7 @@ class TierDriver(DecodeSide, TreeCommands):
         self.match(command)
 
     def _unlock(self, command: Unlock) -> None:
-        """Who had a state loaded is admitted: its forward pass waits for the load, then its slot is free."""
+        """Unlock. A holder with a loaded state is admitted first: its forward pass waits for the load."""
         holder, states = self.server.lock_holders.get(command.holder), self.server.states
         has_slot = states is not None and holder is not None and holder.req.kv.holds_mamba
         if has_slot:

@@ -71,7 +71,7 @@ class Gatherer:
 
     @property
     def core(self) -> Any:
-        """What has the nodes."""
+        """The object that has the nodes."""
         return optional(self.cache, "UnifiedRadixCache.tree_core", self.cache)
 
     @property
@@ -137,7 +137,7 @@ class Gatherer:
         )
 
     def stamps(self, node: Any, start: int) -> tuple[int, ...]:
-        """What the KV of a node that begins at a position is stamped with."""
+        """Return the stamps of the KV of a node that begins at a position."""
         del start
         return tuple(map(token_of, elements_of(node.key)))
 
@@ -397,7 +397,7 @@ class Gatherer:
         return _of_pools(backup.host_indices, backup.pool_transfers)
 
     def decoding(self, turn: LiveRequest, end: int) -> Iterator[TierRead]:
-        """What the query at position `end` finds of the text before it."""
+        """Yield what the query at position `end` finds of the text before it."""
         row = self.server.rows.req_to_token[turn.req.kv.req_pool_idx, :end].tolist()
         for position, (slot, wanted) in enumerate(zip(row, turn.text)):
             yield TierRead(
@@ -411,7 +411,7 @@ class Gatherer:
     # -- reads and checks -------------------------------------------------------------------------
 
     def reads(self, holder: LockHolder) -> Iterator[TierRead]:
-        """What the forward pass of a request finds of its prefix: full KV, and SWA KV in its window."""
+        """Yield what the forward pass of a request finds of its prefix: full KV, and SWA KV in its window."""
         name = next((n for n, each in self.server.lock_holders.items() if each is holder), "")
         slots, window = holder.slots.tolist(), self.config.window
         for position, (slot, wanted) in enumerate(zip(slots, holder.tokens)):
@@ -436,7 +436,7 @@ class Gatherer:
         return 0 if own is None else int(own)
 
     def _complaint(self) -> str:
-        """What the release's own check says at rest."""
+        """Return the complaint of the release's own check at rest."""
         try:
             self.cache.sanity_check()
         except AssertionError as error:
@@ -477,7 +477,7 @@ def _of_pools(full: Any, transfers: Iterable[Any] | None) -> dict[str, tuple[int
 
 
 def _parts(operation: Any) -> Iterator[TierPart]:
-    """What a queued operation will move."""
+    """Yield the parts that a queued operation will move."""
     yield from parts_of("full", operation.device_indices, operation.host_indices)
     for more in operation.pool_transfers or ():
         if more.indices_from_pool is None:

@@ -30,7 +30,8 @@ _CACHE = "sglang.srt.mem_cache"
 
 
 class _Tiered(Unified):
-    """What a host tier changes in a release: its tree is the unified one, and the tier is loaded with it."""
+    """The changes of a host tier in a release: its tree is the unified one, and the tier is loaded with
+    it."""
 
     stores: ClassVar[bool] = False  # a storage behind the host is driven
     receives: ClassVar[bool] = False  # a server that only decodes is driven
@@ -131,7 +132,8 @@ def _made(kind: Any, **values: Any) -> Any:
 
 
 def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any, **_: Any) -> None:
-    """What `attach_hybrid_pool_to_unified_cache` builds for full attention, and for that with a window."""
+    """Build what `attach_hybrid_pool_to_unified_cache` does for full attention, and for that with a
+    window."""
     load, config = importlib.import_module, server_args.tiers
     assert isinstance(config, TierConfig)
     host, names = load(f"{_CACHE}.pool_host"), load(f"{_CACHE}.hicache_storage").PoolName
@@ -200,7 +202,7 @@ def _function(file: Path, name: str) -> Callable[..., Any] | None:
 
 
 def _room(cache: Any, files: Path, kind: str, asked: str) -> Callable[[int], Any]:
-    """What makes room for SWA KV, or a state, that is loaded back."""
+    """Return the function that makes room for SWA KV, or a state, that is loaded back."""
     file = files.joinpath(*ASSEMBLER.split(".")).with_suffix(".py")
     if (own := _function(file, f"_evict_{kind}_for_device_alloc")) is not None:
         return partial(own, cache)

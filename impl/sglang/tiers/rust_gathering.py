@@ -28,7 +28,7 @@ class RustGatherer(Gatherer):
             core.begin_insert = self._hashing(core.begin_insert, utils.get_storage_hash_str)
 
     def _hashing(self, insert: Callable[[Any], Any], hashes: Callable[..., Any]) -> Any:
-        """What is inserted is hashed by our function too, which remembers what each hash stands for."""
+        """Hash what is inserted by our function too, which remembers what each hash stands for."""
 
         def hashing(params: Any) -> Any:
             hashes(params.key, None, page_size=self.config.page_size)

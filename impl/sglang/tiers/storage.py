@@ -96,7 +96,7 @@ class IOThread:
             raise _Over
 
     def join(self, timeout: float | None = None) -> None:
-        """What is under way ends first."""
+        """End what is under way first."""
         del timeout
         while not self.ended:
             self.go_on()
@@ -168,7 +168,7 @@ class Hashes:
         return found if page_size else found[0]
 
     def spelt(self, tokens: list[int], inside: bool, start: int) -> tuple[int, ...]:
-        """What KV of these tokens is stamped with, from a position on."""
+        """Return the stamps of the KV of these tokens, from a position on."""
         del start
         return tuple(exchanged(tokens) if inside else tokens)
 

@@ -111,7 +111,7 @@ class PairDriver:
         return outcome
 
     def _ident(self, base: str) -> str:
-        """What an engine calls a request: the proxy's name and a suffix, as a front end makes it."""
+        """Return an engine's name for a request: the proxy's name and a suffix, as a front end makes it."""
         return f"{base}-{len(self._used):08x}"
 
     def _prefill(self, command: Prefill) -> Outcome:
@@ -148,7 +148,7 @@ class PairDriver:
         return self._accepted(name, tokens, outcome)
 
     def _parameters(self, of: str) -> dict[str, Any]:
-        """What the proxy hands to D: with pull P's answer, with push whom to register with."""
+        """Return what the proxy hands to D: with pull P's answer, with push whom to register with."""
         prefill = self.servers[PREFILL]
         if not self.config.push:
             require(of in self._promises, Reason.WRONG_PHASE)
@@ -334,7 +334,7 @@ class PairDriver:
         return found
 
     def _moves(self, job: PostedTransfer, groups: dict[int, int]) -> list[tuple[int, int, int]]:
-        """What a transfer moves, by the blocks in which its addresses lie."""
+        """Return what a transfer moves, by the blocks in which its addresses lie."""
         prefill, decode = self.servers[PREFILL], self.servers[DECODE]
         moves = []
         for own, theirs, _ in job.pairs:

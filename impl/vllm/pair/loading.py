@@ -1,4 +1,4 @@
-"""What of a release is loaded for a pair, what stands in for the rest, and the settings of a server."""
+"""Modules that are loaded for a pair, stand-ins for the rest, and the settings of a server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UTILS = "vllm/distributed/kv_transfer/kv_connector/utils.py"
 
 
 class Layout:
-    """What the release that is loaded has of memory. tokens_first: the tokens of a block come before its
+    """The memory layout of the loaded release. tokens_first: the tokens of a block come before its
     heads in a KV cache. equal_blocks: both servers need blocks of one size (0.26)."""
 
     tokens_first = equal_blocks = False
@@ -109,7 +109,7 @@ def install(root: Path) -> None:
 
 
 def _provided() -> Any:
-    """What the connector takes from modules that are not loaded."""
+    """Return what the connector takes from modules that are not loaded."""
     provided: dict[str, dict[str, Any]] = {**modules.provided(), **offload.provided()}
     vars(provided["vllm.platforms"]["current_platform"]).update(
         device_type="cuda", get_nixl_supported_devices=dict, get_nixl_memory_type=_none,

@@ -102,7 +102,7 @@ NETWORK = Network()
 
 
 class Telemetry:
-    """What nixl measures of a transfer; nobody reads it."""
+    """Measurements of nixl about a transfer; nobody reads them."""
 
     xferDuration = postDuration = totalBytes = descCount = 1  # noqa: N815 (nixl's names)
 

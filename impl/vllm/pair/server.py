@@ -62,14 +62,14 @@ class NixlWorker:
         NETWORK.listeners[path] = lambda: optional(ours, kept, None) or encoded
 
     def before(self, scheduled: Any) -> None:
-        """What a worker does ahead of the forward pass of a batch."""
+        """Do a worker's steps before the forward pass of a batch."""
         self.connector.handle_preemptions(scheduled.kv_connector_metadata)
         self.connector.bind_connector_metadata(scheduled.kv_connector_metadata)
         if optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.connector.start_load_kv(None)
 
     def after(self, scheduled: Any) -> Any:
-        """What it does behind that; returns its KVConnectorOutput."""
+        """Do a worker's steps after it; return its KVConnectorOutput."""
         if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.connector.start_load_kv(None)
         self.connector.wait_for_save()
@@ -183,11 +183,11 @@ class PairServer(EngineDriver):
     # -- what the pair does -----------------------------------------------------------------------
 
     def ident(self, name: str) -> str:
-        """What the engine calls a request."""
+        """Return the engine's name for a request."""
         return self._ids.get(name, "")
 
     def named(self, ident: str) -> str:
-        """What commands call a request of the engine."""
+        """Return the commands' name for a request of the engine."""
         return self._names.get(ident, ident)
 
     def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""What both sides of the connectors of a pair keep in their tables, in words."""
+"""Tables of both sides of the connectors of a pair, in words."""
 
 from __future__ import annotations
 

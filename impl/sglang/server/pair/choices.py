@@ -1,5 +1,4 @@
-"""What the environment of a pair does otherwise than at once and without a failure, as data: no import of a
-server is needed.
+"""Delays and failures in the environment of a pair, as data, without an import of a server.
 
 A run names each choice by whom it is about, so that it keeps its meaning when other choices, clients or turns
 are taken out. A choice for a thing that never comes does nothing.

@@ -105,7 +105,7 @@ class Pair:
 
 
 def _settings(server: str, config: Config) -> dict[str, Any]:
-    """What a server of a pair is started with besides."""
+    """Return the further settings of a server of a pair."""
     found: dict[str, Any] = {
         "disaggregation_mode": "prefill" if server == PREFILL else "decode",
         "disaggregation_transfer_backend": "mooncake",
@@ -187,7 +187,7 @@ class Conductor:
         return [server for server in SERVERS if server not in self.network.gone]
 
     def _unanswered(self) -> dict[str, list[str]]:
-        """Who was asked and has no answer, by server."""
+        """Return the requests without an answer, by server."""
         return {at: sorted(self.asked[at] - self.answers[at].keys()) for at in self._alive()}
 
     # -- a step -------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class Conductor:
         return answered or before != after
 
     def _answers(self, server: str) -> bool:
-        """What a server has answered since its last round."""
+        """Return whether a server has answered since its last round."""
         found = False
         for output in whole_scheduler._SENT:
             if server == DECODE:

@@ -1,4 +1,4 @@
-"""What stands in for sockets, HTTP, clock, threads and the transfer engine of both servers.
+"""Stand-ins for sockets, HTTP, clock, threads and the transfer engine of both servers.
 
 All else of the Mooncake manager, its sender and its receiver is the release's own.
 """
@@ -27,8 +27,8 @@ _ROOM_CALLS = {  # of sender, receiver and manager: another thread may run befor
 
 
 class NamedPages(NamedTuple):
-    """What D keeps for the transfer of a room, until it has ended: its request, pages for the positions from
-    `prefix` on, a metadata row, and of a window the pages of the SWA pool."""
+    """The memory that D keeps for the transfer of a room, until it has ended: its request, pages for the
+    positions from `prefix` on, a metadata row, and of a window the pages of the SWA pool."""
 
     room: int
     request: Any
@@ -39,7 +39,7 @@ class NamedPages(NamedTuple):
 
 
 class Wire(Protocol):
-    """What the stand-ins ask of the environment."""
+    """The environment's decisions that the stand-ins ask for."""
 
     stage: Stage
     seconds: float
