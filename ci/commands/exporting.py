@@ -159,9 +159,9 @@ def _pytest(
             continue
         note(f"{file}: {reason}. The test is of another trace of the same bug: {other}")
         return made
-    others = f" Nor of {tried} other {'trace' if tried == 1 else 'traces'} of this bug." * bool(
-        tried
-    )
+    others = ""
+    if tried:
+        others = f" Nor of {tried} other {'trace' if tried == 1 else 'traces'} of this bug."
     by_hand = [
         f" A test of this bug is there: {REPORTS / fault.test}."
         for fault in _faults_of(file)

@@ -46,9 +46,12 @@ def skeleton_for(spec: SystemSpec, kind: Kind) -> str:
     """The name of the skeleton for a system: that of its kind, or of a variant."""
     if kind is not BLOCKS:
         return kind.name
-    overlaps = ["overlap"] * (spec.engine == "lmdeploy" or "async" in spec.ways)
-    connects = ["offload"] * ("offload" in spec.ways)
-    return "_".join(overlaps + connects) or kind.name
+    variants = []
+    if spec.engine == "lmdeploy" or "async" in spec.ways:
+        variants.append("overlap")
+    if "offload" in spec.ways:
+        variants.append("offload")
+    return "_".join(variants) or kind.name
 
 
 def skeleton_trace(name: str, kind: Kind) -> Trace:

@@ -200,11 +200,10 @@ def _in_tree(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment) -> list
             if page is None:
                 return [Fact("", "is not in the tree")]
             slots = slots_text(page[0])
-            live = page[1] or "swa" not in m.facts.pools
-            return [
-                Fact("", f"has {slots}", f"had {slots}"),
-                *[Fact("", "is a tombstone")] * (not live),
-            ]
+            found = [Fact("", f"has {slots}", f"had {slots}")]
+            if "swa" in m.facts.pools and not page[1]:
+                found.append(Fact("", "is a tombstone"))
+            return found
         case AtLock(owner):
             lock = m.locks.get(owner)
             if lock is None:

@@ -125,7 +125,9 @@ def unit_test(
         text,
     ]
     code = "\n".join([_engine(run.trace.sizes(EngineConfig), system), *body])
-    used = [_kind(run.trace.sizes(EngineConfig)), *["adapter_of"] * ("adapter_of(" in code)]
+    used = [_kind(run.trace.sizes(EngineConfig))]
+    if "adapter_of(" in code:
+        used.append("adapter_of")
     needed = f"import unittest\n\nfrom {SHARED} import {', '.join(used)}"
     if not beside:
         imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")

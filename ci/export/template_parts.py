@@ -45,7 +45,8 @@ def server(geometry: Geometry, code: str, more: Sequence[str] = ()) -> str:
     settings = "".join(f'\n        "{name}": "{value}",' for name, value in variables.items())
     if settings:
         given += f",\n    settings={{{settings}\n    }},"
-    given += "".join(f",\n    {each}" for each in more) + "," * bool(more)
+    if more:
+        given += "".join(f",\n    {each}" for each in more) + ","
     one = len(given) < 80 and not settings and not more
     return f"server = Server({given})" if one else f"server = Server(\n    {given}\n)"
 

@@ -100,13 +100,9 @@ def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
     keys = {key.chunk: key for key in facts.host.keys}
     for chunk, held in enumerate(facts.host.memory):
         key = keys.get(chunk)
-        pins = (
-            ""
-            if key is None
-            else "writing"
-            if key.pins < 0
-            else f"pinned {key.pins}" * bool(key.pins)
-        )
+        pins = ""
+        if key is not None and key.pins:
+            pins = "writing" if key.pins < 0 else f"pinned {key.pins}"
         groups = ", ".join("nothing" if group < 0 else f"KV of group {group}" for group, _ in held)
         cells.append({
             "number": chunk, "tags": [pins or ("kept" if key else "free")], "wrong": chunk in stake,

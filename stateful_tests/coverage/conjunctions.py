@@ -387,7 +387,11 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
 
 
 def _says(insertion: Insertion, prefix: int, evicted: int) -> str:
-    words = ["recovers"] * bool(insertion.recovered) + ["duplicates"] * (insertion.matched > prefix)
+    words = []
+    if insertion.recovered:
+        words.append("recovers")
+    if insertion.matched > prefix:
+        words.append("duplicates")
     if insertion.end > insertion.matched:
         words.append("adds a tombstone" if evicted > insertion.matched else "adds")
     return " and ".join(words)

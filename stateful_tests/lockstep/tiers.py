@@ -162,9 +162,10 @@ def _told(node: TierNode) -> str:
     for word, counts in (("locked", node.locks), ("pinned", node.pins)):
         told = ", ".join(f"{pool} {count}" for pool, count in counts.items() if count)
         parts += [f"{word} {told}"] if told else []
-    parts += ["waits for a store"] * (node.storing >= 0) + ["waits for a load"] * (
-        node.loading >= 0
-    )
+    if node.storing >= 0:
+        parts.append("waits for a store")
+    if node.loading >= 0:
+        parts.append("waits for a load")
     return ", ".join(parts)
 
 

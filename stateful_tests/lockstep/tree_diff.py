@@ -64,7 +64,7 @@ def _inside(tree: Tree, path: Key) -> bool:
 
 def _node(placed: Placed, tree: Tree) -> str:
     dead = tree.window is not None and not placed.node.live
-    state = ", with a state" * bool(placed.node.state_used)
+    state = ", with a state" if placed.node.state_used else ""
     shown = pictures.node(
         (placed.start, placed.end), path_text(placed.path), False if dead else None
     )

@@ -18,9 +18,9 @@ def unknown_field(kind: Any, data: bytes, path: str, field: str) -> str:
     struct = _struct(_at(kind, data, path))
     if struct is None:
         return "unknown field"
-    names = [struct.tag_field] * (struct.tag_field is not None) + [
-        each.encode_name for each in struct.fields
-    ]
+    names = [each.encode_name for each in struct.fields]
+    if struct.tag_field is not None:
+        names.insert(0, struct.tag_field)
     of = f" of {struct.tag}" if struct.tag is not None else ""
     return f"unknown field{_meant(field, names)} The fields{of}: {', '.join(map(str, names))}"
 

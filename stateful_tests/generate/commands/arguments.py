@@ -36,8 +36,12 @@ def drafts_of(scope: Scope, request: Request) -> list[Draft]:
     runs = request.phase is Phase.RUNNING
     if not (runs or scope.invalid):
         return []
-    drafts = [Draft(request.name, *sizes) for sizes in (draft_sizes(scope) if runs else [(1, 1)])]
-    return drafts + [Draft(request.name, 1, 2)] * (runs and scope.invalid)
+    if not runs:
+        return [Draft(request.name, 1, 1)]
+    drafts = [Draft(request.name, *sizes) for sizes in draft_sizes(scope)]
+    if scope.invalid:
+        drafts.append(Draft(request.name, 1, 2))
+    return drafts
 
 
 def drafts_of_two(scope: Scope, one: Request, two: Request) -> Iterator[tuple[Draft, Draft]]:

@@ -264,7 +264,7 @@ class EvictHarness(Harness[Evict]):
         """A page, a node, all that is evictable, or more; of one pool or of both."""
         geometry, tree = c.state.config.geometry, c.state.tree
         if c.invalid and once_in(c.source, 2):
-            more = [(1, 0, -1)] * bool(geometry.states)
+            more = [(1, 0, -1)] if geometry.states else []
             return Evict(*pick(c.source, ((0, 0), (-1, 0), (0, -1), (1, 1), *more)))
         lengths = [len(placed.node.key) for placed in nodes(tree)] if tree is not None else []
         can = sizes(tree) if tree is not None else Sizes(0, 0, 0, 0)
