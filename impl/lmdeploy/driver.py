@@ -20,7 +20,7 @@ from impl.adapter import Misfit, UnusableImplementation
 from impl.bare import bare
 from impl.isolation import loaded
 from impl.lmdeploy.loading import CAPABILITIES, load
-from impl.lmdeploy.sleep import sleep_of
+from impl.lmdeploy.engine_methods import longest_session_of, sleep_of
 from impl.lmdeploy.states import CheckpointedStates
 from impl.optional import either, optional
 from impl.process.failures import SystemFailed
@@ -60,7 +60,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         maker.ModelInputs = maker.ModelInputsDelta = BatchInputs
         maker.fill_logits_indices = lambda inputs, *_: inputs
         loop.InferOutput = Values
-        self._sleep = sleep_of(root)
+        self._sleep, self._longest_session = sleep_of(root), longest_session_of(root)
 
     def reset(self, geometry: EngineConfig) -> None:
         [group, *more] = geometry.groups
@@ -71,10 +71,6 @@ class LMDeployDriver(SelfSchedulingDriver):
         self.clear(size := group.block_size)
         self.config, self._states = geometry, CheckpointedStates(geometry)
         slots = self._states.blocks * size
-        # Engine._get_max_session_len: a block is kept back, unless a window makes room.
-        self._longest = geometry.max_model_len
-        if group.window is None or group.window > slots:
-            self._longest = min(self._longest, slots - size)
         caching = geometry.caching and group.window is None
         cache = self._of["config"].CacheConfig(
             max_batches=geometry.max_seqs, block_size=size, num_cpu_blocks=0,
@@ -82,6 +78,7 @@ class LMDeployDriver(SelfSchedulingDriver):
             max_prefill_token_num=geometry.max_batched_tokens, enable_prefix_caching=caching,
             num_reserved_gpu_blocks=1, device_type="cpu", **self._states.settings,
         )  # fmt: skip
+        self._longest = self._longest_session(geometry.max_model_len, cache)
         plan = self._of["config"].SchedulerConfig(
             max_batches=geometry.max_seqs,
             max_session_len=self._longest,

@@ -165,6 +165,17 @@ class EngineConfig:
         """It has a KV connector."""
         return self.host_chunks > 0 or self.peer
 
+    def has_room_for(self, length: int) -> bool:
+        """An empty engine has blocks for a text and one of each group to spare, while as many requests as it
+        takes have their states."""
+        paged = [group for group in self.groups if not group.state]
+        states = [
+            self.max_seqs - 1 + self.most_blocks(group) for group in self.groups if group.state
+        ]
+        blocks = sum(1 + -(-length // group.block_size) for group in paged) + sum(states)
+        page = max((group.block_size for group in paged), default=1)
+        return length + page <= self.max_model_len and blocks <= self.blocks
+
     def most_blocks(self, group: LayerGroup) -> int:
         """Blocks of a group that one request may need, two steps of the whole budget in flight."""
         if group.state:  # the running one, the one before, a copy on write and a checkpoint

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from reference.clauses.base import Clause, register
 from reference.failures import AtCount, AtNamed, Failure, counted, failure
@@ -17,11 +17,25 @@ PROGRESS: dict[str, Clause] = {}
 clause = partial(register, PROGRESS, concerns="outcomes, choices and order", rule="headway")
 
 
+class Admission(NamedTuple):
+    """What a server has decided on a request that a client has sent.
+
+    never: why no empty server could ever answer it, "" where one could. fits: an empty server has room for
+    it, with a page of each pool to spare. refused: for its size.
+    """
+
+    request: str
+    never: str
+    fits: bool
+    refused: bool
+
+
 class ProgressStep(Protocol):
     """A step after which somebody may wait for ever.
 
     standstill: None where the scheduler was not called, or nobody waits. unanswered: the state of each
-    request that has no answer, by name. room: what is free, in words.
+    request that has no answer, by name. room: what is free, in words. admission: None where no client has
+    sent a request, or it was refused for another reason than its size.
     """
 
     @property
@@ -32,6 +46,9 @@ class ProgressStep(Protocol):
 
     @property
     def room(self) -> str: ...
+
+    @property
+    def admission(self) -> Admission | None: ...
 
 
 @clause(
@@ -45,12 +62,10 @@ class ProgressStep(Protocol):
     ),
     source="vllm#39734, vllm#53130; sglang#39271, sglang#36458",
     scope=(
-        "A state counts only where all that devices, the network and clients had to do for it has been done"
-        " since the last time. A session between turns may hold what others wait for."
+        "All that others had to do has been done. A session between turns may hold what others wait for."
     ),
     decision=(
-        f"A repeated state is the witness, not a time limit. A state is one that was seen {FOR_EVER} times: a"
-        " scheduler may count attempts that its facts do not show."
+        f"A state must be seen {FOR_EVER} times: a scheduler may count attempts that its facts do not show."
     ),
     assumption="A scheduler that is in the same state, and is called the same way, does the same again.",
     trigger=lambda step: step.standstill is not None and not step.standstill.runs,
@@ -91,6 +106,27 @@ def _cycle(step: ProgressStep) -> Failure | None:
         AtCount("batch", "livelock"),
         *(AtNamed("request", name) for name in step.unanswered),
     )
+
+
+@clause(
+    "PRO-3",
+    "what never fits is refused, and nothing else",
+    "A request that no empty server could answer is refused when it comes. One that an empty server has room"
+    " for is not refused for its size.",
+    why="What never fits waits for ever, and all behind it. A server that refuses all answers nobody.",
+    source="sglang#31205, sglang#39271",
+    scope="Of sessions the first turn. Admission may keep a page of each pool back.",
+    trigger=lambda step: step.admission is not None and bool(step.admission.never),
+)
+def _never_fits(step: ProgressStep) -> Failure | None:
+    found = step.admission
+    if found is None or found.refused == bool(found.never) or (found.refused and not found.fits):
+        return None
+    want, got = f"{found.request} is refused: {found.never}", "it is accepted"
+    if found.refused:
+        want = f"{found.request} is accepted: an empty server has room for it"
+        got = "it is refused for its length"
+    return failure(want, got, AtNamed("request", found.request))
 
 
 def _told(step: ProgressStep) -> str:

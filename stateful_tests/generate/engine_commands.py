@@ -31,7 +31,8 @@ class EngineProfile:
     """What one run is like (swarm testing). Rates are "once in so many"; 0 stands for never.
 
     names: requests at a time. sessions: of those added, how many are. long: prompts of half of max_model_len.
-    accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len.
+    accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len, and
+    a prompt may leave no output.
     slow: transfers wait, the more so the larger it is; forget: host memory is reset; fails: a
     load fails. alike: tokens of the one text that all send, so that the model gives all the same answer, in
     a pool of one longest request; 0: they send what they like. whole: half of the prompts leave room for one
@@ -290,6 +291,8 @@ def _add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile
     length = sum(piece.tokens for piece in prompt) + own
     remote = source.upto(length) if texts.config.peer and once_in(source, 2) else 0
     outputs = _outputs(source, texts.config.max_model_len)
+    if profile.overlong and outputs == 1:  # no server ever has room for an output of it
+        prompt, own, remote = (Piece(profile.texts[0], texts.config.max_model_len),), 0, 0
     adapter, salt = _name_among(profile.adapters, source), _name_among(profile.salts, source)
     return Add(name, outputs, own, prompt, priority, resumable, remote, adapter, salt)
 

@@ -106,6 +106,7 @@ class EngineLockstep(AnyLockstep):
             texts.in_use,
             texts.standstill,
             tuple(texts.sources),
+            outcome.reason if isinstance(outcome, Refused) else None,
         )
         self._judge(step, broken(step, self.waived), self.clauses.values())
         return self._count(outcome)

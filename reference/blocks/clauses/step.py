@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from reference.blocks.commands import EngineCommand
+from reference.blocks.commands import Add, EngineCommand
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Table
 from reference.blocks.host_view import HostView, window_start
 from reference.blocks.request_texts import Bearer, LaneNote, OutputNote
 from reference.clauses.base import Clause, register
+from reference.clauses.progress import Admission
+from reference.commands import Reason, prompt_len
 from reference.failures import AtTable, Failure, counted, failure
 from reference.headway import Standstill
 from reference.remembered import remembered
@@ -31,7 +33,8 @@ OUTSIDE = -1, 0  # group and index of a block outside of tables
 class BlockStep(HostView):
     """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
     what was given out, beside what is expected. bearers: who is there after the command, by name. in_use:
-    blocks that steps in flight write or copy. standstill, kv_sources: see RequestTexts (sources)."""
+    blocks that steps in flight write or copy. standstill, kv_sources: see RequestTexts (sources). reason: why
+    it was refused."""
 
     config: EngineConfig
     command: EngineCommand
@@ -44,6 +47,7 @@ class BlockStep(HostView):
     in_use: frozenset[int] = frozenset()
     standstill: Standstill | None = None
     kv_sources: tuple[KvSource, ...] = ()
+    reason: Reason | None = None
 
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
@@ -73,6 +77,19 @@ class BlockStep(HostView):
     def room(self) -> str:
         """What is free, in words."""
         return f"{counted(len(self.after.free), 'block')} free"
+
+    @property
+    def admission(self) -> Admission | None:
+        """What the engine has decided on a request: a pool holds any text of max_model_len (EngineConfig)."""
+        command, most = self.command, self.config.max_model_len
+        refused = self.refused and self.reason is Reason.BAD_LENGTH
+        if not isinstance(command, Add) or (self.refused and not refused):
+            return None
+        length = prompt_len(command.prompt) + command.tokens
+        sane = length >= 1 <= command.max_tokens and all(each.tokens for each in command.prompt)
+        never = f"its prompt leaves no output in {most} tokens" if length >= most else ""
+        fits = sane and self.config.has_room_for(length + command.max_tokens)
+        return Admission(command.request, never, fits, refused)
 
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:
         """Requests with KV, and the cache manager's tables of them."""

@@ -17,7 +17,9 @@ from reference.pairs.clauses.base import REGISTERED
 from reference.pairs.step import PairStep
 
 __all__ = ["OF_PAIRS", "PAIR_CLAUSES", "SERVER_CLAUSES", "PairStep", "broken", "broken_off"]
-OF_PAIRS = in_order(REGISTERED, (promises, endings)) | PROGRESS
+OF_PAIRS = in_order(REGISTERED, (promises, endings)) | {
+    name: PROGRESS[name] for name in ("PRO-1", "PRO-2")
+}
 # Of recurrent state and host memory, which a pair has not; progress is asked of both servers together.
 _ELSEWHERE = {
     name for name in BLOCK_CLAUSES if name.startswith(("STA-", "HOST-"))

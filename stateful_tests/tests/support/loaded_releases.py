@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.lmdeploy.driver import LMDeployDriver
+from impl.lmdeploy.engine_methods import ENGINE, longest_session_of
 from impl.sglang.parts import fetch as sglang_files
 from impl.sglang.tiers.driver import TierDriver
 from impl.sglang.tiers.loading import tiered
@@ -42,16 +43,43 @@ class LoadedEngine(EngineDriver):
         cut_out = [edit for edit in edits if edit.file in (RUNNER, CORE)]
         was = self._methods, self._reset_caches
         for edit in cut_out:
-            with tempfile.TemporaryDirectory() as folder:
-                (file := Path(folder, edit.file)).parent.mkdir(parents=True)
-                file.write_text(edit.text(self.root), encoding="utf-8")
+            with written(edit, self.root) as folder:
                 if edit.file == RUNNER:
-                    self._methods = runner_methods(Path(folder), {})
+                    self._methods = runner_methods(folder, {})
                 else:
-                    self._reset_caches = reset_caches(Path(folder))
+                    self._reset_caches = reset_caches(folder)
         with planted(self.root, [edit for edit in edits if edit not in cut_out]):
             yield
         self._methods, self._reset_caches = was
+
+
+class LoadedLMDeploy(LMDeployDriver):
+    """LMDeploy. It cuts functions out of the file of its engine, which it does not load."""
+
+    root: Path
+
+    @contextmanager
+    def planted(self, edits: Iterable[Edit]) -> Iterator[None]:
+        """With these edits."""
+        was, loaded_edits = self._longest_session, []
+        for edit in edits:
+            if Path(edit.file) != ENGINE:
+                loaded_edits.append(edit)
+                continue
+            with written(edit, self.root) as folder:
+                self._longest_session = longest_session_of(folder)
+        with planted(self.root, loaded_edits):
+            yield
+        self._longest_session = was
+
+
+@contextmanager
+def written(edit: Edit, root: Path) -> Iterator[Path]:
+    """A folder with the one file that an edit changes."""
+    with tempfile.TemporaryDirectory() as folder:
+        (file := Path(folder, edit.file)).parent.mkdir(parents=True)
+        file.write_text(edit.text(root), encoding="utf-8")
+        yield Path(folder)
 
 
 @cache
@@ -73,7 +101,7 @@ def loaded(spec: SystemSpec) -> Any:
         system.capabilities = TierSystem.capabilities
     else:
         root = resolve(str(spec)).root
-        system = {"lmdeploy": LMDeployDriver, "transformers": PagingDriver}[spec.engine](root)
+        system = {"lmdeploy": LoadedLMDeploy, "transformers": PagingDriver}[spec.engine](root)
     system.root, system.name = root, str(spec)
     return system
 

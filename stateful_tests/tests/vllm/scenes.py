@@ -21,6 +21,7 @@ from reference.blocks.facts import (
     Transfer, chained,
 )  # fmt: skip
 from reference.blocks.request_texts import RequestTexts
+from reference.commands import Reason
 from stateful_tests.lockstep.results import Violation, violation_of
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
@@ -73,8 +74,8 @@ class Scene:
     def violation(self, line: str, waived: Container[str] = ()) -> Violation | None:
         """What a command with the facts after it violates of the clauses that are not waived."""
         text, *stated = (part.strip() for part in line.split(";"))
-        refused = text.startswith("refused ")
-        command = parse(text.removeprefix("refused "), ENGINE_KINDS)
+        refused, for_length = text.startswith("refused "), text.startswith("refused (length) ")
+        command = parse(text.removeprefix("refused ").removeprefix("(length) "), ENGINE_KINDS)
         if not refused:
             self._sent(command)
         self._outputs: list[Output] = []
@@ -94,6 +95,7 @@ class Scene:
         step = BlockStep(
             self.config, command, refused, self.before, after, lanes, outputs, self.expected.bearers,
             self.expected.in_use, self.expected.standstill, tuple(self.expected.sources),
+            Reason.BAD_LENGTH if for_length else None,
         )  # fmt: skip
         self.before, self.step = after, step
         failures = broken(step, waived)

@@ -25,6 +25,23 @@ def test_sizes_that_do_not_fit_name_their_field(changes, field):
         EngineConfig(**(plain | changes))
 
 
+@pytest.mark.parametrize(
+    "groups, blocks, longest",
+    [
+        ([LayerGroup(2)], 8, 14),  # of 16 tokens a page is to spare
+        ([LayerGroup(2)], 6, 10),  # and of six blocks one
+        ([LayerGroup(2), LayerGroup(4, 3)], 9, 8),  # 4 and 2 blocks, and one of each
+        ([LayerGroup(2), LayerGroup(2, state=True)], 11, 10),  # 5 states of two requests
+        ([LayerGroup(2, state=True)], 5, 15),
+    ],
+)
+def test_an_empty_engine_has_room_for_a_text_and_a_block_of_each_group(groups, blocks, longest):
+    config = EngineConfig(tuple(groups), 40, 16, 8)
+    object.__setattr__(config, "blocks", blocks)
+    room = [length for length in range(1, 17) if config.has_room_for(length)]
+    assert room == [*range(1, longest + 1)]
+
+
 def test_drawn_sizes_fit_together():
     for seed in range(300):
         for preset in ENGINE_PRESETS.values():

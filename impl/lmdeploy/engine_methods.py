@@ -1,4 +1,4 @@
-"""A server sleeps and gets other weights: `Engine.sleep` of the release, with its workers played."""
+"""Methods of the release's `Engine`, cut out of its file: its sleep, and the longest session."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from impl.isolation import Inert, cut
 from impl.stand_ins import Values
 
-_ENGINE = Path("lmdeploy/pytorch/engine/engine.py")
+ENGINE = Path("lmdeploy/pytorch/engine/engine.py")
 _METHODS = frozenset({"Engine.sleep", "Engine._cancel_and_end_all_sessions"})
 
 
 def sleep_of(root: Path) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
     """Return the steps of a server of the release when it sleeps, given its scheduler and its maker of
     batches. Nobody is there: the clients have ended their sessions."""
-    methods = cut(root / _ENGINE, _METHODS, {"logger": Inert(), "_SLEEPING_TAGS": set()})
+    methods = cut(root / ENGINE, _METHODS, {"logger": Inert(), "_SLEEPING_TAGS": set()})
 
     async def nothing(*_: Any) -> None:
         """The workers hold no memory, and no batch is in flight."""
@@ -33,3 +33,16 @@ def sleep_of(root: Path) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
         await methods["sleep"](engine)
 
     return sleep
+
+
+def longest_session_of(root: Path) -> Callable[[int, Any], int]:
+    """The most tokens of a session that a server of the release takes, given what it is asked for and its
+    cache: `EngineInstance` refuses a longer prompt."""
+    methods = cut(root / ENGINE, frozenset({"Engine._get_max_session_len"}), {})
+
+    def longest(asked: int, cache: Any) -> int:
+        plan = Values(max_session_len=asked)
+        engine = Values(scheduler_config=plan, cache_config=cache)
+        return int(methods["_get_max_session_len"](engine))
+
+    return longest
