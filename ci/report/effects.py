@@ -18,6 +18,7 @@ _EFFECTS = {
     "TREE-6": "locks: tree nodes can never be evicted, or can be evicted while they are read",
     "STA-6": _LOST,
     "OUT": "the server did what the rules refuse: what it holds from here on is not known",
+    "PRO": "a client may wait for ever, or is refused though there is room",
     "REF-1": "the cursors are not the expected ones: answers of this session may be wrong",
     **dict.fromkeys(("OWN", "MAP", "READ", "SWA", "OUT-3", "STA"), _SHARED),
     **dict.fromkeys(

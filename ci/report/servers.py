@@ -17,6 +17,7 @@ from ci.report.pair_story import pair_words, story
 from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
+from reference.clauses.progress import PROGRESS
 from reference.failures import counted
 from reference.state import Cursors
 from stateful_tests.lockstep.endings import Ending, ending, gravest
@@ -188,7 +189,7 @@ def _read(data: Data) -> str:
 
 def mismatch(m: Mismatch) -> Data:
     """One mismatch."""
-    title = CLAUSES[m.clause].title if m.clause in CLAUSES else ""
+    title = clauses[m.clause].title if m.clause in (clauses := CLAUSES | PROGRESS) else ""
     return {
         "file": m.file, "line": m.line, "at": _clock(m.at), "event": m.event, "command": m.command,
         "clause": m.clause, "title": title,

@@ -244,8 +244,11 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
             yield ServedFinding("server", key, "; ".join(situations), known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
-        known = deviations.stalls(run.release, kind, run.config.window, outcome.preemptions) or ended
-        yield ServedFinding("progress", f"stalls: {kind}", stall.says, known)
+        known = (
+            deviations.stalls(run.release, kind, run.config.window, outcome.preemptions) or ended
+        )
+        says = f"{stall.clause}: {stall.says}" if stall.clause else stall.says
+        yield ServedFinding("progress", f"stalls: {kind}", says, known)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from impl.sglang.server import events as log
 from reference.commands import Abort, Close, Open, Reason, Submit
 from reference.state import Session, text_cut, text_len
@@ -10,6 +12,11 @@ from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import PageJudge
 from stateful_tests.watched.kept_states import KeptStates
 from stateful_tests.watched.seen import RequestSeen, SessionSeen
+
+# A refusal for its size says how long the input is.
+_TOO_LONG = re.compile(r"Input length \((\d+) tokens\)|input_len=(\d+)")
+# Admission asks for more than a text and an output: a server may refuse what is this near to a limit.
+_MARGIN = 16
 
 
 @action(log.SessionOpened, commands="open")
@@ -68,7 +75,7 @@ def closes_happen(beside: Beside) -> None:
 
 @action(
     log.Submitted,
-    guard="no turn of the session is in flight; one that is rejected: there is one",
+    guard="no turn of the session is in flight; one that is rejected: there is one; the pools hold the input",
     commands="submit (rejected: submit of a request by itself)",
     compared="origin; the input begins with the history",
 )
@@ -88,6 +95,10 @@ def submitted(beside: Beside, e: log.Submitted) -> None:
         _shows_text(beside, session, e)
     for found in beside.texts.asks(e.request, e.session, e.ids):
         raise Diverged(*found, command)
+    most = min(beside.header.full_tokens, beside.header.width)
+    if e.tokens > most:
+        want = f"{e.request} is refused: its input has {e.tokens} tokens, and an empty server holds {most}"
+        raise Diverged("PRO-3", want, "takes it", command)
     beside.do(command)
     origin = beside.request(e.request).origin
     beside.result.compared += 1
@@ -113,8 +124,21 @@ def _shows_text(beside: Beside, session: Session, e: log.Submitted) -> None:
     beside.state = state._replace(serial=serial)
 
 
+def _refused_for_its_size(beside: Beside, e: log.Submitted, length: int) -> None:
+    """A client is told that its input is too long. An empty server must not hold it."""
+    header = beside.header
+    beside.result.reach("a prompt that is refused for its size")
+    pools = [header.full_tokens, *([header.swa_tokens] if header.window is not None else [])]
+    most = min(*pools, header.width) - header.width // 64 - 2 * header.page_size - _MARGIN
+    if length <= most:
+        want = f"{e.request} is taken: an empty server holds {most} tokens at least"
+        raise Diverged("PRO-3", want, f"refuses its input of {length}")
+
+
 def _rejected(beside: Beside, e: log.Submitted) -> None:
     """It was refused as a turn; what runs is a request of one token, outside of the session."""
+    if too_long := _TOO_LONG.search(e.why):
+        _refused_for_its_size(beside, e, int(too_long[1] or too_long[2]))
     session = beside.state.session(e.session)
     busy = session is not None and session.turn is not None
     if session is not None and not busy and "active request" in e.why:

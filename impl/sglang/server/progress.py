@@ -16,7 +16,7 @@ Kind = Literal[
 
 
 class Stall(NamedTuple):
-    """Clients wait, and nothing will ever happen unless one of them goes away (PRO-1; "livelock": PRO-2).
+    """Clients wait, and nothing will ever happen unless one of them goes away.
 
     kind: the server has no such request any more ("lost"); all that wait would fit into what is free or
     can be evicted ("room"), or one might if idle sessions gave up what they hold ("sessions"); none holds
@@ -31,6 +31,12 @@ class Stall(NamedTuple):
     kind: Kind
     request: str
     says: str
+
+    @property
+    def clause(self) -> str:
+        """The clause that it violates, "" where it is no matter of an answer."""
+        others = {"livelock": "PRO-2", "never": "PRO-3", "swa": "", "flush": ""}
+        return others.get(self.kind, "PRO-1")
 
 
 class Room(NamedTuple):

@@ -455,6 +455,8 @@ def test_known_faults_say_why_a_client_waits(release, kind, window, known):
     run = serving.ServedRun(release, Config(window=window), (), 1)
     (found,) = serving._findings(run, outcome, serving.Validated())
     assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
+    clause = {"never": "PRO-3: waits", "swa": "waits"}.get(kind, "PRO-1: waits")
+    assert found.says == clause
 
 
 def test_who_waits_for_long_is_reported():
