@@ -27,7 +27,11 @@ KINDS_OF_A_TIER = ("texts", "scene", "talks", "storm")  # with a host tier, run 
 # A session that comes again ends a server with a storage (session-asks-the-storage): in one run of eight.
 SESSIONS_AT = 7
 WITH_PRIORITIES = 0.3  # of the runs: clients state them
-FITS_HARDLY_AT = 4  # the run of eight in which somebody sends a prompt of the size of a pool
+FITS_HARDLY_AT = 0, 4  # the runs of eight in which somebody sends a prompt of the size of a pool
+# In one run of eight a model has recurrent layers, with this many slots of state: a server takes a third as
+# many requests at a time.
+STATES_AT, SLOTS = 6, (9, 12, 18, 30)
+LEAST_LEFT = 7  # tokens of the pool that a prompt leaves, or it is refused
 TRIES = 40  # servers of which one is chosen
 # Memory is short, and what runs is retracted. A flood has prompts of many chunks.
 STORMS: dict[str, dict[str, int | bool]] = {
@@ -83,6 +87,8 @@ class Population:
         each = 4 if tier else 2
         scene = known[number // each % len(known)] if number % each == 1 else None
         given = dict(scene["server"] if scene else STORMS.get(kind, {}))
+        if scene is None and number % 8 == STATES_AT:
+            given["states"] = random.Random(f"{self.seed} {number} states").choice(SLOTS)
         if not self.states or self.fixed.get("window"):
             given.pop("states", None)
         if self.fixed.get("states"):  # it does not go with a window
@@ -106,7 +112,7 @@ class Population:
                 replace(each, resends=each.resends or (at % 2 == 1 and not each.session))
                 for at, each in enumerate(found)
             )
-        if scene is None and number % 8 == FITS_HARDLY_AT:
+        if scene is None and number % 8 in FITS_HARDLY_AT:
             big = hardly_fits(random.Random(f"{self.seed} {number} prompt"), found[-1], config)
             found = *found[:-1], big
         if scene is None and number % 6 in (0, 4):
@@ -326,7 +332,9 @@ def hardly_fits(rng: random.Random, client: Client, config: Config) -> Client:
     pool = config.tokens
     if config.window and rng.random() < 0.6:
         pool = config.tokens * config.swa // 10
-    tokens = max(1, pool - rng.choice((-1, 0, 1, config.page_size, 2 * config.page_size + 1)))
+    # the last of these is the most that a server of SGLang takes
+    less = rng.choice((-1, 0, 1, config.page_size, 2 * config.page_size + 1, LEAST_LEFT))
+    tokens = max(1, pool - less)
     turn = Turn(wait=0, tokens=tokens, limit=rng.choice((1, 2, 5)), text=client.turns[0].text)
     return replace(client, turns=(turn, *client.turns[1:]))
 

@@ -69,10 +69,8 @@ def _pool(reader: Reader, error: str) -> Pool | None:
     """The pool in which an allocation failed."""
     if "alloc_req_slots" in error:
         return "rows"
-    if "mamba" in error:
-        return "states"
-    if (found := _WANTED.search(error)) is None:
-        return None
+    if (found := _WANTED.search(error)) is None:  # else it tells of states as of all pools
+        return "states" if "mamba" in error else None
     wanted = int(found["tokens"])
     if reader.swa and sum(_left(reader, "full")) >= wanted > sum(_left(reader, "SWA")):
         return "SWA"
@@ -95,7 +93,8 @@ def _left(reader: Reader, pool: Pool) -> tuple[int, int]:
 
 def _pinned(reader: Reader, pool: Pool, granted: list[str]) -> str:
     """Who holds something of a pool, the greatest first."""
-    held = sorted(_held(reader, pool), key=lambda each: -each[1])
+    # a request may be in two batches
+    held = sorted(dict(_held(reader, pool)).items(), key=lambda each: -each[1])
     words = [f"{name} {amount}" for name, amount in held if amount and name not in granted]
     more = f" and {len(words) - _MOST} others" if len(words) > _MOST else ""
     return f"held by {', '.join(words[:_MOST])}{more}" if words else "nobody else holds any"

@@ -11,7 +11,8 @@ from impl.sglang.server.reading import Reader
 LIVELOCK = 300  # forward passes in which no request gets further than before
 
 Kind = Literal[
-    "lost", "room", "sessions", "never", "chunks", "margin", "alone", "held", "livelock", "swa", "flush"
+    "lost", "room", "sessions", "never", "chunks", "margin", "strict", "alone", "held", "livelock", "swa",
+    "flush"
 ]  # fmt: skip
 
 
@@ -21,11 +22,11 @@ class Stall(NamedTuple):
     kind: the server has no such request any more ("lost"); all that wait would fit into what is free or
     can be evicted ("room"), or one might if idle sessions gave up what they hold ("sessions"); none holds
     anything, and one asks for more than there is and was not refused ("never"), or for more SWA KV than
-    there is at once ("chunks"); all is free and it fits, and admission asks for more besides ("margin");
-    it would fit alone, and nobody else holds anything ("alone"); requests that are in a batch keep the
-    rest, and none is computed ("held"); the server computes, and no request gets further ("livelock"). Or
-    one keeps SWA KV that it reads no more ("swa", #28246). Or the cache is not flushed, though nothing
-    runs or waits ("flush").
+    there is at once ("chunks"); all is free and it fits, and admission asks for a page besides ("margin"),
+    or for more ("strict"); it would fit alone, and nobody else holds anything ("alone"); requests that are
+    in a batch keep the rest, and none is computed ("held"); the server computes, and no request gets
+    further ("livelock"). Or one keeps SWA KV that it reads no more ("swa", #28246). Or the cache is not
+    flushed, though nothing runs or waits ("flush").
     """
 
     kind: Kind
@@ -102,7 +103,12 @@ def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
             kind: Kind = "chunks" if there.holds(at_once) else "never"
             return Stall(kind, request.rid, f"{says}, and there are {_text(there)} in all")
         if free == there:
-            return Stall("margin", request.rid, f"{says}, which is all that there is")
+            asked = _asked(reader, request)
+            return Stall(
+                "strict" if there.holds(asked) else "margin",
+                request.rid,
+                f"{says}, which is all that there is",
+            )
         if running - waiting.keys():
             held = ", ".join(sorted(running - waiting.keys()))
             return Stall("held", request.rid, f"{says}; {held} keep the rest, and are not computed")
@@ -184,6 +190,13 @@ def _needed(reader: Reader, request: Any) -> Room:
     tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
     drafts = 2 * (reader.scheduler.server_args.speculative_num_draft_tokens or 0)
     tokens = -(-tokens // page) * page + 2 * page + drafts
+    return Room(tokens, tokens if reader.swa else 0, 1)
+
+
+def _asked(reader: Reader, request: Any) -> Room:
+    """A request's text, all its outputs, and a page: what admission asks for, and a token that stays free."""
+    tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
+    tokens += reader.scheduler.page_size + 1
     return Room(tokens, tokens if reader.swa else 0, 1)
 
 

@@ -42,7 +42,7 @@ def server(full=(0, 8, 6), swa=(5, 3), rows=0, states=0):
         rows=Bag(mamba_allocator=Bag(available_size=lambda: states)),
         release=Bag(slots=lambda _: {"s1": owner}, cursors=lambda each: each.cursors),
         holds=lambda _: True,
-        unfinished=lambda: [(runs, False), (Bag(rid="c.1"), True)],
+        unfinished=lambda: [(runs, False), (runs, False), (Bag(rid="c.1"), True)],
     )
 
 
@@ -61,6 +61,7 @@ TOKENS = "Prefill out of memory. Try to allocate 8 tokens."
     ("prepare_for_extend", "Not enough space for mamba cache", {}, "states", (0, 1)),
     ("init_next_round_input", "Can not alloc mamba cache", {}, "states", (0, 1)),
     ("prepare_for_extend", TOKENS, {}, "full", (0, 2)),
+    ("prepare_for_extend", f"{TOKENS} Available mamba: 15", {}, "full", (0, 2)),
     ("prepare_for_decode", TOKENS, {"full": (7, 8, 7), "swa": (5, 2)}, "SWA", (5, 2)),
     ("prepare_for_decode", TOKENS, {"full": (6, 8, 7), "swa": (5, 2)}, "full", (6, 1)),
     # its own count says that there is room: what is evictable is pinned

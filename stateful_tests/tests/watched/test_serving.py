@@ -243,10 +243,12 @@ def test_a_smaller_run_is_one_that_a_server_can_have():
 
 
 def test_servers_with_recurrent_layers_have_what_goes_with_them():
-    """Among all: a scene of theirs; where a release or what is fixed has no states, none."""
+    """A scene of theirs, and one run of eight; where a release or what is fixed has no states, none."""
     runs = population.Population(1)
-    drawn = [runs.draw()[0] for _ in range(20)]
-    assert [bool(config.states) for config in drawn].count(True) == 1
+    drawn = [runs.draw()[0] for _ in range(40)]
+    between = [config.states for config in drawn[6::8]]
+    assert {*between} <= {*population.SLOTS} and len({*between}) > 1
+    assert [bool(config.states) for config in drawn].count(True) == len(between) + 1
     for more in ({"states": False}, {"fixed": {"window": 6}}):
         runs = population.Population(1, **more)
         assert not any(runs.draw()[0].states for _ in range(20))
@@ -407,6 +409,7 @@ ALL, MORE = Room(10, 10, 2), Room(11, 11, 1)
         (("a.1",), (), SMALL, NOTHING, Room(11, 9, 1), "never"),
         (("a.1",), (), SMALL, NOTHING, Room(9, 11, 1), "chunks"),
         (("a.1",), (), ALL, NOTHING, ROOM, "margin"),
+        (("a.1",), (), ALL, NOTHING, SMALL, "strict"),
         (("a.1",), (), SMALL, SMALL, Room(9, 11, 1), "sessions"),
         (("a.1",), (), ROOM, SMALL, Room(11, 1, 1), "room"),
         (("b.1",), (), ROOM, SMALL, SMALL, "lost"),
@@ -416,6 +419,7 @@ ALL, MORE = Room(10, 10, 2), Room(11, 11, 1)
 def test_why_a_client_waits(queue, runs, free, idle, prompt, kind, monkeypatch):
     sizes = {"_free": free, "_idle": idle, "_size": ALL, "_input": prompt}
     sizes["_needed"] = MORE if free == ALL else ROOM
+    sizes["_asked"] = ALL if prompt == SMALL else MORE
     for name, found in sizes.items():
         monkeypatch.setattr(progress, name, lambda *_, found=found: found)
     waiting, running = ([Bag(rid=name) for name in names] for names in (queue, runs))
