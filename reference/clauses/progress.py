@@ -91,7 +91,7 @@ def _waits(step: ProgressStep) -> Failure | None:
     why="A livelock computes at full load, so it looks like a busy server; its clients get nothing.",
     source="vllm#39734; sglang#36855",
     scope="As PRO-1.",
-    decision=f"As PRO-1: the state was seen {FOR_EVER} times.",
+    decision="As PRO-1.",
     assumption="As PRO-1.",
     trigger=lambda step: step.standstill is not None and step.standstill.passes > 1,
 )

@@ -115,7 +115,10 @@ def _inputs(step: BlockStep) -> Failure | None:
     why="Otherwise the server hangs, and every memory check passes.",
     rule="blocks.config",
     source="vllm Scheduler.schedule",
-    scope="Sessions between turns hold blocks, which can stop others for as long.",
+    scope=(
+        "Sessions between turns hold blocks, which can stop others for as long. A grant that a pool does not"
+        " hold raises: BROKEN."
+    ),
     trigger=lambda s: isinstance(s.command, Schedule) and len(s.lanes) < len(s.bearers),
 )
 def _stall(step: BlockStep) -> Failure | None:
