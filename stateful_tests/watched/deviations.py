@@ -201,10 +201,11 @@ def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
-def stalls(release: str, kind: str, window: int, preemptions: int) -> str:
+def stalls(release: str, kind: str, config: Config, preemptions: int) -> str:
     """Idle sessions keep what others wait for; or they have given it back, and the server does not look; or
     a prompt is larger than a pool, less a page; or a request was preempted, and is gone."""
-    swa = ["prompt-above-the-swa-pool-waits", "own-prefix-is-waited-for"] if window else []
+    swa = ["prompt-above-the-swa-pool-waits"] if config.window else []
+    swa += ["own-prefix-is-waited-for"] if config.window and config.tree else []
     faults = {
         "lost": ["preempted-request-is-lost"] if preemptions else [],
         "sessions": ["idle-sessions-keep-all"],

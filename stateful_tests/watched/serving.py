@@ -245,7 +245,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             yield ServedFinding("server", key, "; ".join(situations), known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
         known = (
-            deviations.stalls(run.release, kind, run.config.window, outcome.preemptions) or ended
+            deviations.stalls(run.release, kind, run.config, outcome.preemptions) or ended
         )
         says = f"{stall.clause}: {stall.says}" if stall.clause else stall.says
         yield ServedFinding("progress", f"stalls: {kind}", says, known)

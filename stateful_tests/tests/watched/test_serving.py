@@ -450,13 +450,15 @@ def test_a_chunk_that_is_computed_again_and_again(lengths, found):
     ("0.5.20", "swa", 0, ""), ("0.5.20", "never", 4, ""), (RELEASE, "alone", 4, ""),
     ("0.5.14", "chunks", 4, "prompt-above-the-swa-pool-waits"), ("0.5.14", "never", 4, ""),
     (RELEASE, "chunks", 4, "own-prefix-is-waited-for"), (RELEASE, "chunks", 0, ""),
+    (RELEASE, "chunks", -4, ""),
     ("0.5.14", "margin", 4, "prompt-above-the-swa-pool-waits"),
     ("0.5.14", "margin", 0, "prompt-a-page-below-the-pool-waits"),
     (RELEASE, "margin", 0, "prompt-a-page-below-the-pool-waits"), ("9.9.9.dev", "margin", 0, ""),
 ])  # fmt: skip
 def test_known_faults_say_why_a_client_waits(release, kind, window, known):
+    """window: without a tree where it is below 0."""
     outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
-    run = serving.ServedRun(release, Config(window=window), (), 1)
+    run = serving.ServedRun(release, Config(window=abs(window), tree=window >= 0), (), 1)
     (found,) = serving._findings(run, outcome, serving.Validated())
     assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
     clause = {"never": "PRO-3: waits", "swa": "waits"}.get(kind, "PRO-1: waits")
