@@ -120,13 +120,15 @@ def _cycle(step: ProgressStep) -> Failure | None:
 )
 def _never_fits(step: ProgressStep) -> Failure | None:
     found = step.admission
-    if found is None or found.refused == bool(found.never) or (found.refused and not found.fits):
+    if found is None:
         return None
-    want, got = f"{found.request} is refused: {found.never}", "it is accepted"
-    if found.refused:
+    at = AtNamed("request", found.request)
+    if found.never and not found.refused:
+        return failure(f"{found.request} is refused: {found.never}", "it is accepted", at)
+    if found.fits and found.refused:
         want = f"{found.request} is accepted: an empty server has room for it"
-        got = "it is refused for its length"
-    return failure(want, got, AtNamed("request", found.request))
+        return failure(want, "it is refused for its length", at)
+    return None
 
 
 def _told(step: ProgressStep) -> str:
