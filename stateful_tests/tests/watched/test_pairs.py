@@ -63,13 +63,8 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
     assert {config.priority for config, *_ in runs} == {0, 1, 2}
     late = [config for config, *_ in runs if config.prefill_complete]
     assert late and not any(config.window or config.decode_tree for config in late)
-    assert {
-        bool(turn.priority)
-        for config, clients, *_ in runs
-        if not config.priority
-        for each in clients
-        for turn in each.turns
-    } == {False}
+    assert {bool(turn.priority) for config, clients, *_ in runs if not config.priority
+            for each in clients for turn in each.turns} == {False}
     fixed = pairs.PairPopulation(3, fixed={"page_size": 8, "window": 0, "deferred": False})
     assert {(c.page_size, c.window, c.deferred) for c, *_ in (fixed.draw() for _ in range(9))} == {
         (8, 0, False)
@@ -143,11 +138,7 @@ def test_each_choice_has_words():
         (RELEASE, {"deferred": False}, "of a pair; needs --set pair=1"),
         ("0.5.20", {"pair": True}, "a pair runs in 0.5.23"),
         (RELEASE, {"pair": True, "draft": 2}, "not driven in a pair"),
-        (
-            RELEASE,
-            {"pair": True, "prefill_complete": True, "window": 4},
-            "no prefill_complete with",
-        ),
+        (RELEASE, {"pair": True, "prefill_complete": True, "window": 4}, "no prefill_complete with"),
         (RELEASE, {"prefill_complete": True}, "of a pair; needs --set pair=1"),
     ],
 )

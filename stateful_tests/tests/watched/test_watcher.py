@@ -39,9 +39,7 @@ from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 
 RELEASE = TABLE["0.5.23"]()  # its names; nothing is loaded
-HEADER = header(
-    version=VERSION, release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8
-)
+HEADER = header(version=VERSION, release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8)
 
 
 def log_in(folder: Path, **options: int) -> EventLog:
