@@ -192,6 +192,8 @@ SAID = {
     "a_step_behind_a_prompt_names_the_running_state": "after its token 3 in block 2 last",
     "a_last_token_opens_a_block_that_was_never_allocated_in_time": "assert len(offload_keys) == len",
     "a_preempted_request_is_loaded_from_host_memory_in_time": "assert self._jobs[any_jid].is_store",
+    "a_load_is_given_the_window_block_of_a_step_behind_a_stop":
+        "r1 wrote [1, 2) of group 0 of block 1 last",
     "a_load_is_given_the_block_of_a_step_behind_a_stop": "one does, where no step in flight uses block 2",
     "a_loaded_request_is_preempted_and_loaded_again_in_time": "assert self._jobs[any_jid].is_store",
     "a_load_after_a_reset_is_given_a_block_that_a_step_still_writes": "one does, where no step in flight",
