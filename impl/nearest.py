@@ -1,15 +1,14 @@
 """The release that a checkout is nearest to, by the lines of its files.
 
 A sketch has the lines of an engine's driven files as 24-bit checksums, each with the releases that have the
-line. `python -m ci.sketches` writes the sketches.
+line. `python -m ci.sketches` writes the sketches. A text that several lines have counts as one line.
 """
 
 from __future__ import annotations
 
 import base64
 import zlib
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +23,7 @@ _SHORTEST = 8  # characters; shorter lines stand everywhere
 
 class Nearest(NamedTuple):
     """release: the nearest one; of several that are equally near, the first.
-    lines: how many lines either of the two has and the other has not."""
+    lines: how many lines differ."""
 
     release: str
     lines: int
@@ -47,17 +46,37 @@ def nearest(engine: str, root: Path) -> Nearest:
 
 
 def distances(engine: str, root: Path) -> dict[str, int]:
-    """For each release, how many lines either has and the other has not, from old to new."""
-    sketch = read(engine)
-    there = checksums(root / file for file in sketch.files)
-    of_mask = Counter(sketch.lines.values())
-    shared = Counter(mask for line, mask in sketch.lines.items() if line in there)
+    """For each release, how many lines differ, from old to new."""
+    lines = tree_lines(engine, root)
     return {
-        release: len(there) + sum(
-            times - 2 * shared[mask] for mask, times in of_mask.items() if mask >> number & 1
-        )
-        for number, release in enumerate(sketch.releases)
-    }  # fmt: skip
+        release: lines_apart(lines, release_lines(engine, release))
+        for release in read(engine).releases
+    }
+
+
+def lines_apart(lines: Set[bytes], others: Set[bytes]) -> int:
+    """How many lines differ between two trees: those that one has and the other has not. An edited line
+    counts twice, as in `git diff --stat`."""
+    return len(lines ^ others)
+
+
+def differing(count: int) -> str:
+    """How many lines differ, in words."""
+    if not count:
+        return "no line differs"
+    return f"{count:,} line{'s differ' if count > 1 else ' differs'}"
+
+
+def tree_lines(engine: str, root: Path) -> Set[bytes]:
+    """The lines of the driven files under `root`, which holds the package of the engine."""
+    return checksums(root / file for file in read(engine).files)
+
+
+def release_lines(engine: str, release: str) -> Set[bytes]:
+    """The lines of a release that the sketch has. Its folder in the cache may lack files of other ways."""
+    sketch = read(engine)
+    number = sketch.releases.index(release)
+    return {line for line, mask in sketch.lines.items() if mask >> number & 1}
 
 
 def neighbours(engine: str, release: str) -> tuple[str, ...]:
@@ -71,17 +90,11 @@ def neighbours(engine: str, release: str) -> tuple[str, ...]:
 def leans(engine: str, root: Path, release: str) -> bool:
     """Whether a tree that is nearest to a release lies between it and a neighbour: it has lines that the
     neighbour has and the release has not. Such a tree may lack what the release has; any other renamed it."""
-    sketch = read(engine)
-    at = sketch.releases.index(release)
-    there = checksums(root / file for file in sketch.files)
-    for name in neighbours(engine, release):
-        other = sketch.releases.index(name)
-        its_own = (
-            line for line, mask in sketch.lines.items() if mask >> other & 1 and not mask >> at & 1
-        )
-        if sum(line in there for line in its_own) >= _LEANS:
-            return True
-    return False
+    there, lines = tree_lines(engine, root), release_lines(engine, release)
+    return any(
+        len(there & (release_lines(engine, name) - lines)) >= _LEANS
+        for name in neighbours(engine, release)
+    )
 
 
 def checksums(files: Iterable[Path]) -> set[bytes]:

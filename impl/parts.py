@@ -14,7 +14,7 @@ from typing import NamedTuple
 from impl import probe, used_names
 from impl.adapter import UnusableImplementation
 from impl.isolation import Bookkeeping
-from impl.nearest import FAR, Nearest, leans, nearest
+from impl.nearest import FAR, Nearest, differing, leans, nearest
 
 
 class PartStep(NamedTuple):
@@ -146,7 +146,7 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     near, oldest, newest = found.near, tables.releases[0], tables.releases[-1]
     named = probe.named(found.missing)
     guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
-    taken = f"taken for {near.release}, the nearest release ({_lines(near.lines)})"
+    taken = f"taken for {near.release}, the nearest release ({differing(near.lines)})"
     if near.release == oldest and near.lines > FAR:
         older = f"{taken}; it is older than {oldest}, the oldest release that is driven"
         raise UnusableImplementation(f"{name} {root}: {older}. Nothing was driven")
@@ -156,16 +156,10 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     raise UnusableImplementation(f"{name} {root}: {named}; {taken}{others}. {guide}")
 
 
-def _lines(count: int) -> str:
-    if not count:
-        return "no line differs"
-    return f"{count:,} line{'s differ' if count > 1 else ' differs'}"
-
-
 def told(found: TreeParts, root: Path) -> str:
     """How a tree is driven, in a line."""
     near = f"{root}: taken for {found.near.release}, the nearest release"
-    return f"{near} ({_lines(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")
+    return f"{near} ({differing(found.near.lines)})" + (f"; {found.remark}" if found.remark else "")
 
 
 def steps(table: str) -> dict[tuple[str, str], list[probe.ApiLine]]:

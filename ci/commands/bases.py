@@ -194,10 +194,7 @@ def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base
 
 
 def _measured(before: Any, system: Any) -> Base:
-    """The base, with how far it is from the system."""
-    from stateful_tests.check.bases import Base, BaseKind, lines_between, root_of
+    """The base, with how many lines differ between it and the system."""
+    from stateful_tests.check.bases import Base, BaseKind, lines_between
 
-    roots = [root for each in (system, before) if (root := root_of(each))]
-    engine = system_spec(system).engine
-    lines = lines_between(engine, *roots) if engine in ENGINES and len(roots) > 1 else None
-    return Base(before, BaseKind.STATED, lines=lines)
+    return Base(before, BaseKind.STATED, lines=lines_between(system, before))

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from impl import fetch
 from impl.adapter import UnusableImplementation
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES, STATES_V2
-from impl.vllm.api import drives
+from impl.vllm.api import RELEASES, drives
 from impl.vllm.copied import FILES as COPIED
 from impl.vllm.offload import CONNECTOR
 from impl.vllm.offload import FILES as OFFLOAD
@@ -25,6 +25,7 @@ _NEEDED = (
 
 # A part of the API -> a file that a folder has if it has those of the part.
 OF_WAYS = {"v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "state": STATES[0]}
+_HAS_NIXL = "0.20.0"  # the first release with these files; pairs are driven later
 
 
 def release_root(
@@ -43,8 +44,10 @@ def release_root(
 
 def complete(version: str, root: Path) -> None:
     """Add to the folder of a release, which may be from before, what the adapter copies and what other ways
-    load."""
+    load. A checkout of its time has the files of a pair, so the sketch of its lines must have them."""
     of_ways = [file for part, file in OF_WAYS.items() if drives(version, part)]
+    if RELEASES.index(version) >= RELEASES.index(_HAS_NIXL):
+        of_ways.append(NIXL)
     if not all((root / file).is_file() for file in (*COPIED, *of_ways)):
         fetch.complete(root, partial(_unpacked, f"vllm=={version}"))
 

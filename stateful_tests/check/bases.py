@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Set
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl import nearest
+from impl.system_spec import ENGINES, system_spec
 
-Lines = Counter[str]
+Lines = Set[bytes]
 # A tree between two releases has so much of what one of them has and the other has not.
 BETWEEN_SHARE, BETWEEN_LINES = 0.05, 10
 
@@ -46,12 +46,11 @@ class Base(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Such as "git:3f2a1b9ab (merge base with origin/main), 12 lines changed"."""
+        """Such as "git:3f2a1b9ab (merge base with origin/main), 12 lines differ"."""
         text = f"{self.name} ({self.why})" if self.why else self.name
-        if self.lines is None:
+        if self.lines is None or (self.commit and not self.lines):  # changes that no line shows
             return text
-        changed = " changed" if self.kind is BaseKind.HISTORY else " away"
-        return f"{text}, {self.lines} {'line' if self.lines == 1 else 'lines'}{changed}"
+        return f"{text}, {nearest.differing(self.lines)}"
 
 
 def root_of(system: Any) -> Path | None:
@@ -60,43 +59,29 @@ def root_of(system: Any) -> Path | None:
     return root if isinstance(root, Path) else None
 
 
-def lines_between(engine: str, root: Path, other: Path) -> int:
-    """How many lines of the driven files differ: those that one has and the other has not; the larger of
-    the two counts, so a line that was edited counts once."""
-    here, there = driven_lines(engine, root), driven_lines(engine, other)
-    return max((here - there).total(), (there - here).total())
+def lines_of(system: Any) -> Lines | None:
+    """The lines of a system's driven files; None of one that is not files of an engine."""
+    spec, root = system_spec(system), root_of(system)
+    if spec.engine not in ENGINES:
+        return None
+    if spec.version in nearest.read(spec.engine).releases:
+        return nearest.release_lines(spec.engine, spec.version)
+    return None if root is None else nearest.tree_lines(spec.engine, root)
 
 
-def shared_lines(engine: str, root: Path, release: Path, without: Path) -> tuple[int, int]:
-    """Of the lines that a release has and another (`without`) has not: how many the tree under `root` has as
-    well, and how many there are."""
-    of_release, others = driven_lines(engine, release), driven_lines(engine, without)
-    own = of_release - others
-    return (own & (driven_lines(engine, root) - others)).total(), own.total()
+def lines_between(system: Any, other: Any) -> int | None:
+    """How many lines of the driven files differ; None where one of the systems has no such files."""
+    lines, others = lines_of(system), lines_of(other)
+    return None if lines is None or others is None else nearest.lines_apart(lines, others)
 
 
-def share_of_lines(engine: str, root: Path, release: Path, without: Path) -> float:
-    """The same as a share, from 0 to 1."""
-    shared, of = shared_lines(engine, root, release, without)
-    return shared / of if of else 0.0
+def share_of_lines(tree: Lines, release: Lines, without: Lines) -> float:
+    """Of the lines that a release has and another (`without`) has not, the share that a tree has as well."""
+    own = release - without
+    return len(own & tree) / len(own) if own else 0.0
 
 
-def lies_between(engine: str, root: Path, release: Path, without: Path) -> bool:
+def lies_between(tree: Lines, release: Lines, without: Lines) -> bool:
     """Whether a tree that was taken for the release `without` has a substantial part of `release` too."""
-    shared, _ = shared_lines(engine, root, release, without)
-    share = share_of_lines(engine, root, release, without)
-    return share >= BETWEEN_SHARE and shared >= BETWEEN_LINES
-
-
-def driven_lines(engine: str, root: Path) -> Lines:
-    """The lines of the driven files under `root`, without indentation and comments."""
-    return _lines(root / file for file in nearest.read(engine).files)
-
-
-def _lines(files: Iterable[Path]) -> Lines:
-    found = Lines()
-    for file in files:
-        if file.is_file():
-            texts = map(str.strip, file.read_text(encoding="utf-8", errors="replace").splitlines())
-            found.update(text for text in texts if text and not text.startswith("#"))
-    return found
+    shared = len((release - without) & tree)
+    return shared >= BETWEEN_LINES and share_of_lines(tree, release, without) >= BETWEEN_SHARE

@@ -12,14 +12,14 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl.adapter import UnusableImplementation
 from impl.engines import driven_in
+from impl.nearest import release_lines
 from impl.process.remote_system import LIMITS, Limits
-from impl.system_spec import ENGINES, release_name, system_spec
-from stateful_tests.check.bases import Base, BaseKind, lies_between, root_of
+from impl.system_spec import ENGINES, SystemSpec, release_name, system_spec
+from stateful_tests.check.bases import Base, BaseKind, lies_between, lines_of
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.explanation import known_fault
@@ -45,13 +45,11 @@ class Shows(StrEnum):
 
 
 class SeenOnRelease(NamedTuple):
-    """What a release shows of a trace. fault: the id of a known fault, with FAULT. root: the folder of the
-    release's files."""
+    """What a release shows of a trace. fault: the id of a known fault, with FAULT."""
 
     release: str
     what: Shows
     fault: str = ""
-    root: Path | None = None
 
 
 @dataclass(slots=True)
@@ -173,14 +171,15 @@ class Lookup:
             first=having[0] if having else fault.first,
             last=having[-1] if having else fault.first,
             fixed=fault.fixed or "",
-            between=self.may_excuse and self._lies_between(engine, faulty.root),
+            between=self.may_excuse and self._lies_between(SystemSpec.parse(faulty.release)),
         )
 
-    def _lies_between(self, engine: str, faulty: Path | None) -> bool:
-        tree, before = root_of(self.system), root_of(self.base.system)
-        if tree is None or faulty is None or before is None:
+    def _lies_between(self, faulty: SystemSpec) -> bool:
+        """Whether the tree lies between its base and a release that shows a known fault."""
+        tree, before = lines_of(self.system), lines_of(self.base.system)
+        if tree is None or before is None or faulty.version is None:
             return False
-        return lies_between(engine, tree, faulty, before)
+        return lies_between(tree, release_lines(faulty.engine, faulty.version), before)
 
 
 def _fault_shown(seen: Sequence[SeenOnRelease]) -> bool:
@@ -211,7 +210,7 @@ def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnR
 def shown_on(system: Any, trace: Trace) -> SeenOnRelease:
     """What a system shows of a trace that violates `trace.clause` elsewhere."""
     clause = trace.clause or ""
-    nothing = SeenOnRelease(system.name, Shows.UNDRIVEN, root=root_of(system))
+    nothing = SeenOnRelease(system.name, Shows.UNDRIVEN)
     try:
         run = replay(system, trace)
         if run.violation is None:

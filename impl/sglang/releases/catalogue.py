@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from impl import probe, used_names
 from impl.adapter import UnusableImplementation
-from impl.nearest import Nearest, distances, nearest
+from impl.nearest import Nearest, differing, distances, nearest
 from impl.sglang.releases.api import files
 from impl.sglang.releases.facts import composed, facts_of
 from impl.sglang.releases import v0_5_10_to_14 as v10, v0_5_15_to_21 as v15, v0_5_22_to_23 as v22
@@ -118,7 +118,7 @@ def detect(root: Path) -> Detected:
 
 def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, str]) -> str:
     """Such as "taken for 0.5.14 (435 lines differ), with chunks, token ids as in 0.5.12"."""
-    why = f"taken for {taken} ({lines} line{'s' * (lines != 1)} differ{'s' * (lines == 1)})"
+    why = f"taken for {taken} ({differing(lines)})"
     by_release: dict[str, list[str]] = {}
     for fact, as_in in others.items():
         by_release.setdefault(as_in, []).append(fact)

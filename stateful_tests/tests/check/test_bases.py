@@ -1,5 +1,6 @@
 """The base of a checkout comes out of its own history; how near a base is."""
 
+import shutil
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from ci.commands import bases as commands
 from ci.commands.shared import SystemSelector, Unusable
 from impl import nearest
+from impl.fetch import cache_folder
 from impl.system_spec import SystemSpec
 from stateful_tests.check import bases, tree_history
 from stateful_tests.check.bases import Base, BaseKind
@@ -36,8 +38,8 @@ def clone(tmp_path):
     origin = tmp_path / "origin"
     (origin / "python" / SCHEDULER).parent.mkdir(parents=True)
     git(tmp_path, "init", "-b", "main", "origin")
-    commit(origin, "one\n")
-    commit(origin, "one\ntwo\n")
+    commit(origin, "number one\n")
+    commit(origin, "number one\nnumber two\n")
     git(tmp_path, "clone", f"file://{origin}", "clone")
     return tmp_path / "clone"
 
@@ -49,7 +51,7 @@ def own(clone, since=None):
 def test_the_base_is_the_merge_base_with_the_upstream_branch(clone):
     fork_point = git(clone, "rev-parse", "HEAD")
     git(clone, "switch", "-c", "feature")
-    commit(clone, "one\ntwo\nthree\n")
+    commit(clone, "number one\nnumber two\nnumber three\n")
     assert own(clone) == (fork_point, "merge base with origin/main")
     git(clone, "branch", "--set-upstream-to=origin/main")
     assert own(clone) == (fork_point, "merge base with origin/main")
@@ -64,21 +66,21 @@ def test_what_is_not_committed_is_compared_with_head(clone):
     (clone / "python" / "new.py").write_text("")
     assert own(clone) == (head, "HEAD, before what is not committed")
     (clone / "python" / "new.py").unlink()
-    (clone / "python" / SCHEDULER).write_text("one\n")
+    (clone / "python" / SCHEDULER).write_text("number one\n")
     assert own(clone).commit == head == own(clone, "main").commit
 
 
 def test_a_tree_without_an_upstream_has_its_edits_alone(clone):
     git(clone, "remote", "remove", "origin")
     assert own(clone) is None
-    (clone / "python" / SCHEDULER).write_text("one\n")
+    (clone / "python" / SCHEDULER).write_text("number one\n")
     assert own(clone).commit == git(clone, "rev-parse", "HEAD")
 
 
 def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
     origin = tmp_path / "origin"
     git(origin, "switch", "-c", "other", "main~1")
-    commit(origin, "one\nother\n")
+    commit(origin, "number one\nother\n")
     depth = ("--depth", "1", "--no-single-branch")
     git(tmp_path, "clone", *depth, "--branch", "other", f"file://{origin}", "shallow")
     shallow = tmp_path / "shallow"
@@ -99,7 +101,7 @@ def test_files_come_out_of_git_as_they_lay(clone, tmp_path):
     (clone / ".gitignore").write_text("*.so\n_version.py\n")
     tree_history.extract(clone / "python", "HEAD~1", "sglang", tmp_path / "past")
     past = tmp_path / "past"
-    assert (past / SCHEDULER).read_text() == "one\n"
+    assert (past / SCHEDULER).read_text() == "number one\n"
     assert (past / "sglang/_version.py").is_file() and (past / "sglang/core.so").is_file()
     (clone / "core.rs").write_text("")
     git(clone, "add", ".")
@@ -110,7 +112,8 @@ def test_files_come_out_of_git_as_they_lay(clone, tmp_path):
 class Past:
     """A checkout that loads where its scheduler has no third line."""
 
-    name, release, capabilities = "sglang@checkout+overlap", "0.5.23", None
+    spec = SystemSpec("sglang", ways=("overlap",), checkout=True)
+    name, release, capabilities = str(spec), "0.5.23", None
 
     def __init__(self, root):
         self.root, self.closed = root, False
@@ -147,17 +150,24 @@ def chosen(clone, named=None, since=None):
 
 
 def test_the_base_of_an_edit_is_head_and_is_shown_by_its_revision(clone, resolved):
-    (clone / "python" / SCHEDULER).write_text("one\ntwo\nthree\n")
+    (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber three\n")
     base = chosen(clone)
     head = git(clone, "rev-parse", "HEAD")[:9]
     assert (base.kind, base.name, base.lines) == (BaseKind.HISTORY, f"git:{head}", 1)
-    assert base.text == f"git:{head} (HEAD, before what is not committed), 1 line changed"
+    assert base.text == f"git:{head} (HEAD, before what is not committed), 1 line differs"
     assert str(resolved[-1].spec) == "sglang+overlap" and base.system.closed
     assert not Path(resolved[-1].checkout).exists(), "its files are removed"
     assert (
         chosen(clone, "git:HEAD~1").text
-        == f"git:{base_name(clone, 'HEAD~1')} (HEAD~1), 2 lines away"
+        == f"git:{base_name(clone, 'HEAD~1')} (HEAD~1), 2 lines differ"
     )
+
+
+def test_a_commit_of_the_same_lines_has_no_distance(clone, resolved):
+    """A line that stands there twice counts once: its removal is no "no line differs"."""
+    (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber two\n")
+    base = chosen(clone)
+    assert base.lines == 0 and base.text.endswith("(HEAD, before what is not committed)")
 
 
 def base_name(clone, revision):
@@ -165,7 +175,7 @@ def base_name(clone, revision):
 
 
 def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, monkeypatch, capsys):
-    (clone / "python" / SCHEDULER).write_text("one\n")
+    (clone / "python" / SCHEDULER).write_text("number one\n")
 
     def lacks(_):
         raise Unusable("Req has no prefix_len")
@@ -193,25 +203,52 @@ def test_a_revision_goes_with_a_checkout(kvspec):
 @pytest.fixture
 def trees(tmp_path, monkeypatch):
     """Writes a tree of one file."""
-    monkeypatch.setattr(nearest, "read", lambda _: SimpleNamespace(files=("a.py",)))
+    monkeypatch.setattr(nearest, "read", lambda _: SimpleNamespace(files=("a.py",), releases=()))
 
     def write(name, lines):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.py").write_text("\n".join(lines))
-        return tmp_path / name
+        return SimpleNamespace(name="sglang@checkout", root=tmp_path / name)
 
     return write
 
 
 def numbered(first, end):
-    return [f"line {number}" for number in range(first, end)]
+    return [f"line number {number}" for number in range(first, end)]
 
 
-def test_lines_that_differ_are_counted_once(trees):
-    one = trees("one", ["a", "b", "  c", "# said"])
-    two = trees("two", ["a", "B", "c", "", "# told"])
-    assert bases.lines_between("sglang", one, two) == 1
-    assert bases.lines_between("sglang", one, trees("more", ["a", "b", "c", "d", "e"])) == 2
+def test_lines_that_one_has_and_the_other_has_not_differ(trees):
+    one = trees("one", ["the first", "the second", "  the third", "# what was said"])
+    two = trees("two", ["the first", "another second", "the third", "", "# what was told"])
+    assert bases.lines_between(one, two) == bases.lines_between(two, one) == 2
+    more = trees("more", ["the first", "the second", "the third", "the fourth", "the first"])
+    assert bases.lines_between(one, more) == 1
+    assert bases.lines_between(one, SimpleNamespace(name="torch")) is None
+
+
+def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_path):
+    """A tree of 2026-06-10 was "taken for 0.23.0 (1,987 lines differ)", its base "3250 lines away"."""
+    release = nearest.read("vllm").releases[-1]
+    if not (root := cache_folder() / f"vllm-{release}").is_dir():
+        pytest.skip(f"vLLM {release} is not in the cache")
+    scheduler = "vllm/v1/core/sched/scheduler.py"
+    shutil.copytree(root / "vllm/v1/core", tmp_path / "vllm/v1/core")
+    (tmp_path / scheduler).write_text("a_line_of_the_fork = 1\n" * 2)
+    taken = nearest.nearest("vllm", tmp_path)
+    tree = SimpleNamespace(name="vllm@checkout", root=tmp_path)
+    # The folder of the base in the cache counts for nothing.
+    base = SimpleNamespace(name=f"vllm=={taken.release}+async", root=tmp_path)
+    assert taken.lines and bases.lines_between(tree, base) == taken.lines
+    told = Base(base, BaseKind.RELEASE, lines=taken.lines)
+    assert told.text.endswith(f", {nearest.differing(taken.lines)}")
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [(0, "no line differs"), (1, "1 line differs"), (2638, "2,638 lines differ")],
+)
+def test_a_distance_in_words(count, says):
+    assert nearest.differing(count) == says
 
 
 @pytest.mark.parametrize(
@@ -222,13 +259,15 @@ def test_a_tree_between_two_releases_has_much_of_the_other(trees, own_lines, sha
     base = trees("base", numbered(0, 50))
     release = trees("release", numbered(50, 150))
     tree = trees("tree", numbered(0, 50) + numbered(50, 50 + own_lines))
-    assert bases.share_of_lines("sglang", tree, release, base) == pytest.approx(share)
-    assert bases.lies_between("sglang", tree, release, base) is between
+    lines = [*map(bases.lines_of, (tree, release, base))]
+    assert bases.share_of_lines(*lines) == pytest.approx(share)
+    assert bases.lies_between(*lines) is between
 
 
 def test_a_small_share_is_a_coincidence(trees):
     base, release = trees("base", []), trees("release", numbered(0, 1000))
-    assert not bases.lies_between("sglang", trees("tree", numbered(0, 20)), release, base)
+    tree = trees("tree", numbered(0, 20))
+    assert not bases.lies_between(*map(bases.lines_of, (tree, release, base)))
 
 
 def test_a_base_without_files_has_no_distance():

@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,6 +9,7 @@ from ci.report.check_data import check_data
 from ci.report import render, render_check
 from ci.report.junit import text_of
 from impl.adapter import UnusableImplementation
+from impl.nearest import release_lines
 from impl.torch_kv import TorchKV
 from reference.commands import Mode
 from reference.failures import Failure
@@ -28,12 +28,6 @@ PLAN = replace(PLAN, examples=13, after_finding=0)
 
 def named(kind, name, **more):
     return type(kind.__name__, (kind,), {"name": name, **more})()
-
-
-@pytest.fixture(autouse=True)
-def roots(monkeypatch):
-    """The files of a system lie in a folder of its name."""
-    monkeypatch.setattr(lookup, "root_of", lambda system: Path(system.name))
 
 
 class Releases:
@@ -90,9 +84,9 @@ def test_a_known_fault_of_another_release_is_named(monkeypatch, kind, between):
     assert said in data["verdict"]
     ends = "your tree lies between such a release and the base" if excused else "your tree has what"
     assert f"known: {fault}, in 0.5.20 to 0.5.23; {ends}" in text
-    trees = "sglang==0.5.21", "sglang==0.5.22", "sglang==0.5.23"
-    asked = {("sglang", *map(Path, trees))} if kind is BaseKind.RELEASE else set()
-    assert {*compared} == asked
+    tree, faulty, before = (release_lines("sglang", f"0.5.{number}") for number in (21, 22, 23))
+    asked = kind is BaseKind.RELEASE
+    assert (compared != []) is asked and all(trees == (tree, faulty, before) for trees in compared)
     assert (b'<skipped message="known: retract' in text_of(data)) is excused
 
 
