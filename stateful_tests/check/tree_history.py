@@ -101,14 +101,15 @@ def own_base(root: Path, since: str | None = None) -> Revision | None:
 
 
 def extract(root: Path, commit: str, package: str, folder: Path) -> None:
-    """Put the package's Python files of a commit into `folder`, as they lie under `root`. What a build made
-    under `root` is added: the stated version, and compiled cores where no Rust file changed since.
+    """Put the package's Python files of a commit into `folder`, as they lie under `root`, and compiled cores
+    that were committed. What a build made under `root` is added: the stated version, and compiled cores where
+    no Rust file changed since.
 
     Raises ValueError.
     """
     archive = git_bytes(root, "archive", "--format=tar", commit, package)
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        chosen = [each for each in files if each.isfile() and each.name.endswith(".py")]
+        chosen = [each for each in files if each.isfile() and each.name.endswith((".py", ".so"))]
         files.extractall(folder, chosen, filter="data")
     for built in (*_built(root, package), *_compiled(root, commit, package)):
         target = folder / built.relative_to(root)

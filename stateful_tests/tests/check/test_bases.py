@@ -107,6 +107,11 @@ def test_files_come_out_of_git_as_they_lay(clone, tmp_path):
     git(clone, "add", ".")
     tree_history.extract(clone / "python", "HEAD", "sglang", cores)
     assert not (cores / "sglang/core.so").exists(), "a core of other sources"
+    git(clone, "add", "--force", "python/sglang/core.so")
+    git(clone, "commit", "-m", "a core")
+    (package / "core.so").write_text("compiled anew")
+    tree_history.extract(clone / "python", "HEAD", "sglang", tmp_path / "committed")
+    assert (tmp_path / "committed/sglang/core.so").read_text() == "compiled"
 
 
 class Past:
