@@ -132,8 +132,8 @@ def facts(
 
 
 def _by_the_tables(tables: Tables, near: Nearest) -> TreeParts:
-    """What a release has, without a look into its files: to parse them takes a second. They are sealed when
-    they are fetched, and a test looks the tables up in them."""
+    """Return the facts of a release without a look into its files: to parse them takes a second. They are
+    sealed when they are fetched, and a test looks the tables up in them."""
     having = (name for name in tables.parts if tables.documented(name, near.release))
     return TreeParts(near, frozenset(having), (), "")
 

@@ -38,8 +38,9 @@ class Node(NamedTuple):
 
 
 class Lock(NamedTuple):
-    """What a holder pins: full KV of `key`, SWA KV from `swa_from` to its end; state: the state there too.
-    whole: where it began to pin SWA KV when it was taken; `reshaped` moves swa_from to the window."""
+    """The KV that a holder pins: full KV of `key`, SWA KV from `swa_from` to its end; state: the state
+    there too. whole: where it began to pin SWA KV when it was taken; `reshaped` moves swa_from to the
+    window."""
 
     holder: str
     key: Key
@@ -62,7 +63,7 @@ class Tree(_Tree):
     model has recurrent layers."""
 
     def __getstate__(self) -> None:
-        """What is remembered of a tree does not travel with it."""
+        """Leave out remembered values: they do not travel with a tree."""
 
 
 class Placed(NamedTuple):
@@ -81,7 +82,7 @@ class Placed(NamedTuple):
 
 
 class Insertion(NamedTuple):
-    """What became of the pages that an insert brought, as ranges of tokens.
+    """The fate of the pages that an insert brought, as ranges of tokens.
 
     matched: the length that was there; full pages from the inserter's prefix to it are duplicates and
     freed. adopted: [matched, end), now the tree's. recovered: tombstones that got the inserter's SWA KV;

@@ -1,4 +1,4 @@
-"""What a mismatch in a log means for who runs the server, by its clause."""
+"""Meanings of a mismatch in a log for the operator of the server, by its clause."""
 
 import re
 
@@ -31,7 +31,7 @@ _COUNT = re.compile(r"\d+ \(([+-])(\d+)(?:, ([+-]))?")
 
 
 def effect(clause: str, observed: str) -> str:
-    """What a mismatch means for who runs the server."""
+    """Say what a mismatch means for the operator of the server."""
     if counted := _COUNT.match(observed):
         if counted[2] == "0":
             return _BACK

@@ -248,13 +248,15 @@ def validated(
         words["skipped"] = "; ".join(data["skipped"])
     if data["put_right"]:
         words["order"] = data["put_right"]
-    for each in data["known"] if verbose else ():
-        if each["found"]:
-            words[f"known {each['name']}"] = _places(each["times"], each["found"])
+    if verbose:
+        for each in data["known"]:
+            if each["found"]:
+                words[f"known {each['name']}"] = _places(each["times"], each["found"])
     labelled(out, words)
-    for found in () if shown else data["mismatches"][:SHOWN]:
-        out.print()
-        shown_mismatch(out, found)
+    if not shown:
+        for found in data["mismatches"][:SHOWN]:
+            out.print()
+            shown_mismatch(out, found)
     if number > SHOWN and not shown:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
     if number and not shown:
@@ -277,7 +279,7 @@ def show_at_once(out: Console, found: Mismatch) -> None:
 
 
 def _places(times: int, found: list[Data]) -> str:
-    """Where a known fault shows, when, and in which command."""
+    """Say where a known fault shows, when, and in which command."""
     shown = [", ".join(filter(None, (str(m["line"]), m["at"], m["command"]))) for m in found[:3]]
     more = f"; and {times - len(shown)} more" if times > len(shown) else ""
     return f"line {'; '.join(shown)}{more}"

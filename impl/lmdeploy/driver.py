@@ -251,9 +251,10 @@ class LMDeployDriver(SelfSchedulingDriver):
         if copies is None:
             return
         blocks = getattr(copies, f"kv_{which}_plan")
-        for source, target in blocks.T.tolist() if blocks is not None else ():
-            _, slots = self.memory.get(source, (0, [0] * self.block_size))
-            self.memory[target] = 0, list(slots)
+        if blocks is not None:
+            for source, target in blocks.T.tolist():
+                _, slots = self.memory.get(source, (0, [0] * self.block_size))
+                self.memory[target] = 0, list(slots)
         self._states.copy(getattr(copies, f"state_{which}_plan"))
 
     def _forward(self, inputs: Any, delta: Any, running: list[Any]) -> Any:
@@ -364,7 +365,7 @@ class LMDeployDriver(SelfSchedulingDriver):
         )
 
     def _cached(self, of: list[int]) -> tuple[list[Published], list[int]]:
-        """What the trie names, and the blocks of checkpoints that batches in flight copy."""
+        """Return what the trie names, and the blocks of checkpoints that batches in flight copy."""
         published, copied = [], []
         roots = [(root, self._origin(root)) for root in self.scheduler.block_trie._roots.values()]
         waiting = [(root, [origin], origin) for root, origin in roots]
@@ -425,7 +426,7 @@ async def _sent(_: Any) -> None:
 
 
 def _ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine gives that waits for nothing."""
+    """Return the result of a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
     except StopIteration as end:

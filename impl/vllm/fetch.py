@@ -1,4 +1,4 @@
-"""Where the Python files of a vLLM release come from: a cache folder, the package index, or a checkout."""
+"""The source of the Python files of a vLLM release: a cache folder, the package index, or a checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block-pool engine is started with: groups of layers, blocks, budgets. Validated once, here.
+"""The configuration of a block-pool engine: groups of layers, blocks, budgets. It is validated once, here.
 
 A group is the layers that share a block table: full attention, a window, or recurrent state. Lengths are
 tokens.
@@ -140,7 +140,7 @@ class EngineConfig:
             )
 
     def _check_states(self) -> None:
-        """What fits to recurrent groups and to hits within a block."""
+        """Check the sizes of recurrent groups and of hits within a block."""
         for name in ("retention", "match", "checkpoints"):
             if getattr(self, name) and not (self.caching and self.recurrent):
                 raise GeometryError(name, "needs caching and a group with state")

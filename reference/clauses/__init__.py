@@ -70,7 +70,7 @@ _WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1", "STA
 
 
 def broken_off(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
-    """What fails in the state that a system has left when it failed itself, the headline first."""
+    """Return the clauses that fail in the state left by a system that has failed, the headline first."""
     clauses = [
         each for each in about(step) if each.id in _WHEREVER_IT_ENDS and each.id not in waived
     ]

@@ -18,7 +18,7 @@ clause = partial(register, PROGRESS, concerns="outcomes, choices and order", rul
 
 
 class Admission(NamedTuple):
-    """What a server has decided on a request that a client has sent.
+    """A server's decision on a request that a client has sent.
 
     never: why no empty server could ever answer it, "" where one could. fits: an empty server has room for
     it, with a page of each pool to spare. refused: for its size.

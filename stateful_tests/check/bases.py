@@ -1,4 +1,4 @@
-"""What a check compares a system with, and how near that is by the lines of the files that are driven."""
+"""The base that a check compares a system with, and its distance in lines of the driven files."""
 
 from __future__ import annotations
 

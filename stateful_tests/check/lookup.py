@@ -1,4 +1,4 @@
-"""What is NEW against a base, looked up: whether a release of the engine shows it, as a known fault or not.
+"""Look-up of what is NEW against a base: whether a release of the engine shows it, as a known fault or not.
 
 The smallest trace of a finding is replayed on the releases that are driven in the same ways, the nearest
 first, up to the first that shows a known fault, or until the time for it is over.
@@ -35,7 +35,7 @@ MOST_S = 90  # seconds in which a check looks traces up
 
 
 class Shows(StrEnum):
-    """What a release shows of a trace."""
+    """The ways in which a release may behave in a trace."""
 
     CONFORMS = "conforms"
     FAULT = "known fault"
@@ -45,7 +45,7 @@ class Shows(StrEnum):
 
 
 class SeenOnRelease(NamedTuple):
-    """What a release shows of a trace. fault: the id of a known fault, with FAULT."""
+    """The behaviour of a release in a trace. fault: the id of a known fault, with FAULT."""
 
     release: str
     what: Shows
@@ -153,7 +153,7 @@ class Lookup:
         return True
 
     def _said(self, trace: Trace) -> LookedUp:
-        """What releases show of a trace, the nearest first."""
+        """Return what releases show of a trace, the nearest first."""
         shown = self._shown[trace]
         told = LookedUp(
             conform=sum(each.what is Shows.CONFORMS for each in shown),
@@ -196,7 +196,7 @@ def nearest_first(engine: str, release: str, ways: Sequence[str]) -> list[str]:
 
 
 def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnRelease]:
-    """What a release, by name, shows of each trace."""
+    """Return what a release, by name, shows of each trace."""
     try:
         system = systems.resolve(name, limits=limits)
     except UnusableImplementation:  # such as a wheel that cannot be fetched
@@ -208,7 +208,7 @@ def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnR
 
 
 def shown_on(system: Any, trace: Trace) -> SeenOnRelease:
-    """What a system shows of a trace that violates `trace.clause` elsewhere."""
+    """Return what a system shows of a trace that violates `trace.clause` elsewhere."""
     clause = trace.clause or ""
     nothing = SeenOnRelease(system.name, Shows.UNDRIVEN)
     try:

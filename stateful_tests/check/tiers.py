@@ -1,4 +1,4 @@
-"""What a check does: its tiers, and plans for systems that offer less or are driven in another way."""
+"""Plans of a check: its tiers, and plans for systems that offer less or are driven in another way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a check does.
+    """The plan of a check.
 
     commands: that the system carries out, those of the corpus as well; configurations share them.
     steps: commands of a run at most; one run in 32 is eight times as long, every fourth has drawn sizes,

@@ -30,12 +30,12 @@ class Revision(NamedTuple):
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What git prints. Raises ValueError with git's first line where it fails."""
+    """Return what git prints. Raises ValueError with git's first line where it fails."""
     return git_bytes(root, *arguments).decode(errors="replace")
 
 
 def git_bytes(root: Path, *arguments: str) -> bytes:
-    """What git prints, as bytes. Raises ValueError with git's first line where it fails."""
+    """Return what git prints, as bytes. Raises ValueError with git's first line where it fails."""
     command = ["git", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, check=False)

@@ -1,5 +1,4 @@
-"""What clients and the model do to an engine that schedules by itself: the next command, and sizes of its
-own.
+"""Commands to an engine that schedules by itself: the next one of clients and model, and sizes of its own.
 
 A run is a loop of Schedule and Update with clients in between, as an engine core is.
 """
@@ -28,7 +27,7 @@ SOURCE_NAMES = (NO_NAME, ("", "a"), ("a", "b"), ("", "a", "b"))
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """What one run is like (swarm testing). Rates are "once in so many"; 0 stands for never.
+    """The profile of one run (swarm testing). Rates are "once in so many"; 0 stands for never.
 
     names: requests at a time. sessions: of those added, how many are. long: prompts of half of max_model_len.
     accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len, and
@@ -162,7 +161,7 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
 
 
 def _with_states(source: Choices, made: EngineConfig, like: EngineConfig) -> EngineConfig:
-    """What only prefix caching of recurrent groups has; without, a request has one state."""
+    """Draw what only prefix caching of recurrent groups has; without, a request has one state."""
     if not like.caching:
         sizes = [made.max_model_len if group.state else group.block_size for group in made.groups]
         groups = (replace(group, block_size=size) for group, size in zip(made.groups, sizes))
@@ -223,7 +222,7 @@ def _other_weights(
 def _sent(
     texts: RequestTexts, there: list[Bearer], client: bool, source: Choices, profile: EngineProfile
 ) -> EngineCommand | None:
-    """What a client sends now, if it is a client's turn or nobody else can go on."""
+    """Draw what a client sends now, if it is a client's turn or nobody else can go on."""
     idle = [bearer for bearer in there if bearer.idle]
     sessions = [b for b in there if b.resumable and None not in b.turns and len(b.turns) < 2]
     if idle and (client or len(idle) == len(there)):
@@ -237,7 +236,8 @@ def _sent(
 def _transfer(
     facts: BlockFacts, source: Choices, profile: EngineProfile, fails: int
 ) -> EngineCommand | None:
-    """What the device that moves KV does now, or a reset of host memory. fails: one load in so many does."""
+    """Draw what the device that moves KV does now, or a reset of host memory. fails: one load in so many
+    does."""
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving and once_in(source, profile.slow):
         job = pick(source, moving)
@@ -315,7 +315,7 @@ def _go_on(
 
 
 def engine_finale(texts: RequestTexts, facts: BlockFacts) -> EngineCommand | None:
-    """What ends a run, command by command, until nobody is there; then the cache is forgotten."""
+    """Return the next command that ends a run, until nobody is there; then the cache is forgotten."""
     if facts.in_step:
         return Update()
     if facts.unheard:

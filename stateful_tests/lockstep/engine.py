@@ -124,7 +124,7 @@ class EngineLockstep(AnyLockstep):
         return EngineMoment(self.facts, self.step)
 
     def row(self, command: EngineCommand, outcome: Outcome, before: EngineMoment) -> Row:
-        """What a command did."""
+        """Return the changes of a command."""
         lines = changes(before.facts, self.facts)
         if isinstance(command, ResetCache) and isinstance(outcome, Done):
             lines.insert(0, "the reset succeeds" if self.facts.reset else "the reset fails")
@@ -132,7 +132,7 @@ class EngineLockstep(AnyLockstep):
 
 
 def misfit(facts: BlockFacts, config: EngineConfig) -> str:
-    """What of the facts is of other sizes than an engine of this configuration has, or ""."""
+    """Say which facts are of other sizes than an engine of this configuration has, or ""."""
     blocks, groups = len(facts.refs), len(config.groups)
     if len(facts.memory) != blocks:
         return f"view().memory: {len(facts.memory)} entries, for {blocks} in refs"
@@ -158,7 +158,7 @@ def misfit(facts: BlockFacts, config: EngineConfig) -> str:
 
 
 def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
-    """What a command did, a sentence each."""
+    """Return the changes of a command, a sentence each."""
     lines = []
     for lane in now.lanes:
         end = lane.start + len(lane.tokens)
@@ -184,7 +184,7 @@ def changes(before: BlockFacts, now: BlockFacts) -> list[str]:
 
 
 def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
-    """What transfers did, and what host memory keeps."""
+    """Yield what transfers did, and what host memory keeps."""
     were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
     for number in sorted(were | are):
         was, job = were.get(number), are.get(number) or were[number]

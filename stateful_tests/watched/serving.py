@@ -60,8 +60,8 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedFinding:
-    """What a judge says of a run. key: the same of another run means the same fault. known: the fault of this
-    release that it is, or that it follows from. old: the base shows it in the same run."""
+    """A judge's finding about a run. key: the same of another run means the same fault. known: the fault of
+    this release that it is, or that it follows from. old: the base shows it in the same run."""
 
     judge: str
     key: str
@@ -83,7 +83,7 @@ class JudgedRun:
 
     @property
     def new(self) -> list[ServedFinding]:
-        """What no known fault explains, and the base does not show."""
+        """The findings that no known fault explains, and the base does not show."""
         return [each for each in self.findings if not each.known and not each.old]
 
 
@@ -169,7 +169,7 @@ class Before:
 
 
 def second_opinion(runner: Runner, judged: JudgedRun) -> dict[str, str]:
-    """What the release's own KV canary says of each finding of a run, by key.
+    """Return what the release's own KV canary says of each finding of a run, by key.
 
     The same run is served once more. A wrong read is seen if the canary fires at its request and position.
     """

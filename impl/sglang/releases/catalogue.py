@@ -74,14 +74,15 @@ def supported(spec: str) -> type[Release0510]:
 
 
 def spec_of(release: type[Release0510]) -> str:
-    """What `supported` takes for this class, such as "0.5.14,chunks=0.5.12"."""
+    """Return the argument of `supported` for this class, such as "0.5.14,chunks=0.5.12"."""
     return ",".join(
         [release.version, *(f"{fact}={as_in}" for fact, as_in in release.facts.items())]
     )
 
 
 class Detected(NamedTuple):
-    """What a checkout is taken for, and what its user should know about that, in a line or not at all."""
+    """The release that a checkout is taken for, and a line for its user about that, if there is need for
+    one."""
 
     release: type[Release0510]
     remark: str = ""
@@ -133,7 +134,7 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
 
 
 def _refusal(missing: list[probe.Missing], why: str, taken: str, root: Path) -> str:
-    """What is missing, and where to read on."""
+    """Say what is missing, and where to read on."""
     order, named = list(TABLE), probe.named(missing)
     if len(missing) > _STRANGE:
         named = f"{probe.named(missing[:1])} (and {len(missing) - 1} more)"

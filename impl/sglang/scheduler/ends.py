@@ -19,8 +19,8 @@ class Ends(OnServer):
     def _kept(
         self, turn: LiveRequest, allocated: int, target: int, first: int | None
     ) -> list[Choice]:
-        """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`; or
-        that it counts up to `first`, with the token that a round in flight computes first."""
+        """Return what the slot of a turn with so many slots has kept of it, if that is less than up to
+        `target`; or that it counts up to `first`, with the token that a round in flight computes first."""
         slot = None if turn.session is None else self.server.slot(turn.session)
         if slot is None:
             return []
@@ -165,7 +165,7 @@ class Ends(OnServer):
         self._reap()
 
     def _one_token_prefill(self, turn: LiveRequest) -> None:
-        """What becomes of a queued request that was marked aborted: it prefills its one token."""
+        """Prefill the one token of a queued request that was marked aborted."""
         server, req = self.server, turn.req
         self._matched(turn)
         self.release.set_chunk(req, turn.prefix, turn.fill)

@@ -1,4 +1,4 @@
-"""What admission has granted, and the pools do not have: looked at when the server ends."""
+"""Grants of admission that the pools do not have: looked at when the server ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BrokenGrant(NamedTuple):
 
     @property
     def says(self) -> str:
-        """What the finding says of it."""
+        """Return the words of the finding."""
         granted = f"a {self.step} of {', '.join(self.requests)} was granted"
         left = f"{self.free} free and {self.evictable} evictable"
         return f"{granted}, and the pool of {self.pool} has {left}; {self.pinned}"
@@ -78,7 +78,7 @@ def _pool(reader: Reader, error: str) -> Pool | None:
 
 
 def _left(reader: Reader, pool: Pool) -> tuple[int, int]:
-    """What is free of a pool, and what the tree counts as evictable."""
+    """Return what is free in a pool, and what the tree counts as evictable."""
     full, swa, rows, held, _, locked = reader.counts()
     tree = reader.tree
     if pool == "rows":
@@ -92,7 +92,7 @@ def _left(reader: Reader, pool: Pool) -> tuple[int, int]:
 
 
 def _pinned(reader: Reader, pool: Pool, granted: list[str]) -> str:
-    """Who holds something of a pool, the greatest first."""
+    """Name the holders of a pool, the greatest first."""
     # a request may be in two batches
     held = sorted(dict(_held(reader, pool)).items(), key=lambda each: -each[1])
     words = [f"{name} {amount}" for name, amount in held if amount and name not in granted]
@@ -101,7 +101,8 @@ def _pinned(reader: Reader, pool: Pool, granted: list[str]) -> str:
 
 
 def _held(reader: Reader, pool: Pool) -> Iterator[tuple[str, int]]:
-    """What sessions hold between and during their turns, what requests hold, and what the tree locks."""
+    """Yield what sessions hold between and during their turns, what requests hold, and what the tree
+    locks."""
     slots = reader.release.slots(reader.tree)
     for name, slot in slots.items():
         if reader.holds(slot):
@@ -114,7 +115,7 @@ def _held(reader: Reader, pool: Pool) -> Iterator[tuple[str, int]]:
 
 
 def _of(reader: Reader, pool: Pool, owner: Any) -> int:
-    """What one owner holds of a pool, less what is the tree's."""
+    """Return what one owner holds of a pool, less what is the tree's."""
     _, allocated, evicted, protected = reader.release.cursors(owner)
     if pool == "rows":
         return 1

@@ -51,7 +51,7 @@ class Room(NamedTuple):
         return all(mine >= wanted for mine, wanted in zip(self, needed, strict=True))
 
     def less(self, held: Room) -> Room:
-        """What is left of it."""
+        """Return what is left of it."""
         return Room(*(max(0, mine - own) for mine, own in zip(self, held, strict=True)))
 
 
@@ -142,15 +142,16 @@ def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> S
 
 
 def _free(reader: Reader) -> Room:
-    """What is free, and what the tree could give back."""
+    """Return what is free, and what the tree could give back."""
     full, swa, rows, tree, _, locked = reader.counts()
     swa += int(reader.tree.swa_evictable_size()) if reader.shares and reader.swa else 0
     return Room(full + tree - locked, swa, rows)
 
 
 def _idle(reader: Reader, running: Collection[str]) -> Room:
-    """What sessions hold, less what is the tree's, while none of their turns runs: the next one may wait
-    itself. A turn that is gone and does not count as finished keeps its session busy: SES-4 says so."""
+    """Return what sessions hold, less what is the tree's, while none of their turns runs: the next one may
+    wait itself. A turn that is gone and does not count as finished keeps its session busy: SES-4 says
+    so."""
     full = swa = rows = 0
     for name, session in reader.scheduler.session_controller.sessions.items():
         turns = [node.req for node in session.req_nodes.values()]
@@ -163,7 +164,7 @@ def _idle(reader: Reader, running: Collection[str]) -> Room:
 
 
 def _size(reader: Reader) -> Room:
-    """What the pools hold in all."""
+    """Return the sizes of the pools."""
     sizes = reader.header()
     return Room(sizes["full_tokens"], sizes["swa_tokens"], sizes["rows"])
 
@@ -176,7 +177,7 @@ def _input(reader: Reader, request: Any) -> Room:
 
 
 def _own(reader: Reader, request: Any, chunked: Any) -> Room:
-    """What a request holds between two chunks of its prefill."""
+    """Return what a request holds between two chunks of its prefill."""
     if request is not chunked:
         return Room(0, 0, 0)
     _, allocated, evicted, protected = reader.release.cursors(request)

@@ -1,4 +1,4 @@
-"""What a batch computes (RUN)."""
+"""Clauses on what a batch computes (RUN)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _goes_on(step: BlockStep) -> Failure | None:
 
 
 def _unreported(step: BlockStep, note: LaneNote) -> str:
-    """What would explain a start that is too low, where the request has no more the blocks that it had."""
+    """Explain a start that is too low, where the request no longer has the blocks that it had."""
     name = note.lane.request
     had, has = (
         {block for row in tables for block in row if block}

@@ -75,12 +75,13 @@ class BlockStep(HostView):
 
     @property
     def room(self) -> str:
-        """What is free, in words."""
+        """Name what is free."""
         return f"{counted(len(self.after.free), 'block')} free"
 
     @property
     def admission(self) -> Admission | None:
-        """What the engine has decided on a request: a pool holds any text of max_model_len (EngineConfig)."""
+        """Return the engine's decision on a request: a pool holds any text of max_model_len
+        (EngineConfig)."""
         command, most = self.command, self.config.max_model_len
         refused = self.refused and self.reason is Reason.BAD_LENGTH
         if not isinstance(command, Add) or (self.refused and not refused):
@@ -98,7 +99,7 @@ class BlockStep(HostView):
                 yield name, bearer, self.after.requests[name].tables
 
     def reads(self, tables: Table, group: int, start: int, end: int) -> list[int]:
-        """What queries find at positions from `start` to `end` through a table of this group."""
+        """Return what queries find at positions from `start` to `end` through a table of this group."""
         size, row, memory = self.config.groups[group].block_size, tables[group], self.after.memory
         found = []
         for position in range(start, end):
@@ -113,7 +114,8 @@ class BlockStep(HostView):
     def misread(
         self, name: str, tables: Table, stamps: list[int], first_query: int, end: int
     ) -> Failure | None:
-        """Where a group finds anything but the text, from the window of `first_query` to `end`."""
+        """Return the failure where a group finds anything but the text, from the window of `first_query` to
+        `end`."""
         for group, layers in enumerate(self.config.groups):
             if layers.state:  # STA-1, STA-2
                 continue

@@ -42,7 +42,7 @@ def broken(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, F
 
 
 def broken_off(step: PairStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
-    """What fails in the facts that a pair has left when it failed itself, the headline first."""
+    """Return the clauses that fail in the facts left by a pair that has failed, the headline first."""
     found: dict[str, tuple[Clause, Failure]] = {}
     for server, side in step.sides.items():
         for each, failure in broken_off_on_server(side, {*waived, *_ELSEWHERE}):
