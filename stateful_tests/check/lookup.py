@@ -88,8 +88,8 @@ class Lookup:
         ]
 
     def _cause(self, found: Finding) -> str:
-        """The changed function that runs in the command with which a trace fails: one of the file in which it
-        fails, if any, or else the first."""
+        """The changed function that runs in the command with which a trace fails: the last that is called in
+        the file in which it fails, or else in any."""
         violation, called = found.run.violation, found.run.called
         if self.changed is None or violation is None or violation.step >= len(called):
             return ""
@@ -97,7 +97,7 @@ class Lookup:
         if not running:
             return ""
         frame = violation.failure.observed.rpartition(" at ")[2].partition(":")[0]
-        file, name = max(running, key=lambda each: each[0] == frame)
+        file, name = max(reversed([*running]), key=lambda each: each[0] == frame)
         return f"{file}: {name}"
 
     def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:

@@ -183,7 +183,8 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
     [found] = result.findings
     schedule, cache = "sglang/srt/managers/schedule_batch.py", "sglang/cache.py"
     called = ((f"{cache}: insert",), (f"{schedule}: release_req", f"{cache}: free, evict"))
-    violation = replace(found.run.violation, step=1)
+    failure = Failure("done", f"KeyError: 'x' at {schedule}:12 in release_req")
+    violation = replace(found.run.violation, step=1, failure=failure)
     found = replace(found, run=replace(found.run, called=called, violation=violation))
 
     def cause(*functions):
@@ -191,7 +192,7 @@ def test_a_changed_function_of_the_failing_command_is_the_first_cause(monkeypatc
         return Lookup(Base(TorchKV(), BaseKind.HISTORY), TorchKV(), changed=changed)._cause(found)
 
     assert cause((cache, "free"), (schedule, "release_req")) == f"{schedule}: release_req"
-    assert cause((cache, "evict"), (cache, "free")) == f"{cache}: free"
+    assert cause((cache, "evict"), (cache, "free")) == f"{cache}: evict", "the last that is called"
     assert cause((cache, "insert")) == "", "it runs in another command"
 
 
