@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from ci import Data
 
 
+_FEW = 3  # bugs that fit: below, those that are near are listed as well
 _BUG_COLUMNS = {
     "id": "bug", "title": "what is wrong", "clause": "clause", "source": "source", "only": "only with",
 }  # fmt: skip
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})  # a log may mention --some-flag
 @click.argument("names", nargs=-1, metavar="[NAMES|WORDS]...")
 @json_option
 def bugs(names: tuple[str, ...], out: ReportOut) -> int:
@@ -84,6 +85,10 @@ def _found(
         render.say(out.console, f"not known{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
     if shown:
         render.listing(out.console, shown, _BUG_COLUMNS)
+    if 0 < found.fits < _FEW and (near_by := found.rows[found.fits : _FEW + 1]):
+        render.say(out.console, "if that is not it, nearest:", "bold")
+        render.listing(out.console, near_by, _BUG_COLUMNS)
+        shown = [*shown, *near_by]
     if more := len(found.rows) - len(shown):
         fitting = max(0, found.fits - len(shown))
         others = f"{fitting} more fit, {more - fitting}" if fitting else f"{more} more"

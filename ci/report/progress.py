@@ -41,7 +41,8 @@ class Progress:
         say(self._out, text, whole=True)
 
     def __call__(self, what: str, commands: int, findings: int) -> None:
-        self.line(f"{what}; {commands} commands, {findings} clauses violated")
+        clauses = "1 clause" if findings == 1 else f"{findings} clauses"
+        self.line(f"{what}; {commands} commands, {clauses} violated")
 
     def line(self, text: str) -> None:
         """Print what is going on, where nothing was reported for a while."""

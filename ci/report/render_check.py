@@ -96,7 +96,10 @@ def _of_the_plan(data: Data) -> str:
         done, what = data["commands_carried_out"], "commands"
     else:
         asked, done, what = data["examples_planned"] or 0, data["examples"], "runs"
-    return f"{asked:,} {what}" if done >= asked else f"{done:,} of {asked:,} {what}"
+    if done >= asked:
+        return f"{asked:,} {what}"
+    enough = " (nothing new came)" if data["stopped_early"] else ""
+    return f"{done:,} of {asked:,} {what}{enough}"
 
 
 def _known(out: Console, data: Data, release: str, *, detailed: bool) -> None:

@@ -167,7 +167,8 @@ def _first(names: list[str]) -> str:
 def difference(differences: list[Data], system: str) -> str:
     """The first difference between reference and system, and how many more there are."""
     first = differences[0]
-    more = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
+    others = len(differences) - 1
+    more = f" (and {others} more difference{'s' if others > 1 else ''})" if others else ""
     return f"{first['about']}: {first['reference']} expected, {first['system']} in {system}{more}"
 
 

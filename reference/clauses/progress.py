@@ -115,7 +115,7 @@ def _cycle(step: ProgressStep) -> Failure | None:
     " for is not refused for its size.",
     why="What never fits waits for ever, and all behind it. A server that refuses all answers nobody.",
     source="sglang#31205, sglang#39271",
-    scope="Of sessions the first turn. Admission may keep a page of each pool back.",
+    scope="The first turn of a session. A refusal may come a page early.",
     trigger=lambda step: step.admission is not None and bool(step.admission.never),
 )
 def _never_fits(step: ProgressStep) -> Failure | None:

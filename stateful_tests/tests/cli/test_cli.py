@@ -329,7 +329,7 @@ def test_progress_in_a_pipe_is_a_plain_line_now_and_then(monkeypatch, capsys):
             clock[0] += 0.1
             say("sessions on page1, free", 5, 1)
     assert capsys.readouterr().err.splitlines() == [
-        f"{when} s: sessions on page1, free; 5 commands, 1 clauses violated" for when in (10, 20)
+        f"{when} s: sessions on page1, free; 5 commands, 1 clause violated" for when in (10, 20)
     ]
 
 

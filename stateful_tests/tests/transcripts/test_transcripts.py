@@ -34,7 +34,7 @@ VOLATILE = (
     (r"\b\d+ of \d+ clauses reached", "N clauses reached"),  # whatever clauses there are
 )
 # a slow machine prints some
-PROGRESS = re.compile(r"\d+ s: .*; \d+ commands, \d+ clauses violated$")
+PROGRESS = re.compile(r"\d+ s: .*; \d+ commands, \d+ clauses? violated$")
 
 
 def steady(text: str, folder: Path) -> str:
