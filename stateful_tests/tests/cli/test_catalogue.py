@@ -164,3 +164,10 @@ def test_a_shrunk_trace_says_of_what_its_story_is(kvspec, tmp_path):
     kvspec("shrink", str(long), "--impl", f"torch+{trace['bug']}", "--out", str(into))
     story = json.loads(into.read_text())["story"]
     assert story.startswith("(Shortened from 3 commands to 2; of the original:) The tree")
+
+
+def test_a_line_of_a_log_may_mention_an_option(kvspec):
+    code, text, _ = kvspec("bugs", "Decode", "out", "of", "memory", "--enable-mixed-chunk")
+    assert code == 0
+    fitting, _, near_by = text.partition("if that is not it, nearest:")
+    assert "mixed-without-room" in fitting and near_by.count("\n") > 2, "fewer than three fit"
