@@ -98,7 +98,7 @@ def _of_the_plan(data: Data) -> str:
         asked, done, what = data["examples_planned"] or 0, data["examples"], "runs"
     if done >= asked:
         return f"{asked:,} {what}"
-    enough = " (nothing new came)" if data["stopped_early"] else ""
+    enough = " (ended early: nothing new came)" if data["stopped_early"] else ""
     return f"{done:,} of {asked:,} {what}{enough}"
 
 
