@@ -36,7 +36,7 @@ def sleep_of(root: Path) -> Callable[[Any, Any], Coroutine[Any, Any, Any]]:
 
 
 def longest_session_of(root: Path) -> Callable[[int, Any], int]:
-    """The most tokens of a session that a server of the release takes, given what it is asked for and its
+    """Return the function that gives a server's longest session in tokens, from the requested one and the
     cache: `EngineInstance` refuses a longer prompt."""
     methods = cut(root / ENGINE, frozenset({"Engine._get_max_session_len"}), {})
 

@@ -76,7 +76,7 @@ def lines_between(system: Any, other: Any) -> int | None:
 
 
 def share_of_lines(tree: Lines, release: Lines, without: Lines) -> float:
-    """Of the lines that a release has and another (`without`) has not, the share that a tree has as well."""
+    """Return the share that a tree has of the lines that a release has and another (`without`) lacks."""
     own = release - without
     return len(own & tree) / len(own) if own else 0.0
 

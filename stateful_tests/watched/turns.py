@@ -125,7 +125,7 @@ def _shows_text(beside: Beside, session: Session, e: log.Submitted) -> None:
 
 
 def _refused_for_its_size(beside: Beside, e: log.Submitted, length: int) -> None:
-    """A client is told that its input is too long. An empty server must not hold it."""
+    """Judge a refusal of an input as too long: an empty server must not hold it."""
     header = beside.header
     beside.result.reach("a prompt that is refused for its size")
     pools = [header.full_tokens, *([header.swa_tokens] if header.window is not None else [])]
