@@ -116,7 +116,7 @@ def _content(data: Data, run: Run) -> Data:
         "two_sided": two_sided,
         # Two drawings beside each other would be too small on paper.
         "wide": length * UNIT > DRAWING_WIDTH / 2,
-        "sizes": {k: "none" if v is None else v for k, v in data["trace"]["geometry"].items()},
+        "sizes": {k: render.or_none(v) for k, v in data["trace"]["geometry"].items()},
         "cursor_names": CURSORS,
         "window": geometry.window,
         "tree": geometry.tree,

@@ -104,9 +104,14 @@ def _cell(value: Any, between: str = ", ") -> str:
     return between.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+def or_none(size: Any) -> Any:
+    """Return the word "none" for a size that a system does not have."""
+    return "none" if size is None else size
+
+
 def sizes(geometry: Data) -> str:
     """Such as "page_size 4, window none, tree"."""
-    given: Data = {k: "none" if v is None else v for k, v in geometry.items() if v is not False}
+    given: Data = {k: or_none(v) for k, v in geometry.items() if v is not False}
     given |= given.pop("settings", {})
     if groups := given.pop("groups", None):
         given = {

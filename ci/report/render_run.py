@@ -11,7 +11,7 @@ from rich.text import Text
 from ci import Data
 from impl.system_spec import SystemSpec
 from ci.report import FREE_ONLY, IMPATIENT
-from ci.report.render import changes, labelled, plain, say, sized, sizes, table, verdict
+from ci.report.render import changes, labelled, or_none, plain, say, sized, sizes, table, verdict
 
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 # of what a step calls: files, and functions of each, that the text names
@@ -358,7 +358,11 @@ def shrunk(out: Console, data: Data) -> None:
     steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"
     now = sized(after["trace"])
     was = sized(before["trace"]).items()
-    smaller = [f"{name} {size} -> {now.get(name)}" for name, size in was if size != now.get(name)]
+    smaller = [
+        f"{name} {or_none(size)} -> {or_none(now.get(name))}"
+        for name, size in was
+        if size != now.get(name)
+    ]
     say(
         out,
         f"{data['clause']} on {after['implementation']}: {', '.join([steps, *smaller])}",

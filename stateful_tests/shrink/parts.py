@@ -1,5 +1,5 @@
-"""Parts of a system that a fault may not need: a storage, recurrent state, namespaces. They are dropped
-first.
+"""Parts of a system that a fault may not need: a storage, recurrent state, namespaces, a window. They
+are dropped first.
 
 A trace without them is easier to read, and a test can be made of more of its kind.
 """
@@ -55,6 +55,11 @@ def _no_tier_namespaces(trace: Trace) -> Iterator[Trace]:
     yield _with(trace, namespaces=False)
 
 
+def _no_window(trace: Trace) -> Iterator[Trace]:
+    """A model without SWA, with one pool."""
+    yield _with(trace, window=None, swa_pages=0)
+
+
 def _no_states(trace: Trace) -> Iterator[Trace]:
     yield _with(trace, states=0, tracks=False)
 
@@ -80,7 +85,7 @@ def _no_sources(trace: Trace) -> Iterator[Trace]:
 
 
 _WITHOUT: dict[str, tuple[Callable[[Trace], Iterator[Trace]], ...]] = {
-    ROWS.name: (_no_states, _no_namespaces),
+    ROWS.name: (_no_states, _no_namespaces, _no_window),
     BLOCKS.name: (_no_recurrent_groups, _no_sources),
     TIERS.name: (_no_storage, _no_tier_states, _no_tier_namespaces),
 }

@@ -276,6 +276,7 @@ def test_the_story_is_kept():
         (tier_preset("tier-names"), "namespaces"),
         (tier_preset("tier-state"), "states"),
         (preset("state-track"), "states"),
+        (preset("page4"), "window"),
         (replace(preset("page1"), settings=(("namespaces", "extra_key"),)), "settings"),
         (engine_preset("state-fine"), "groups"),
     ],
