@@ -196,6 +196,11 @@ def ends_in_mixed_batch(header: WatchHeader) -> str | None:
     return label(header.release, "mixed-round-not-counted")
 
 
+def first_output_lost(header: WatchHeader) -> str | None:
+    """The first output of a prompt is dropped as if it were that of a chunk in its middle."""
+    return label(header.release, "passed-over-chunk-counts")
+
+
 def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     """After an abort in the queue a session is never closed, and may take no turn."""
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")

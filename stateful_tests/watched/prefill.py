@@ -89,7 +89,11 @@ def orphaned(beside: Beside, request: Request) -> Request:
     compared="prefix and cursors of each",
 )
 def extended(beside: Beside, e: log.Extended) -> None:
-    prepared(beside, [name for name, *_ in e.lanes])
+    names = [name for name, *_ in e.lanes]
+    prepared(beside, names)
+    for waiting in beside.state.requests:
+        if waiting.phase is Phase.EXTENDING and waiting.name not in names:
+            beside.of(waiting.name).passed_over = True
     beside.result.next_chunk = False
     for name, prefix, tokens, cells in e.lanes:
         seen = beside.of(name)

@@ -150,7 +150,9 @@ def counts_outputs(beside: Beside, name: str, outputs: int, in_flight: Sequence[
         least -= beside.header.overlap  # one round may be in flight
     if not least <= outputs <= most:
         want = f"{name} has {most} outputs, and {len(in_flight)} rounds in flight"
-        raise Diverged("SES-1", want, f"counts {outputs}")
+        lost = outputs == least - 1 and beside.of(name).passed_over
+        known = deviations.first_output_lost(beside.header) if lost else None
+        raise Diverged("SES-1", want, f"counts {outputs}", known=known)
 
 
 @action(

@@ -33,6 +33,7 @@ class RequestSeen:
     matched: its prefix when the scheduler last looked at it (tokens).
     rounds: those whose results are to come, the oldest first.
     has_state: it waits with a slot of recurrent state, from a prefix that it has matched.
+    passed_over: a prefill of others alone was launched while it was between two chunks.
     """
 
     rejected_by: str | None = None
@@ -43,6 +44,7 @@ class RequestSeen:
     matched: int | None = None
     rounds: list[RoundSeen] = field(default_factory=list)
     has_state: bool = False
+    passed_over: bool = False
 
 
 @dataclass(slots=True)
