@@ -17,13 +17,16 @@ from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.commands import Add, Fail, LoadAdapter, More, NewWeights, ResetConnector
+from reference.blocks.config import EngineConfig
 from reference.commands import (
     Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
-from reference.geometry import GeometryError
+from reference.geometry import Geometry, GeometryError
 from reference.kinds import kind_of_config
 from reference.pairs.commands import Cancel, Drop, Forget, Lose, Prefill, Serve, Shake
+from reference.pairs.config import PairConfig
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query, ResetCache
+from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.lockstep import driven_through
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated
@@ -93,7 +96,7 @@ def _with_sizes(trace: Trace, **sizes: Any) -> Trace:
 def _room_for_rows(system: AnySystem, trace: Trace) -> Trace:
     """Rows may be full, with rounds allocated ahead."""
     del system
-    sizes = trace.geometry
+    sizes = trace.sizes(Geometry)
     pages = 1 + sizes.rows * (_AHEAD - 2 * (-sizes.width // sizes.page_size))
     swa = 0 if sizes.window is None else max(sizes.swa_pages, pages)
     return _with_sizes(trace, full_pages=max(sizes.full_pages, pages), swa_pages=swa)
@@ -102,7 +105,7 @@ def _room_for_rows(system: AnySystem, trace: Trace) -> Trace:
 def _room_for_texts(system: AnySystem, trace: Trace) -> Trace:
     """Texts may be as long as the model takes, without a window, as an admission may ask for."""
     del system
-    sizes = trace.geometry
+    sizes = trace.sizes(EngineConfig)
     texts = sum(isinstance(command, Add) for command in trace.commands)
     whole = (replace(group, window=None) for group in sizes.groups)
     most = (texts + 1) * sum(map(sizes.most_blocks, whole))
@@ -117,7 +120,7 @@ def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
         if isinstance(command, Add | More):
             sent = command.tokens + sum(piece.tokens for piece in command.prompt)
             before = 0 if isinstance(command, Add) else length[command.request]
-            if isinstance(command, More) and before + sent >= trace.geometry.max_model_len:
+            if isinstance(command, More) and before + sent >= trace.sizes(EngineConfig).max_model_len:
                 continue
             length[command.request] = before + sent + command.max_tokens
         kept.append(command)
@@ -127,9 +130,10 @@ def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
 def _no_window_of_groups(system: AnySystem, trace: Trace) -> Trace:
     """No layer group of an engine has a window."""
     del system
-    groups = tuple(replace(group, window=None) for group in trace.geometry.groups)
-    more = sum(map(trace.geometry.most_blocks, groups))
-    return _with_sizes(trace, groups=groups, blocks=max(trace.geometry.blocks, more))
+    sizes = trace.sizes(EngineConfig)
+    groups = tuple(replace(group, window=None) for group in sizes.groups)
+    more = sum(map(sizes.most_blocks, groups))
+    return _with_sizes(trace, groups=groups, blocks=max(sizes.blocks, more))
 
 
 def _no_window_of_a_tree(system: AnySystem, trace: Trace) -> Trace:
@@ -156,9 +160,9 @@ def _no_chunks(system: AnySystem, trace: Trace) -> Trace:
 def _host_room(system: AnySystem, trace: Trace) -> Trace:
     """Host memory has room for all texts."""
     del system
-    sizes, size = trace.geometry, trace.geometry.page_size
+    sizes = trace.sizes(TierConfig)
     texts = (prompt_len(c.prompt) for c in trace.commands if hasattr(c, "prompt"))
-    pages = sum(-(-length // size) for length in texts) + 1
+    pages = sum(-(-length // sizes.page_size) for length in texts) + 1
     full = max(sizes.host_pages, pages)
     swa = max(sizes.host_swa_pages, pages) if sizes.host_swa_pages else 0
     return _with_sizes(trace, host_pages=full, host_swa_pages=swa)
@@ -166,7 +170,7 @@ def _host_room(system: AnySystem, trace: Trace) -> Trace:
 
 def _no_storage(system: AnySystem, trace: Trace) -> Trace:
     """Nothing stands behind the host."""
-    if not trace.geometry.storage:
+    if not trace.sizes(TierConfig).storage:
         return trace
     return _with_sizes(_none_of((Prefetch, Query, Fetch, Backup, Abort), system, trace), storage="")
 
@@ -174,6 +178,7 @@ def _no_storage(system: AnySystem, trace: Trace) -> Trace:
 def _no_state(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     """The model has no recurrent layers. sizes: what goes with them."""
     del system
+    assert isinstance(trace.geometry, Geometry | TierConfig)
     if not trace.geometry.states:
         return trace
     kept = (replace(c, states=0) if isinstance(c, Evict) else c for c in trace.commands)
@@ -205,7 +210,8 @@ def _no_window_of_servers(system: AnySystem, trace: Trace) -> Trace:
 def _equal_blocks(system: AnySystem, trace: Trace) -> Trace:
     """Both servers have blocks of one size."""
     del system
-    prefill, decode = trace.geometry.prefill, trace.geometry.decode
+    sizes = trace.sizes(PairConfig)
+    prefill, decode = sizes.prefill, sizes.decode
     need = sum(map(decode.most_blocks, prefill.groups))
     same = replace(decode, groups=prefill.groups, blocks=max(decode.blocks, need))
     return _with_sizes(trace, decode=same)

@@ -17,7 +17,7 @@ from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure, counted
 from reference.geometry import Geometry
-from reference.kinds import AnyCommand
+from reference.kinds import AnyCommand, AnyConfig
 from reference.pairs.config import PairConfig
 from reference.state import State
 from reference.tiers.config import TierConfig
@@ -40,7 +40,7 @@ class Trace:
     expected: outcome stated for a step (by index), where one is stated.
     """
 
-    geometry: Any
+    geometry: AnyConfig
     mode: Mode
     commands: tuple[AnyCommand, ...]
     origin: str = "hand-written"  # or generated, minimised, recorded
