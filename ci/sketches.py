@@ -17,6 +17,7 @@ from ci import adapter_names
 from impl import nearest, used_names
 from impl.engines import Engine, engine
 from impl.system_spec import ENGINES, release_name
+from stateful_tests.check.bases import root_of
 from stateful_tests.check.way_map import way_map
 from stateful_tests.lockstep import systems
 
@@ -62,7 +63,8 @@ def complete_roots(of: Engine) -> Iterator[Path]:
 
 def _root(release: str) -> Path:
     with closing(systems.resolve(release)) as system:
-        root: Path = system.root
+        root = root_of(system)
+    assert root is not None
     return root
 
 

@@ -18,7 +18,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
-from reference.kinds import KINDS, Kind, kind_by_commands
+from reference.kinds import KINDS, AnyCommand, Kind, kind_by_commands
 from reference.pairs.commands import PairCommand
 from reference.pairs.config import PairConfig
 from reference.pairs.facts import PairFacts
@@ -122,7 +122,7 @@ class Capabilities:
         """It is an EngineSystem with a KV connector."""
         return "Copy" in self.commands
 
-    def offers(self, command: EngineCommand) -> bool:
+    def offers(self, command: AnyCommand) -> bool:
         """An EngineSystem can be given this command."""
         if isinstance(command, Add) and command.resumable and not self.sessions:
             return False

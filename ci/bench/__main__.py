@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -128,7 +128,8 @@ def bench(
         return
     rows: list[dict[str, Any]] = []
     systems = {
-        impl: SystemSelector(SystemSpec.parse(impl), device=device).resolve() for impl in impls
+        impl: cast(System, SystemSelector(SystemSpec.parse(impl), device=device).resolve())
+        for impl in impls
     }
     can = _common(systems.values())
     for machine in MACHINES:

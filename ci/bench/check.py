@@ -21,6 +21,7 @@ import click
 
 from ci.commands.shared import ReportOut, SystemSelector, json_option, unusable
 from ci.report import render
+from impl.adapter import AnySystem
 from impl.process.remote_system import WorkerSystem
 from impl.system_spec import SystemSpec
 from reference import blocks, model, tiers
@@ -138,7 +139,7 @@ def _clocked(clock: _Clock) -> Iterator[None]:
             each.stop()
 
 
-def _cpu_s(system: Any) -> float:
+def _cpu_s(system: AnySystem) -> float:
     """CPU seconds of a system's worker so far; 0 where it has none."""
     process = getattr(system, "_process", None)
     if process is None:
@@ -159,7 +160,7 @@ def check(out: ReportOut, impl: str, seed: int, commands: int) -> None:
     asked = replace(plan("smoke", seed=seed), commands=commands)
     spec = SystemSpec.parse(impl)
     with unusable():
-        system: Any = SystemSelector(spec).resolve()
+        system: AnySystem = SystemSelector(spec).resolve()
         clock = _Clock(partial(_cpu_s, system))
         with _clocked(clock), clock.part(_REST):
             with clock.part(_FAULTS):

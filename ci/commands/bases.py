@@ -7,13 +7,15 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ci.commands.shared import SystemSelector, Unusable, note, unusable
+from impl.adapter import AnySystem
 from impl.system_spec import ENGINES, SystemSpec, system_spec
 
 if TYPE_CHECKING:
-    from stateful_tests.check.bases import Base
+    from impl.process.remote_system import WorkerSystem
+    from stateful_tests.check.bases import Base, BaseKind
     from stateful_tests.check.masks import Mask
     from stateful_tests.check.tree_history import Revision
     from stateful_tests.lockstep.known_faults import KnownFault
@@ -24,7 +26,7 @@ OF_HISTORY = "git:"  # before a revision
 
 def with_system(
     named: str | None, selector: SystemSelector, since: str | None, opened: ExitStack
-) -> tuple[Base | None, Any]:
+) -> tuple[Base | None, AnySystem]:
     """The base of a check, None without one, and the system that `selector` names. named: what --base says.
     opened: keeps both until the check ends."""
     from stateful_tests.check.bases import BaseKind
@@ -44,7 +46,7 @@ def with_system(
 
 
 def unnamed(
-    selector: SystemSelector, since: str | None, system: Any, opened: ExitStack
+    selector: SystemSelector, since: str | None, system: AnySystem, opened: ExitStack
 ) -> Base | None:
     """The base of a system where the user names none: of a checkout its own history, or else a release; None
     of what is no checkout. opened: keeps the base."""
@@ -69,12 +71,12 @@ class KnownFaults:
     """
 
     selector: SystemSelector
-    system: Any
+    system: AnySystem
     opened: ExitStack
-    before: Any = None
+    before: AnySystem | None = None
 
     @cached_property
-    def _base(self) -> Any:
+    def _base(self) -> AnySystem | None:
         if self.before is not None:
             return self.before
         base = unnamed(self.selector, None, self.system, self.opened)
@@ -95,7 +97,7 @@ class KnownFaults:
         return known_fault_beside(self._base, self._masks, self.system, run)
 
 
-def stated(named: str, selector: SystemSelector) -> Any:
+def stated(named: str, selector: SystemSelector) -> AnySystem:
     """A base by its name, or a checkout, which is loaded here; driven in the same ways as `selector`."""
     from stateful_tests.lockstep import systems
 
@@ -104,10 +106,10 @@ def stated(named: str, selector: SystemSelector) -> Any:
     base = SystemSpec.parse(named) if folder is None else SystemSpec(of_folder)
     with unusable(f"--base {named:.80}: ", Unusable):
         spec = systems.as_base(base, selector.spec)
-        system: Any = SystemSelector(spec, folder, selector.device).resolve()
+        system: AnySystem = SystemSelector(spec, folder, selector.device).resolve()
         if folder is not None:
             _load(system)
-            system.name = _name_of(folder)
+            _of_files(system).name = _name_of(folder)
     return system
 
 
@@ -120,7 +122,22 @@ def _name_of(folder: str) -> str:
     return folder
 
 
-def _load(system: Any) -> None:
+def _of_files(system: AnySystem) -> WorkerSystem:
+    """A release or a checkout: a worker drives its files."""
+    from impl.process.remote_system import WorkerSystem
+
+    assert isinstance(system, WorkerSystem)
+    return system
+
+
+def _root(system: AnySystem) -> Path:
+    """The folder of a checkout's files."""
+    root = _of_files(system).root
+    assert root is not None
+    return root
+
+
+def _load(system: AnySystem) -> None:
     """Start a system once, to see that it loads. One that breaks then is a base that shows it."""
     from impl.process.failures import SystemFailed
     from stateful_tests.check.tiers import sizes_for
@@ -132,7 +149,7 @@ def _load(system: Any) -> None:
         system.reset(sizes_for(kind.machine or "sessions", smallest))
 
 
-def _revision(named: str, selector: SystemSelector, system: Any) -> Revision:
+def _revision(named: str, selector: SystemSelector, system: AnySystem) -> Revision:
     from stateful_tests.check import tree_history
 
     if selector.checkout is None:
@@ -140,25 +157,25 @@ def _revision(named: str, selector: SystemSelector, system: Any) -> Revision:
             f"--base {OF_HISTORY}{named:.80}: goes with a checkout, such as --sglang-path"
         )
     with unusable(f"--base {OF_HISTORY}{named:.80}: ", ValueError):
-        return tree_history.named_revision(system.root, named)
+        return tree_history.named_revision(_root(system), named)
 
 
-def _own_revision(system: Any, since: str | None) -> Revision | None:
+def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
     """The commit since which the changes of a checkout are its own, if its history tells."""
     from stateful_tests.check import tree_history
 
     spec = system_spec(system)
-    if not spec.checkout or not tree_history.has_history(system.root, spec.engine):
+    if not spec.checkout or not tree_history.has_history(_root(system), spec.engine):
         return None
     try:
-        return tree_history.own_base(system.root, since)
+        return tree_history.own_base(_root(system), since)
     except ValueError as error:
         note(f"{error}. The base is a release")
         return None
 
 
 def _of_history(
-    revision: Revision, kind: Any, selector: SystemSelector, system: Any, opened: ExitStack
+    revision: Revision, kind: BaseKind, selector: SystemSelector, system: AnySystem, opened: ExitStack
 ) -> Base:
     """A commit of the checkout's history, driven in the same ways. Raises Unusable."""
     from stateful_tests.check import tree_history
@@ -167,17 +184,17 @@ def _of_history(
     engine = system_spec(system).engine
     folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvspec-base-")))
     with unusable("", ValueError):
-        below = system.root.relative_to(Path(selector.checkout).expanduser().resolve())
-        tree_history.extract(system.root, revision.commit, engine, folder / below)
+        below = _root(system).relative_to(Path(selector.checkout).expanduser().resolve())
+        tree_history.extract(_root(system), revision.commit, engine, folder / below)
     past = SystemSelector(selector.spec, str(folder), selector.device)
-    before: Any = past.resolve(quiet=True)
+    before: AnySystem = past.resolve(quiet=True)
     opened.enter_context(closing(before))
     _load(before)
-    before.name = revision.name
+    _of_files(before).name = revision.name
     return _measured(before, system)._replace(kind=kind, why=revision.why, commit=revision.commit)
 
 
-def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base | None:
+def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:
     """The release that a checkout was taken for, driven in the same ways; None where it is unavailable."""
     from stateful_tests.check.bases import BaseKind
 
@@ -185,7 +202,7 @@ def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base
     if not spec.checkout:
         return None
     try:
-        release = SystemSelector(spec.of_version(system.release), None, selector.device)
+        release = SystemSelector(spec.of_version(_of_files(system).release), None, selector.device)
         before = opened.enter_context(closing(release.resolve()))
     except Unusable as error:
         note(f"without a base: {error}")
@@ -193,7 +210,7 @@ def _taken_for(selector: SystemSelector, system: Any, opened: ExitStack) -> Base
     return _measured(before, system)._replace(kind=BaseKind.RELEASE)
 
 
-def _measured(before: Any, system: Any) -> Base:
+def _measured(before: AnySystem, system: AnySystem) -> Base:
     """The base, with how many lines differ between it and the system."""
     from stateful_tests.check.bases import Base, BaseKind, lines_between
 

@@ -231,6 +231,7 @@ def _tested(
     from ci.shown_kinds import shown_of
     from impl.process.run_test import outcomes
     from impl.engines import DriveOptions
+    from impl.process.remote_system import WorkerSystem
     from stateful_tests.lockstep import systems as registry
 
     exporting = shown_of(trace.geometry).exports()
@@ -251,6 +252,7 @@ def _tested(
             target = _target(exporting, fixed, selector.spec)
             options = DriveOptions(selector.checkout, calls=True)
             with closing(registry.driven(selector.spec, options)) as system:
+                assert isinstance(system, WorkerSystem) and system.root is not None
                 module = exporting.shared_module(system, target) if in_folder else ""
                 text = exporting.unit_test(trace, file, system, target, Titles(*names), in_folder)
     except NotExportable as error:
@@ -307,6 +309,7 @@ def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) ->
     1: one fails at an assertion of its own, 3: one stops before, or cannot be run.
     """
     from impl.engines import engine
+    from impl.process.remote_system import WorkerSystem
     from impl.process.run_test import outcomes
 
     if selector.spec.engine not in ENGINES:
@@ -319,8 +322,8 @@ def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) ->
             raise Unusable(f"{file}: {getattr(error, 'strerror', None) or error}") from error
     hook = engine(selector.spec.engine).test_hook
     with closing(selector.resolve()) as system:
-        where: Any = system
-        name, root, release = where.name, where.root, where.release
+        assert isinstance(system, WorkerSystem) and system.root is not None
+        name, root, release = system.name, system.root, system.release
     codes = []
     for file, text in zip(files, texts):
         [(code, output)] = outcomes((root, release, [Path(file).absolute()]), hook=hook(text))

@@ -14,6 +14,7 @@ from ci.commands import bases
 from ci.commands.shared import (
     Saved, SystemSelector, Unusable, note, save_traces, unusable, worker_limits,
 )  # fmt: skip
+from impl.adapter import AnySystem
 from impl.system_spec import SystemSpec, system_spec
 from stateful_tests.lockstep.endings import Ending, gravest
 
@@ -139,7 +140,7 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
 
 
 def _changed(
-    system: Any,
+    system: AnySystem,
     selector: SystemSelector,
     base: Base | None,
     asked: Plan,
@@ -195,7 +196,7 @@ def _changed(
     return changed  # interrupted
 
 
-def _differing(base: Base, system: Any, findings: Sequence[Finding]) -> Changes:
+def _differing(base: Base, system: AnySystem, findings: Sequence[Finding]) -> Changes:
     """Name the functions that differ from a base without a history, in the files that the findings call."""
     from stateful_tests.check import changes
     from stateful_tests.check.way_map import functions_of
@@ -204,7 +205,7 @@ def _differing(base: Base, system: Any, findings: Sequence[Finding]) -> Changes:
     return changes.beside(base, system, functions_of(chain.from_iterable(called)))
 
 
-def _other_ways(system: Any, changed: Changes, asked: Plan) -> OtherWays | None:
+def _other_ways(system: AnySystem, changed: Changes, asked: Plan) -> OtherWays | None:
     from stateful_tests.check import masks
     from stateful_tests.check.other_ways import other_ways
     from stateful_tests.check.way_map import way_map
@@ -221,7 +222,7 @@ def _drive_ways(
     result: CheckResult,
     others: OtherWays,
     selector: SystemSelector,
-    system: Any,
+    system: AnySystem,
     how: How,
     reports: list[Data],
     saves: list[Saves],

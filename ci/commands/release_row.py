@@ -13,7 +13,7 @@ from stateful_tests.lockstep.endings import Ending, ending, gravest
 
 if TYPE_CHECKING:
     from ci import Data
-    from impl.adapter import System
+    from impl.adapter import AnySystem
     from impl.system_spec import SystemSpec
     from stateful_tests.check.tiers import Plan
     from stateful_tests.lockstep.results import Trace
@@ -142,7 +142,7 @@ def _undriven(impl: str, why: Exception) -> Data:
     }
 
 
-def _replay(impl: str, system: System, path: str, trace: Trace) -> Data:
+def _replay(impl: str, system: AnySystem, path: str, trace: Trace) -> Data:
     from ci.report import data as report
     from stateful_tests.check.explanation import known_fault
     from stateful_tests.lockstep import lockstep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -125,6 +125,7 @@ def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_
     scopes = [_scope(name) for name in names]
 
     from ci.report import explore as report
+    from impl.adapter import System
     from stateful_tests.explore import tour as touring
 
     with closing(selector.resolve()) as system:
@@ -132,7 +133,7 @@ def tour(selector: SystemSelector, out: ReportOut, names: tuple[str, ...], save_
         def one(scope: Scope, progress: Any) -> tuple[Data, str]:
             saved = Saved(system.name, save_dir, progress.say)
             with unusable(f"--impl {selector.spec}: "):
-                made = touring.live(system, scope, progress=progress, found=saved)
+                made = touring.live(cast("System", system), scope, progress=progress, found=saved)
             data = report.toured(made)
             save_traces(made.findings, data["findings"], save_dir, selector.options)
             saved.tidy(data["findings"])

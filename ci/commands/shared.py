@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ci import Data
-    from impl.adapter import System
+    from impl.adapter import AnySystem
     from impl.process.remote_system import Limits
     from reference.kinds import AnyCommand
     from stateful_tests.lockstep.results import Finding, Trace
@@ -105,7 +105,7 @@ class SystemSelector:
     checkout: str | None = None
     device: str = "cpu"
 
-    def resolve(self, *, quiet: bool = False) -> System:
+    def resolve(self, *, quiet: bool = False) -> AnySystem:
         """The system. quiet: without a note that says what a checkout was taken for."""
         from impl.engines import DriveOptions
         from stateful_tests.lockstep import systems as registry
@@ -116,7 +116,7 @@ class SystemSelector:
         options = DriveOptions(self.checkout, self.device, limits=limits)
         try:
             with unusable():
-                system: System = registry.driven(self.spec, options, in_process)
+                system: AnySystem = registry.driven(self.spec, options, in_process)
         except Unusable:
             raise
         except (Exception, SystemExit) as error:  # a stranger's factory may raise anything

@@ -20,8 +20,8 @@ from reference.failures import (
 from reference.state import Holder, holders, text_tokens
 from reference.prefix_cache import path_text
 from reference.radix_tree import nodes
-from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
+from stateful_tests.lockstep.moments import Moment
 
 CURSORS = {
     "C": "kv_committed_len",

@@ -26,7 +26,8 @@ from reference.state import (
     swa_pages,
 )
 from reference.prefix_cache import lock_holders, path_text
-from stateful_tests.lockstep.results import Moment, Run
+from stateful_tests.lockstep.moments import Moment
+from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
 
@@ -42,7 +43,7 @@ def snapshots(run: Run, last: int) -> list[Data]:
 def moment_of(run: Run, index: int) -> Moment | None:
     """The moment after a row (-1: the start), if it was kept."""
     at = index - run.first
-    return run.history[at] if 0 <= at < len(run.history) else None
+    return run.moments(Moment)[at] if 0 <= at < len(run.history) else None
 
 
 def _snapshot(run: Run, index: int) -> Data:

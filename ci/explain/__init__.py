@@ -12,8 +12,10 @@ from ci.explain import reasons
 from ci.explain.history import Claim, History, Past
 from ci.explain.stories import of_kind, stories
 from impl.process.failures import fails_at_start, of_a_command
+from reference.clauses.step import Step
 from reference.commands import Broken
 from reference.kinds import kind_of_config
+from stateful_tests.lockstep.moments import AnyMoment
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
@@ -51,7 +53,10 @@ def because(run: Run) -> Because | None:
         ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
         return Because(f"{failed}{ruled}.")
     modelled = kind_of_config(run.trace.geometry).modelled
-    past = History(run, violation, step) if modelled else Past(run, violation)
+    past: Past[AnyMoment] = Past(run, violation, run.history)
+    if modelled:
+        assert isinstance(step, Step)
+        past = History(run, violation, step)
     try:
         text = (
             _of_engine(past)
@@ -63,7 +68,7 @@ def because(run: Run) -> Because | None:
     return Because(past.words(f"{text}."), tuple(past.claims))
 
 
-def _described(past: Past) -> str:
+def _described(past: Past[AnyMoment]) -> str:
     """The clause's own head, and the stories of its places."""
     head, since, sentence = (
         past.violation.failure.head,
@@ -79,7 +84,7 @@ def _described(past: Past) -> str:
     return f"{sentence if past.here in sentence else f'after {past.here} {sentence}'}{due}"
 
 
-def _of_engine(past: Past) -> str:
+def _of_engine(past: Past[AnyMoment]) -> str:
     observed, expected = past.violation.observed, past.violation.expected
     sentence = [
         f"{past.here}: {observed}, where {expected}",
@@ -89,6 +94,6 @@ def _of_engine(past: Past) -> str:
     return "; ".join(filter(None, sentence))
 
 
-def _expected(past: Past) -> str:
+def _expected(past: Past[AnyMoment]) -> str:
     expected, observed = past.violation.expected, past.violation.observed.replace("\n", "; ")
     return f"after {past.here} expected: {expected}; observed: {observed}"

@@ -10,7 +10,7 @@ from reference.blocks.clauses.step import window_start
 from reference.blocks.facts import Lane, StateUse, chained
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place, counted
 from reference.sources import KvSource
-from stateful_tests.lockstep.results import EngineMoment
+from stateful_tests.lockstep.moments import EngineMoment
 
 
 def block_at(place: AtTable, moment: EngineMoment) -> int | None:
@@ -87,25 +87,26 @@ def _range(place: AtTable, m: EngineMoment) -> str:
     return f"[{place.at * size}, {(place.at + 1) * size}) of group {place.group}"
 
 
-def events(past: Past) -> list[str]:
+def events(past: Past[EngineMoment]) -> list[str]:
     """Return what the facts of one moment do not show: who wrote a block last, and what a query sees."""
-    at = past.violation.failure.at
+    at, step = past.violation.failure.at, past.now.step
+    assert step is not None
     events = [_written(past, block) for block in sorted(blocks_of(at, past.now))]
     first = at[0] if at else None
     if isinstance(first, AtChunk):
         events.append(_moved(past, first.chunk))
     if isinstance(first, AtTable) and first.query is not None:
-        layers = past.now.step.config.groups[first.group]
+        layers = step.config.groups[first.group]
         among = "" if first.position is None else f", {first.position} among them"
         seen = f"from {window_start(layers, first.query)} on{among}"
         events.append(f"the query at {first.query} sees positions {seen}")
     return events
 
 
-def _moved(past: Past, chunk: int) -> str:
+def _moved(past: Past[EngineMoment], chunk: int) -> str:
     """Say what was moved into a chunk of host memory last, and when that was seen first."""
     moved: dict[int, str] = {}
-    for at, moment in enumerate(past.run.history, past.run.first):
+    for at, moment in enumerate(past.moments, past.run.first):
         for job in moment.facts.transfers:
             blocks = [str(part[1]) for part in job.parts if part[2] == chunk]
             if blocks and job.copied and not job.load:
@@ -114,19 +115,20 @@ def _moved(past: Past, chunk: int) -> str:
     return moved[max(moved)] if moved else "no store in sight has written it"
 
 
-def _written(past: Past, block: int) -> str:
+def _written(past: Past[EngineMoment], block: int) -> str:
     """Say who wrote into a block last, which positions, and when; before an entry read the state in it."""
-    moments = list(enumerate(past.run.history, past.run.first))
+    moments, step = list(enumerate(past.moments, past.run.first)), past.now.step
+    assert step is not None
     if isinstance(past.violation.failure.at[0], AtCount):
         moments.pop()
     for at, moment in reversed(moments):
         for lane in reversed(moment.facts.lanes):
-            if (left := _left(lane, block, past.now.step.kv_sources)) is not None:
+            if (left := _left(lane, block, step.kv_sources)) is not None:
                 return f"{lane.request} left {left} in block {block} last, in {past.command(at)}"
             for group, row in enumerate(lane.tables):
-                if past.now.step.config.groups[group].state:
+                if step.config.groups[group].state:
                     continue
-                size = past.now.step.config.groups[group].block_size
+                size = step.config.groups[group].block_size
                 span = range(lane.start, lane.start + len(lane.tokens))
                 there = [p for p in span if p // size < len(row) and row[p // size] == block]
                 if there:
@@ -134,7 +136,7 @@ def _written(past: Past, block: int) -> str:
                     return (
                         f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
                     )
-        was = past.run.history[max(0, at - past.run.first - 1)].facts
+        was = past.moments[max(0, at - past.run.first - 1)].facts
         if moment.facts.memory[block] != was.memory[block]:
             return f"a state was copied into block {block} last, in {past.command(at)}"
     return f"nobody has written block {block}"

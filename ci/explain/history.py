@@ -5,17 +5,19 @@ can hold it against the moments again. Commands are counted as `kvspec replay` c
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ci.compare.differences import CURSORS
 from reference.clauses.step import Step
 from reference.state import IN_BATCH, ZERO, Cursors
-from stateful_tests.lockstep.results import Moment, Run, Violation
+from stateful_tests.lockstep.moments import AnyMoment, Moment
+from stateful_tests.lockstep.results import Run, Violation
 from stateful_tests.traces.notation import format_command as describe
 
-Holds = Callable[[Any], bool]  # of a Moment, or an EngineMoment
+Holds = Callable[[Any], bool]  # of a moment
+_Moment = TypeVar("_Moment", bound=AnyMoment, covariant=True)
 
 
 class Claim(NamedTuple):
@@ -30,12 +32,12 @@ class Claim(NamedTuple):
     until: int | None = None
 
 
-class Past:
+class Past(Generic[_Moment]):
     """A run that ended with a violation, at whose last moment one stands and looks back."""
 
-    def __init__(self, run: Run, violation: Violation) -> None:
-        self.run, self.violation = run, violation
-        self.now, self.before = run.history[-1], run.history[-2]
+    def __init__(self, run: Run, violation: Violation, moments: Sequence[_Moment]) -> None:
+        self.run, self.violation, self.moments = run, violation, moments
+        self.now, self.before = moments[-1], moments[-2]
         self.claims: list[Claim] = []
 
     def command(self, index: int) -> str:
@@ -63,11 +65,11 @@ class Past:
 
     def first_step(self, what: str, holds: Callable[..., bool], *more: object) -> int:
         """Index of the command since which `holds` is so; it is so now. more: what `holds` takes besides."""
-        return self._since(what, partial(_held, holds, more), len(self.run.history) - 1, None)
+        return self._since(what, partial(_held, holds, more), len(self.moments) - 1, None)
 
     def was_since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
         """In words, since when `holds` was so until the last command."""
-        last = len(self.run.history) - 2
+        last = len(self.moments) - 2
         return self.at(self._since(what, partial(_held, holds, more), last, self.violation.step))
 
     def last_time(
@@ -75,8 +77,8 @@ class Past:
     ) -> tuple[int, int] | None:
         """Since and until which command `holds` was so for the last time before now; None: never."""
         fact = partial(_held, holds, more)
-        last = len(self.run.history) - 2
-        while last >= 0 and not fact(self.run.history[last]):
+        last = len(self.moments) - 2
+        while last >= 0 and not fact(self.moments[last]):
             last -= 1
         if last < 0:
             return None
@@ -84,7 +86,7 @@ class Past:
         return self._since(what, fact, last, until), until
 
     def _since(self, what: str, fact: Holds, at: int, until: int | None) -> int:
-        while at > 0 and fact(self.run.history[at - 1]):
+        while at > 0 and fact(self.moments[at - 1]):
             at -= 1
         since = at + self.run.first
         self.claims.append(Claim(what, since, fact, until))
@@ -101,16 +103,16 @@ class Past:
         or_before = " or before" if index == self.run.first else ""
         return f"since {self.command(index)}{or_before}"
 
-    def last_before(self, holds: Holds) -> Any:
+    def last_before(self, holds: Holds) -> _Moment | None:
         """The last earlier moment at which something was so."""
-        return next((m for m in reversed(self.run.history[:-1]) if holds(m)), None)
+        return next((m for m in reversed(self.moments[:-1]) if holds(m)), None)
 
 
-class History(Past):
+class History(Past[Moment]):
     """The past of pages, rows and trees."""
 
     def __init__(self, run: Run, violation: Violation, step: Step) -> None:
-        super().__init__(run, violation)
+        super().__init__(run, violation, run.moments(Moment))
         self.step, self.page_size = step, step.config.geometry.page_size
 
 

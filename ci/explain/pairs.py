@@ -10,8 +10,7 @@ from ci.explain.history import Past
 from ci.explain.places import Fact
 from reference.failures import AtCount, AtNamed, AtServer, Failure, Place
 from reference.pairs.config import DECODE, SERVERS
-from stateful_tests.lockstep.pairs import PairMoment
-from stateful_tests.lockstep.results import EngineMoment
+from stateful_tests.lockstep.moments import EngineMoment, PairMoment
 
 
 def on_server(moment: PairMoment, server: str) -> EngineMoment:
@@ -42,7 +41,7 @@ def facts_at(place: Place, m: PairMoment) -> list[Fact]:
     return []
 
 
-def events(past: Past) -> list[str]:
+def events(past: Past[PairMoment]) -> list[str]:
     """Events tell what the facts of one moment do not show: who wrote a block last, what a query sees."""
     at = [place for place in past.violation.failure.at if isinstance(place, AtServer)]
     if not at:
@@ -56,20 +55,20 @@ def events(past: Past) -> list[str]:
     return blocks.events(_alone(past, server, inner))
 
 
-def _alone(past: Past, server: str, places: tuple[Place, ...]) -> Past:
+def _alone(past: Past[PairMoment], server: str, places: tuple[Place, ...]) -> Past[EngineMoment]:
     """The past of one server."""
-    history = tuple(on_server(moment, server) for moment in past.run.history)
+    history = tuple(on_server(moment, server) for moment in past.moments)
     failure = past.violation.failure
     told = Failure(failure.expected, failure.observed, lambda: places, failure.head)
-    return Past(replace(past.run, history=history), replace(past.violation, failure=told))
+    return Past(past.run, replace(past.violation, failure=told), history)
 
 
-def _sent(past: Past, block: int) -> str:
+def _sent(past: Past[PairMoment], block: int) -> str:
     """The transfers that moved bytes into a block of D, and when; of several all that one command moved
     last."""
     moved: dict[int, list[str]] = {}
     copied: set[int] = set()
-    for at, moment in enumerate(past.run.history, past.run.first):
+    for at, moment in enumerate(past.moments, past.run.first):
         for job in moment.facts.transfers:
             if not job.copied or job.number in copied:
                 continue

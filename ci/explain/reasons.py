@@ -25,7 +25,8 @@ from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
 from reference.radix_tree import Key, nodes, sizes
 from stateful_tests.lockstep.follow import launched
-from stateful_tests.lockstep.results import Moment, Run, Violation
+from stateful_tests.lockstep.moments import Moment
+from stateful_tests.lockstep.results import Run, Violation
 from stateful_tests.traces.notation import format_command as describe
 
 
@@ -57,7 +58,7 @@ def refusal(run: Run, index: int) -> str:
     # Too long ago, or not run by the system; or no model stands beside it.
     if not isinstance(step, Step) or not isinstance(step.expected, Refused):
         if at > 0 and isinstance(row.command, Finish) and row.outcome.reason is Reason.UNFAITHFUL:
-            return _taken_back(run.history[at - 1], row.command)
+            return _taken_back(run.moments(Moment)[at - 1], row.command)
         return RULES_OF[type(row.command)].refused.get(row.outcome.reason, "")
     until = replace(run, rows=run.rows[: index + 1], history=run.history[: at + 1])
     past = History(until, Violation("OUT-1", index, Failure("", "")), step)
@@ -266,8 +267,8 @@ def _used(past: History, path: Key) -> str:
     if swa and not node.live:
         return f"{path_text(path)} (a tombstone)"
     moment = node.swa_used if swa else node.full_used
-    at = len(past.run.history) - 2
-    while at > 0 and _clock(past.run.history[at - 1]) >= moment:
+    at = len(past.moments) - 2
+    while at > 0 and _clock(past.moments[at - 1]) >= moment:
         at -= 1
     index = at + past.run.first
     kind = "SWA" if swa else "full"

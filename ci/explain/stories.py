@@ -13,17 +13,17 @@ from ci.explain.places import Fact, letter, token_text
 from ci.shown_kinds import ExplainedPlaces, shown_of
 from reference.clauses.contents import stamp_text
 from reference.commands import Finish, Retract
+from stateful_tests.lockstep.moments import AnyMoment, Moment
 from reference.failures import (
     AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place, counted,
 )  # fmt: skip
-from stateful_tests.lockstep.results import Moment
 
 FactsAt = Callable[[Any, Any], list[Fact]]
 # places of a kind that are reported; of other kinds the first
 MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}
 
 
-def stories(past: Past) -> list[str]:
+def stories(past: Past[AnyMoment]) -> list[str]:
     """A story for each place that the violation is about; cursors of one fate together."""
     at = past.violation.failure.at
     if not isinstance(past, History):
@@ -39,7 +39,7 @@ def stories(past: Past) -> list[str]:
     return [each for each in texts if each]
 
 
-def of_kind(past: Past) -> ExplainedPlaces:
+def of_kind(past: Past[AnyMoment]) -> ExplainedPlaces:
     """Return the explainer of the places of a system that facts and clauses judge alone."""
     found = shown_of(past.run.trace.geometry).explains()
     assert found is not None
@@ -53,7 +53,7 @@ def _few(at: Iterable[Place]) -> list[Place]:
     return [place for kind, each in kinds.items() for place in each[: MOST.get(kind, 1)]]
 
 
-def story(past: Past, place: Place, called: Callable[[Any, Any], str], facts_at: FactsAt) -> str:
+def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str], facts_at: FactsAt) -> str:
     """Tell the facts about a place now, each since when; for a thing that nobody has those until then.
     Empty for a kind of place that has no facts."""
     name, facts = called(place, past.now), facts_at(place, past.now)
@@ -107,7 +107,7 @@ def _due(place: Place) -> str:
     return ""
 
 
-def _until_then(past: Past, place: Place, fact: Fact, facts_at: FactsAt) -> str:
+def _until_then(past: Past[AnyMoment], place: Place, fact: Fact, facts_at: FactsAt) -> str:
     before = past.last_before(lambda m: not _is_so(facts_at, place, fact, m))
     was = [f for f in facts_at(place, before) if f.was] if before is not None else []
     texts = " and ".join(f"{f.owner or 'it'} {f.was}" for f in was)

@@ -6,7 +6,7 @@ from ci.explain.history import Past
 from ci.explain.places import Fact
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Place
 from reference.tiers.facts import TierFacts
-from stateful_tests.lockstep.tiers import TierMoment
+from stateful_tests.lockstep.moments import TierMoment
 
 
 def called(place: Place, m: TierMoment) -> str:
@@ -102,13 +102,13 @@ def _of_node(facts: TierFacts, number: int) -> list[Fact]:
     return [Fact("", "is not in the tree")]
 
 
-def events(past: Past) -> list[str]:
+def events(past: Past[TierMoment]) -> list[str]:
     """Return what the facts of one moment do not show: since when a node stands as it does after a split."""
     texts = []
     for place in past.violation.failure.at[:1]:
         if isinstance(place, AtTreeNode):
             start = next((n.start for n in past.now.facts.nodes if n.node == place.node), None)
-            for at, moment in reversed(list(enumerate(past.run.history, past.run.first))):
+            for at, moment in reversed(list(enumerate(past.moments, past.run.first))):
                 was = next((n.start for n in moment.facts.nodes if n.node == place.node), start)
                 if was != start:
                     now = f"{past.command(at + 1)} split node {place.node}"

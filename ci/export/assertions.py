@@ -18,7 +18,7 @@ from reference.failures import (
 from reference.geometry import Geometry
 from reference.prefix_cache import lock_holders
 from reference.state import Phase, free, text_tokens
-from stateful_tests.lockstep.results import Moment
+from stateful_tests.lockstep.moments import Moment
 
 _TREE = "the tree"
 HOOK = "impl.sglang.process.testing:hook"

@@ -6,7 +6,8 @@ from reference.blocks.clauses.step import window_start
 from reference.blocks.config import EngineConfig
 from reference.commands import Refused
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText
-from stateful_tests.lockstep.results import EngineMoment, Run
+from stateful_tests.lockstep.moments import EngineMoment
+from stateful_tests.lockstep.results import Run
 
 # What a clause says of a number, as an assertion. A number that is not here shows in no object of the
 # scheduler's side: inputs of the model (RUN-3), what it sampled behind (TXT-1).
@@ -34,7 +35,7 @@ _COUNTS: dict[tuple[str, str], str] = {
 def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> list[str]:
     """The lines that assert what a clause (not BROKEN) expects; none where no object of the scheduler shows
     it. tokens: as the test writes them."""
-    violation, now = run.violation, run.history[-1]
+    violation, now = run.violation, run.moments(EngineMoment)[-1]
     assert violation is not None and now.step is not None
     config = run.trace.sizes(EngineConfig)
     if clause == "PRO-1" and isinstance(run.rows[-1].outcome, Refused):

@@ -30,7 +30,8 @@ from reference.blocks.request_texts import LaneNote
 from reference.commands import Abort, Done, kind_name
 from reference.sources import LoadedWeights
 from stateful_tests.lockstep.lockstep import replay
-from stateful_tests.lockstep.results import EngineMoment, Row, Run, Trace
+from stateful_tests.lockstep.moments import EngineMoment
+from stateful_tests.lockstep.results import Row, Run, Trace
 from stateful_tests.traces.notation import format_command
 
 _IMPORTS = "import hashlib\nimport importlib\nimport inspect\nfrom collections import deque\n"
@@ -183,7 +184,7 @@ class _Steps:
         self.flights: deque[list[tuple[Lane, list[int], Sequence[int]]]] = deque()
 
     def __iter__(self) -> Iterator[tuple[str, list[str]]]:
-        for row, moment in zip(self.run.rows, self.run.history[-len(self.run.rows) :]):
+        for row, moment in zip(self.run.rows, self.run.moments(EngineMoment)[-len(self.run.rows) :]):
             refused = not isinstance(row.outcome, Done) and moment.step is not None
             yield format_command(row.command), [] if refused else list(self._calls(row, moment))
 

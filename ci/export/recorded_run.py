@@ -12,7 +12,8 @@ from reference.commands import Outcome, tokens_of
 from reference.failures import Place
 from reference.geometry import Geometry
 from reference.kinds import AnyCommand
-from stateful_tests.lockstep.results import Moment, Violation
+from stateful_tests.lockstep.moments import AnyMoment, Moment
+from stateful_tests.lockstep.results import Violation
 
 
 class NotExportable(ValueError):
@@ -55,11 +56,23 @@ class RecordedRun(NamedTuple):
     last: AnyCommand
     violation: Violation
     clause: str
-    before: Moment  # the last command
-    after: Moment
+    was: AnyMoment  # before the last command
+    now: AnyMoment
     kind: type[Release0510]
     unified: bool
     geometry: Geometry
+
+    @property
+    def before(self) -> Moment:
+        """`was`, of a server that is given each batch."""
+        assert isinstance(self.was, Moment)
+        return self.was
+
+    @property
+    def after(self) -> Moment:
+        """`now`, of such a server."""
+        assert isinstance(self.now, Moment)
+        return self.now
 
     @property
     def step(self) -> Step:

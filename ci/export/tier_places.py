@@ -42,7 +42,7 @@ def host_arguments(config: TierConfig) -> list[str]:
 def asserted(run: RecordedRun) -> Asserts:
     """Return the assertion that shows the violated clause. Raises NotExportable where nothing of the
     release does."""
-    step = run.after.step
+    step = run.now.step
     assert isinstance(step, TierStep)
     for place in run.at:
         if (found := _of(run, step, place)) is not None:

@@ -13,7 +13,7 @@ from ci.compare import snapshot, step_table
 from ci.explain import because
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
-from impl.adapter import System
+from impl.adapter import AnySystem
 from impl.bugs import BUGS
 from impl.system_spec import SystemSpec
 from reference.every_clause import EVERY_CLAUSE
@@ -234,7 +234,7 @@ def row_data(run: Run, index: int, marked: bool) -> Data:
 
 
 def replay_data(
-    file: str, run: Run, base: System | None = None, known: KnownFault | None = None
+    file: str, run: Run, base: AnySystem | None = None, known: KnownFault | None = None
 ) -> Data:
     """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself.
 

@@ -7,7 +7,8 @@ from ci.explain.blocks import blocks_of, chunks_of
 from ci.report import render
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Transfer
-from stateful_tests.lockstep.results import EngineMoment, Run
+from stateful_tests.lockstep.moments import EngineMoment
+from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command, format_outcome
 
 HUES = 6
@@ -16,7 +17,7 @@ MAX_STEPS = 200  # a page of a long trace shows its end
 
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each."""
-    history, first = run.history, max(run.first, len(run.rows) - MAX_STEPS - 1)
+    history, first = run.moments(EngineMoment), max(run.first, len(run.rows) - MAX_STEPS - 1)
     names = list(dict.fromkeys(name for moment in history for name in moment.facts.requests))
     hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
     pairs = enumerate(pairwise(history), run.first + 1)

@@ -24,6 +24,7 @@ from impl.bugs import BUGS
 from reference.every_clause import EVERY_CLAUSE
 from reference.commands import Admit
 from reference.geometry import Geometry
+from stateful_tests.lockstep.moments import Moment
 from stateful_tests.lockstep.results import Run
 
 MAX_STEPS = 200  # a page of a long trace shows its end
@@ -106,7 +107,8 @@ def _content(data: Data, run: Run) -> Data:
             }
         )
         before = state
-    policy_is_free = any(m.step is not None and m.step.tree_policy_is_free for m in run.history)
+    steps_taken = [m.step for m in run.moments(Moment) if m.step is not None]
+    policy_is_free = any(step.tree_policy_is_free for step in steps_taken)
     return {
         "steps": steps,
         "left_out": len(run.rows) - len(shown),
@@ -193,7 +195,7 @@ def _owner(name: str, owners: dict[str, Data]) -> Data:
 
 def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
     """Return whose row a command cuts, the position on this side, and the name of that place."""
-    step = run.history[index - run.first].step
+    step = run.moments(Moment)[index - run.first].step
     if step is None or step.cut_at is None:
         return None
     who, _, target = step.cut_at

@@ -8,14 +8,14 @@ from ci.explain.pairs import on_server, wire
 from ci.report.engine_page import HUES, MAX_STEPS, drawn, template_values
 from reference.failures import AtServer
 from reference.pairs.config import SERVERS, PairConfig
-from stateful_tests.lockstep.pairs import PairMoment
+from stateful_tests.lockstep.moments import PairMoment
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command, format_outcome
 
 
 def states(run: Run) -> list[Data]:
     """Each step that the page shows has these data: P's pool, and D's in the place of host memory."""
-    history, first = run.history, max(run.first, len(run.rows) - MAX_STEPS - 1)
+    history, first = run.moments(PairMoment), max(run.first, len(run.rows) - MAX_STEPS - 1)
     names = dict.fromkeys(
         name for moment in history for s in SERVERS for name in moment.facts.of(s).requests
     )

@@ -8,8 +8,8 @@ from ci.report import render
 from reference.failures import AtSlot, AtTreeNode
 from reference.prefix_cache import path_text
 from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierRequest, TierTransfer
+from stateful_tests.lockstep.moments import TierMoment
 from stateful_tests.lockstep.results import Run
-from stateful_tests.lockstep.tiers import TierMoment
 from stateful_tests.traces.notation import format_command, format_outcome
 
 HUES = 6
@@ -19,7 +19,7 @@ Stake = tuple[set[tuple[bool, str, int]], set[int]]  # slots and nodes that a fa
 
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each: nodes stand in the place of an engine's requests."""
-    history, first = run.history, max(run.first, len(run.rows) - MAX_STEPS - 1)
+    history, first = run.moments(TierMoment), max(run.first, len(run.rows) - MAX_STEPS - 1)
     pairs = enumerate(pairwise(history), run.first + 1)
     return [_state(run, at, was, now) for at, (was, now) in pairs if at > first]
 

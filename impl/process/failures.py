@@ -16,6 +16,8 @@ from typing import Any
 
 from impl.adapter import Misfit, UnusableImplementation
 from impl.bare import is_bare
+from reference.commands import Outcome
+from reference.kinds import AnyCommand, AnyConfig
 
 # Our own folder, and what its modules are called: `impl`, or `kvspec.impl` where that is installed.
 _IMPL = Path(__file__).resolve().parents[1]
@@ -126,13 +128,14 @@ class Guarded:
         self.capabilities, self.close = driver.capabilities, driver.close
         self._of = root, "does not fit the adapter", engine, modules, SETTING, values
 
-    def reset(self, geometry: Any) -> None:
+    def reset(self, geometry: AnyConfig) -> None:
         with own_errors(*self._of):
             self.driver.reset(geometry)
 
-    def apply(self, command: Any) -> Any:
+    def apply(self, command: AnyCommand) -> Outcome:
         with own_errors(*self._of):
-            return self.driver.apply(command)
+            outcome: Outcome = self.driver.apply(command)
+        return outcome
 
     def view(self) -> Any:
         with own_errors(*self._of):

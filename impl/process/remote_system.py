@@ -26,6 +26,7 @@ from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
 from impl.system_spec import SystemSpec
 from reference.commands import Broken, Done, Outcome, Refused
+from reference.kinds import AnyCommand, AnyConfig
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAID = 1 << 20  # bytes that a worker may print in a run
@@ -91,7 +92,7 @@ class WorkerSystem:
         """Return the command that starts the worker."""
         raise NotImplementedError
 
-    def reset(self, geometry: Any) -> None:
+    def reset(self, geometry: AnyConfig) -> None:
         """Start empty with these sizes; a worker that ended is replaced."""
         if not self.alive:
             self.start()
@@ -104,7 +105,7 @@ class WorkerSystem:
             raise SystemFailed(self._broken)
         self._view = reply.view
 
-    def apply(self, command: Any) -> Outcome:
+    def apply(self, command: AnyCommand) -> Outcome:
         """Carry out one command. Broken, and Broken again until `reset`, once the system failed.
 
         Raises UnusableImplementation for what the system says it does not support.
@@ -136,7 +137,9 @@ class WorkerSystem:
         """Its worker has started and not ended."""
         return self._process is not None and self._process.poll() is None
 
-    def called(self, geometry: Any, commands: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+    def called(
+        self, geometry: AnyConfig, commands: Sequence[AnyCommand]
+    ) -> tuple[tuple[str, ...], ...]:
         """Return what each of the commands calls in files of the system, as in wire.Noted, up to one that
         fails; nothing for one that ends the worker."""
         found: list[tuple[str, ...]] = []

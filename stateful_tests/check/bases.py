@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Set
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from impl import nearest
+from impl.adapter import AnySystem
 from impl.system_spec import ENGINES, system_spec
 
 Lines = Set[bytes]
@@ -33,7 +34,7 @@ class Base(NamedTuple):
     the two; None where one of them has no such files. commit: the base's, if it is of the checkout's history.
     """
 
-    system: Any
+    system: AnySystem
     kind: BaseKind
     why: str = ""
     lines: int | None = None
@@ -41,8 +42,7 @@ class Base(NamedTuple):
 
     @property
     def name(self) -> str:
-        name: str = self.system.name
-        return name
+        return self.system.name
 
     @property
     def text(self) -> str:
@@ -53,13 +53,13 @@ class Base(NamedTuple):
         return f"{text}, {nearest.differing(self.lines)}"
 
 
-def root_of(system: Any) -> Path | None:
+def root_of(system: AnySystem) -> Path | None:
     """The folder that holds the files of a system; None of one that is not files of an engine."""
     root = getattr(system, "root", None)
     return root if isinstance(root, Path) else None
 
 
-def lines_of(system: Any) -> Lines | None:
+def lines_of(system: AnySystem) -> Lines | None:
     """The lines of a system's driven files; None of one that is not files of an engine."""
     spec, root = system_spec(system), root_of(system)
     if spec.engine not in ENGINES:
@@ -69,7 +69,7 @@ def lines_of(system: Any) -> Lines | None:
     return None if root is None else nearest.tree_lines(spec.engine, root)
 
 
-def lines_between(system: Any, other: Any) -> int | None:
+def lines_between(system: AnySystem, other: AnySystem) -> int | None:
     """How many lines of the driven files differ; None where one of the systems has no such files."""
     lines, others = lines_of(system), lines_of(other)
     return None if lines is None or others is None else nearest.lines_apart(lines, others)

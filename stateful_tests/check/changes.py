@@ -12,15 +12,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import AnySystem, UnusableImplementation
+from impl.process.remote_system import WorkerSystem
 from stateful_tests.check.bases import Base, root_of
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.tree_history import git, new_files
 from stateful_tests.check.way_map import NOTHING, OUTSIDE, Function, WayMap, functions_of
 from stateful_tests.lockstep.lockstep import check_fits, replay, with_calls
-from stateful_tests.lockstep.results import Run, Trace
+from stateful_tests.lockstep.results import Run
 
 ENOUGH = 60  # lines that call a function, before others are looked for
 PATIENCE = 150  # lines in which a function is looked for that no run is known to call
@@ -73,7 +74,7 @@ def named(functions: Sequence[Function], most: int = 5) -> str:
 
 
 def changes(
-    system: Any,
+    system: AnySystem,
     revision: str,
     lines: Sequence[CorpusLine],
     found: Callable[[CorpusLine], None] | None = None,
@@ -86,6 +87,7 @@ def changes(
     so which files are loaded. way: the one in which the system is driven. Raises ValueError
     where git cannot tell.
     """
+    assert isinstance(system, WorkerSystem) and system.root is not None
     changed = sorted({*changed_functions(system.root, revision)})
     ignored = tuple(each for each in changed if of.files and not of.loads(each))
     loaded = {
@@ -125,13 +127,13 @@ def _in_turns(lines: Iterable[CorpusLine]) -> list[CorpusLine]:
     return [line for _, line in sorted(placed, key=lambda each: each[0])]
 
 
-def new_fault(system: Any, base: Any, line: CorpusLine) -> Run | None:
+def new_fault(system: AnySystem, base: AnySystem | None, line: CorpusLine) -> Run | None:
     """A line of the corpus on `system`, where it violates a clause and `base` conforms up to that command.
 
     Without a base, traces of known faults show nothing new.
     """
     try:
-        run = replay(system, Trace(line.geometry, line.mode, line.commands))
+        run = replay(system, line.trace)
     except (
         UnusableImplementation
     ):  # it cannot be driven through the line, which the plan leaves out as well
@@ -161,7 +163,7 @@ def changed_functions(root: Path, revision: str) -> Iterator[Function]:
         yield from ((name, function) for function in _differing(before, file.read_bytes()))
 
 
-def beside(base: Base, system: Any, called: Iterable[Function]) -> Changes:
+def beside(base: Base, system: AnySystem, called: Iterable[Function]) -> Changes:
     """The functions that differ between a checkout and its base, in the files of those that are called: what
     changed where no history tells. Nothing where one of the two is no folder of files."""
     here, there = root_of(system), root_of(base.system)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from reference import model
 from reference.commands import TREE_COMMANDS, Mode
 from reference.geometry import Geometry
-from reference.kinds import kind_of_config
+from reference.kinds import AnyCommand, AnyConfig, kind_of_config
 from stateful_tests.coverage import situations as coverage
+from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.files import load as load_trace
 from stateful_tests.traces.notation import format_command, parse
 
@@ -27,23 +28,28 @@ _SIZES = ("page", "window", "full", "swa", "rows", "width")
 
 
 class CorpusLine(NamedTuple):
-    """A way to a situation. geometry: an EngineConfig in a trace of an engine that schedules by itself.
+    """A way to a situation.
 
     situation: the name of the trace, where the line is the trace of a known fault.
     """
 
     situation: str
-    geometry: Any
+    geometry: AnyConfig
     mode: Mode
     origin: str
-    commands: tuple[Any, ...]
+    commands: tuple[AnyCommand, ...]
+
+    @property
+    def trace(self) -> Trace:
+        """The line as a trace."""
+        return Trace(self.geometry, self.mode, self.commands)
 
     @property
     def machine(self) -> str:
         """The machine that drives such commands: sessions, tree or both."""
         if machine := kind_of_config(self.geometry).machine:
             return machine
-        if not self.geometry.tree:
+        if not self.trace.sizes(Geometry).tree:
             return "sessions"
         return (
             "tree"
@@ -54,7 +60,7 @@ class CorpusLine(NamedTuple):
 
 def written(line: CorpusLine) -> str:
     """The line as text."""
-    g = line.geometry
+    g = line.trace.sizes(Geometry)
     sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
     named = (f"{name} {size}" for name, size in sizes)
     states = [f"states {g.states}"] if g.states else []
@@ -98,8 +104,9 @@ def fault_lines() -> tuple[CorpusLine, ...]:
 
 def meets(line: CorpusLine) -> int | None:
     """The command at which the line meets its situation on the reference; None if it does not."""
-    state = model.initial(line.geometry, line.mode)
-    for at, command in enumerate(line.commands):
+    trace = line.trace
+    state = model.initial(trace.sizes(Geometry), line.mode)
+    for at, command in enumerate(trace.of_rows):
         was = state
         state, outcome = model.step(was, command)
         if line.situation in coverage.situations(was, command, outcome, state):

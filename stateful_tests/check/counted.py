@@ -10,6 +10,7 @@ from typing import Any
 from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from reference import model
 from reference.commands import kind_name
+from reference.geometry import Geometry
 from reference.kinds import kind_of_config
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.check.driving import Configuration, Declined, Driven, lines_of
@@ -146,8 +147,9 @@ def offers_all(system: AnySystem, line: CorpusLine) -> bool:
         check_fits(system, line.geometry, line.commands)
         if not kind_of_config(line.geometry).modelled:
             return True
-        state = model.initial(line.geometry, line.mode)
-        for command in line.commands:
+        trace = line.trace
+        state = model.initial(trace.sizes(Geometry), line.mode)
+        for command in trace.of_rows:
             check_offered(on, state, command)
             state, _ = model.step(state, command)
     except UnusableImplementation:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain
 from multiprocessing.util import Finalize
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from impl.adapter import AnySystem, Capabilities, Misfit, UnusableImplementation
 from impl.engines import DriveOptions
@@ -25,7 +25,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import State
-from reference.kinds import BLOCKS, PAIRS, TIERS, kind_of_config
+from reference.kinds import BLOCKS, PAIRS, TIERS, AnyCommand, AnyConfig, kind_of_config
 from stateful_tests.check.tiers import CORPUS, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
@@ -85,7 +85,7 @@ class Configuration(NamedTuple):
     machine: str
     preset: str
     mode: Mode
-    sizes: Any = None
+    sizes: AnyConfig | None = None
 
     @property
     def name(self) -> str:
@@ -186,18 +186,18 @@ def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
 
 
 @lru_cache(maxsize=1)
-def _system(named: Named) -> Any:
+def _system(named: Named) -> AnySystem:
     """The system of this process, which is closed when it ends. What it has loaded stays: torch's objects are
     not looked through for garbage again and again."""
     options = DriveOptions(named.checkout, named.device, limits=named.limits)
-    system = systems.driven(named.spec, options, named.in_process)
+    system: AnySystem = systems.driven(named.spec, options, named.in_process)
     check_also(system, named.also_checked)
     Finalize(None, partial(_close, system), exitpriority=1)
     gc.freeze()
     return system
 
 
-def _close(system: Any) -> None:
+def _close(system: AnySystem) -> None:
     # whoever started this process closes a system too, and says why it cannot
     with suppress(Exception):
         system.close()
@@ -224,6 +224,7 @@ def start_run(system: AnySystem, plan: Plan, config: Configuration, example: int
     machine, seed = config.machine, f"{plan.seed}/{config.preset}/{config.mode}/{example}"
     source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
     profile, geometry = draw_profile(source, system.capabilities, machine), config.sizes
+    assert isinstance(geometry, Geometry)
     if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
         with suppress(UnusableImplementation):
             geometry = fit_sizes(system, machine, draw_geometry(source, geometry))
@@ -239,18 +240,19 @@ def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
 _lines = lru_cache(maxsize=4)(corpus.driven)
 
 
-def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+def _line(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     """A line of the corpus, by its number. Every other that a model stands beside is closed at its end."""
     line = lines_of(system, plan, config.mode)[example]
-    tracks = kind_of_config(line.geometry).modelled and line.geometry.tracks
+    tracks = kind_of_config(line.geometry).modelled and line.trace.sizes(Geometry).tracks
     if line.origin == FIXTURE and tracks and not system.capabilities.tracks:
         return  # of a release that tracks states: no situation that others lack
     try:
         check_fits(system, line.geometry, line.commands)
         lockstep = _begun(system, line.geometry, config, driven)
-        done: list[Any] = []
-        can, commands = system.capabilities, iter(line.commands)
-        offered = filter(can.offers, commands) if can.system_kind.schedules else commands
+        done: list[AnyCommand] = []
+        can, offered = system.capabilities, line.commands
+        if can.system_kind.schedules:
+            offered = tuple(filter(can.offers, offered))
         _carry_out(lockstep, offered, done, driven)
         if example % 2:
             _end(lockstep, done, driven)
@@ -263,14 +265,16 @@ def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: 
         driven.runs.append((len(done), found))
 
 
-def _begun(system: Any, geometry: Any, config: Configuration, driven: Driven) -> AnyLockstep:
+def _begun(
+    system: AnySystem, geometry: AnyConfig, config: Configuration, driven: Driven
+) -> AnyLockstep:
     return lockstep_on(
         system, geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
     )
 
 
 def _carry_out(
-    lockstep: AnyLockstep, commands: Iterator[Any], done: list[Any], driven: Driven
+    lockstep: AnyLockstep, commands: Iterable[AnyCommand], done: list[AnyCommand], driven: Driven
 ) -> None:
     """Commands up to a violation; where a model stands beside the system, the situations that they meet."""
     for command in commands:
@@ -281,18 +285,18 @@ def _carry_out(
         if lockstep.violation is not None:
             return
         if isinstance(lockstep, Lockstep) and was is not None:
-            driven.situations.update(situations(was, command, outcome, lockstep.state))
+            driven.situations.update(situations(was, cast(Command, command), outcome, lockstep.state))
 
 
-def _end(lockstep: AnyLockstep, done: list[Any], driven: Driven) -> None:
+def _end(lockstep: AnyLockstep, done: list[AnyCommand], driven: Driven) -> None:
     """End everything that runs; what no model stands beside ends by its own last commands."""
     if lockstep.violation is None and isinstance(lockstep, Lockstep):
         _carry_out(
-            lockstep, iter(finale(lockstep.state, lockstep.system.capabilities)), done, driven
+            lockstep, finale(lockstep.state, lockstep.system.capabilities), done, driven
         )
 
 
-def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) -> bool:
+def _declined(system: AnySystem, was: State | None, command: AnyCommand, outcome: Outcome) -> bool:
     """The rules would carry it out; the system refuses, as it may. Without a model, any refusal of what the
     system offers."""
     if not isinstance(outcome, Refused):
@@ -306,7 +310,7 @@ def _declined(system: Any, was: State | None, command: Any, outcome: Outcome) ->
     ):
         return was.config.geometry.tracks  # else a server has no drafts on such a model
     may = outcome.reason in system.capabilities.on(was.config.geometry).may_refuse
-    return may and isinstance(model.step(was, command)[1], Done)
+    return may and isinstance(model.step(was, cast(Command, command))[1], Done)
 
 
 def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
@@ -330,9 +334,10 @@ def _goes_on(
         fit_sizes(system, config.machine, line.geometry, exactly=True)
     except UnusableImplementation:
         return run, ()
-    if _rounds(line.commands) & run.profile.disabled and not system.capabilities.mixed_decode:
+    commands = line.trace.of_rows
+    if _rounds(commands) & run.profile.disabled and not system.capabilities.mixed_decode:
         return run, ()
-    return run._replace(geometry=line.geometry), line.commands
+    return run._replace(geometry=line.trace.sizes(Geometry)), commands
 
 
 def _rounds(commands: tuple[Command, ...]) -> set[str]:
@@ -342,7 +347,7 @@ def _rounds(commands: tuple[Command, ...]) -> set[str]:
     return kinds & {"Decode", "SpecDecode", "Launch"}
 
 
-def _example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+def _example(system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     if example % 4 == 2 and plan.corpus:  # what is rare by itself has a sequel
         run, first = _goes_on(system, config, start_run(system, plan, config, example))
         if first:
@@ -353,7 +358,7 @@ def _example(system: Any, plan: Plan, config: Configuration, example: int, drive
 
 
 def _run(
-    system: Any,
+    system: AnySystem,
     plan: Plan,
     config: Configuration,
     example: int,
@@ -362,10 +367,9 @@ def _run(
     first: tuple[Command, ...] = (),
 ) -> None:
     """One run. first: what it begins with."""
-    done = list[Any]()
-    lockstep = Lockstep(
-        system, run.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
-    )
+    done = list[AnyCommand]()
+    lockstep = _begun(system, run.geometry, config, driven)
+    assert isinstance(lockstep, Lockstep)
     _carry_out(lockstep, chain(first, _proposed(run, lockstep, plan, example)), done, driven)
     if example % 4 != 1:  # else the next run starts on what this one leaves
         _end(lockstep, done, driven)
@@ -400,11 +404,12 @@ _DRAWS = {
 
 
 def _judged_example(
-    system: Any, plan: Plan, config: Configuration, example: int, driven: Driven
+    system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven
 ) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
-    draws, done = _DRAWS[config.machine], list[Any]()
+    draws, done = _DRAWS[config.machine], list[AnyCommand]()
     profile, sizes = draws.profile(source, system.capabilities), config.sizes
+    assert sizes is not None
     drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
     try:
         lockstep = _begun(system, draws.fitted(drawn, profile), config, driven)
@@ -414,7 +419,7 @@ def _judged_example(
         lockstep = _begun(system, sizes, config, driven)
     beside, steps = draws.beside(lockstep), plan.steps * (8 if example % 32 == 8 else 1)
 
-    def proposed() -> Iterator[Any]:
+    def proposed() -> Iterator[AnyCommand]:
         for _ in range(steps):
             yield draws.propose(beside, lockstep.facts, source, profile)
         for _ in range(steps + LAST):

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from reference.geometry import Geometry
-from impl.adapter import System
+from impl.adapter import AnySystem
 from reference import model
 from reference.commands import Broken, Done
 from reference.kinds import kind_of_config
@@ -38,14 +38,14 @@ def violated(run: Run, clause: str | None) -> str:
     return clause
 
 
-def shrunk(system: System, run: Run, clause: str) -> Run:
+def shrunk(system: AnySystem, run: Run, clause: str) -> Run:
     """The smallest trace that violates `clause` on `system`, replayed; what it states is the reference's, and
     its story is that of the run's trace."""
     trace = minimise(system, replace(run.trace, clause=clause), clause)
     return _stating(system, trace, clause)
 
 
-def _stating(system: System, trace: Trace, clause: str) -> Run:
+def _stating(system: AnySystem, trace: Trace, clause: str) -> Run:
     """The trace with stated outcomes, replayed: without them where the system's own choices decide."""
     # nobody else says what is done: it schedules by itself
     if not kind_of_config(trace.geometry).modelled:
@@ -91,7 +91,7 @@ def check_story(story: str) -> str:
 
 
 def fixture(
-    trace: Trace, faulty: System | None, healthy: tuple[System, ...], clause: str | None
+    trace: Trace, faulty: AnySystem | None, healthy: tuple[AnySystem, ...], clause: str | None
 ) -> Run:
     """A fixture's trace, cut where it violates `clause` on `faulty`, every outcome stated; replayed there.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import AnySystem, UnusableImplementation
 from impl.system_spec import ENGINES, system_spec
 from reference.geometry import GeometryError
 from stateful_tests.check.corpus import CorpusLine
@@ -27,7 +27,7 @@ Refuses = Callable[[Any], str | None]  # why a system refuses something; None wh
 
 
 def left_out(
-    system: Any, base: Any, asked: Plan, unfit: Collection[str], *, guessed: bool = False
+    system: AnySystem, base: AnySystem, asked: Plan, unfit: Collection[str], *, guessed: bool = False
 ) -> dict[str, str]:
     """Return the parts of a plan that run on the base and not on the system, each with the reason. asked:
     the plan before it was made to fit the system; unfit: situations with a line that the system cannot be
@@ -67,7 +67,7 @@ def left_out(
 
 
 def _also_refused(
-    system: Any, found: Mapping[str, str], again: Mapping[str, Refuses]
+    system: AnySystem, found: Mapping[str, str], again: Mapping[str, Refuses]
 ) -> Iterator[str]:
     """Yield what the releases next to that of a tree refuse for the tree's reason."""
     spec, release = system_spec(system), release_of(system)
@@ -90,7 +90,7 @@ def _also_refused(
             other.close()
 
 
-def _refusal(asked: Plan, preset: str, system: Any) -> str | None:
+def _refusal(asked: Plan, preset: str, system: AnySystem) -> str | None:
     """Why no machine of the plan drives the system on a preset; None where one does."""
     plan = for_system(asked, system)
     why = f"{system.name} has no such models"
@@ -106,13 +106,13 @@ def _refusal(asked: Plan, preset: str, system: Any) -> str | None:
     return why
 
 
-def _lines(system: Any, plan: Plan, unfit: Collection[str]) -> list[CorpusLine]:
+def _lines(system: AnySystem, plan: Plan, unfit: Collection[str]) -> list[CorpusLine]:
     modes = plan.modes or system.capabilities.modes
     lines = [line for mode in modes for line in lines_of(system, plan, mode)] if unfit else []
     return [line for line in lines if line.situation in unfit]
 
 
-def _reason(line: CorpusLine, system: Any) -> str | None:
+def _reason(line: CorpusLine, system: AnySystem) -> str | None:
     """Why a system cannot be driven through a line; None where it can."""
     try:
         replay(system, Trace(line.geometry, line.mode, line.commands))

@@ -12,9 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import AnySystem, UnusableImplementation
 from impl.engines import driven_in
 from impl.nearest import release_lines
 from impl.process.remote_system import LIMITS, Limits
@@ -59,7 +59,7 @@ class Lookup:
     history tells."""
 
     base: Base
-    system: Any
+    system: AnySystem
     executor: Executor = SERIAL
     limits: Limits = LIMITS
     say: Callable[[str], None] = lambda _: None
@@ -207,7 +207,7 @@ def shown_by(traces: Sequence[Trace], limits: Limits, name: str) -> list[SeenOnR
         system.close()
 
 
-def shown_on(system: Any, trace: Trace) -> SeenOnRelease:
+def shown_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
     """Return what a system shows of a trace that violates `trace.clause` elsewhere."""
     clause = trace.clause or ""
     nothing = SeenOnRelease(system.name, Shows.UNDRIVEN)

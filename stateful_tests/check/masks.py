@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
 from impl.process.failures import kind_of
 from impl.process.remote_system import DoesNotStart
 from impl.system_spec import system_spec
 from reference.commands import Refused
+from reference.geometry import Geometry
 from reference.kinds import kind_of_config
 from stateful_tests.check.driving import check_also
 from stateful_tests.check.causes import Needs, needs
@@ -101,7 +102,7 @@ class Mask:
         return of_clause or [needed for _, needed in self.there]
 
 
-def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[Mask]:
+def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None = None) -> Iterator[Mask]:
     """The known faults of the release that a system is, or was taken for, as its traces show them here.
 
     clause: only those that violate it. What a trace needs is left out where a base judges violations. Raises
@@ -114,7 +115,7 @@ def masks(system: Any, base: Any = None, clause: str | None = None) -> Iterator[
         if clause not in (None, *fault.clauses):
             continue
         loaded = {file: load(FOLDER / file) for file in fault.traces}
-        sizes = [t.geometry for t in loaded.values() if kind_of_config(t.geometry).modelled]
+        sizes = [t.sizes(Geometry) for t in loaded.values() if kind_of_config(t.geometry).modelled]
         if sizes and not any(map(system.capabilities.keeps_states, sizes)):
             continue  # of recurrent states, which the release has not in this way
         found = _Masking(fault, system, base)
@@ -130,8 +131,8 @@ class _Masking:
     """Replays of a fault's traces on a system, one after the other: see Mask."""
 
     fault: KnownFault
-    system: Any
-    base: Any
+    system: AnySystem
+    base: AnySystem | None
     there: list[tuple[Trace, Needs]] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
     breaks: set[str] = field(default_factory=set)
@@ -148,8 +149,8 @@ class _Masking:
             self.unplayed = str(error)
             return
         by = _shown_by(self.fault, shown, seen)
-        past = by != shown and self.base is not None
-        if past and _fixed(_violation(self.base, trace), seen, shown):
+        before = _violation(self.base, trace) if self.base is not None and by != shown else None
+        if _fixed(before, seen, shown):
             self.fixed += [file] if file not in self.fault.with_another else []
         elif seen is not None:
             self._note(trace, seen, by)
@@ -181,14 +182,14 @@ class _Masking:
         )
 
 
-def release_of(system: Any) -> str:
+def release_of(system: AnySystem) -> str:
     """The release that a system is; of a checkout, or a version that no table has, the one that it was taken
     for. "" of what is no release."""
     taken = getattr(system, "release", None)  # of the built-in implementation a method
     return taken if isinstance(taken, str) else system_spec(system).version or ""
 
 
-def also_checked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
+def also_checked(system: AnySystem, masks: Sequence[Mask]) -> frozenset[str]:
     """Clauses that a check skips for a fault which the tree no longer has: they are checked again."""
     gone = [mask.fault for mask in masks if mask.fault.passed_over and mask.gone]
     clauses = frozenset(clause for fault in gone for clause in fault.clauses)
@@ -222,7 +223,7 @@ def _violation(system: AnySystem, trace: Trace) -> Violation | None:
         return None
 
 
-def _breaks_otherwise(base: Any, trace: Trace, seen: Violation) -> bool:
+def _breaks_otherwise(base: AnySystem | None, trace: Trace, seen: Violation) -> bool:
     """Whether a trace of a known failure fails on the base by another kind of exception."""
     known = None if base is None else _violation(base, trace)
     if known is None or known.clause != "BROKEN":

@@ -159,7 +159,7 @@ def fit_sizes(system: AnySystem, machine: str, sizes: Any, exactly: bool = False
     return taken(system, chain([sizes], _alike(sizes)))
 
 
-def taken(system: Any, candidates: Iterable[Any]) -> Any:
+def taken(system: AnySystem, candidates: Iterable[Any]) -> Any:
     """The first of these sizes that the system can be built with. Raises UnusableImplementation, with the
     reason for the first, where there is none."""
     reason: UnusableImplementation | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl import engines
+from impl.adapter import AnySystem
 from impl.system_spec import ways_in
 from impl.process.remote_system import WorkerSystem
 from stateful_tests.check.driving import drive
@@ -190,7 +191,7 @@ def called_in(name: str, commands: int) -> tuple[dict[Function, set[str]], set[s
 
 
 def called_by_plan(
-    system: Any, asked: Plan, commands: int, wanted: Collection[Function] | None = None
+    system: AnySystem, asked: Plan, commands: int, wanted: Collection[Function] | None = None
 ) -> dict[Function, set[str]]:
     """Return the functions of a system that the first runs of a plan call, by their name: lines of the
     corpus and runs in turns. Each function has the names of the configurations that call it. wanted: no

@@ -11,24 +11,14 @@ from typing import Any, ClassVar
 from impl.adapter import AnySystem, Capabilities, UnusableImplementation
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, described, said_of
 from impl.process.wire import checked
-from reference.blocks.clauses import BlockStep
-from reference.blocks.facts import BlockFacts
 from reference.clauses import Clause
-from reference.clauses.facts import Facts
-from reference.clauses.step import Step
 from reference.commands import Broken, Mode, Outcome, Refused
 from reference.failures import Failure
 from reference.kinds import AnyConfig
-from reference.pairs.clauses import PairStep
-from reference.pairs.facts import PairFacts
-from reference.tiers.clauses import TierStep
-from reference.tiers.facts import TierFacts
+from stateful_tests.lockstep.moments import AnyFacts, AnyMoment, AnyStep
 from stateful_tests.lockstep.results import Row, Tally, Violation, tally_up, violation_of
 
 Failures = list[tuple[Clause, Failure]]
-# Of a system of any kind.
-AnyFacts = Facts | BlockFacts | TierFacts | PairFacts
-AnyStep = Step | BlockStep | TierStep | PairStep
 
 
 class AnyLockstep(ABC):
@@ -86,7 +76,7 @@ class AnyLockstep(ABC):
         """Run one command; sets `violation` if it leaves the specification."""
 
     @abstractmethod
-    def moment(self) -> Any:
+    def moment(self) -> AnyMoment:
         """The run as it is now, for a report."""
 
     @abstractmethod

@@ -19,7 +19,8 @@ from reference.blocks.request_texts import RequestTexts
 from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused
 from reference.failures import Failure, counted
 from stateful_tests.lockstep.base import AnyLockstep
-from stateful_tests.lockstep.results import EngineMoment, Row, Tally
+from stateful_tests.lockstep.moments import EngineMoment
+from stateful_tests.lockstep.results import Row, Tally
 
 
 _NOTHING = BlockFacts((), (), (), (), {}, {})

@@ -38,9 +38,9 @@ from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.pairs import PairLockstep
 from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.lockstep.policy import Answers, ServerPolicy
+from stateful_tests.lockstep.moments import Moment
 from stateful_tests.lockstep.results import (
     KEPT,
-    Moment,
     Row,
     Run,
     Tally,

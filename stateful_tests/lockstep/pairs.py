@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from impl.adapter import Capabilities, PairedSystem
 from reference.commands import Broken, Done, Mode, Outcome
@@ -23,15 +22,8 @@ from reference.pairs.config import PAIR_PRESETS, SERVERS, PairConfig
 from reference.pairs.facts import PairMessage, PairFacts, PairTransfer
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import changes
+from stateful_tests.lockstep.moments import PairMoment
 from stateful_tests.lockstep.results import Row, Tally, tally_up
-
-
-class PairMoment(NamedTuple):
-    """A pair at rest: its facts, and the command that led there with what its clauses check; None at the
-    start, and where it broke."""
-
-    facts: PairFacts
-    step: PairStep | None
 
 
 class PairLockstep(AnyLockstep):

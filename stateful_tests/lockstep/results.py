@@ -6,22 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from impl.adapter import View
-from reference.blocks.clauses import BlockStep
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts
 from reference.clauses import Clause
-from reference.clauses.facts import Facts
-from reference.clauses.locks import Locks
-from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure, counted
 from reference.geometry import Geometry
 from reference.kinds import AnyCommand, AnyConfig
 from reference.pairs.config import PairConfig
-from reference.state import State
 from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.endings import Ending, ending
+from stateful_tests.lockstep.moments import AnyMoment
 
 SHORTEST = 4  # commands: runs that violations end sooner than that come to nothing else
 FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing
@@ -29,6 +23,7 @@ OWN = ("reference", "torch")  # of others policy decides which situations they c
 _NAMED = 5  # changed functions that a verdict names
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
 _Sizes = TypeVar("_Sizes", Geometry, EngineConfig, TierConfig, PairConfig)
+_Moment = TypeVar("_Moment", bound=AnyMoment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,43 +149,20 @@ class Row:
     tree: tuple[str, ...] = ()
 
 
-class Moment(NamedTuple):
-    """Both sides at rest: the reference's state, the system's view and what that comes down to.
-
-    step: the command that led here with everything that clauses check of it; None at the start, where
-    the system did not run it (a faithful scheduler would not do it), and where the system broke.
-    locks: who has locked what in the tree, from facts.
-    """
-
-    state: State
-    view: View
-    facts: Facts
-    step: Step | None
-    locks: Locks
-
-
-class EngineMoment(NamedTuple):
-    """An engine that schedules by itself, at rest: its facts, and the command that led there with what its
-    clauses check; None at the start, and where the engine broke."""
-
-    facts: BlockFacts
-    step: BlockStep | None
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A trace replayed on a system: its rows, up to and including the violation if there is one.
 
-    history: the start, then the moment after each row; of long runs the end alone. Moments, or
-    EngineMoments. waived: clauses that were not checked. called: what each command calls in files of the
-    system, "FILE: FUNCTION, ..." each.
+    history: the start, then the moment after each row; of long runs the end alone. `moments` has their type.
+    waived: clauses that were not checked. called: what each command calls in files of the system,
+    "FILE: FUNCTION, ..." each.
     """
 
     trace: Trace
     system: str
     rows: tuple[Row, ...]
     violation: Violation | None
-    history: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    history: tuple[AnyMoment, ...] = field(default=(), compare=False, repr=False)
     waived: frozenset[str] = frozenset()
     called: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
 
@@ -198,6 +170,11 @@ class Run:
     def first(self) -> int:
         """Index of the row that led to history[0]; -1 for the start."""
         return len(self.rows) - len(self.history)
+
+    def moments(self, of: type[_Moment]) -> Sequence[_Moment]:
+        """Its history, which is of this class: a reader of one kind of system asks for that."""
+        assert all(isinstance(moment, of) for moment in self.history[-1:])
+        return cast("tuple[_Moment, ...]", self.history)
 
 
 class LookedUp(NamedTuple):

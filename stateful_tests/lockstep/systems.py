@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
 
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.engines import DEFAULTS, DriveOptions, engine
 from impl.process.remote_system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
@@ -24,7 +23,7 @@ def resolve(
     calls: bool = False,
     limits: Limits = LIMITS,
     in_process: bool = True,
-) -> Any:
+) -> AnySystem:
     """The system of a name: a System, or an EngineSystem. Raises as `driven` does.
 
     reference | torch | torch+BUG | module:factory | sglang==VERSION | vllm==VERSION | transformers==VERSION
@@ -39,7 +38,7 @@ def resolve(
     return driven(SystemSpec.parse(name), options, in_process)
 
 
-def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool = True) -> Any:
+def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool = True) -> AnySystem:
     """The system that `spec` names. Raises UnusableImplementation with a one-line reason."""
     is_engine = spec.engine in ENGINES
     if options.checkout is not None and not (is_engine and spec.version is None):
@@ -66,7 +65,7 @@ def driven(spec: SystemSpec, options: DriveOptions = DEFAULTS, in_process: bool 
     )
 
 
-def _release(spec: SystemSpec, options: DriveOptions) -> Any:
+def _release(spec: SystemSpec, options: DriveOptions) -> AnySystem:
     """A release or a checkout. A check goes on past what its release is known to violate."""
     of = engine(spec.engine)
     if options.device not in of.devices:
@@ -83,8 +82,8 @@ def _release(spec: SystemSpec, options: DriveOptions) -> Any:
     return system
 
 
-def _stranger(spec: str, limits: Limits, in_process: bool) -> Any:
-    stranger: Any = made(spec) if in_process else StrangerSystem(spec, limits)
+def _stranger(spec: str, limits: Limits, in_process: bool) -> AnySystem:
+    stranger: AnySystem = made(spec) if in_process else StrangerSystem(spec, limits)
     excused = {*stranger.capabilities.waived, *stranger.capabilities.known}
     if unknown := sorted(excused - EVERY_CLAUSE.keys()):
         raise UnusableImplementation(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
 
 from impl.adapter import Capabilities, TieredSystem
 from reference.clauses import Clause
@@ -18,18 +17,11 @@ from reference.tiers.facts import NO_SLOTS, Slots, TierFacts, TierNode
 from reference.tiers.locks import LockRanges
 from reference.tiers.progress import DecodeProgress
 from stateful_tests.lockstep.base import AnyLockstep
+from stateful_tests.lockstep.moments import TierMoment
 from stateful_tests.lockstep.results import Row, Tally
 
 
 _NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)
-
-
-class TierMoment(NamedTuple):
-    """A tree with a host tier at rest: its facts, and the command that led there with what its clauses check;
-    None at the start, and where the release broke."""
-
-    facts: TierFacts
-    step: TierStep | None
 
 
 class TierLockstep(AnyLockstep):

@@ -9,7 +9,7 @@ import unittest
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Union
+from typing import ClassVar, Union, cast
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from ci.commands.shared import SystemSelector, save_traces
 from ci.report import data as report
 from ci.report import render, render_run
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.engines import DriveOptions
 from impl.system_spec import SystemSpec
 from kvspec import plugin
@@ -205,7 +205,7 @@ def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
     return run
 
 
-def _close(opened: System | MachineTarget) -> None:
+def _close(opened: AnySystem | MachineTarget) -> None:
     """Close it. What that raises is a warning, as in `kvspec check`: it hides no finding."""
     try:
         opened.close()
@@ -213,7 +213,7 @@ def _close(opened: System | MachineTarget) -> None:
         warnings.warn(f"close() raises {type(error).__name__}: {error}", stacklevel=2)
 
 
-def _system(make: Make) -> System:
+def _system(make: Make) -> AnySystem:
     chosen = plugin.chosen
     if chosen.impl is not None or make is None or isinstance(make, str):
         spec = chosen.impl or (make if isinstance(make, str) else "torch")
@@ -230,14 +230,14 @@ def _beside_a_model(make: Make) -> System:
             system.close()
         drives = "kvspec.machine drives systems that are given each batch; kvspec.check(make) checks this one"
         raise ValueError(f"{system.name} {kind.words}: {drives}")
-    return system
+    return cast(System, system)
 
 
-def _resolved(name: str, checkout: str | None = None, *, base_of: str | None = None) -> System:
+def _resolved(name: str, checkout: str | None = None, *, base_of: str | None = None) -> AnySystem:
     try:
         spec = SystemSpec.parse(name)
         spec = spec if base_of is None else as_base(spec, SystemSpec.parse(base_of))
-        system: System = driven(spec, DriveOptions(checkout, plugin.chosen.device))
+        system: AnySystem = driven(spec, DriveOptions(checkout, plugin.chosen.device))
     except (
         UnusableImplementation
     ) as error:  # a name that names nothing is an error, never a skipped test
@@ -245,7 +245,7 @@ def _resolved(name: str, checkout: str | None = None, *, base_of: str | None = N
     return system
 
 
-def _base() -> System | None:
+def _base() -> AnySystem | None:
     """Return the base, where the command line names one."""
     chosen = plugin.chosen
     return None if chosen.base is None else _resolved(chosen.base, base_of=chosen.impl)
