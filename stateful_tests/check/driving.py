@@ -30,7 +30,7 @@ from stateful_tests.check.tiers import CORPUS, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine
 from stateful_tests.coverage.situations import situations
-from stateful_tests.generate.choice_source import Choices, RandomChoices, pick
+from impl.choices import Choices, RandomChoices, pick
 from stateful_tests.generate.engine_commands import (
     draw_engine_config,
     draw_engine_profile,

@@ -18,7 +18,7 @@ from reference.tiers.commands import (
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import BUSY, GONE, IDLE, OVER, TierFacts, TierRequest
 from reference.tiers.locks import LockRanges
-from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
+from impl.choices import Choices, by_weight, once_in, pick
 from stateful_tests.generate.tier_profile import TierProfile
 
 OUTPUT = 4  # tokens for which a text leaves room

@@ -14,7 +14,7 @@ from reference.prefix_cache import lock_holders, shares_lock
 from reference.rules.base import cursors_of
 from reference.rules.decode import MOST_LATE
 from reference.radix_tree import Sizes, nodes, sizes, swa_locked
-from stateful_tests.generate.choice_source import Choices, once_in, pick
+from impl.choices import Choices, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
 from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
 

@@ -16,7 +16,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import Bearer, RequestTexts
 from reference.commands import Abort, Piece, Prompt
-from stateful_tests.generate.choice_source import Choices, once_in, pick
+from impl.choices import Choices, once_in, pick
 
 NAMES = ("r1", "r2", "r3", "r4", "r5")
 DRAFTS = (16, 16, 1, 0)

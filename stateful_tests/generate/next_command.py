@@ -10,7 +10,7 @@ from impl.adapter import Capabilities
 from reference.commands import Abort, CheckIdle, Close, Command, Evict, Unlock
 from reference.prefix_cache import lock_holders
 from reference.state import State
-from stateful_tests.generate.choice_source import Choices, by_weight, once_in
+from impl.choices import Choices, by_weight, once_in
 from stateful_tests.generate.commands import HARNESSES
 from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.run_profile import RunProfile

@@ -15,7 +15,7 @@ from reference.pairs.commands import (
 )  # fmt: skip
 from reference.pairs.config import DECODE, HEARTBEAT, LEASE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts
-from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
+from impl.choices import Choices, by_weight, once_in, pick
 from stateful_tests.generate.engine_commands import draw_engine_config
 
 

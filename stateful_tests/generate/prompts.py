@@ -15,7 +15,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.state import Request, State
 from reference.radix_tree import Key, nodes, path_of, state_paths
-from stateful_tests.generate.choice_source import Choices, once_in, pick
+from impl.choices import Choices, once_in, pick
 
 
 @lru_cache(maxsize=1 << 14)

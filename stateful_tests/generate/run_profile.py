@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from impl.adapter import Capabilities
 from reference.commands import COMMANDS, TREE_COMMANDS, CheckBusy, CheckIdle
 from reference.geometry import Geometry
-from stateful_tests.generate.choice_source import Choices, once_in, pick
+from impl.choices import Choices, once_in, pick
 
 SESSIONS = ("s1", "s2", "s3")
 REQUESTS = ("r1", "r2", "r3", "r4")

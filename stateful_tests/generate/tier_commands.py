@@ -28,7 +28,7 @@ from reference.tiers.commands import (
 from reference.tiers.config import POLICIES, STORAGE, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
 from reference.tiers.locks import LockRanges, path
-from stateful_tests.generate.choice_source import Choices, by_weight, once_in, pick
+from impl.choices import Choices, by_weight, once_in, pick
 from stateful_tests.generate.decode_commands import (
     decode_finale,
     draw_decode_config,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stateful_tests.generate.choice_source import Choices, pick
+from impl.choices import Choices, pick
 
 NAMES = tuple(f"h{number}" for number in range(1, 9))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reference.commands import Command, Mode
 from reference.geometry import Geometry
-from stateful_tests.generate.choice_source import once_in, pick
+from impl.choices import once_in, pick
 from stateful_tests.generate.commands import HARNESSES
 from stateful_tests.generate.next_command import next_of
 from stateful_tests.generate.run_profile import (

@@ -23,7 +23,7 @@ from hypothesis.internal.conjecture.data import Status
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from reference.commands import COMMANDS, Command, kind_name
-from stateful_tests.generate.choice_source import Choices, RandomChoices
+from impl.choices import Choices, RandomChoices
 from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.next_command import finale
 from stateful_tests.generate.weights import kind_weights

@@ -13,6 +13,8 @@ from typing import Literal
 
 import msgspec
 
+from impl.choices import KeyedChoices
+
 EOS = 2  # the token that ends a turn
 FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
 POLICIES = "write_through", "write_through_selective", "write_back"  # when KV is copied to the host
@@ -123,15 +125,6 @@ class Message(msgspec.Struct, frozen=True):
     priority: int = 0
 
 
-def mixed(*numbers: int) -> int:
-    """A number that follows from others, and looks like none of them."""
-    value = 0x9E3779B97F4A7C15
-    for number in numbers:
-        value = (value ^ number) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-        value ^= value >> 31
-    return value
-
-
 class _Doing:
     """How far a client is."""
 
@@ -167,11 +160,13 @@ class Clients:
         turn = self.turns[request]
         if turn.stop and position >= turn.stop:
             return EOS
-        return FIRST + mixed(self.seed, 1, self._numbers[request], position) % TOKENS
+        choices = KeyedChoices(self.seed, 1, self._numbers[request], position)
+        return FIRST + choices.upto(TOKENS - 1)
 
     def accepts(self, request: str, outputs: int, most: int) -> int:
         """How many tokens of a verify round count."""
-        return 1 + mixed(self.seed, 2, self._numbers[request], outputs) % most
+        choices = KeyedChoices(self.seed, 2, self._numbers[request], outputs)
+        return 1 + choices.upto(most - 1)
 
     def prompt(self, request: str) -> tuple[int, ...]:
         """Return the prompt of a turn: the tokens after its session's text, or the whole conversation."""
@@ -190,7 +185,7 @@ class Clients:
         keys = (
             (4, turn.text, at) if at < turn.shared else (3, number, at) for at in range(turn.tokens)
         )
-        return tuple(FIRST + mixed(self.seed, *key) % TOKENS for key in keys)
+        return tuple(FIRST + KeyedChoices(self.seed, *key).upto(TOKENS - 1) for key in keys)
 
     @property
     def done(self) -> bool:

@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from impl.choices import KeyedChoices
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.states import States
 from impl.sglang.server.canary import Canary, ForwardPass
-from impl.sglang.server.clients import Clients, mixed
+from impl.sglang.server.clients import Clients
 from impl.sglang.server.fake_tier import FakeTier
 from impl.sglang.server.outcome import Misread
 from impl.sglang.server.tier import stamp
@@ -139,7 +140,7 @@ class FakeModel:
             self.headway.computes(request.rid, len(text), self.forwards)
         # its insert gives back SWA KV by then
         chunk = self.tree and self.scheduler.chunked_req is not None
-        if not self.overlap or chunk or mixed(self.clients.seed, 5, self.forwards) % 2:
+        if not self.overlap or chunk or KeyedChoices(self.clients.seed, 5, self.forwards).upto(1):
             self._read_all(own=True)
 
     def _read_all(self, own: bool = False) -> None:

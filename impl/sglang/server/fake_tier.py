@@ -8,8 +8,9 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+from impl.choices import KeyedChoices, once_in, pick
 from impl.sglang.parts.stand_ins import Bag
-from impl.sglang.server.clients import POLICIES, STORAGES, Config, mixed
+from impl.sglang.server.clients import POLICIES, STORAGES, Config
 from impl.sglang.scheduler.states import States
 from impl.sglang.server.tier import TOKEN_BITS, pools_of, stamp
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, StateStamps, Stream
@@ -88,7 +89,7 @@ class FakeTier:
         cache.load_back_threshold = 1  # of ten tokens, tuned for real texts
         self.counter = cache.cache_controller.layer_done_counter
         self.engine: CopyEngine = cache.cache_controller.l2_transfer_engine
-        self.seed, self.often = seed, OFTEN[mixed(seed, 7) % len(OFTEN)]
+        self.seed, self.often = seed, pick(KeyedChoices(seed, 7), OFTEN)
         sizes = {"full": allocator.size}
         if scheduler.is_hybrid_swa:
             sizes = {"full": allocator.size_full, "swa": allocator.size_swa}
@@ -125,10 +126,10 @@ class FakeTier:
         """Those of the storage go on, each by a few stops; the backend may lose pages."""
         assert self.storage is not None
         for at, body in enumerate((QUERY, FETCH, BACKUP)):
-            luck = mixed(self.seed, 17, now, at)
-            for stop in range(8 if last else luck % 16 % (1 + self.often)):
-                loses = not last and (luck >> (4 + stop)) % 8 == 0
-                self.storage.go_on(body, (luck >> 12) % 2 if loses else -1)
+            choices = KeyedChoices(self.seed, 17, now, at)
+            for _ in range(8 if last else choices.upto(self.often)):
+                loses = not last and once_in(choices, 8)
+                self.storage.go_on(body, choices.upto(1) if loses else -1)
 
     def round(self, now: int, *, last: bool) -> None:
         """Transfers move on; in the last rounds each completes."""
@@ -136,13 +137,16 @@ class FakeTier:
             self._threads(now, last)
         for load, queue in self.engine.queues.items():
             for at in range(len(queue)):
-                luck = mixed(self.seed, 11, now, load, at)
-                if not last and luck % 16 >= self.often:
+                if not last and not self._moves(11, now, load, at):
                     break
                 self.engine.complete(load)
             job = self.engine.next_to_copy(load)
-            if job is not None and mixed(self.seed, 13, now, load) % 16 < self.often:
+            if job is not None and self._moves(13, now, load):
                 self.engine.copy(job)
+
+    def _moves(self, *about: int) -> bool:
+        """Whether a transfer moves on in a round."""
+        return KeyedChoices(self.seed, *about).upto(15) < self.often
 
     def waits(self, batch: Any) -> None:
         """The forward pass of a batch waits for the loads that were sent for it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import Abort
 from reference.state import IN_BATCH, Phase, Request, State
-from stateful_tests.generate.choice_source import once_in
+from impl.choices import once_in
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
 from stateful_tests.generate.commands.cases import request_of
 from stateful_tests.generate.enabled import Enabled

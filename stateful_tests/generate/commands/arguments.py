@@ -9,7 +9,7 @@ from itertools import product
 from reference.commands import Draft, Prompt, prompt_of
 from reference.rules.base import cursors_of
 from reference.state import Phase, Request
-from stateful_tests.generate.choice_source import once_in, pick
+from impl.choices import once_in, pick
 from stateful_tests.generate.enabled import Enabled, ahead_of, room_of
 from stateful_tests.generate.scope import Scope
 

@@ -10,7 +10,7 @@ from reference.commands import Command, Decode, Draft, Launch, Reason, Settle, S
 from reference.rules.base import cursors_of
 from reference.radix_tree import sizes
 from reference.state import Phase, Request, State, free
-from stateful_tests.generate.choice_source import once_in
+from impl.choices import once_in
 from stateful_tests.generate.commands.arguments import draw_drafts, drafts_of, drafts_of_two
 from stateful_tests.generate.commands.base import (
     Commands,

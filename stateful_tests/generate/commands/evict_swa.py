@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import EvictSwa, Mode
 from reference.rules.base import cursors_of
 from reference.state import IN_BATCH, Request, State
-from stateful_tests.generate.choice_source import once_in, pick
+from impl.choices import once_in, pick
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
 from stateful_tests.generate.commands.cases import pages, request_of
 from stateful_tests.generate.enabled import Enabled, ahead_of

@@ -8,7 +8,7 @@ from reference.commands import Chunk, Extend, Reason
 from reference.cursors import floor_page
 from reference.rules.base import cursors_of
 from reference.state import Phase, Request, State, free
-from stateful_tests.generate.choice_source import once_in, pick
+from impl.choices import once_in, pick
 from stateful_tests.generate.commands.arguments import PREFILLS, chunk_sizes
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
 from stateful_tests.generate.commands.cases import LATE, grows, request_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import Finish, Mode
 from reference.rules.base import cursors_of
 from reference.state import Phase, Request, State
-from stateful_tests.generate.choice_source import once_in
+from impl.choices import once_in
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, harness
 from stateful_tests.generate.commands.cases import ALL_BACK, cut, page_ends, request_of
 from stateful_tests.generate.enabled import Enabled

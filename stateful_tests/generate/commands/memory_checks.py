@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import CheckBusy, CheckIdle
 from reference.state import IN_BATCH, State
-from stateful_tests.generate.choice_source import once_in, pick
+from impl.choices import once_in, pick
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.scope import Scope

@@ -7,7 +7,7 @@ from dataclasses import replace
 from reference.commands import Close, Open, Submit
 from reference.prefix_cache import shares_lock
 from reference.state import Request, Session, State, text_len
-from stateful_tests.generate.choice_source import once_in, pick
+from impl.choices import once_in, pick
 from stateful_tests.generate.commands.arguments import prompts_of
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.enabled import Enabled

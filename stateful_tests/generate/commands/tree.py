@@ -15,7 +15,7 @@ from reference.radix_tree import (
     Key, Node, Sizes, Tree, nodes, path_of, shared, sizes, state_paths, usable,
 )  # fmt: skip
 from reference.state import IN_BATCH, Request, Session, State
-from stateful_tests.generate.choice_source import once_in, pick
+from impl.choices import once_in, pick
 from stateful_tests.generate.commands.arguments import prompts_of
 from stateful_tests.generate.commands.base import Commands, Harness, Labels, Names, Present, harness
 from stateful_tests.generate.commands.cases import evicts, page_ends

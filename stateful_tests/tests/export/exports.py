@@ -17,7 +17,7 @@ from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import small, variable
 from reference.commands import Mode, tokens_of
 from reference.geometry import PRESETS
-from stateful_tests.generate.choice_source import RandomChoices, pick
+from impl.choices import RandomChoices, pick
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep.lockstep import Lockstep

@@ -10,7 +10,7 @@ from reference.commands import Command, Insert, Match, Mode, Refused, prompt_len
 from reference.geometry import PRESETS
 from reference.state import State
 from reference.prefix_cache import lock_holders
-from stateful_tests.generate.choice_source import RandomChoices
+from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.prompts import draw_prompt, joined, shortened
 from stateful_tests.generate.run_profile import draw_profile

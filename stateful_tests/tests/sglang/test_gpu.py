@@ -8,7 +8,7 @@ from reference import model
 from reference.commands import Broken, Mode
 from reference.geometry import PRESETS
 from stateful_tests.check.tiers import sizes_for
-from stateful_tests.generate.choice_source import RandomChoices
+from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
 from stateful_tests.lockstep.systems import resolve

@@ -20,7 +20,7 @@ from reference.tiers.commands import Fetch
 from reference.tiers.facts import IDLE
 from reference.tiers.config import TIER_PRESETS, TierConfig, tier_preset
 from stateful_tests.check import driving, tiers
-from stateful_tests.generate.choice_source import RandomChoices
+from impl.choices import RandomChoices
 from stateful_tests.generate.tier_commands import propose_tier_command
 from stateful_tests.generate.tier_profile import draw_tier_profile
 from stateful_tests.lockstep.lockstep import check_fits, replay

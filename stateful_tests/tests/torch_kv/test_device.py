@@ -19,7 +19,7 @@ from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Extend, Mode, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
-from stateful_tests.generate.choice_source import RandomChoices
+from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep, replay

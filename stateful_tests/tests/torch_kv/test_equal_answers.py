@@ -10,7 +10,7 @@ from impl.torch_kv.system import TorchKV
 from reference.commands import Mode, Reason, Refused, Submit
 from reference.geometry import Geometry
 from reference.radix_tree import tokens_held
-from stateful_tests.generate.choice_source import RandomChoices
+from impl.choices import RandomChoices
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep, replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem

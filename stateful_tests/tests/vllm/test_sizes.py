@@ -4,7 +4,7 @@ import pytest
 
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig, LayerGroup
 from reference.geometry import GeometryError
-from stateful_tests.generate.choice_source import RandomChoices
+from impl.choices import RandomChoices
 from stateful_tests.generate.engine_commands import draw_engine_config
 
 

@@ -14,7 +14,7 @@ from reference.commands import (
     Abort, Command, Decode, Done, Extend, Finish, Mode, Refused, Retract, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
-from stateful_tests.generate.choice_source import RandomChoices
+from impl.choices import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep

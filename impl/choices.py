@@ -1,6 +1,7 @@
-"""Sources of decisions while a command is drawn: one interface, which two classes implement.
+"""Sources of random decisions: one interface, which three classes implement.
 
-RandomChoices, for volume: a seeded random source. DrawnChoices (stateful_tests/machines/drawing.py): draws of
+RandomChoices, for volume: a seeded random source. KeyedChoices, where a part of a server is played: each
+decision follows from what it is about. DrawnChoices (stateful_tests/machines/drawing.py): draws of
 Hypothesis. Low numbers are the plain ones, so that Hypothesis shrinks towards plain commands.
 """
 
@@ -15,7 +16,7 @@ T = TypeVar("T")
 
 
 class Choices(Protocol):
-    """Makes every decision of the generators."""
+    """Makes every random decision."""
 
     def upto(self, high: int) -> int:
         """A whole number in [0, high]; 0 where `high` is -1."""
@@ -29,6 +30,27 @@ class RandomChoices:
 
     def upto(self, high: int) -> int:
         return int(self._random() * (high + 1))
+
+
+class KeyedChoices:
+    """Decisions that follow from numbers: a seed, and what is decided, such as a request and a position.
+
+    The same numbers give the same decisions, and what else was decided before changes none of them.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self._next = 0x9E3779B97F4A7C15
+        for number in numbers:
+            self._mix(number)
+
+    def _mix(self, number: int) -> None:
+        value = (self._next ^ number) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+        self._next = value ^ value >> 31
+
+    def upto(self, high: int) -> int:
+        number = self._next
+        self._mix(0)
+        return number % (high + 1) if high > 0 else 0
 
 
 def pick(choices: Choices, items: Sequence[T]) -> T:
