@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ci.commands.shared import SystemSelector, Unusable, note, unusable
 from impl.adapter import AnySystem
@@ -124,10 +124,7 @@ def _name_of(folder: str) -> str:
 
 def _of_files(system: AnySystem) -> WorkerSystem:
     """A release or a checkout: a worker drives its files."""
-    from impl.process.remote_system import WorkerSystem
-
-    assert isinstance(system, WorkerSystem)
-    return system
+    return cast("WorkerSystem", system)
 
 
 def _root(system: AnySystem) -> Path:

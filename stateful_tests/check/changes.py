@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.remote_system import WorkerSystem
@@ -87,8 +87,9 @@ def changes(
     so which files are loaded. way: the one in which the system is driven. Raises ValueError
     where git cannot tell.
     """
-    assert isinstance(system, WorkerSystem) and system.root is not None
-    changed = sorted({*changed_functions(system.root, revision)})
+    checkout = cast(WorkerSystem, system)
+    assert checkout.root is not None
+    changed = sorted({*changed_functions(checkout.root, revision)})
     ignored = tuple(each for each in changed if of.files and not of.loads(each))
     loaded = {
         each for each in changed if each[1] == OUTSIDE and way in of.functions.get(each, {way})
@@ -104,7 +105,7 @@ def changes(
             break
         try:
             check_fits(system, line.geometry, line.commands)
-            calls = open_ & {*functions_of(chain(*system.called(line.geometry, line.commands)))}
+            calls = open_ & {*functions_of(chain(*checkout.called(line.geometry, line.commands)))}
         except UnusableImplementation:
             continue
         called.update(calls)
