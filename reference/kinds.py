@@ -1,23 +1,25 @@
 """Kinds of systems: what each is configured with, and the commands that it is given.
 
-A kind is a value. What a check, a trace or a report does differently for a kind is looked up by it: in
-`stateful_tests/lockstep/kinds.py` how its systems run, in the modules that draw, shrink and show it the rest.
+A kind is a value. What a check, a trace or a report does differently for a kind is looked up by it: how its
+systems run in `stateful_tests/lockstep/lockstep.py`, the rest in the modules that draw, shrink and show it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig
+from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command
 from reference.geometry import PRESETS, Geometry
 from reference.pairs.commands import PAIR_COMMANDS, PairCommand
 from reference.pairs.config import PAIR_PRESETS, PairConfig
+from reference.pairs.facts import PairFacts
 from reference.tiers.commands import TIER_COMMANDS, TierCommand
 from reference.tiers.config import TIER_PRESETS, TierConfig
+from reference.tiers.facts import TierFacts
 
 JudgedConfig = EngineConfig | TierConfig | PairConfig
 # Of a system of any kind.
@@ -30,8 +32,9 @@ class Kind:
     """A kind of system.
 
     name: as Capabilities.kind and a trace state it.
-    words: what tells a system of the kind from others, such as "schedules by itself".
+    words: what tells a system of the kind from others, such as "schedules by itself"; noun: such a system.
     config: the class of its sizes. commands: the classes of its commands. presets: sizes by name.
+    facts: the class of what its systems show; None where that is the View of an adapter.
     machine: the one machine that draws its commands; "" where several do.
     modelled: the reference model stands beside it; else facts and clauses judge it alone.
     schedules: it picks its batches itself, so a changed tree may run another schedule than its base.
@@ -39,26 +42,34 @@ class Kind:
 
     name: str
     words: str
+    noun: str
     config: type
     commands: tuple[type, ...]
-    presets: Mapping[str, Any]
+    presets: Mapping[str, AnyConfig]
+    facts: type | None = None
     machine: str = ""
     modelled: bool = False
     schedules: bool = False
 
 
-ROWS = Kind("rows", "is driven batch by batch", Geometry, COMMANDS, PRESETS, modelled=True)
-BLOCKS = Kind(
-    "blocks", "schedules by itself", EngineConfig, ENGINE_COMMANDS, ENGINE_PRESETS, machine="clients",
-    schedules=True,
+ROWS = Kind(
+    "rows", "is driven batch by batch", "a system that is given each batch", Geometry, COMMANDS,
+    PRESETS, modelled=True,
 )  # fmt: skip
-TIERS = Kind("tiers", "has a host tier", TierConfig, TIER_COMMANDS, TIER_PRESETS, machine="tiers")
+BLOCKS = Kind(
+    "blocks", "schedules by itself", "an engine that schedules by itself", EngineConfig,
+    ENGINE_COMMANDS, ENGINE_PRESETS, BlockFacts, machine="clients", schedules=True,
+)  # fmt: skip
+TIERS = Kind(
+    "tiers", "has a host tier", "a tree with a host tier", TierConfig, TIER_COMMANDS, TIER_PRESETS,
+    TierFacts, machine="tiers",
+)  # fmt: skip
 PAIRS = Kind(
-    "pairs", "is two servers and a network", PairConfig, PAIR_COMMANDS, PAIR_PRESETS, machine="pairs",
-    schedules=True,
+    "pairs", "is two servers and a network", "two servers and a network", PairConfig, PAIR_COMMANDS,
+    PAIR_PRESETS, PairFacts, machine="pairs", schedules=True,
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in (ROWS, BLOCKS, TIERS, PAIRS)}
-JUDGED_PRESETS: Mapping[str, JudgedConfig] = {**ENGINE_PRESETS, **TIER_PRESETS, **PAIR_PRESETS}
+JUDGED_KINDS = tuple(kind for kind in KINDS.values() if not kind.modelled)
 
 
 def kind_of_config(config: object) -> Kind:

@@ -29,6 +29,7 @@ class TraceSkeleton(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sizes: str
     steps: list[tuple[str, str]]
     recipe: list[str]
+    title: str = ""
 
 
 # Whose recipes a variant has.
@@ -108,15 +109,10 @@ def _about(command: type) -> str:
 
 def recipes() -> str:
     """The recipes by kind, as Markdown, for fixtures/README.md."""
-    heads = {
-        "blocks": "An engine that schedules by itself (vLLM, LMDeploy, transformers)",
-        "offload": "With a KV connector (vLLM `+offload`)",
-        "tiers": "A tree with a host tier (SGLang `+hicache`)",
-        "pairs": "Two servers (vLLM `+pair`)",
-    }
-    assert heads.keys() | KINDS.keys() | _BASE.keys() == skeletons().keys()
+    assert KINDS.keys() | _BASE.keys() <= skeletons().keys()
     parts = []
-    for name, head in heads.items():
-        lines = (f"{at}. {line}" for at, line in enumerate(recipe_of(name), 1))
-        parts += [f"**{head}**", "", *lines, ""]
+    for made in skeletons().values():
+        if made.title:
+            lines = (f"{at}. {line}" for at, line in enumerate(made.recipe, 1))
+            parts += [f"**{made.title}**", "", *lines, ""]
     return "\n".join(parts)

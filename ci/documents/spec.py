@@ -14,7 +14,6 @@ from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.clauses.progress import PROGRESS
 from reference.blocks.commands import ENGINE_COMMANDS
-from reference.pairs.clauses import OF_PAIRS
 from reference.tiers.clauses import TIER_CLAUSES
 from reference.tiers.commands import (
     Arrive, Await, Backup, LastToken, Expire, FailPeer, Fetch, Greet, Load, Poll, Prefetch, Query, Send,
@@ -27,6 +26,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import Cursors
 from reference.geometry import Geometry
+from reference.kinds import KINDS, Kind
 from reference.state import Phase, State, text_len
 from reference.rules import RULES
 from reference.rules.base import NOTHING, Rule, Span
@@ -116,7 +116,7 @@ def collect() -> Data:
             if clause.id not in TIER_CLAUSES and clause.id not in PROGRESS
         ],
         "tier_clauses": [c for c in TIER_CLAUSES.values() if c.id not in PROGRESS],
-        "pair_clauses": [c for c in OF_PAIRS.values() if c.id not in PROGRESS],
+        "clauses_of": {name: _own_clauses(kind) for name, kind in KINDS.items()},
         "progress_clauses": [*PROGRESS.values()],
         "decode_commands": {kind_name(kind): _about_engine(kind) for kind in DECODE},
         "storage_commands": {
@@ -134,6 +134,16 @@ def collect() -> Data:
 
 
 # Words.
+
+
+def _own_clauses(kind: Kind) -> list[Clause]:
+    """The clauses that no other kind of system has."""
+    others = [lockstep.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
+    return [
+        clause
+        for name, clause in lockstep.lockstep_of(kind).clauses.items()
+        if not any(name in clauses for clauses in others)
+    ]
 
 
 def _about_engine(kind: type) -> str:

@@ -100,7 +100,7 @@ class WorkerSystem:
         if self._errors.seek(0, os.SEEK_END) > _SAID:
             self._errors.truncate(0)
         self._view, self._broken = None, None
-        reply = self._ask(wire.RESETS[type(geometry)](geometry))
+        reply = self._ask(wire.RESETS[type(geometry)](geometry=geometry))
         if not isinstance(reply, wire.StepReply):
             raise SystemFailed(self._broken)
         self._view = reply.view

@@ -8,27 +8,18 @@ import re
 import select
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, Union
 
 import msgspec
 
 from impl.adapter import Capabilities, View
 from impl.process.failures import WrongShape
-from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
-from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import (
     TREE_COMMANDS,
     COMMANDS, DONE, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
-from reference.geometry import Geometry
-from reference.kinds import BLOCKS, KINDS, kind_by_commands
-from reference.pairs.commands import PAIR_COMMANDS, PairCommand
-from reference.pairs.config import PairConfig
-from reference.pairs.facts import PairFacts
-from reference.tiers.commands import TIER_COMMANDS, TierCommand
-from reference.tiers.config import TierConfig
-from reference.tiers.facts import TierFacts
+from reference.kinds import BLOCKS, KINDS, AnyCommand, Kind, kind_by_commands
 
 _HEADER = struct.Struct("<I")
 MAX_MESSAGE = 64 << 20  # bytes; the largest view of the largest geometry stays well below
@@ -38,38 +29,8 @@ LOOK_S = 0.1  # how often one who waits for a message looks after whoever sends 
 class Reset(msgspec.Struct, tag=True, frozen=True):
     """Start empty with these sizes. called: note what that calls."""
 
-    geometry: Geometry
+    geometry: Any
     called: bool = False
-
-
-class EngineReset(msgspec.Struct, tag=True, frozen=True):
-    """Start an engine that schedules by itself. called: note what that calls."""
-
-    geometry: EngineConfig
-    called: bool = False
-
-
-class TierReset(msgspec.Struct, tag=True, frozen=True):
-    """Start a tree with a host tier. called: note what that calls."""
-
-    geometry: TierConfig
-    called: bool = False
-
-
-class PairReset(msgspec.Struct, tag=True, frozen=True):
-    """Start a pair of servers. called: note what that calls."""
-
-    geometry: PairConfig
-    called: bool = False
-
-
-# What starts a system, by the class of its sizes.
-RESETS: dict[type, Callable[[Any], Ask]] = {
-    Geometry: Reset,
-    EngineConfig: EngineReset,
-    TierConfig: TierReset,
-    PairConfig: PairReset,
-}
 
 
 class Apply(msgspec.Struct, tag=True, frozen=True):
@@ -92,7 +53,7 @@ class Noted(msgspec.Struct, frozen=True):
 class StepReply(msgspec.Struct, tag=True, frozen=True):
     """Refused for a reason, or done with these choices; and the view after it."""
 
-    view: View | BlockFacts
+    view: Any
     refused: Reason | None = None
     choices: tuple[Choice, ...] = ()
     report: Report | None = None
@@ -110,40 +71,8 @@ class WorkerFailure(msgspec.Struct, tag=True, frozen=True):
     error: str
     unusable: bool = False
     misfit: bool = False
-    view: View | BlockFacts | None = None
+    view: Any = None
     noted: Noted = Noted()
-
-
-class TierReply(StepReply, tag=True, frozen=True, kw_only=True):
-    """The same of a tree with a host tier."""
-
-    view: TierFacts  # type: ignore[assignment]
-
-
-class TierFailure(WorkerFailure, tag=True, frozen=True, kw_only=True):
-    """The same of a tree with a host tier."""
-
-    view: TierFacts | None = None  # type: ignore[assignment]
-
-
-class PairReply(StepReply, tag=True, frozen=True, kw_only=True):
-    """The same of a pair of servers."""
-
-    view: PairFacts  # type: ignore[assignment]
-
-
-class PairFailure(WorkerFailure, tag=True, frozen=True, kw_only=True):
-    """The same of a pair of servers."""
-
-    view: PairFacts | None = None  # type: ignore[assignment]
-
-
-# The reply with the facts of a release's driver, and the failure with them, by their class.
-OF_FACTS: dict[type, tuple[type[StepReply], type[WorkerFailure]]] = {
-    BlockFacts: (StepReply, WorkerFailure),
-    TierFacts: (TierReply, TierFailure),
-    PairFacts: (PairReply, PairFailure),
-}
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -153,8 +82,39 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     capabilities: Capabilities = Capabilities()
 
 
-Ask = Reset | EngineReset | TierReset | PairReset | Apply
-Reply = StepReply | WorkerFailure | TierReply | TierFailure | PairReply | PairFailure | Ready
+Ask = Reset | Apply
+Reply = StepReply | WorkerFailure | Ready
+
+
+class KindMessages(NamedTuple):
+    """The messages of a kind of system: a reset with its sizes, a reply and a failure with its facts."""
+
+    reset: type[Reset]
+    reply: type[StepReply]
+    failure: type[WorkerFailure]
+
+
+def _messages(kind: Kind) -> KindMessages:
+    facts: Any = kind.facts or View
+    fields: dict[type, tuple[str, Any]] = {
+        Reset: ("geometry", kind.config), StepReply: ("view", facts), WorkerFailure: ("view", facts | None),
+    }  # fmt: skip
+    made: list[Any] = []
+    for base, (name, of) in fields.items():
+        field = (name, of, None) if base is WorkerFailure else (name, of)
+        tag = f"{base.__name__} of {kind.name}"
+        made.append(
+            msgspec.defstruct(
+                tag, [field], bases=(base,), module=__name__, tag=tag, frozen=True, kw_only=True
+            )
+        )
+    return KindMessages(*made)
+
+
+MESSAGES = {kind.name: _messages(kind) for kind in KINDS.values()}
+# What starts a system, by the class of its sizes; the messages with facts by the class of these.
+RESETS = {kind.config: MESSAGES[kind.name].reset for kind in KINDS.values()}
+OF_FACTS = {kind.facts or View: MESSAGES[kind.name] for kind in KINDS.values()}
 
 
 def _plain(value: object) -> object:
@@ -175,15 +135,21 @@ _OUTCOMES: dict[type, msgspec.msgpack.Decoder[Any]] = {
 }
 _FACTS = msgspec.msgpack.Decoder(BlockFacts)
 _VIEW, _CAPABILITIES = msgspec.msgpack.Decoder(View), msgspec.msgpack.Decoder(Capabilities)
-ASKS = msgspec.msgpack.Decoder(Ask)
-REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_OF_KINDS = [*MESSAGES.values()]
+ASKS: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(
+    Union[Apply, *(each.reset for each in _OF_KINDS)]
+)
+REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(
+    Union[Ready, WorkerFailure, *(of for each in _OF_KINDS for of in (each.reply, each.failure))]
+)
 _COMMANDS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     c.__name__: msgspec.msgpack.Decoder(c)
-    for c in (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS, *PAIR_COMMANDS)
+    for kind in KINDS.values()
+    for c in kind.commands
 }
 
 
-def pack_command(command: Command | EngineCommand | TierCommand | PairCommand) -> Apply:
+def pack_command(command: AnyCommand) -> Apply:
     return Apply(type(command).__name__, msgspec.Raw(_ENCODER.encode(command)))
 
 

@@ -24,7 +24,6 @@ import msgspec
 from impl.adapter import AnySystem, Misfit, System, UnusableImplementation
 from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, described, said_of
-from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 from reference.kinds import BLOCKS
 
@@ -116,13 +115,13 @@ def _answer(system: Any, ask: wire.Ask, root: Path | None) -> wire.StepReply | w
 
 
 def _reply(view: Any, **more: Any) -> wire.StepReply:
-    reply, _ = wire.OF_FACTS.get(type(view), (wire.StepReply, None))
-    return reply(view=view, **more)
+    return wire.OF_FACTS[type(view)].reply(view=view, **more)
 
 
 def _left(error: str, view: Any) -> wire.WorkerFailure:
     """A failure, with what the system shows after it."""
-    _, failure = wire.OF_FACTS.get(type(view), (None, wire.WorkerFailure))
+    of_kind = wire.OF_FACTS.get(type(view))
+    failure = wire.WorkerFailure if of_kind is None else of_kind.failure
     return failure(error=error, view=view)
 
 
@@ -130,10 +129,10 @@ def _seen(system: Any, root: Path | None, what: str = VIEW) -> Any:
     """Return the view of a system. A driver of ours has made that of a release."""
     with said_of(what, root):
         view: Any = system.view()
-        if type(view) in wire.OF_FACTS and (root is not None or type(view) is not BlockFacts):
+        kind = system.capabilities.system_kind
+        if type(view) is kind.facts and (root is not None or kind is not BLOCKS):
             return view
-        of_blocks = system.capabilities.system_kind is BLOCKS
-        return wire.copied_facts(view) if of_blocks else wire.copied(view)
+        return wire.copied_facts(view) if kind is BLOCKS else wire.copied(view)
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:

@@ -10,13 +10,10 @@ from itertools import chain, product
 from typing import Any
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
-from reference.blocks.config import ENGINE_PRESETS
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, GeometryError, preset
 from reference import kinds
-from reference.kinds import JUDGED_PRESETS, kind_of_config
-from reference.pairs.config import PAIR_PRESETS
-from reference.tiers.config import TIER_PRESETS
+from reference.kinds import JUDGED_KINDS, KINDS, kind_of_config
 from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_of
@@ -67,16 +64,15 @@ _TIERS = {
 TIERS = tuple(_TIERS)
 
 
+_EVERY_PRESET = {name: sizes for kind in KINDS.values() for name, sizes in kind.presets.items()}
+
+
 def _presets_like(name: str) -> str:
     """The presets that may be meant, or else all, by what they are for."""
-    if close := get_close_matches(name, (*PRESETS, *JUDGED_PRESETS), 3):
+    if close := get_close_matches(name, _EVERY_PRESET, 3):
         return f"is it {' or '.join(close)}?"
-    of_engines, of_tiers = ", ".join(ENGINE_PRESETS), ", ".join(TIER_PRESETS)
-    of_pairs = ", ".join(PAIR_PRESETS)
-    return (
-        f"one of {', '.join(PRESETS)}; of an engine that schedules by itself {of_engines};"
-        f" of a tree with a second tier {of_tiers}; of a pair of servers {of_pairs}"
-    )
+    others = (f"; of {kind.noun} {', '.join(kind.presets)}" for kind in JUDGED_KINDS)
+    return f"one of {', '.join(PRESETS)}{''.join(others)}"
 
 
 def plan(
@@ -94,7 +90,7 @@ def plan(
     if tier not in _TIERS:
         raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
     for name in presets or ():
-        if name not in PRESETS and name not in JUDGED_PRESETS:
+        if name not in _EVERY_PRESET:
             raise ValueError(f"preset: unknown {name!r}; {_presets_like(name)}")
     for name in machines or ():
         if name not in (*MACHINES, *JUDGED):
@@ -134,9 +130,9 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
 def sizes_for(machine: str, name: str) -> Any:
     """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
     if machine in JUDGED:
-        if name not in JUDGED_PRESETS:
+        if name in PRESETS:
             raise GeometryError("preset", f"{name} is of another kind of system")
-        return JUDGED_PRESETS[name]
+        return _EVERY_PRESET[name]
     return replace(preset(name), tree=machine != "sessions")
 
 

@@ -263,19 +263,13 @@ def check_fits(
     """Raise UnusableImplementation when the system cannot be driven through this."""
     can, kind = system.capabilities, kind_of_config(geometry)
     if can.system_kind is not kind:
-        needs = f": the trace needs {_EXAMPLES[kind.name]}, such as {_example(geometry)}"
+        needs = f": the trace needs {kind.noun}, such as {_example(geometry)}"
         raise UnusableImplementation(f"{system.name} {can.system_kind.words}{needs}")
     if lacks := lockstep_of(kind).lacking(can, geometry, commands):
         raise UnusableImplementation(f"{system.name} {lacks}")
 
 
-# What can be driven through a trace of each kind; then an engine that has it, and in which way.
-_EXAMPLES = {
-    ROWS.name: "a system that is given each batch",
-    BLOCKS.name: "an engine that schedules by itself",
-    TIERS.name: "a host tier",
-    PAIRS.name: "two servers and a network",
-}
+# An engine that has each kind, and in which way.
 _ENGINES = {
     ROWS.name: ("sglang", ""),
     BLOCKS.name: ("vllm", ""),

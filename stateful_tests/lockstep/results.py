@@ -6,14 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from reference.blocks.config import EngineConfig
 from reference.clauses import Clause
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure, counted
 from reference.geometry import Geometry
 from reference.kinds import AnyCommand, AnyConfig
-from reference.pairs.config import PairConfig
-from reference.tiers.config import TierConfig
 from stateful_tests.lockstep.endings import Ending, ending
 from stateful_tests.lockstep.moments import AnyMoment
 
@@ -22,7 +19,7 @@ FEW = 100  # commands: a check of chosen runs that carried out fewer says nothin
 OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
 _NAMED = 5  # changed functions that a verdict names
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
-_Sizes = TypeVar("_Sizes", Geometry, EngineConfig, TierConfig, PairConfig)
+_Sizes = TypeVar("_Sizes", bound=AnyConfig)
 _Moment = TypeVar("_Moment", bound=AnyMoment)
 
 

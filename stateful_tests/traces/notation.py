@@ -7,18 +7,19 @@ line here, but for entries or for better words than the names of its fields.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, NamedTuple, get_type_hints
 
-from reference.blocks.commands import ENGINE_COMMANDS, Add, EngineCommand, More, Schedule
+from reference.blocks.commands import Add, More, Schedule
 from reference.commands import (
-    COMMANDS, Broken, CheckBusy, Choice, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
+    Broken, CheckBusy, Choice, Chunk, Decode, Done, Draft, EvictSwa, Extend, Finish,
     Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name, prompt_of,
     prompt_text,
 )  # fmt: skip
-from reference.pairs.commands import PAIR_COMMANDS, Advance, Forward, PairCommand, Prefill, Serve
-from reference.tiers.commands import TIER_COMMANDS, Await, TierCommand
+from reference.kinds import KINDS, ROWS, AnyCommand, Kind
+from reference.pairs.commands import Advance, Forward, Prefill, Serve
+from reference.tiers.commands import Await
 from stateful_tests.traces.files import TraceError, check_command
 
 _NAME = r"[A-Za-z0-9_.-]+"
@@ -220,25 +221,30 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Await: (_HOLDER, _OF_PROMPT, _flag("resumable", "(session)")),
     Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
 }  # fmt: skip
-_EVERY = (*COMMANDS, *ENGINE_COMMANDS, *TIER_COMMANDS, *PAIR_COMMANDS)
-NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in _EVERY}
-_KINDS = {kind_name(kind): kind for kind in COMMANDS}  # what can be typed
-ENGINE_KINDS = {kind_name(kind): kind for kind in ENGINE_COMMANDS}
-TIER_KINDS = {kind_name(kind): kind for kind in TIER_COMMANDS}
-PAIR_KINDS = {kind_name(kind): kind for kind in PAIR_COMMANDS}
+# The commands of each kind of system by their names.
+COMMANDS_OF: dict[str, dict[str, type]] = {
+    kind.name: {kind_name(each): each for each in kind.commands} for kind in KINDS.values()
+}
+NOTATION = {
+    each: _IN_OTHER_WORDS.get(each) or _plain(each)
+    for named in COMMANDS_OF.values()
+    for each in named.values()
+}
 USAGES = {
-    name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()
+    name: name + "".join(part.usage for part in NOTATION[kind])
+    for name, kind in COMMANDS_OF[ROWS.name].items()
 }
 
 
-def format_command(command: Command | EngineCommand | TierCommand | PairCommand) -> str:
+def format_command(command: AnyCommand) -> str:
     """A command in readable form, such as "extend r1 +4"."""
     kind = type(command)
     return kind_name(kind) + "".join(part.write(command) for part in NOTATION[kind])
 
 
-def parse(line: str, kinds: Mapping[str, type] = _KINDS) -> Any:
-    """The command of these kinds that `line` stands for; blanks count once. Raises NotationError."""
+def parse(line: str, of: Kind = ROWS) -> Any:
+    """The command of such a system that `line` stands for; blanks count once. Raises NotationError."""
+    kinds = COMMANDS_OF[of.name]
     words = " ".join(line.split())
     name, blank, rest = words.partition(" ")
     if name not in kinds:
@@ -253,7 +259,7 @@ def parse(line: str, kinds: Mapping[str, type] = _KINDS) -> Any:
         values |= part.read(found.groupdict())
     command = kind(**values)
     try:
-        if kinds is _KINDS:
+        if of is ROWS:
             check_command(command)
     except TraceError as error:
         raise NotationError(

@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, structs
 
 from reference.commands import Choice, Mode, Prompt, Reason, kind_name, prompt_of, prompt_text
 from reference.geometry import LIMITS, SETTING, Geometry
-from reference.kinds import BLOCKS, KINDS, PAIRS, ROWS, TIERS, Kind
+from reference.kinds import BLOCKS, JUDGED_KINDS, KINDS, ROWS, Kind
 
 FORMAT = "kvspec-trace"
 VERSION = 2  # of a trace; version 1, without a kind, is read as well
@@ -230,7 +230,12 @@ def _config(kind: Kind, prefix: str) -> Form:
     return record(kind.config, f"{prefix}ConfigBody", _Struct)
 
 
-# Each kind in its file: the prefix of its structs in the schema, what the schema says of it, its sizes.
+def _judged(kind: Kind) -> TraceFormat:
+    prefix = kind.config.__name__.removesuffix("Config")
+    return _format(kind, prefix, f"The same of {kind.noun}.", "config", _config(kind, prefix))
+
+
+# The formats by kind. Those of the first two have words and names of their own in the schema.
 FORMATS: dict[str, TraceFormat] = {
     ROWS.name: _format(
         ROWS, "", "A whole file, fields in the order in which they are written.",
@@ -239,8 +244,5 @@ FORMATS: dict[str, TraceFormat] = {
         BLOCKS, "Engine",
         "The same of an engine that schedules by itself: what it is configured with, instead of sizes and\n"
         "    mode.", "config", _config(BLOCKS, "")),
-    TIERS.name: _format(
-        TIERS, "Tier", "The same of a tree with a host tier.", "config", _config(TIERS, "Tier")),
-    PAIRS.name: _format(
-        PAIRS, "Pair", "The same of two servers and a network.", "config", _config(PAIRS, "Pair")),
+    **{kind.name: _judged(kind) for kind in JUDGED_KINDS if kind is not BLOCKS},
 }  # fmt: skip

@@ -11,6 +11,7 @@ from reference.blocks.commands import client_tokens
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, Output, RequestFact, chained
 from reference.failures import Failure
+from reference.kinds import PAIRS
 from reference.pairs.beside import PairBeside
 from reference.pairs.clauses import OF_PAIRS, PairStep
 from reference.pairs.commands import (
@@ -26,7 +27,7 @@ from reference.pairs.facts import (
     ReaderState,
 )
 from stateful_tests.tests.support.record_words import Notation, RecordKind
-from stateful_tests.traces.notation import PAIR_KINDS, parse
+from stateful_tests.traces.notation import parse
 
 ENGINE = EngineConfig((LayerGroup(2),), 4, 8, 8)
 PAIR = PairConfig(ENGINE, replace(ENGINE, peer=True))
@@ -162,7 +163,7 @@ def life_of(lines: Sequence[str]) -> list[tuple[PairCommand, PairFacts]]:
                 facts = LIFE[int(change.removeprefix("as at ")) - 1][1]
             else:
                 facts = NOTATION.changed(facts, change)
-        life = [*life, (parse(command, PAIR_KINDS), facts)]
+        life = [*life, (parse(command, PAIRS), facts)]
     return life
 
 

@@ -18,7 +18,7 @@ from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults, trace_of
 from stateful_tests.traces import files as traces
-from stateful_tests.traces.notation import PAIR_KINDS, format_command, parse
+from stateful_tests.traces.notation import format_command, parse
 
 FAULTS = planted_faults("pairs/faults.toml")
 VERSION = "0.33.0"
@@ -125,4 +125,4 @@ def test_commands_and_sizes_stand_in_a_trace():
     trace = trace_of(PAIRS, "; ".join(lines), "pair-eagle")
     assert [*map(format_command, trace.commands)] == lines
     assert traces.loads(traces.dump(trace).encode(), "trace") == trace
-    assert {type(parse(line, PAIR_KINDS)) for line in lines} == {*PAIR_KINDS.values()}
+    assert {type(parse(line, PAIRS)) for line in lines} == {*PAIRS.commands}

@@ -23,9 +23,9 @@ from impl.vllm.modules import RUNNER, runner_methods
 from impl.vllm.pair.driver import PairDriver
 from impl.vllm.sources import CORE, reset_caches
 from impl.vllm.system import VLLMSystem
+from reference.kinds import BLOCKS
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.planted_faults import Edit, planted
-from stateful_tests.traces.notation import ENGINE_KINDS
 
 
 class LoadedEngine(EngineDriver):
@@ -34,7 +34,7 @@ class LoadedEngine(EngineDriver):
     capabilities = replace(
         VLLMSystem.capabilities,
         recurrent=True,
-        commands=frozenset(kind.__name__ for kind in ENGINE_KINDS.values()),
+        commands=frozenset(kind.__name__ for kind in BLOCKS.commands),
     )
 
     @contextmanager

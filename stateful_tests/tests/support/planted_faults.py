@@ -36,7 +36,7 @@ from reference.geometry import Geometry
 from reference.kinds import BLOCKS, PAIRS, ROWS, TIERS, AnyConfig, Kind, kind_of_config
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.patched_code import patched, replaced
-from stateful_tests.traces.notation import ENGINE_KINDS, PAIR_KINDS, TIER_KINDS, parse
+from stateful_tests.traces.notation import parse
 
 TESTS = Path(__file__).parents[1]
 _EDIT = ("file", "old", "new", "method", "release")
@@ -169,9 +169,8 @@ def trace_of(
     kind: Kind, commands: str, sizes: str | dict[str, Any], clause: str | None = None
 ) -> Trace:
     """A trace from text: commands with semicolons between, sizes as a fault states them."""
-    names = {BLOCKS: ENGINE_KINDS, TIERS: TIER_KINDS, PAIRS: PAIR_KINDS}
     lines = (line for line in commands.split(";") if line.strip())
-    parsed = tuple(parse(line, names[kind]) if kind in names else parse(line) for line in lines)
+    parsed = tuple(parse(line, kind) for line in lines)
     return Trace(config_of(kind, sizes), Mode.FAITHFUL, parsed, clause=clause)
 
 

@@ -16,6 +16,7 @@ from reference.blocks.config import engine_preset
 from reference.commands import Done, Mode, Reason, Refused
 from reference.failures import AtSlot
 from reference.geometry import GeometryError, preset
+from reference.kinds import TIERS
 from reference.tiers.commands import Fetch
 from reference.tiers.facts import IDLE
 from reference.tiers.config import TIER_PRESETS, TierConfig, tier_preset
@@ -31,7 +32,7 @@ from stateful_tests.shrink.minimise import minimise
 from stateful_tests.tests.support.forked_workers import printed_by
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.traces.files import TraceError, dump, loads
-from stateful_tests.traces.notation import TIER_KINDS, parse
+from stateful_tests.traces.notation import parse
 
 NEWEST = "0.5.23"
 # A node that was demoted is loaded back, read, split while its load waits to be acknowledged.
@@ -41,7 +42,7 @@ poll; unlock h2; match h4 a4; unlock h4; reset_cache"""
 
 
 def commands(text):
-    return tuple(parse(line, TIER_KINDS) for line in text.split(";"))
+    return tuple(parse(line, TIERS) for line in text.split(";"))
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,9 @@ from reference.blocks.facts import (
 )  # fmt: skip
 from reference.blocks.request_texts import RequestTexts
 from reference.commands import Reason
+from reference.kinds import BLOCKS
 from stateful_tests.lockstep.results import Violation, violation_of
-from stateful_tests.traces.notation import ENGINE_KINDS, parse
+from stateful_tests.traces.notation import parse
 
 ROWS = Path(__file__).with_name("clause_rows.txt")
 OTHER, STOP = 5, 1  # a token that no text has, and the stop token
@@ -75,7 +76,7 @@ class Scene:
         """What a command with the facts after it violates of the clauses that are not waived."""
         text, *stated = (part.strip() for part in line.split(";"))
         refused, for_length = text.startswith("refused "), text.startswith("refused (length) ")
-        command = parse(text.removeprefix("refused ").removeprefix("(length) "), ENGINE_KINDS)
+        command = parse(text.removeprefix("refused ").removeprefix("(length) "), BLOCKS)
         if not refused:
             self._sent(command)
         self._outputs: list[Output] = []

@@ -10,6 +10,7 @@ from impl.vllm.system import VLLMSystem
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep
 from reference.every_clause import EVERY_CLAUSE
 from reference.blocks.commands import Add, Fail, Schedule
+from reference.kinds import BLOCKS
 from reference.tiers.commands import Copy
 from reference.blocks.facts import BlockFacts, HostFacts, HostKey, Output, Transfer
 from reference.blocks.request_texts import RequestTexts
@@ -20,7 +21,7 @@ from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.row_files import clause_rows
 from stateful_tests.tests.vllm.scenes import ROWS as FILE
 from stateful_tests.tests.vllm.scenes import SIZES, Scene
-from stateful_tests.traces.notation import ENGINE_KINDS, parse
+from stateful_tests.traces.notation import parse
 
 ROWS = list(clause_rows(FILE))
 
@@ -108,7 +109,7 @@ class Breaks:
 
 def broken_at(*lines, waived=()):
     commands, system = (
-        tuple(parse(line.split(";")[0], ENGINE_KINDS) for line in lines),
+        tuple(parse(line.split(";")[0], BLOCKS) for line in lines),
         Breaks(*lines),
     )
     system.capabilities = replace(system.capabilities, waived=dict.fromkeys(waived, "harmless"))

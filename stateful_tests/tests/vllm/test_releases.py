@@ -7,6 +7,7 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.vllm.api import RELEASES
 from reference.blocks.commands import Add, ResetConnector, Schedule, Update
+from reference.kinds import BLOCKS
 from reference.tiers.commands import ResetCache
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
@@ -18,7 +19,7 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.traces import files as traces
-from stateful_tests.traces.notation import ENGINE_KINDS, parse
+from stateful_tests.traces.notation import parse
 
 TRACES = [each for each in known_faults.traces("vllm") if each[1].way != "pair"]
 
@@ -32,7 +33,7 @@ def test_turns_drafts_and_a_reset_on_either_model_runner(vllm, way):
         "; reset_cache (running); schedule; update; more r1 a3 +1 for 3; schedule accept 1; update"
     )
     commands = [
-        parse(line, ENGINE_KINDS) for line in text.split("; ") + ["schedule accept 1", "update"] * 9
+        parse(line, BLOCKS) for line in text.split("; ") + ["schedule accept 1", "update"] * 9
     ]
     run = replay(
         vllm("0.33.0" + way), Trace(engine_preset("drafts"), Mode.FAITHFUL, tuple(commands))
