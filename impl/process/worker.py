@@ -21,9 +21,10 @@ from typing import Any
 
 import msgspec
 
-from impl.adapter import AnySystem, Misfit, System, UnusableImplementation
+from impl.adapter import AnySystem, Misfit, System, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import FIRST_VIEW, RESET, VIEW, described, said_of
+from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 from reference.kinds import BLOCKS
 
@@ -129,10 +130,11 @@ def _seen(system: Any, root: Path | None, what: str = VIEW) -> Any:
     """Return the view of a system. A driver of ours has made that of a release."""
     with said_of(what, root):
         view: Any = system.view()
-        kind = system.capabilities.system_kind
-        if type(view) is kind.facts and (root is not None or kind is not BLOCKS):
+        judged = type(view) in wire.OF_FACTS and type(view) is not View
+        if judged and (root is not None or type(view) is not BlockFacts):
             return view
-        return wire.copied_facts(view) if kind is BLOCKS else wire.copied(view)
+        of_blocks = system.capabilities.system_kind is BLOCKS
+        return wire.copied_facts(view) if of_blocks else wire.copied(view)
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:
