@@ -269,7 +269,7 @@ def check_fits(
         raise UnusableImplementation(f"{system.name} {lacks}")
 
 
-# An engine that has each kind, and in which way.
+# An engine that has a kind, and in which way.
 _ENGINES = {
     ROWS.name: ("sglang", ""),
     BLOCKS.name: ("vllm", ""),
@@ -281,6 +281,8 @@ _ENGINES = {
 def _example(geometry: Geometry | JudgedConfig) -> str:
     """The option that names what can be driven with these sizes."""
     kind = kind_of_config(geometry)
+    if kind.name not in _ENGINES:
+        return "--impl module:factory"
     name, way = _ENGINES[kind.name]
     if isinstance(geometry, EngineConfig) and geometry.connects:
         way = "offload"

@@ -97,7 +97,8 @@ def _shrink_commands(
 
 def _shrink_sizes(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
     """The smallest sizes, of an engine the plainest configuration, with which the clause still fails."""
-    return _SMALLER_SIZES[kind_of_config(trace.geometry).name](system, failing, trace)
+    smaller = _SMALLER_SIZES.get(kind_of_config(trace.geometry).name)
+    return trace if smaller is None else smaller(system, failing, trace)
 
 
 def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace:
