@@ -64,6 +64,8 @@ def test_a_trace_of_another_kind_does_not_fit(kind):
             check_fits(system, sizes)
         assert str(caught.value).startswith(f"broken {kind.words}: the trace needs ")
         named = re.findall(r"--impl (\S+)", str(caught.value))
+        if named == ["module:factory"]:  # no release has the kind
+            continue
         with closing(resolve(named[-1])) as suitable:
             assert suitable.capabilities.system_kind is other
 
