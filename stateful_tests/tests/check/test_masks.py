@@ -1,8 +1,6 @@
 """Known faults as masks: a violation is known only where the fault is still there and explains it."""
 
 import io
-import os
-import shutil
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,18 +8,15 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ci.documents.findings import known_bugs
-from ci.export import bug_report
-from ci.report import data as report
 from ci.report.check_data import check_data
-from ci.report import render, render_check, render_run
+from ci.report import render, render_check
 from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
 from impl.process.remote_system import DoesNotStart
 from impl.system_spec import SystemSpec
 from impl.torch_kv import TorchKV
 from reference.commands import (
-    Abort, Broken, CheckIdle, Close, Decode, Done, Extend, Mode, Open, Reason, Refused, Retract,
+    Broken, CheckIdle, Close, Done, Extend, Mode, Open, Reason, Refused, Retract,
 )  # fmt: skip
 from reference.failures import Failure
 from reference.geometry import preset
@@ -31,22 +26,20 @@ from stateful_tests.check import explanation, finder, masks as masking
 from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named, check_also
-from stateful_tests.check.explanation import Explained, counted_under, known_fault
+from stateful_tests.check.explanation import counted_under, known_fault
 from stateful_tests.check.finder import Finder
 from stateful_tests.check.masks import (
     Standing, also_checked, beside, do_the_same, how_it_breaks, masks,
 )  # fmt: skip
 from stateful_tests.check.tiers import plan
-from stateful_tests.check.causes import avoided, needs
-from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
+from stateful_tests.check.causes import avoided
+from stateful_tests.lockstep.known_faults import FOLDER, passed_over
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.results import CheckResult, Row, Run, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
-from stateful_tests.tests.support.night import at_night
-from stateful_tests.tests.support.patched_code import replaced
-from stateful_tests.tests.support.planted_faults import checkout_with, planted_faults
-from stateful_tests.traces.files import load, prompt_of, save
+from stateful_tests.traces.files import load
+
 
 PLAN = plan(
     "smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5, examples=13
@@ -403,192 +396,6 @@ def test_two_failures_of_a_system_are_alike_but_for_lines_and_numbers():
 
 def test_a_system_that_is_no_release_has_no_known_faults():
     assert not list(masks(TorchKV()))
-
-
-# -- releases themselves -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["0.5.23", "0.5.23+overlap", "0.5.14"])
-def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, release):
-    system = release(name)
-    known = list(masks(system))
-    requested = [fault.id for fault in of_system("sglang", system.release, name.split("+")[1:])]
-    can = system.capabilities
-    shown = {  # of every way, by traces with recurrent state alone
-        "queued-abort-finishes-turn": can.recurrent or can.tracks,
-        "second-retract-takes-a-second-state": can.recurrent,
-    }
-    requested = [fault for fault in requested if shown.get(fault, True)]
-    assert [mask.fault.id for mask in known] == requested
-    gone = [mask.fault.id for mask in known if not mask.holds]
-    assert gone == []
-
-
-@pytest.mark.parametrize(
-    ("file", "needed"),
-    [
-        (
-            "0.15.0/two_waiting_turns_hold_each_others_blocks",
-            {"a next turn", "pools that run full"},
-        ),
-        (
-            "0.19.0/a_turn_longer_than_the_model_waits_for_ever",
-            {"a next turn", "a text longer than the model", "pools that run full"},
-        ),
-    ],
-)
-def test_two_stalls_of_an_engine_are_distinguished(file, needed, vllm):
-    trace = load(FOLDER / f"vllm-{file}.json")
-    assert {*needs(vllm("0.33.0"), trace, "RUN-4")} == needed
-
-
-def test_a_prompt_may_wait_for_the_blocks_that_its_window_leaves_out(vllm):
-    """The pool runs full where it has room for the window alone."""
-    name = "a_prompt_waits_for_blocks_that_its_window_would_leave_out"
-    trace = load(FOLDER / f"vllm-0.19.0/{name}.json")
-    [add, schedule], pool = trace.commands, replace(trace.geometry, blocks=6, max_model_len=8)
-    longer = replace(add, prompt=prompt_of("a7"))
-    trace = replace(trace, commands=(longer, schedule), geometry=pool, expected=())
-    assert needs(vllm("0.19.0"), trace, "RUN-4") == ("a window", "pools that run full")
-
-
-def test_no_rejected_turn_is_left_but_for_the_last_command():
-    """The second turn is rejected as the first waits; so are all that follow it."""
-    [(trace, _)] = KNOWN[1].there
-    opened, first, second, closed = trace.commands
-    later = tuple(replace(second, request=f"r{number}") for number in (3, 4))
-    trace = replace(trace, commands=(opened, first, second, later[0], closed, later[1]))
-    system = TorchKV()
-    less = avoided(system, trace, ("a rejected turn",))
-    assert less.commands == (opened, first, closed, later[1])
-    patient = replace(trace, commands=(opened, first, closed))
-    assert avoided(system, patient, ("a rejected turn",)) == patient
-
-
-def test_violations_of_one_shape_are_explained_in_full_now_and_then(monkeypatch):
-    """The first three, and each eighth: a fault that looks the same is found by one of these."""
-    [retracts, rejects], looked, told = KNOWN, [], []
-
-    def explains(*_):
-        looked.append(explained.shapes.total())
-        return len(looked) < 6
-
-    monkeypatch.setattr(explanation, "explains", explains)
-    monkeypatch.setattr(explanation, "explaining", lambda *_: told.append(1) or retracts)
-    (trace, _), explained = retracts.there[0], Explained()
-
-    def under(number, masks=(retracts, rejects), command=Abort):
-        commands = (*trace.commands[:-1], command("r1"))
-        seen = Violation("SES-2", len(commands) - 1, Failure("x", f"{number} tokens"))
-        return explained.under(THREE, masks, replace(trace, commands=commands), seen, ())
-
-    assert [under(number) for number in range(3)] == [[retracts]] * 3
-    assert [under(number) for number in range(3, 17)] == [(retracts, rejects)] * 14
-    assert looked == [0, 1, 2, 8, 16] and len(told) == 3
-    assert under(0, command=Retract) == []  # another shape, which nothing explains
-    assert looked[5:] == [17] and under(17) == (retracts, rejects) and len(looked) == 6
-
-
-def test_a_fault_behind_a_switch_needs_it(release):
-    trace = load(FOLDER / "sglang-0.5.12/joined_nodes_lose_where_a_lock_ends.json")
-    assert needs(release("0.5.12"), trace, "TREE-6") == ("a setting",)
-
-
-def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
-    """A stall without what the known ones need is new."""
-    system, known = vllm("0.33.0"), list(masks(vllm("0.33.0")))
-    trace = load(FOLDER / "vllm-0.15.0" / "two_waiting_turns_hold_each_others_blocks.json")
-    violation = replay(system, trace).violation
-    fault = "turns-wait-for-each-other"
-    for base in (None, vllm("0.14.0")):
-        assert [each.fault.id for each in counted_under(system, base, known, trace, violation)] == [
-            fault
-        ]
-    assert fault in {
-        each.fault.id for each in counted_under(system, system, known, trace, violation)
-    }
-    short = [
-        replace(mask, there=tuple((t, (*n, "priorities")) for t, n in mask.there)) for mask in known
-    ]
-    assert not counted_under(system, vllm("0.14.0"), short, trace, violation)
-
-
-def test_a_replayed_trace_names_the_known_fault_that_explains_it(release):
-    trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")
-    fault = known_fault(release("0.5.23"), run := replay(release("0.5.23"), trace))
-    refused = replace(
-        trace, commands=(Decode(("r9",)),) * len(trace.commands) + trace.commands, expected=()
-    )
-    odd = replay(release("0.5.23"), refused)
-    assert odd.violation is not None and known_fault(release("0.5.23"), odd) is None
-    data = report.replay_data("t.json", run, known=fault)
-    data["known"] |= next(row for row in known_bugs() if row["id"] == "retract-ends-turn")
-    render_run.replay(out := render.console(io.StringIO()), data)
-    for text in (out.file.getvalue(), bug_report.story(data | {"text": ""}, "t.json", "")):
-        assert "retract-ends-turn" in text and "#40252" in text
-
-
-@at_night
-@pytest.mark.parametrize("name", ["sglang==0.5.23", "sglang==0.5.23+overlap", "vllm==0.33.0"])
-def test_nothing_is_new_in_the_newest_releases(name, release, vllm):
-    engine, _, version = name.partition("==")
-    system = {"sglang": release, "vllm": vllm}[engine](version)
-    result = run(system, plan("smoke"), masks=list(masks(system)))
-    assert not result.findings and result.done >= 30_000
-
-
-FAULTS = planted_faults("check/masked_faults.toml").values()
-MENDS = planted_faults("check/mended_faults.toml").values()
-
-
-@at_night
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_that_is_put_into_a_release_is_new(fault, release, tmp_path):
-    base = release("0.5.23")
-    checkout = str(checkout_with(base.root, tmp_path / "checkout", fault))
-    with closing(resolve("sglang", checkout=checkout)) as system:
-        result = run(system, plan("smoke"), base=base, masks=list(masks(system, base)))
-    assert {*fault.caught_by} <= {finding.clause for finding in result.findings if not finding.old}
-
-
-@at_night
-@pytest.mark.parametrize("mend", MENDS, ids=lambda mend: mend.name)
-def test_a_mend_of_a_known_fault_is_green(mend, release, tmp_path):
-    base = release(mend.spec.short)
-    checkout = str(checkout_with(base.root, tmp_path / "checkout", mend))
-    with closing(resolve(str(mend.spec.of_version(None)), checkout=checkout)) as system:
-        known = list(masks(system, base))
-        result = run(system, plan("smoke"), base=base, masks=known)
-    assert {mask.fault.id for mask in known if mask.gone} >= {*mend.gone}
-    assert not [finding for finding in result.findings if not finding.old] and not result.incomplete
-
-
-@pytest.mark.parametrize("mend", [mend for mend in MENDS if mend.cut], ids=lambda mend: mend.name)
-def test_what_is_mended_in_a_file_that_is_not_loaded_is_gone(mend, release, tmp_path):
-    base = release("0.5.23")
-    checkout = str(checkout_with(base.root, tmp_path / "checkout", mend))
-    [name] = mend.gone
-    clause = next(f.clauses[0] for f in of_system("sglang", "0.5.23", []) if f.id == name)
-    with closing(resolve("sglang", checkout=checkout)) as system:
-        [mask] = (mask for mask in masks(system, base, clause) if mask.fault.id == name)
-    assert mask.gone, mask.line
-
-
-def test_a_replay_on_a_checkout_is_decided_by_its_base(kvspec, release, tmp_path):
-    """A fault that breaks the tree in all traces is not the known one whose trace breaks as well."""
-    file = release("0.5.23").root / "sglang/srt/mem_cache/memory_pool.py"
-    line = "        reusing = [i for i, r in enumerate(reqs) if r.kv.holds_kv]\n"
-    checkout = tmp_path / "checkout"
-    shutil.copytree(release("0.5.23").root, checkout, copy_function=os.symlink)
-    (edited := checkout / file.relative_to(release("0.5.23").root)).unlink()
-    edited.write_text(replaced(file, line, "        assert False\n"))
-    there = FOLDER / "sglang-0.5.11" / "a_turn_comes_back_to_nothing.json"
-    known = load(there)
-    save(replace(known, commands=known.commands[:4]), plain := tmp_path / "plain.json")
-    code, out, _ = kvspec("replay", str(plain), "--impl", "sglang", "--sglang-path", str(checkout))
-    assert code == 3 and "nothing-to-resume" not in out
-    code, out, _ = kvspec("replay", str(there), "--impl", "sglang==0.5.23")
-    assert code == 3 and "nothing-to-resume" in out
 
 
 def test_what_cannot_be_driven_without_a_need_stays_as_it_was(monkeypatch):

@@ -1,0 +1,247 @@
+"""Exported tests and bug reports at the command line."""
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ci.export import unit_test as export
+from ci.export.recorded_run import NotExportable
+from ci.export.template_parts import SHARED
+from impl.process import run_test
+from reference.every_clause import EVERY_CLAUSE
+from stateful_tests.lockstep import systems as registry
+from stateful_tests.traces.files import load, save
+from stateful_tests.tests.export.test_export import BUG, FIXTURES, OVERSHOOT
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The command without releases, with given outcomes."""
+    ends = {"0.5.10": (run_test.FAILS, ""), "0.5.13": (0, "")}
+    monkeypatch.setattr(export, "unit_test", lambda *_: "# the test\n")
+    monkeypatch.setattr(export, "shared_module", lambda *_: "# the server\n")
+    monkeypatch.setattr(export, "release_root", Path)
+    monkeypatch.setattr(
+        run_test, "outcomes", lambda *runs, hook: [ends[version] for _, version, _ in runs]
+    )
+    root_of_release = "impl.sglang.process.system.release_root"
+    monkeypatch.setattr(root_of_release, Path)
+    return ends
+
+
+def test_a_test_is_run_before_it_is_written(kvspec, made):
+    options = (
+        "export",
+        str(OVERSHOOT),
+        "--as",
+        "pytest",
+        "--impl",
+        "sglang==0.5.10",
+        "--fixed",
+        "0.5.13",
+    )
+    code, out, err = kvspec(*options)
+    assert (code, out) == (0, "# the test\n")
+    assert err.splitlines() == [
+        "sglang==0.5.10: the test fails, as it should",
+        "sglang==0.5.13: the test passes, as it should",
+    ]
+    assert kvspec(*options, "--out", "t.py")[0] == 0
+    assert Path("t.py").read_text() == "# the test\n"
+    assert kvspec(*options, "--out", "t.py")[0] == 2
+
+
+def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
+    options = (
+        "export",
+        str(OVERSHOOT),
+        "--as",
+        "pytest",
+        "--impl",
+        "sglang==0.5.10",
+        "--out",
+        "tests/",
+    )
+    for name in ("test_a", "test_b"):
+        monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
+        assert kvspec(*options)[0] == 0
+    assert sorted(p.name for p in Path("tests").iterdir()) == [
+        f"{SHARED}.py",
+        "test_a.py",
+        "test_b.py",
+    ]
+    assert Path("tests", f"{SHARED}.py").read_text() == "# the server\n"
+    assert "test_b.py: exists already; --force overwrites it" in kvspec(*options)[2]
+
+    monkeypatch.setattr(export, "unit_test", lambda *_: "def test_c(self): ...\n")
+    monkeypatch.setattr(export, "shared_module", lambda *_: "# another server\n")
+    code, _, err = kvspec(*options)
+    assert (code, f"--out tests/{SHARED}.py: is for other releases: another folder, or" in err) == (
+        2,
+        True,
+    )
+    assert not Path("tests/test_c.py").exists()
+    assert kvspec(*options, "--force")[0] == 0
+    code, _, err = kvspec("export", str(BUG), "--as", "story", "--out", "tests")
+    assert (code, "--out tests: is a folder; a bug report is one file" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("version", "end", "says"),
+    [
+        ("0.5.10", (0, ""), "no test is made: it passes on sglang==0.5.10: what shows"),
+        ("0.5.13", (run_test.FAILS, "AssertionError: 1"), "it fails on sglang==0.5.13 as well: the bug"),
+        ("0.5.13", (1, "ImportError: no"), "it cannot be run on sglang==0.5.13: ImportError: no"),
+        (
+            "0.5.10", (run_test.STOPS, "AssertionError: its row"),
+            "it stops before its own assertion on sglang==0.5.10: AssertionError: its row",
+        ),
+    ],
+)  # fmt: skip
+def test_a_test_that_says_nothing_is_not_written(kvspec, made, version, end, says):
+    made[version] = end
+    options = ("--impl", "sglang==0.5.10", "--fixed", "0.5.13", "--out", "t.py")
+    code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", *options)
+    assert (code, Path("t.py").exists()) == (2, False)
+    assert says in err
+
+
+def test_the_next_trace_of_a_bug_makes_the_test(kvspec, made, monkeypatch):
+    """Of a finding, whose traces lie beside each other, and of a known fault."""
+    made["0.5.10"] = (run_test.FAILS, "")
+
+    def unit_test(trace, file, *_):
+        if file in refused:
+            raise NotExportable("nothing of the release shows it")
+        return f"# {file}\n"
+
+    monkeypatch.setattr(export, "unit_test", unit_test)
+    for number in ("", "2-"):
+        save(load(OVERSHOOT), f"len-2-{number}sglang-0.5.10.json")
+    options = "--as", "pytest", "--impl", "sglang==0.5.10"
+    refused = ["len-2-sglang-0.5.10.json", f"@{OVERSHOOT.stem}"]
+    code, out, err = kvspec("export", refused[0], *options)
+    assert (code, out) == (0, "# len-2-2-sglang-0.5.10.json\n"), err
+    assert "nothing of the release shows it. The test is of another trace of the same bug" in err
+    code, out, err = kvspec("export", refused[1], *options)
+    assert (code, out) == (0, "# @overshoot_stays_in_the_history\n"), err
+
+
+@pytest.mark.parametrize(
+    ("trace", "impl", "says"),
+    [
+        ("a_retracted_turn_goes_on_below_its_state", "sglang==0.5.22+overlap", "test_retried_turn_resumes_"),
+        ("a_server_that_slept_names_lost_kv", "lmdeploy==0.18.0", "classes of SGLang and vLLM, not of"),
+        ("two_readers_of_an_answer_and_the_first_frees_it", "vllm==0.33.0+pair", "this trace has two"),
+        ("a_next_turn_takes_another_row", "sglang==0.5.23+hicache", "Nor of 1 other trace of this bug."),
+    ],
+)
+def test_where_no_test_is_made_it_says_why_and_what_there_is(kvspec, trace, impl, says):
+    code, out, err = kvspec("export", f"@{trace}", "--as", "pytest", "--impl", impl)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert says in err and "Ran 1 test" not in err
+    assert err.endswith(f"The text of a bug report: kvspec export @{trace} --as story --impl {impl}\n")
+
+
+@pytest.mark.parametrize("fixed", ["0.5.13+overlap", "vllm==0.33.0", "sglang==0.5.13+unified"])
+def test_what_is_fixed_runs_in_the_ways_of_the_test(kvspec, made, fixed):
+    options = "--as", "pytest", "--impl", "sglang==0.5.10"
+    code, _, err = kvspec("export", str(OVERSHOOT), *options, "--fixed", fixed)
+    assert code == 2 and f"--fixed {fixed}: the test is run as --impl is: sglang==VERSION" in err
+    assert kvspec("export", str(OVERSHOOT), *options, "--fixed", "sglang==0.5.13")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ((0, "OK"), "the test passes on sglang==0.5.10"),
+        ((run_test.FAILS, "AssertionError: 1"), "the test fails on sglang==0.5.10: AssertionError: 1"),
+        ((run_test.STOPS, "KeyError: 'x'"), "the test stops before its own assertion on sglang==0.5.10: K"),
+    ],
+)
+def test_an_exported_test_is_run_here(kvspec, made, end, says):
+    made["0.5.10"] = end
+    Path("test_a.py").write_text("# Made by kvspec\n")
+    code, out, _ = kvspec("run-test", "test_a.py", "--impl", "sglang==0.5.10")
+    assert out.startswith(f"test_a.py: {says}")
+    assert code == {0: 0, run_test.FAILS: 1, run_test.STOPS: 3}[end[0]]
+    assert kvspec("run-test", "no.py", "--impl", "sglang==0.5.10")[0] == 2
+    assert "runs on a release or a checkout" in kvspec("run-test", "test_a.py", "--impl", "torch")[2]
+
+
+def test_a_test_in_upstreams_shape_is_run_here_too(kvspec):
+    """It fails on the release, at its own assertion."""
+    report = FIXTURES / "releases" / "reports" / "test_finish_commits_only_what_has_kv.py"
+    code, out, _ = kvspec("run-test", str(report), "--impl", "sglang==0.5.23")
+    assert code == 1 and "the test fails on sglang==0.5.23: TestAssertionError: 5 != 4" in out
+
+
+def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, tmp_path):
+    """By clause and command, where the file's name says nothing; Markdown shows the story as it is."""
+    story = "A <b>story</b> | with *stars*, [links](http://x) and s_evicted.\n# None is a heading."
+    save(replace(load(BUG), story=story), "len-3-torch.json")
+    code, out, _ = kvspec("export", "len-3-torch.json", "--as", "story")
+    assert (code, out.split("\n")[0]) == (0, "# Admit: restore caps at the prefix (LEN-3)")
+    assert r"A \<b>story\</b> \| with \*stars\*, [links\](http://x) and s_evicted. # None is" in out
+    assert f"> Why it matters: {EVERY_CLAUSE['LEN-3'].why}\n" in out and "pip install" in out
+    out = kvspec("export", f"@{BUG.stem}", "--as", "story")[1]
+    assert f"Save this as `{BUG.name}`" in out
+    out = kvspec("export", "len-3-torch.json", "--as", "story", "--title", "So it is")[1]
+    assert out.startswith("# So it is (LEN-3)\n")
+    code, _, err = kvspec("export", "len-3-torch.json", "--as", "story", "--name", "a-b")
+    assert (code, "--name: 'a-b' is no name of a test" in err) == (2, True)
+
+    for command in (
+        "init -q",
+        "-c user.name=a -c user.email=a@b commit -q --allow-empty -m x",
+        "tag v1.2",
+    ):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    resolve = "ci.commands.shared.SystemSelector.resolve"
+    monkeypatch.setattr(resolve, lambda _: registry.resolve("torch+pr22862-tail"))
+    path = str(tmp_path)
+    out = kvspec(
+        "export", "len-3-torch.json", "--as", "story", "--impl", "sglang", "--sglang-path", path
+    )[1]
+    assert "--impl sglang --sglang-path CHECKOUT\n" in out and path not in out
+    assert "* torch+pr22862-tail (v1.2)\n" in out
+
+
+def test_other_implementations_are_refused(kvspec):
+    code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", "--impl", "torch")
+    assert (code, "--impl sglang==VERSION, not torch" in err) == (2, True)
+
+
+def test_a_bug_report(kvspec):
+    code, out, _ = kvspec("export", str(BUG), "--as", "story")
+    assert code == 0
+    assert out.startswith("# Retract then retry frees the reserved token (LEN-3)\n")
+    for part in (
+        "the key is one shorter than committed",
+        "\n\nCommand 6 (admit r1) must resume at 10, the smaller of kv_committed_len 11 and a",
+        "> LEN-3: After admit, request and slot hold the same cursors",
+        "| LEN-3 | request and slot both at prefix 10: kv_committed_len 10",
+        "| **6** | **admit r1** | **done** | **s1 kv_committed_len 11 -> 10;",
+        "Sizes: page_size 1, window 3, full_pages 40,",
+        f"kvspec replay {BUG.name} --impl torch+pr22862-tail",
+        "* torch+pr22862-tail\n",
+    ):
+        assert part in out
+    [text] = re.findall(r"```json\n(.*?)```", out, re.DOTALL)
+    assert json.loads(text) == json.loads(BUG.read_text())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--impl", "torch"], "conforms on torch: there is nothing to report; try another --impl"),
+        (["--fixed", "0.5.13"], "--fixed goes with --as pytest"),
+    ],
+)
+def test_no_bug_report(kvspec, options, says):
+    code, out, err = kvspec("export", str(BUG), "--as", "story", *options)
+    assert (code, out, says in err) == (2, "", True)

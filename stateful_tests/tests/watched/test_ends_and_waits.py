@@ -1,0 +1,129 @@
+"""Why a server ended, and why a client of it waits."""
+
+from pathlib import Path
+from types import SimpleNamespace as Bag
+
+import pytest
+
+from impl.sglang.server import progress
+from impl.sglang.server.clients import Client, Clients, Config, Turn
+from impl.sglang.server.outcome import RunOutcome
+from impl.sglang.server.progress import Room
+from stateful_tests.watched import serving
+from stateful_tests.tests.watched.test_serving import Pretends, RELEASE, WATCHED
+
+
+class RunsOut(Pretends):
+    """Ends out of memory after so many lines of a log."""
+
+    lines = 0
+
+    def run(self, job):
+        lines = (
+            (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines(keepends=True)
+        )
+        Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[: self.lines]))
+        error = "RuntimeError: Prefill out of memory. at srt/mem_cache/allocation.py:9"
+        return RunOutcome(10, 20, [], {}, error)
+
+
+def test_an_end_is_told_with_what_led_there():
+    lines = (WATCHED / "sglang-0.5.23-mixed_batches.jsonl").read_text().splitlines()
+    runner, said = RunsOut(), {}
+    for kind in ("admit", "extend", "step"):
+        runner.lines = max(at for at, line in enumerate(lines, 1) if line.startswith(f'["{kind}"'))
+        (found,) = serving.serve(runner, serving.ServedRun(RELEASE, Config(), (), 1)).new
+        assert found.key == "server RuntimeError srt/mem_cache/allocation.py:"
+        said[kind] = found.says.partition("; ")[2]
+    assert said["admit"] == (
+        "since step 52 admission looked at c5.2 (from the queue, input 46); a batch of 1 has run, in which"
+        " c6.2 decode; 1 wait; tokens of KV: c6 40, c5 37; 12 were free at that step, SWA 12, 36 evictable"
+    )
+    assert said["extend"].startswith(
+        "since step 52 a batch of c5.2 (runs, 46 tokens) was prepared; 0 wait"
+    )
+    assert said["step"].startswith(
+        "since step 59 0 wait; tokens of KV: nobody holds any; 92 were free"
+    )
+
+
+SMALL, ROOM, NOTHING = Room(4, 4, 1), Room(9, 9, 1), Room(0, 0, 0)
+ALL, MORE = Room(10, 10, 2), Room(11, 11, 1)
+
+
+@pytest.mark.parametrize(
+    "queue, runs, free, idle, prompt, kind",
+    [
+        (("a.1",), (), ROOM, SMALL, SMALL, "room"),
+        (("a.1", "b.1"), (), SMALL, ROOM, SMALL, "sessions"),
+        (("a.1",), (), Room(9, 4, 1), Room(0, 9, 0), SMALL, "sessions"),
+        (("a.1",), (), SMALL, SMALL, SMALL, "sessions"),
+        (("a.1",), (), SMALL, NOTHING, ROOM, "alone"),
+        (("a.1",), ("a.1",), SMALL, NOTHING, ROOM, "alone"),
+        (("a.1",), ("b.1",), SMALL, NOTHING, ROOM, "held"),
+        (("a.1",), (), SMALL, NOTHING, Room(11, 9, 1), "never"),
+        (("a.1",), (), SMALL, NOTHING, Room(9, 11, 1), "chunks"),
+        (("a.1",), (), ALL, NOTHING, ROOM, "margin"),
+        (("a.1",), (), ALL, NOTHING, SMALL, "strict"),
+        (("a.1",), (), SMALL, SMALL, Room(9, 11, 1), "sessions"),
+        (("a.1",), (), ROOM, SMALL, Room(11, 1, 1), "room"),
+        (("b.1",), (), ROOM, SMALL, SMALL, "lost"),
+        ((), ("a.1",), SMALL, SMALL, SMALL, None),
+    ],
+)
+def test_why_a_client_waits(queue, runs, free, idle, prompt, kind, monkeypatch):
+    sizes = {"_free": free, "_idle": idle, "_size": ALL, "_input": prompt}
+    sizes["_needed"] = MORE if free == ALL else ROOM
+    sizes["_asked"] = ALL if prompt == SMALL else MORE
+    for name, found in sizes.items():
+        monkeypatch.setattr(progress, name, lambda *_, found=found: found)
+    waiting, running = ([Bag(rid=name) for name in names] for names in (queue, runs))
+    server = Bag(
+        waiting_queue=waiting, chunked_req=None, running_batch=Bag(reqs=running), last_batch=None
+    )
+    found = progress.stall(Bag(scheduler=server), ["a.1"])
+    assert (found and found.kind) == kind
+
+
+@pytest.mark.parametrize("lengths, found", [
+    ([8] * 301, None), ([8] * 302, "livelock"), ([8, 16] + [8, 16] * 150, None), ([8, 16] * 152, "livelock"),
+    ([*range(400)], None),
+])  # fmt: skip
+def test_a_chunk_that_is_computed_again_and_again(lengths, found):
+    headway = progress.RequestHeadway()
+    for forwards, length in enumerate(lengths, 1):
+        headway.computes("a.1", length, forwards)
+    stall = headway.stall(len(lengths))
+    assert (stall and stall.kind) == found
+    headway.computes("b.1", 1, len(lengths))
+    assert headway.stall(len(lengths)) is None, "another request got further"
+
+
+@pytest.mark.parametrize("release, kind, window, known", [
+    (RELEASE, "sessions", 0, "idle-sessions-keep-all"), (RELEASE, "room", 0, ""),
+    ("9.9.9.dev", "sessions", 0, ""), ("0.5.20", "room", 0, "admission-stays-shut"),
+    ("0.5.20", "swa", 0, ""), ("0.5.20", "never", 4, ""), (RELEASE, "alone", 4, ""),
+    ("0.5.14", "chunks", 4, "prompt-above-the-swa-pool-waits"), ("0.5.14", "never", 4, ""),
+    (RELEASE, "chunks", 4, "own-prefix-is-waited-for"), (RELEASE, "chunks", 0, ""),
+    (RELEASE, "chunks", -4, ""),
+    ("0.5.14", "margin", 4, "prompt-above-the-swa-pool-waits"),
+    ("0.5.14", "margin", 0, "prompt-a-page-below-the-pool-waits"),
+    (RELEASE, "margin", 0, "prompt-a-page-below-the-pool-waits"), ("9.9.9.dev", "margin", 0, ""),
+])  # fmt: skip
+def test_known_faults_say_why_a_client_waits(release, kind, window, known):
+    """window: without a tree where it is below 0."""
+    outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
+    run = serving.ServedRun(release, Config(window=abs(window), tree=window >= 0), (), 1)
+    (found,) = serving._findings(run, outcome, serving.Validated())
+    assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
+    clause = {"never": "PRO-3: waits", "swa": "waits"}.get(kind, "PRO-1: waits")
+    assert found.says == clause
+
+
+def test_who_waits_for_long_is_reported():
+    stalled = []
+    waiting = Client("a", 0, (Turn(0, 3, 3),)), Client("b", 500, (Turn(0, 3, 3),))
+    clients = Clients(waiting, 1, stalled.append)
+    for now in range(90):
+        clients.round(now, 0)
+    assert stalled == [["a.1"]]

@@ -1,0 +1,176 @@
+"""The servers and clients that are drawn for a check of whole servers."""
+
+import itertools
+import random
+
+from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
+from stateful_tests.watched import population, serving
+from stateful_tests.tests.watched.test_serving import RELEASE
+
+
+def test_the_same_seed_gives_the_same_population():
+    def made():
+        rng = random.Random(5)
+        config = population.configuration(rng, window=8)
+        return config, population.clients(rng, config, count=9, impatient=True)
+
+    assert made() == made()
+    assert made()[0].window == 8 and len(made()[1]) == 9
+
+
+def test_every_second_run_is_a_scene():
+    runs = population.Population(1, fixed={"running": 4}, count=5)
+    for scene in population.scenes():
+        assert sum(not each.operator for each in runs.draw()[1]) == 5
+        config, clients, _ = runs.draw()
+        assert config.running == 4 and len(clients) > len(scene["clients"])
+        fields = {**scene["server"], "running": 4}
+        assert all(getattr(config, name) == value for name, value in fields.items())
+
+
+def test_runs_between_scenes_are_storms_floods_texts_talks_and_random_clients():
+    runs = population.Population(1)
+    drawn = [runs.draw() for _ in range(12)][::2]
+    servers = [config for config, _, _ in drawn]
+    of_storms = [servers[at] for at in (0, 1, 4)]
+    assert [each.tokens for each in of_storms] == [64, 192, 64]
+    assert all(each.pressure for each in of_storms) and servers[1].chunk == 8
+    shared = [
+        sum(turn.shared for client in clients for turn in client.turns) for _, clients, _ in drawn
+    ]
+    assert max(shared) == shared[2], "texts come back"
+    asking = [[each for each in clients if not each.operator] for _, clients, _ in drawn]
+    assert all(client.resends and not client.session for client in asking[3])
+    of_others = [client for at in (0, 1, 2, 5) for client in asking[at]]
+    assert {each.resends for each in of_others if not each.session} == {False, True}
+    assert not any(each.resends for each in of_others if each.session)
+    again, other = population.Population(1), population.Population(2)
+    assert again.draw()[0] == servers[0] and again.draw()[1:] != other.draw()[1:]
+
+
+def test_in_some_runs_clients_state_priorities():
+    """Always where the server has them by a setting, never where it has none by a setting."""
+
+    def drawn(**fixed):
+        runs = population.Population(1, fixed=fixed)
+        for config, clients, _ in (runs.draw() for _ in range(30)):
+            yield config, {turn.priority for client in clients for turn in client.turns}
+
+    preempting = [config for config, stated in drawn() if config.priority and stated - {0}]
+    assert 5 <= len(preempting) <= 15
+    assert {each.priority for each in preempting} == {1, 2} and {e.lowest for e in preempting} == {
+        True,
+        False,
+    }
+    assert {bool(each.queue) for each in preempting} == {True, False}
+    assert all(config.priority == 2 and stated - {0} for config, stated in drawn(priority=2))
+    assert not any(config.priority for config, _ in drawn(priority=0))
+    without = population.Population(1, lowest=False)
+    assert not any(without.draw()[0].lowest for _ in range(30))
+
+
+def test_in_some_runs_a_server_has_operators():
+    """With a storage half of the clients come after a flush."""
+    runs = population.Population(1, fixed={"hicache": True, "storage": 1})
+    drawn = [clients for _, clients, _ in (runs.draw() for _ in range(12))]
+    flushed = [each for each in drawn if any(client.operator for client in each)]
+    assert 2 <= len(flushed) <= 6
+    for clients in flushed:
+        after = {each.name for each in clients if each.after == "o1"}
+        assert 0 < len(after) < len(clients) / 2 + 1
+        assert "o1" in {each.name for each in clients}
+
+
+def test_a_client_without_a_session_resends_its_conversation():
+    """Up to the end token of an answer, which is a part of it."""
+    turns = Turn(0, 3, 5), Turn(0, 2, 4, stop=2), Turn(0, 1, 1)
+    own, whole = (
+        Clients((Client("c1", 0, turns, session=False, resends=resends),), seed=7)
+        for resends in (False, True)
+    )
+    said = [tuple(own.says("c1.1", at) for at in range(1, 6))]
+    said += [tuple(own.says("c1.2", at) for at in range(1, 3))]
+    first, second, third = (own.prompt(f"c1.{number}") for number in (1, 2, 3))
+    assert [len(each) for each in (first, second, third)] == [3, 2, 1] and said[1][-1] == EOS
+    assert whole.prompt("c1.1") == first and whole.prompt("c1.2") == first + said[0] + second
+    assert whole.prompt("c1.3") == first + said[0] + second + said[1] + third
+
+
+def test_a_smaller_run_is_one_that_a_server_can_have():
+    """States at the end of a text alone go with neither overlap nor pages."""
+    for given in ({"overlap": True}, {"page_size": 2}, {}):
+        run = serving.ServedRun(
+            RELEASE, Config(states=30, track=8, **{"overlap": False, **given}), (), 1
+        )
+        smaller = [each.config for each in serving._smaller(run)]
+        assert any(not each.track for each in smaller) == (not given)
+        assert any(not each.states for each in smaller)
+
+
+def test_servers_with_recurrent_layers_have_what_goes_with_them():
+    """A scene of theirs, and one run of eight; where a release or what is fixed has no states, none."""
+    runs = population.Population(1)
+    drawn = [runs.draw()[0] for _ in range(40)]
+    between = [config.states for config in drawn[6::8]]
+    assert {*between} <= {*population.SLOTS} and len({*between}) > 1
+    assert [bool(config.states) for config in drawn].count(True) == len(between) + 1
+    for more in ({"states": False}, {"fixed": {"window": 6}}):
+        runs = population.Population(1, **more)
+        assert not any(runs.draw()[0].states for _ in range(20))
+    runs = population.Population(1, fixed={"states": 30})
+    drawn = [runs.draw()[0] for _ in range(80)]
+    assert {config.states for config in drawn} == {30} and not any(c.window for c in drawn)
+    assert {(config.track, config.draft) for config in drawn} >= {
+        *itertools.product((0, 8), (2, 4)),
+        (4, 2),
+    }
+    assert all(config.track >= 2 * config.draft for config in drawn if config.track)
+    assert not any(config.overlap or config.page_size > 1 for config in drawn if not config.track)
+    runs = population.Population(1, fixed={"states": 30, "overlap": True})
+    assert {runs.draw()[0].track for _ in range(9)} == {4, 8}
+    runs = population.Population(1, fixed={"states": 30, "page_size": 8})
+    assert {runs.draw()[0].track for _ in range(9)} == {8}, "whole pages"
+    runs = population.Population(1, fixed={"states": 30, "track": 8, "lazy": True})
+    assert all(runs.draw()[0].overlap for _ in range(9))
+
+
+def test_servers_with_a_host_tier_have_what_goes_with_it():
+    """Texts or talks come back in every second run, every fourth is a scene; each policy is drawn."""
+    runs = population.Population(1, fixed={"hicache": True})
+    drawn = [runs.draw() for _ in range(80)]
+    configs = [config for config, *_ in drawn]
+    assert all(c.hicache and c.tree and not c.states for c in configs)
+    assert {c.draft for c in configs} == {0, 2, 4}
+    assert {c.policy for c in configs} == {0, 1, 2} and {c.host for c in configs} == {6, 12, 20, 40}
+    for clients in (clients for _, clients, _ in drawn[::2]):
+        assert sum(not each.operator for each in clients) == 12
+        assert {t.text for c in clients for t in c.turns} <= {*range(8)}
+    assert {c.storage for c in configs} == {0, 1, 2} and {c.rust for c in configs} == {False, True}
+    for number, (config, clients, _) in enumerate(drawn):
+        sessions = any(client.session for client in clients)
+        assert not (sessions and config.storage) or number % 8 == population.SESSIONS_AT
+    plain = population.Population(1, fixed={"hicache": True, "storage": 0, "priority": 0})
+    drawn = [plain.draw() for _ in range(6)]
+    scene = population.of_scene(population.scenes()[0])
+    assert drawn[1][1] == scene and drawn[5][1] == population.of_scene(population.scenes()[1])
+    states = population.Population(1, fixed={"hicache": True, "states": 20})
+    configs = [states.draw()[0] for _ in range(9)]
+    assert all(c.states and not (c.track or c.storage or c.mixed or c.overlap) for c in configs)
+    fixed = population.Population(1, fixed={"hicache": True, "policy": 2, "host": 6})
+    assert {(c.policy, c.host) for c, *_ in (fixed.draw() for _ in range(9))} == {(2, 6)}
+
+
+def test_a_triple_of_switches_is_at_work_once_each_has_done_something():
+    runs, config = (
+        population.Population(1),
+        Config(window=4, draft=4, tree=False, chunk=64, pressure=False),
+    )
+    runs._config, fresh = config, runs._news(config)
+    triple = (("window", 3), ("draft", 4), ("tree", False))
+    assert triple in population.triples(config)
+    runs.ran({"a window eviction": 3})
+    assert not runs._at_work[triple] and runs._news(config) < fresh
+    assert runs._at_work[("page", 0), ("window", 3), ("overlap", False)] == 1
+    tried = runs._news(config)
+    runs.ran({"a window eviction": 1, "a verify round that accepts several": 1})
+    assert runs._at_work[triple] == 1 and runs._news(config) < tried

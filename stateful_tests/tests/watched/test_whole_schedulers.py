@@ -1,0 +1,109 @@
+"""Whole schedulers of a release, at night: they conform, and faults in them are caught."""
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.server import environment
+from impl.sglang.server.clients import Client, Config, Turn
+from impl.sglang.server.runs import WholeScheduler
+from impl.sglang.server.worker import Job
+from stateful_tests.tests.support.night import NIGHT, at_night
+from stateful_tests.tests.support.planted_faults import planted_faults
+from stateful_tests.tests.support.served_faults import found_in_servers
+from stateful_tests.watched import population, serving
+from stateful_tests.watched.reader import WatchLog
+from stateful_tests.watched.validator import Validator
+from stateful_tests.tests.watched.test_serving import RELEASE
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    """A whole scheduler. It takes half a minute to start, and an environment that few have: at night."""
+    if not NIGHT:
+        pytest.skip("at night (KVSPEC_NIGHT=1)")
+    try:
+        runner = WholeScheduler(environment.python_of(RELEASE))
+    except UnusableImplementation as error:
+        pytest.skip(f"no server environment: {error}")
+    yield runner
+    runner.close()
+
+
+TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 4, 3))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(page_size=4, window=8, tree=False),
+        Config(overlap=True, mixed=True),
+        Config(window=4, overlap=True, tokens=64, hicache=True),
+        Config(window=4, overlap=True, tokens=64, hicache=True, rust=True),
+        Config(tokens=64, states=20, hicache=True, policy=2),
+    ],
+)
+def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
+    clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
+    run = serving.ServedRun(RELEASE, config, clients, 1)
+    one, two = serving.serve(scheduler, run, "pages"), serving.serve(scheduler, run, "pages")
+    assert not one.findings and one.outcome.forwards > 15, one.findings
+    same = [replace(judged.outcome, cpu_s=0.0) for judged in (one, two)]
+    assert same[0] == same[1] and len(one.tail) == len(two.tail)
+    assert one.outcome.answers["a.3"] == "abort" and one.outcome.answers["a.4"] == "length"
+
+
+def test_a_known_fault_is_reported_by_name(scheduler):
+    second = Client(
+        "a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30
+    )
+    judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
+    assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
+    assert not judged.new
+
+
+@pytest.mark.parametrize("limit, says", [
+    (5, {"log LEN-2 release": "is silent in 5 forward passes"}),
+    (6, {
+        "log LEN-2 release": "fires in this run: forward pass 4, position 8 of a.2: launch_tag=HEAD_K_FULL",
+        "reads full": "sees it: forward pass 4, position 8 of a.2: launch_tag=HEAD_K_FULL",
+    }),
+])  # fmt: skip
+def test_the_release_s_own_canary_sees_a_token_that_was_never_computed(scheduler, limit, says):
+    """5: a draft that was right has left its KV there."""
+    client = Client("a", 0, (Turn(0, 3, limit), Turn(0, 3, 3)))
+    judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(draft=4), (client,), 1))
+    assert {each.known for each in judged.findings} == {"last-token"}
+    opinions = serving.second_opinion(scheduler, judged)
+    assert {key: each.partition(" fail_reason")[0] for key, each in opinions.items()} == says
+
+
+def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
+    rng = random.Random("parts")
+    config = population.configuration(rng, draft=4, overlap=True)
+    watch = {"KVSPEC_WATCH": str(tmp_path), "KVSPEC_WATCH_MB": "0", "KVSPEC_WATCH_FILES": "1000"}
+    scheduler.run(Job(config, population.clients(rng, config, count=30), 1, watch))
+    files = sorted(tmp_path.glob("*.jsonl"))
+    for at in (0, 1, *range(2, len(files), 5)):
+        log = WatchLog(files[at:])
+        found = Validator(log.header).run(log.lines())
+        assert not found.found, (at, found.found)
+
+
+# Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
+# takes minutes and the server environment, so it is for the night.
+
+# Those of the host tier that clients reach as well, on servers that have it.
+OF_A_TIER = [fault for fault in planted_faults("tiers/faults.toml").values() if fault.server]
+FAULTS = [*planted_faults("watched/faults.toml").values(), *OF_A_TIER]
+
+
+@at_night
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
+    judge = "log" if fault in OF_A_TIER else fault.clause
+    runs = population.Population(1, fixed=fault.server, impatient=fault.impatient)
+    # a run that a busy machine has cut short is seen by another judge, and says nothing
+    assert judge in found_in_servers(fault, runs, judge, tmp_path)
