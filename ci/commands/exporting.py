@@ -183,7 +183,7 @@ def _others(file: str, trace: Trace, selector: SystemSelector) -> Iterator[tuple
     """Other traces of the same bug: of the finding whose trace this is, and of the known fault."""
     from ci.report.data import named_trace
     from stateful_tests.lockstep.lockstep import replay
-    from stateful_tests.lockstep.results import finding_name
+    from stateful_tests.lockstep.check_results import finding_name
 
     path = Path(shipped(file))
     findings = [finding_name(trace.clause or "", number) for number in range(1, 10)]

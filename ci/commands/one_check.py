@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from stateful_tests.check.corpus import CorpusLine
     from stateful_tests.check.other_ways import OtherWays
     from stateful_tests.check.tiers import Plan
-    from stateful_tests.lockstep.results import CheckResult, Finding, Run
+    from stateful_tests.lockstep.check_results import CheckResult, Finding
+    from stateful_tests.lockstep.results import Run
 
 UNCALLED_RUNS = (
     1_500  # commands in which a changed function is looked for that no directed run calls

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from impl.adapter import AnySystem
     from impl.process.remote_system import Limits
     from reference.kinds import AnyCommand
-    from stateful_tests.lockstep.results import Finding, Trace
+    from stateful_tests.lockstep.check_results import Finding
+    from stateful_tests.lockstep.results import Trace
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
 

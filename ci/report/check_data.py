@@ -13,7 +13,7 @@ from stateful_tests.check.bases import Base
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, sizes_for
-from stateful_tests.lockstep.results import CheckResult, Tally, add_tallies
+from stateful_tests.lockstep.check_results import CheckResult, Tally, add_tallies
 
 
 def check_data(

@@ -23,7 +23,8 @@ from stateful_tests.check.changes import Changes
 from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.lockstep import mostly_refused, rejected_turns, unstated_refusals
-from stateful_tests.lockstep.results import Finding, Run, Trace
+from stateful_tests.lockstep.check_results import Finding
+from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command, format_outcome

@@ -16,7 +16,7 @@ from stateful_tests.generate.scope import Scope
 from stateful_tests.explore.search import INTERRUPTED, Exploration
 from stateful_tests.explore.tour import Tour
 from stateful_tests.lockstep.endings import ending
-from stateful_tests.lockstep.results import Finding
+from stateful_tests.lockstep.check_results import Finding
 
 
 def _sizes(scope: Any) -> Data:

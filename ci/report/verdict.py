@@ -11,7 +11,7 @@ from stateful_tests.check.bases import Base
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS
 from stateful_tests.lockstep.endings import Ending
-from stateful_tests.lockstep.results import CheckResult
+from stateful_tests.lockstep.check_results import CheckResult
 
 _MANY = 3  # known faults, which are counted then
 _Part = tuple[bool, str]  # whether the verdict says it, and what

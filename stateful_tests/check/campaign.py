@@ -30,13 +30,8 @@ from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan, for_system
 from stateful_tests.check.turns import batches, configurations, planned
 from stateful_tests.lockstep.lockstep import new_tallies
-from stateful_tests.lockstep.results import (
-    CheckResult,
-    MachineResult,
-    Run,
-    Violation,
-    add_tallies,
-)
+from stateful_tests.lockstep.check_results import CheckResult, MachineResult, add_tallies
+from stateful_tests.lockstep.results import Run, Violation
 
 Progress = Callable[[str, int, int], None]
 _UNSTARTED = 8  # runs, of several sizes: none starts

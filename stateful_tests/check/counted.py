@@ -17,7 +17,7 @@ from stateful_tests.check.driving import Configuration, Declined, Driven, lines_
 from stateful_tests.check.tiers import CORPUS, Plan
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import check_fits, check_offered
-from stateful_tests.lockstep.results import OWN, CheckResult
+from stateful_tests.lockstep.check_results import OWN, CheckResult
 
 # Runs in which a system refuses all commands of a kind: it does not serve it any more, or never has.
 NO_MORE = 10

@@ -24,7 +24,8 @@ from stateful_tests.check.masks import (
     Compared, Mask, Standing, beside, do_the_same, holding, how_it_breaks,
 )  # fmt: skip
 from stateful_tests.lockstep.lockstep import rejected_turns, replay, with_calls
-from stateful_tests.lockstep.results import Finding, Row, Run, Trace, Violation, finding_name
+from stateful_tests.lockstep.check_results import Finding, finding_name
+from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
 from stateful_tests.shrink.passes import BUDGET
 

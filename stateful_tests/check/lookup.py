@@ -27,7 +27,8 @@ from stateful_tests.check.masks import release_of
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import replay
-from stateful_tests.lockstep.results import Finding, LookedUp, Trace
+from stateful_tests.lockstep.check_results import Finding, LookedUp
+from stateful_tests.lockstep.results import Trace
 
 MOST_TRACES = 6  # in a check, of which no release shows a known fault
 _AT_A_TIME = 4  # releases, before it is seen what they have shown

@@ -30,7 +30,8 @@ from stateful_tests.explore.inductive_check import InductiveStepCheck, Reference
 from stateful_tests.check.finder import Finder
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Finding, Trace, Violation
+from stateful_tests.lockstep.check_results import Finding
+from stateful_tests.lockstep.results import Trace, Violation
 
 Progress = Callable[[str, int, int], None]
 MEMORY_MB = 4096  # of the process, where no other bound is given

@@ -23,7 +23,8 @@ from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.generate.run_profile import LATE
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
 from stateful_tests.lockstep.final_closes import violations
-from stateful_tests.lockstep.results import Finding, Trace, Violation
+from stateful_tests.lockstep.check_results import Finding
+from stateful_tests.lockstep.results import Trace, Violation
 
 WALK = 400  # commands after which a walk ends: what a violation is shrunk from
 PATIENCE = 20  # commands for each transition, before a tour gives up

@@ -16,7 +16,8 @@ from reference.commands import Broken, Mode, Outcome, Refused
 from reference.failures import Failure
 from reference.kinds import AnyConfig
 from stateful_tests.lockstep.moments import AnyFacts, AnyMoment, AnyStep
-from stateful_tests.lockstep.results import Row, Tally, Violation, tally_up, violation_of
+from stateful_tests.lockstep.check_results import Tally, tally_up
+from stateful_tests.lockstep.results import Row, Violation, violation_of
 
 Failures = list[tuple[Clause, Failure]]
 

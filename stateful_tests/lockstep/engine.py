@@ -20,7 +20,8 @@ from reference.commands import Broken, Done, Mode, Outcome, Reason, Refused
 from reference.failures import Failure, counted
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.moments import EngineMoment
-from stateful_tests.lockstep.results import Row, Tally
+from stateful_tests.lockstep.check_results import Tally
+from stateful_tests.lockstep.results import Row
 
 
 _NOTHING = BlockFacts((), (), (), (), {}, {})

@@ -39,15 +39,8 @@ from stateful_tests.lockstep.pairs import PairLockstep
 from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.lockstep.policy import Answers, ServerPolicy
 from stateful_tests.lockstep.moments import Moment
-from stateful_tests.lockstep.results import (
-    KEPT,
-    Row,
-    Run,
-    Tally,
-    Trace,
-    Violation,
-    violation_of,
-)
+from stateful_tests.lockstep.check_results import Tally
+from stateful_tests.lockstep.results import KEPT, Row, Run, Trace, Violation, violation_of
 from stateful_tests.lockstep.tree_diff import state_changes, tree_changes
 
 

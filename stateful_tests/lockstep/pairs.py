@@ -23,7 +23,8 @@ from reference.pairs.facts import PairMessage, PairFacts, PairTransfer
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import changes
 from stateful_tests.lockstep.moments import PairMoment
-from stateful_tests.lockstep.results import Row, Tally, tally_up
+from stateful_tests.lockstep.check_results import Tally, tally_up
+from stateful_tests.lockstep.results import Row
 
 
 class PairLockstep(AnyLockstep):

@@ -18,7 +18,8 @@ from reference.tiers.locks import LockRanges
 from reference.tiers.progress import DecodeProgress
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.moments import TierMoment
-from stateful_tests.lockstep.results import Row, Tally
+from stateful_tests.lockstep.check_results import Tally
+from stateful_tests.lockstep.results import Row
 
 
 _NOTHING = TierFacts((), NO_SLOTS, NO_SLOTS, {}, NO_SLOTS, NO_SLOTS)

@@ -28,7 +28,8 @@ from stateful_tests.check import campaign, tiers
 from stateful_tests.check.finder import Finder
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace
+from stateful_tests.lockstep.check_results import CheckResult, Finding
+from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.lockstep.systems import as_base, driven
 from stateful_tests.machines.server_machine import ServerMachine, Violated
 from stateful_tests.machines.shrinking import bounded

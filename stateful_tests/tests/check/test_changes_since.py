@@ -18,7 +18,7 @@ from stateful_tests.check import campaign, changes, corpus, driving, tiers, tree
 from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.way_map import OUTSIDE, WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import CheckResult
+from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.lockstep.systems import resolve
 
 BEFORE = """

@@ -29,7 +29,7 @@ from stateful_tests.check.counted import Counted
 from stateful_tests.check import corpus
 from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import CheckResult
+from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.tests.check.test_campaign import FEW
 
 

@@ -19,7 +19,8 @@ from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.lookup import Lookup
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.lockstep.results import LookedUp, Run, Trace, Violation
+from stateful_tests.lockstep.check_results import LookedUp
+from stateful_tests.lockstep.results import Run, Trace, Violation
 from stateful_tests.tests.support.closing import KeepsOnThreeWays
 
 PLAN = tiers.plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=5)

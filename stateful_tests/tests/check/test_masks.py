@@ -35,7 +35,8 @@ from stateful_tests.check.tiers import plan
 from stateful_tests.check.causes import avoided
 from stateful_tests.lockstep.known_faults import FOLDER, passed_over
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
-from stateful_tests.lockstep.results import CheckResult, Row, Run, Trace, Violation
+from stateful_tests.lockstep.check_results import CheckResult
+from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.traces.files import load

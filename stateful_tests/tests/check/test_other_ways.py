@@ -18,7 +18,7 @@ from stateful_tests.check.changes import OUTSIDE
 from stateful_tests.check.other_ways import other_ways
 from stateful_tests.check.way_map import WayMap
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import CheckResult
+from stateful_tests.lockstep.check_results import CheckResult
 from stateful_tests.tests.support.made_up_check import finding
 from stateful_tests.tests.support.night import at_night
 

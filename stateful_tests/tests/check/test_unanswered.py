@@ -7,7 +7,7 @@ import pytest
 from impl.block_engine import BlockEngine
 from reference.commands import Abort
 from stateful_tests.check import campaign, driving, tiers
-from stateful_tests.lockstep.results import CheckResult
+from stateful_tests.lockstep.check_results import CheckResult
 
 SOMEBODY_WAITS = "never came to an end: somebody who waits got no answer"
 

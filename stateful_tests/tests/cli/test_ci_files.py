@@ -28,7 +28,8 @@ from stateful_tests.check.bases import Base, BaseKind
 from stateful_tests.check.masks import Mask
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import new_tallies
-from stateful_tests.lockstep.results import Tally, Violation
+from stateful_tests.lockstep.check_results import Tally
+from stateful_tests.lockstep.results import Violation
 from stateful_tests.tests.support.made_up_check import RUN, checked, finding
 
 HOME = Path(__file__).parents[3]

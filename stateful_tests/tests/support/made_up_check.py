@@ -6,9 +6,8 @@ from typing import Any
 from reference.commands import Done, Mode, Reason, Refused
 from reference.failures import Failure
 from reference.geometry import PRESETS
-from stateful_tests.lockstep.results import (
-    CheckResult, Finding, MachineResult, Row, Run, Tally, Trace, Violation,
-)  # fmt: skip
+from stateful_tests.lockstep.check_results import CheckResult, Finding, MachineResult, Tally
+from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.tests.support.commands import script
 
 COMMANDS = script(

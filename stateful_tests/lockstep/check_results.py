@@ -1,0 +1,316 @@
+"""The results of a check, as data: the report, the JSON output and the tests read only this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from reference.clauses import Clause
+from reference.commands import Mode
+from reference.failures import counted
+from stateful_tests.lockstep.endings import Ending, ending
+from stateful_tests.lockstep.results import Run
+
+SHORTEST = 4  # commands: runs that violations end sooner than that come to nothing else
+FEW = 100  # commands: a check of chosen runs that carried out fewer says nothing
+OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
+_NAMED = 5  # changed functions that a verdict names
+
+
+class LookedUp(NamedTuple):
+    """The replays of a finding's trace on the releases of an engine.
+
+    fault: the known fault that a release shows, with the first and the last of the releases that have it, and
+    the release that fixed it, "" where none has. between: the tree has a part of what such a release has and
+    the base has not, so the tree has the fault from there. conform: how many releases conform; violate: those
+    that violate the clause, where no known fault explains it; driven: how many could be driven; left: for how
+    many there was no time. changed: a function that changed in the tree and runs in the failing command.
+    """
+
+    fault: str = ""
+    first: str = ""
+    last: str = ""
+    fixed: str = ""
+    between: bool = False
+    conform: int = 0
+    violate: tuple[str, ...] = ()
+    driven: int = 0
+    left: int = 0
+    changed: str = ""
+
+    def text(self, clause: str, observed: str) -> str:
+        """In words. observed: of the finding."""
+        if self.fault:
+            having = self.first if self.first == self.last else f"{self.first} to {self.last}"
+            return f"known: {self.fault}, in {having}; {self._your_tree}"
+        later = f" ({self.left} more were not replayed for want of time)" if self.left else ""
+        if not self.driven:
+            return "no release can be driven through this trace"
+        if self.violate:
+            return f"{', '.join(self.violate)} violate it as well, and no known fault explains it"
+        breaks = "breaks" if clause == "BROKEN" else "violates it"
+        replayed = f"none of {self.driven} releases {breaks}{later}"
+        if clause == "BROKEN" and self.conform == self.driven:
+            _, _, frame = observed.rpartition(" at ")
+            if self.changed:
+                end = f" and at {frame}" if frame else ""
+                return f"{replayed}. {self.changed} changed and runs in this command: look there first{end}."
+            at = f" Look at {frame}." if frame else ""
+            return f"{replayed}: kvspec's adapter may be the cause.{at}"
+        return f"first seen here: {replayed}"
+
+    @property
+    def _your_tree(self) -> str:
+        if self.between:
+            return "your tree lies between such a release and the base"
+        if self.fixed:
+            return "your tree is older than the fix, or has lost it"
+        return "your tree has what brought it"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A distinct violated clause with its smallest trace (run.violation names it).
+
+    modes: the modes in which the violation was reached. times: how often before shrinking.
+    found_after: seconds and commands into the check. number: of the traces of its clause. without: what the
+    trace does not need, and those of the same clause do that were found before. old: the base shows it as
+    well, or violates something else in all its traces. no_witness: why no trace shows it on the tree alone.
+    flaky: no replay of its trace shows it again.
+    looked_up: what the releases show of its trace, where it is new.
+    """
+
+    clause: str
+    run: Run
+    modes: tuple[Mode, ...]
+    times: int
+    found_after_s: float
+    found_after_commands: int
+    number: int = 1
+    without: tuple[str, ...] = ()
+    old: bool = False
+    no_witness: str = ""
+    flaky: bool = False
+    looked_up: LookedUp | None = None
+
+    @property
+    def known_elsewhere(self) -> bool:
+        """It is a known fault of a release that the tree has a part of: neither old nor new."""
+        return self.looked_up is not None and self.looked_up.between
+
+    @property
+    def name(self) -> str:
+        return finding_name(self.clause, self.number)
+
+
+def finding_name(clause: str, number: int) -> str:
+    """Of a trace of the clause; its first has the name of the clause alone."""
+    return f"{clause} ({number})" if number > 1 else clause
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often a clause was evaluated, and in how many runs its trigger came up."""
+
+    evaluated: int = 0
+    reached: int = 0
+
+
+def tally_up(
+    tallies: dict[str, Tally], clauses: Iterable[Clause], step: object, reached: set[str] | None
+) -> None:
+    """Count the checks of some clauses after a step, where the system can violate them.
+
+    reached: whose trigger has come up in this run already; None where the step can reach none, as system and
+    reference do not compare.
+    """
+    for clause in clauses:
+        if (tally := tallies.get(clause.id)) is None:
+            continue
+        tally.evaluated += 1
+        if reached is not None and clause.id not in reached and clause.trigger(step):
+            tally.reached += 1
+            reached.add(clause.id)
+
+
+def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
+    """Add to each tally that is kept."""
+    for clause, tally in more.items():
+        mine = kept.setdefault(clause, Tally())
+        mine.evaluated += tally.evaluated
+        mine.reached += tally.reached
+
+
+@dataclass(slots=True)
+class MachineResult:
+    """One machine (or engine) of a check on one preset in one mode.
+
+    sizes: those of the preset, fitted to the system; None of the corpus. tallies: its own, by clause.
+    violated: clauses that it saw violated.
+    """
+
+    name: str
+    preset: str
+    mode: Mode
+    examples: int = 0
+    commands: int = 0
+    seconds: float = 0.0
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    violated: set[str] = field(default_factory=set)
+    sizes: Any = None
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """Everything a check measured.
+
+    asked: commands that the tier has the system carry out; 0 where runs were asked for, `planned` of them.
+    carried_out: commands that were not refused, by kind. declined: kind -> since which command the system has
+    refused all that the rules would do. never_done: commands that the system offers and never carried out.
+    excused: clauses that came up and that `known` or `waived` of the system take out, where these are most.
+    refusals, situations: how often each was reached. unreached: clauses whose trigger never came up;
+    untriggered: those of them that such a plan has to trigger.
+    timed_out: the time limit cut the check short, which says nothing of the system. stopped: nothing new had
+    come up for a while after a finding, so the rest of the plan was left. interrupted: by a signal.
+    broke_off: why the system could not be driven on after a finding.
+    required: situations that the corpus drives the system into; unfit: situation -> why its line could not be
+    driven. left_out: what runs on the base and not on the system -> why not. doubts: sentences on rules that
+    the adapter plays, and that the system has otherwise.
+    uncalled: changed functions that no run called. ways: other way to run the system -> what its check says;
+    not_driven: way in which changed functions run -> the command that drives it, or why it was not driven.
+    unanswered: runs that never came to their end, as somebody got no answer.
+    masked: known faults and clause -> violations that one of them explains.
+    """
+
+    system: str
+    tier: str
+    seed: int
+    machines: list[MachineResult] = field(default_factory=list)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    situations: dict[str, int] = field(default_factory=dict)
+    commands_by_kind: dict[str, int] = field(default_factory=dict)
+    carried_out: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    masked: dict[tuple[tuple[str, ...], str], int] = field(default_factory=dict)
+    unreached: tuple[str, ...] = ()
+    untriggered: tuple[str, ...] = ()
+    timed_out: bool = False
+    stopped: bool = False
+    interrupted: bool = False
+    broke_off: str = ""
+    asked: int = 0
+    planned: int = 0
+    never_done: tuple[str, ...] = ()
+    declined: dict[str, int] = field(default_factory=dict)
+    excused: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    unfit: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+    uncalled: tuple[str, ...] = ()
+    ways: dict[str, str] = field(default_factory=dict)
+    not_driven: dict[str, str] = field(default_factory=dict)
+    unanswered: int = 0
+    seconds: float = 0.0
+
+    @property
+    def commands(self) -> int:
+        """That were driven, refused ones as well."""
+        return sum(m.commands for m in self.machines)
+
+    @property
+    def examples(self) -> int:
+        """Runs that were driven."""
+        return sum(m.examples for m in self.machines)
+
+    @property
+    def done(self) -> int:
+        """Commands that were carried out."""
+        return sum(self.carried_out.values())
+
+    @property
+    def new(self) -> list[Finding]:
+        """Findings that the base does not show, and no release explains."""
+        return [each for each in self.findings if not (each.old or each.known_elsewhere)]
+
+    @property
+    def known_elsewhere(self) -> list[Finding]:
+        """Known faults of releases that the tree has a part of."""
+        return [each for each in self.findings if each.known_elsewhere and not each.old]
+
+    @property
+    def exit_code(self) -> Ending:
+        """How the check ended. What is not new does not count."""
+        return ending(
+            broke=any(finding.clause == "BROKEN" for finding in self.new),
+            violated=bool(self.new),
+            interrupted=self.interrupted,
+            incomplete=bool(self.incomplete),
+        )
+
+    @property
+    def so_far(self) -> str:
+        """How much of the plan was done."""
+        if self.asked:
+            return f"{self.done:,} of {self.asked:,} commands"
+        return f"{self.examples:,} of {self.planned:,} runs"
+
+    @property
+    def incomplete(self) -> list[str]:
+        """Say what is missing for a verdict."""
+        reasons = []
+        if self.timed_out:
+            reasons.append(f"the time limit came after {self.so_far}")
+        elif self.done < self.asked and not self.stopped and not self.interrupted:
+            reasons.append(f"only {self.so_far} were carried out")
+        elif self.done < FEW:
+            reasons.append(f"only {self.done} commands were carried out")
+        reasons += self._ended_early()
+        since: dict[int, list[str]] = {}
+        for kind, command in self.declined.items():
+            since.setdefault(command, []).append(kind)
+        for command, kinds in since.items():
+            when = f"from command {command:,} on" if command else "every time"
+            reasons.append(f"refused {when}: {', '.join(kinds)}")
+        if self.never_done:
+            reasons.append(f"never carried out: {', '.join(self.never_done)}")
+        if self.excused:
+            came_up = len(self.tallies) - len(self.unreached)
+            reasons.append(
+                f"known or waived are {len(self.excused)} of the {came_up} clauses that came up"
+            )
+        missed = len({*self.required} - self.situations.keys())
+        if self.system in OWN and missed and not self.stopped:
+            reasons.append(f"{missed} of {len(self.required)} situations were not met")
+        if self.unanswered:
+            runs = counted(self.unanswered, "run")
+            reasons.append(f"{runs} never came to an end: somebody who waits got no answer")
+        if self.uncalled:
+            more = f" and {len(self.uncalled) - _NAMED} more" if len(self.uncalled) > _NAMED else ""
+            reasons.append(f"no run calls {', '.join(self.uncalled[:_NAMED])}{more}, which changed")
+        for what, why in self.left_out.items():
+            reasons.append(f"left out: {what}: on the base and not here: {why}")
+        reasons += self.doubts
+        if self.untriggered:
+            reasons.append(f"never triggered {', '.join(self.untriggered)}")
+        return reasons
+
+    def _ended_early(self) -> list[str]:
+        """Machines and presets whose runs known violations end before they come to much, in words."""
+        early: dict[str, dict[str, None]] = {}
+        for machine in self.machines:
+            of_corpus = machine.sizes is None
+            short = machine.commands < SHORTEST * machine.examples
+            if machine.violated and short and not of_corpus:
+                clauses = ", ".join(sorted(machine.violated))
+                early.setdefault(clauses, {})[f"{machine.name} on {machine.preset}"] = None
+        reasons = []
+        for clauses, where in early.items():
+            more = f" and {len(where) - _NAMED} more" if len(where) > _NAMED else ""
+            named = ", ".join([*where][:_NAMED])
+            reasons.append(
+                f"runs end in the first {SHORTEST} commands, by {clauses}: {named}{more}"
+            )
+        return reasons
