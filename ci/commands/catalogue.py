@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.shared import (
-    ReportOut, json_option, list_rows, near, note, quoted, unusable,
-)  # fmt: skip
+from ci.commands.listing import list_rows, near, quoted
+from ci.commands.shared import ReportOut, json_option, note, unusable
 from impl.system_spec import ENGINES, SystemSpec
 
 if TYPE_CHECKING:

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ci.commands.parallel import parallel_options
+from ci.commands.listing import list_rows, near
 from ci.commands.shared import (
-    ReportOut, Saved, SystemSelector, Unusable, json_option, list_rows, near, save_option, save_traces,
-    system_options, unusable,
-)  # fmt: skip
+    ReportOut,
+    Saved,
+    SystemSelector,
+    Unusable,
+    json_option,
+    save_option,
+    save_traces,
+    system_options,
+    unusable,
+)
 from stateful_tests.lockstep.endings import ending, gravest
 
 if TYPE_CHECKING:
