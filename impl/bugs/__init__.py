@@ -9,6 +9,7 @@ faulty system.
 # They fill BUGS, in this order.
 from impl.bugs import (  # noqa: F401
     memory_checks, pools, trees, tree_locks, tree_evictions, prefixes, reports, sessions, late, states,
+    tracked_states,
 )  # fmt: skip
 
 # isort: on
