@@ -96,6 +96,11 @@ _OF_LOGS = tuple(
         "explained_ends",
         "changes",
         "validation",
+        "turns_in_logs",
+        "host_tiers",
+        "recurrent_states",
+        "pages_in_logs",
+        "log_files",
         "kept_states",
         "played",
         "watcher",
@@ -120,10 +125,11 @@ AREAS = (
     Area("stateful_tests/watched", (), _OF_LOGS,
          without=tuple(f"stateful_tests/watched/{name}.py"
                        for name in ("live", "pairs", "population", "serving", "situation"))),
-    Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
+    Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/adapters/test_own_tree_engine.py",)),
     Area("reference/states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
     # The vocabulary is everybody's: two systems that share a fault agree.
-    Area("reference", ("torch", OWN_TREE), (f"{_TESTS}/reference", f"{_TESTS}/check/test_own_tree_engine.py"),
+    Area("reference", ("torch", OWN_TREE),
+         (f"{_TESTS}/reference", f"{_TESTS}/adapters/test_own_tree_engine.py"),
          without=("reference/clauses", "reference/blocks", "reference/tiers", "reference/commands.py",
                   "reference/geometry.py", "reference/given.py",
                   "reference/cursors.py owed_")),  # of which proofs alone ask

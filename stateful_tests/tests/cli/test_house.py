@@ -12,7 +12,7 @@ from pathlib import Path
 from ci.bench import __main__ as bench
 from impl.example_engine import ExampleEngine
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.tests.check import bad_adapters
+from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.generate.run_profile import MACHINES
 

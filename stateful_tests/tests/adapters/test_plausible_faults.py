@@ -12,7 +12,7 @@ from stateful_tests.tests.support.night import NIGHT
 from stateful_tests.tests.support.planted_faults import planted_faults
 
 HOME = Path(__file__).parents[3]
-FAULTS = planted_faults("check/plausible_faults.toml").values()
+FAULTS = planted_faults("adapters/plausible_faults.toml").values()
 # By day those with a bound, on seed 0 of smoke; at night each, on ten seeds of pr.
 CASES = [
     (each, seed)

@@ -18,7 +18,7 @@ from stateful_tests.check.changes import Changes
 from stateful_tests.check.finder import FLAKY, NOT_REPLAYED
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.shrink import minimise
-from stateful_tests.tests.check import bad_adapters
+from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.traces import files
 
