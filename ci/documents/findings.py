@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,11 @@ def table() -> list[Data]:
 
 def known_bugs() -> list[Data]:
     """The same for `kvspec bugs`. source: the releases; replay: the commands that show it on the newest."""
+    return [dict(row) for row in _known_bugs()]
+
+
+@cache
+def _known_bugs() -> list[Data]:
     return [
         {
             "id": fault.id,

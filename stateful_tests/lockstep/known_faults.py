@@ -240,6 +240,7 @@ def _tree(ways: Iterable[str]) -> str | None:
     return "unified" if "unified" in ways else None
 
 
+@cache
 def _order(version: str) -> tuple[int, ...]:
     found = _VERSION.match(version)
     if found is None:
