@@ -69,13 +69,19 @@ def statements(root: Path, rule: CopiedRule) -> Iterator[str]:
     """The statements of a rule that move what is specified, in the files under `root`."""
     for name in rule.files:
         file = root / name
-        if not file.is_file():
-            continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and any(
-                fnmatchcase(node.name, pattern) for pattern in rule.functions
-            ):
-                yield from _moving(node, rule.moves)
+        if file.is_file():
+            yield from _of_text(file.read_text(encoding="utf-8"), rule.functions, rule.moves)
+
+
+@lru_cache(maxsize=256)  # most files of another tree are the same
+def _of_text(text: str, functions: tuple[str, ...], moves: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(
+        statement
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+        and any(fnmatchcase(node.name, pattern) for pattern in functions)
+        for statement in _moving(node, moves)
+    )
 
 
 @lru_cache(maxsize=4)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Set
 from functools import lru_cache
 from pathlib import Path
@@ -47,11 +48,22 @@ def nearest(engine: str, root: Path) -> Nearest:
 
 def distances(engine: str, root: Path) -> dict[str, int]:
     """For each release, how many lines differ, from old to new."""
-    lines = tree_lines(engine, root)
+    sketch, lines = read(engine), tree_lines(engine, root)
+    shared = _per_release(sketch, (sketch.lines.get(line, 0) for line in lines))
+    every = _per_release(sketch, sketch.lines.values())
     return {
-        release: lines_apart(lines, release_lines(engine, release))
-        for release in read(engine).releases
+        release: len(lines) + own - 2 * both
+        for release, own, both in zip(sketch.releases, every, shared)
     }
+
+
+def _per_release(sketch: Sketch, masks: Iterable[int]) -> list[int]:
+    """How many of these lines, each with the releases that have it, a release has."""
+    counted = Counter(masks)
+    return [
+        sum(count for mask, count in counted.items() if mask >> number & 1)
+        for number in range(len(sketch.releases))
+    ]
 
 
 def lines_apart(lines: Set[bytes], others: Set[bytes]) -> int:
@@ -99,15 +111,21 @@ def leans(engine: str, root: Path, release: str) -> bool:
 
 def checksums(files: Iterable[Path]) -> set[bytes]:
     """The checksums of the lines of files; a file that is not there has none."""
-    found = set()
+    found = set[bytes]()
     for file in files:
-        if not file.is_file():
-            continue
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            text = " ".join(line.split())
-            if len(text) >= _SHORTEST and not text.startswith("#"):
-                found.add(zlib.crc32(text.encode()).to_bytes(4, "big")[:BYTES])
+        if file.is_file():
+            found |= _of_text(file.read_text(encoding="utf-8", errors="replace"))
     return found
+
+
+@lru_cache(maxsize=256)  # a tree is asked several times, and most files of another are the same
+def _of_text(text: str) -> frozenset[bytes]:
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return frozenset(
+        zlib.crc32(line.encode()).to_bytes(4, "big")[:BYTES]
+        for line in lines
+        if len(line) >= _SHORTEST and not line.startswith("#")
+    )
 
 
 @lru_cache(maxsize=4)

@@ -99,8 +99,13 @@ def words(files: Iterable[Path]) -> set[str]:
     found = set[str]()
     for file in files:
         if file.is_file():
-            found.update(re.findall(r"[A-Za-z_]\w+", file.read_text("utf-8", errors="replace")))
+            found |= _of_text(file.read_text("utf-8", errors="replace"))
     return found
+
+
+@lru_cache(maxsize=256)  # most files of another tree are the same
+def _of_text(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[A-Za-z_]\w+", text))
 
 
 @lru_cache(maxsize=4)
