@@ -21,8 +21,9 @@ import os
 import shutil
 import tomllib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -282,10 +283,17 @@ def checkout_with(
 
 
 def _linked(source: str, target: str) -> None:
+    """A file of the copy; with its bytecode, which is valid for a file of the same time and size."""
     try:
         os.link(source, target)
     except OSError:  # on another disk
         shutil.copy2(source, target)
+    if source.endswith(".py"):
+        compiled, own = (Path(cache_from_source(file)) for file in (source, target))
+        if compiled.is_file():
+            own.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # it came with the folder, or that is on another disk
+                os.link(compiled, own)
 
 
 def _with_method(root: Path, fault: PlantedFault, edit: Edit) -> str:
