@@ -42,7 +42,7 @@ while (body := wire.receive(0)) is not None:
     ask = wire.ASKS.decode(body)
     if isinstance(ask, wire.Apply):
         ACT
-    wire.send(out, wire.StepReply(empty))
+    wire.send(out, wire.MESSAGES['rows'].reply(view=empty))
 """
 
 
