@@ -123,7 +123,7 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
     from impl.sglang.server.clients import POLICIES, STORAGES
     from impl.sglang.server.tried import TIERS
 
-    if not given.get("hicache"):
+    if not any(given.get(field) for field in ("hicache", "decode_hicache", "host_backup")):
         for field in ("host", "policy", "storage", "rust"):
             if field in given:
                 raise Unusable(f"--set {field}: of a host tier; needs --set hicache=1")
@@ -136,7 +136,7 @@ def _require_tier(release: str, given: dict[str, int | bool]) -> None:
         for field in more:
             why = "keeps states at the end of a text alone, without storage, mixed batches, overlap and pages"
             raise Unusable(f"--set {field}: a server with --set hicache=1 and --set states {why}")
-    if given.get("tree") == 0:
+    if given.get("hicache") and given.get("tree") == 0:
         raise Unusable("--set tree=0: a host tier is one of the tree's KV")
     _require_known("policy", POLICIES, given)
     _require_known("storage", STORAGES, given)
@@ -156,10 +156,32 @@ def _require_pair(release: str, given: dict[str, int | bool]) -> None:
         return
     if release not in PAIRS:
         raise Unusable(f"--set pair: a pair runs in {', '.join(PAIRS)}; this is {release}")
-    for field in NOT_OF_A_PAIR:
+    for field, why in NOT_OF_A_PAIR.items():
         if given.get(field):
-            raise Unusable(f"--set {field}: not driven in a pair")
+            raise Unusable(f"--set {field}: not in a pair: {why}")
+    if given.get("prefill_draft") and not given.setdefault("draft", 2):
+        raise Unusable("--set prefill_draft: of speculation; needs --set draft=N")
+    _require_pair_tiers(given)
     if given.get("prefill_complete"):
-        for field, without in (("window", 0), ("decode_tree", False)):
+        for field, without in (("window", 0), ("decode_tree", False), ("states", 0)):
             if given.setdefault(field, without):
                 raise Unusable(f"--set {field}: SGLang has no prefill_complete with it")
+
+
+# Settings of a host tier of a pair, and what SGLang has not with each.
+_WITHOUT = {
+    "decode_hicache": ("window", "prefill_complete", "states"),
+    "host_backup": ("priority", "states"),
+}
+
+
+def _require_pair_tiers(given: dict[str, int | bool]) -> None:
+    """Refuse host tiers of a pair that do not go with the rest."""
+    if given.get("decode_hicache") and not given.setdefault("decode_tree", True):
+        raise Unusable("--set decode_hicache: the tier of D's tree; needs --set decode_tree=1")
+    for field, others in _WITHOUT.items():
+        for other in others if given.get(field) else ():
+            if given.setdefault(other, 0):
+                raise Unusable(f"--set {other}: not in a pair with --set {field}")
+    if given.get("hicache") and given.get("prefill_complete") and given.setdefault("policy", 2) != 2:
+        raise Unusable("--set policy: SGLang has prefill_complete with policy=2 (write_back) alone")

@@ -12,6 +12,7 @@ from impl.sglang.server.outcome import PairEvent
 from impl.sglang.server.pair.choices import NetworkChoice
 from reference.pairs.config import DECODE, PREFILL, SERVERS
 
+Settings = Mapping[str, int | bool]
 # What a run is about, run by run: nothing is slow; everything may be; clients disconnect; transfers fail;
 # timeouts end in the middle; an abort reaches one server alone; a server dies.
 KINDS = (
@@ -88,7 +89,58 @@ def servers(rng: random.Random, fixed: Mapping[str, int | bool]) -> Config:
     without = not (fixed.get("window") or fixed.get("decode_tree"))
     if without and "prefill_complete" not in fixed and rng.random() < 0.25:
         found |= {"prefill_complete": True, "window": 0, "swa": 8, "decode_tree": False}
+    for draw in (_states, _drafts, _tiers):
+        found |= draw(rng, {**found, **fixed}, fixed)
+    found["mixed"] = rng.random() < 0.15
+    if fixed.get("hicache") and (fixed.get("states") or found.get("states")):
+        found["mixed"] = False
     return Config(**{**found, **fixed})  # type: ignore[arg-type]
+
+
+def _states(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
+    """Recurrent layers. States are kept on the way, or without pages and overlap at the end of a text."""
+    if so_far["window"] or so_far.get("prefill_complete"):
+        return {}
+    if not fixed.get("states", rng.random() < 0.15):
+        return {}
+    page = int(so_far["page_size"])
+    at_the_end = page == 1 and not (fixed.get("overlap") or fixed.get("decode_overlap"))
+    found: dict[str, int | bool] = {"states": rng.choice((8, 12, 20)), "track": 8}
+    if not fixed.get("track", not (at_the_end and rng.random() < 0.5)):
+        return {**found, "track": 0, "overlap": False, "decode_overlap": False}
+    return {**found, "chunk": max(16, int(so_far["chunk"]))}
+
+
+def _drafts(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
+    """Speculation of D, mostly with P's draft KV. With a window the draft model has as many layers as the
+    other has full ones, so that P has to send them (draft-as-deep-as-the-model)."""
+    draft = int(fixed.get("draft", rng.choice((0, 0, 0, 0, 2, 4))))
+    if not draft:
+        return {}
+    return {"draft": draft, "prefill_draft": bool(so_far["window"]) or rng.random() < 0.7}
+
+
+_TIERS = "hicache", "decode_hicache", "host_backup"
+
+
+def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
+    """Host tiers of P and of D's tree, and the pool for what D retracts."""
+    recurrent, late = so_far.get("states"), so_far.get("prefill_complete")
+    alone = not recurrent or not (so_far["track"] or so_far["overlap"])
+    found: dict[str, int | bool] = {
+        "hicache": bool(so_far["tree"]) and alone and rng.random() < 0.3,
+        "decode_hicache": bool(so_far["decode_tree"])
+        and not (so_far["window"] or recurrent)
+        and rng.random() < 0.5,
+    }
+    host = rng.choice((6, 12, 20, 40))
+    more = {"host": host, "policy": 2 if late else rng.randrange(3), "rust": rng.random() < 0.3}
+    backup = not (recurrent or so_far.get("priority"))
+    share = 0.05 if so_far["decode_tree"] else 0.6
+    if fixed.get("host_backup", backup and rng.random() < share):
+        # it must hold the longest request that D can retract
+        found["host_backup"], more["host"] = True, max(20, host)
+    return found | more if any({**found, **fixed}.get(name) for name in _TIERS) else found
 
 
 def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:

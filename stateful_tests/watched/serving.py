@@ -351,7 +351,7 @@ _PLAINEST: dict[type, dict[str, Any]] = {
         "rust": False, "storage": 0, "hicache": False, "lowest": False, "queue": 0, "threshold": 0,
         "priority": 0,
         "decode_overlap": False, "decode_tree": False, "decode_tokens": 0, "optimistic": 0, "deferred": True,
-        "prefill_complete": False,
+        "prefill_complete": False, "prefill_draft": False, "decode_hicache": False, "host_backup": False,
     },
     Client: {
         "start": 0, "after": "", "close": 1, "impatient": False, "session": False, "resends": False,

@@ -43,7 +43,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pair: two servers, of which this one only computes prompts and the other only decodes; of that one
     decode_tokens: of its full pool, 0: as many; decode_overlap, decode_tree: as overlap and tree;
     deferred: it keeps pages that its peer may still write; optimistic: prompts that are computed this often
-    before it has named pages; prefill_complete: it names pages only for prompts that are computed."""
+    before it has named pages; prefill_complete: it names pages only for prompts that are computed.
+    prefill_draft: the first server has the draft model as well, and sends its KV; decode_hicache: the
+    second has a host tier behind its tree, and hicache is that of the first; host_backup: KV that the second
+    retracts waits in a host pool, not in tensors of its own."""
 
     page_size: int = 1
     tokens: int = 128
@@ -75,6 +78,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deferred: bool = True
     optimistic: int = 0
     prefill_complete: bool = False
+    prefill_draft: bool = False
+    decode_hicache: bool = False
+    host_backup: bool = False
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -29,10 +29,11 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.states import States
 from impl.sglang.server.canary import Canary, ForwardPass
 from impl.sglang.server.clients import Clients
-from impl.sglang.server.fake_tier import FakeTier
+from impl.sglang.server.fake_tier import FakeTier, StampedSlots
 from impl.sglang.server.outcome import Misread
 from impl.sglang.server.tier import stamp
 from impl.sglang.server.progress import RequestHeadway, Stall, excess
+from impl.sglang.tiers.copy_engine import StateStamps
 from reference.states import chained, seen, stamp_after
 
 MOST = 500  # wrong reads that are kept of a run
@@ -105,6 +106,12 @@ class FakeModel:
         scheduler.process_batch_result = process
 
     # -- stamps -------------------------------------------------------------------------------------
+
+    def slots(self, pool: str, size: int) -> Any:
+        """The stamps in a pool as numbers, which a host tier copies."""
+        if pool == "state":
+            return StateStamps(self.states)
+        return StampedSlots(size, self.stamps[pool], self.writers[pool])
 
     def _write(self, slots: torch.Tensor, tokens: Iterable[int], start: int, request: str) -> None:
         pools = {"full": slots.tolist()}

@@ -5,15 +5,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from impl.choices import KeyedChoices, once_in, pick
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.server.clients import POLICIES, STORAGES, Config
-from impl.sglang.scheduler.states import States
 from impl.sglang.server.tier import TOKEN_BITS, pools_of, stamp
-from impl.sglang.tiers.copy_engine import CopyEngine, Event, StateStamps, Stream
+from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Hashes, Storage, double
 
 OFTEN = (1, 1, 4, 15)  # in how many of 16 rounds a transfer moves on; the seed picks one
@@ -71,15 +70,13 @@ def before_storage() -> PlacedHashes:
 
 
 class FakeTier:
-    """Transfers of one scheduler. stamps, writers, states: of the model's pools. hashes: of a storage's
-    pages."""
+    """Transfers of one scheduler. slots: the stamps in a pool of the device of this size, as numbers.
+    hashes: of a storage's pages."""
 
     def __init__(
         self,
         scheduler: Any,
-        stamps: dict[str, dict[int, tuple[int, int]]],
-        writers: dict[str, dict[int, str]],
-        states: States | None,
+        slots: Callable[[str, int], Any],
         seed: int,
         config: Config,
         hashes: PlacedHashes | None,
@@ -96,10 +93,9 @@ class FakeTier:
         self.engine.memory, self.engine.host = {}, {}
         for pool, entry in zip(pools_of(scheduler), cache.host_pool_group.entries):
             entry.device_pool.pool = pool
-            slots: Any = StateStamps(states)
-            if pool != "state":
-                slots = StampedSlots(sizes[pool] + scheduler.page_size, stamps[pool], writers[pool])
-            self.engine.memory[pool], self.engine.host[pool] = slots, [0] * entry.host_pool.size
+            size = 0 if pool == "state" else sizes[pool] + scheduler.page_size
+            self.engine.memory[pool] = slots(pool, size)
+            self.engine.host[pool] = [0] * entry.host_pool.size
 
         self.storage: Storage | None = None
         if hashes is not None:
@@ -147,6 +143,11 @@ class FakeTier:
     def _moves(self, *about: int) -> bool:
         """Whether a transfer moves on in a round."""
         return KeyedChoices(self.seed, *about).upto(15) < self.often
+
+    @property
+    def rests(self) -> bool:
+        """No transfer is in flight."""
+        return not any(self.engine.queues.values())
 
     def waits(self, batch: Any) -> None:
         """The forward pass of a batch waits for the loads that were sent for it."""

@@ -251,10 +251,12 @@ def _spec_worker() -> type:
                 )
             if on_publish:
                 on_publish(lengths)
+            hidden = torch.zeros(count, 16)  # of the newest token, before its own KV
+            hidden[:, 0], hidden[:, 1] = newest, lengths
             following = EagleDraftInput(
                 topk_p=torch.ones(count, 1),
                 topk_index=torch.zeros(count, 1, dtype=torch.int64),
-                hidden_states=torch.zeros(count, 16),
+                hidden_states=hidden,
                 bonus_tokens=newest.to(torch.int32),
             )
             return result_of(
@@ -338,9 +340,7 @@ def run(
     logging.disable(logging.WARNING)
     model = FakeModel(scheduler, watcher.kind, script, config.draft, config.track)
     if config.hicache:
-        model.tier = fake_tier.FakeTier(
-            scheduler, model.stamps, model.writers, model.states, seed, config, hashes
-        )
+        model.tier = fake_tier.FakeTier(scheduler, model.slots, seed, config, hashes)
     if canary:
         model.canary = kv_canary.Canary(scheduler, watcher.kind, config.draft)
     if config.draft:

@@ -53,14 +53,22 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
         assert harms(choices) <= (kind in ("failures", "time", "death"))
         assert any(t.abort for c in clients for t in c.turns) <= (kind in ("aborts", "alone"))
         assert pairs.of_these(clients, choices) == choices
-    runs = [one.draw() for _ in range(60)]
+    runs = [one.draw() for _ in range(120)]
     choices = [each for *_, choices in runs for each in choices]
     assert {*MESSAGES} - {"register"} < {each.what for each in choices}
     assert max(c.steps for c in choices if c.what == "transfer") == 150
-    for field in ("overlap", "decode_overlap", "tree", "decode_tree", "pressure"):
+    for field in ("overlap", "decode_overlap", "tree", "decode_tree", "pressure", "mixed", "rust",
+                  "prefill_draft", "hicache", "decode_hicache", "host_backup"):
         assert {getattr(config, field) for config, *_ in runs} == {False, True}
     assert {config.page_size for config, *_ in runs} == {1, 2, 4, 8}
     assert {config.priority for config, *_ in runs} == {0, 1, 2}
+    assert {config.draft for config, *_ in runs} == {0, 2, 4}
+    assert {(bool(config.states), config.track) for config, *_ in runs} == {
+        (False, 0), (True, 0), (True, 8)
+    }  # fmt: skip
+    for config, *_ in runs:
+        given = msgspec.structs.asdict(config).items()
+        require_fitting(RELEASE, {name: n for name, n in given if n != getattr(Config(), name)})
     late = [config for config, *_ in runs if config.prefill_complete]
     assert late and not any(config.window or config.decode_tree for config in late)
     assert {bool(turn.priority) for config, clients, *_ in runs if not config.priority
@@ -137,7 +145,14 @@ def test_each_choice_has_words():
     [
         (RELEASE, {"deferred": False}, "of a pair; needs --set pair=1"),
         ("0.5.20", {"pair": True}, "a pair runs in 0.5.23"),
-        (RELEASE, {"pair": True, "draft": 2}, "not driven in a pair"),
+        (RELEASE, {"pair": True, "queue": 2}, "not in a pair: a server of a pair has no limit"),
+        (RELEASE, {"pair": True, "states": 12, "track": 8, "lazy": True}, "not in a pair: SGLang has"),
+        (RELEASE, {"pair": True, "draft": 0, "prefill_draft": True}, "needs --set draft=N"),
+        (RELEASE, {"pair": True, "decode_hicache": True, "decode_tree": False}, "--set decode_tree=1"),
+        (RELEASE, {"pair": True, "decode_hicache": True, "window": 4}, "with --set decode_hicache"),
+        (RELEASE, {"pair": True, "host_backup": True, "priority": 1}, "with --set host_backup"),
+        (RELEASE, {"pair": True, "prefill_complete": True, "states": 9}, "no prefill_complete with"),
+        (RELEASE, {"pair": True, "prefill_complete": True, "hicache": True, "policy": 0}, "policy=2"),
         (RELEASE, {"pair": True, "prefill_complete": True, "window": 4}, "no prefill_complete with"),
         (RELEASE, {"prefill_complete": True}, "of a pair; needs --set pair=1"),
     ],
@@ -178,6 +193,15 @@ SERVERS = {
     "pages of one": {"page_size": 1},
     "named late": {"prefill_complete": True},
     "priorities": {"priority": 1, "lowest": True},
+    "mixed": {"mixed": True},
+    "drafts of D": {"draft": 2},
+    "drafts of both": {"draft": 4, "prefill_draft": True, "overlap": True, "decode_overlap": True},
+    "drafts with a window": {"draft": 2, "prefill_draft": True, "window": 8, "swa": 10},
+    "tier of P": {"hicache": True},
+    "tier of D": {"decode_hicache": True, "decode_tree": True},
+    "host pool of D": {"host_backup": True},
+    "states": {"states": 12, "track": 8, "decode_tree": True},
+    "states at the end": {"states": 12, "page_size": 1},
 }
 
 

@@ -34,16 +34,15 @@ OF_A_PAIR = (
     "deferred",
     "optimistic",
     "prefill_complete",
+    "prefill_draft",
+    "decode_hicache",
+    "host_backup",
 )
-NOT_OF_A_PAIR = (
-    "draft",
-    "states",
-    "track",
-    "lazy",
-    "hicache",
-    "mixed",
-    "queue",
-)
+NOT_OF_A_PAIR = {
+    "lazy": "SGLang has no extra_buffer_lazy with it (mamba_hook.py:125 in 0.5.23)",
+    "storage": "not driven in a pair",
+    "queue": "a server of a pair has no limit (_add_request_to_queue, scheduler.py:3488 in 0.5.23)",
+}
 What = Literal[
     "request", "abort", "register", "metadata", "notice", "status", "ack", "endpoint", "ready", "transfer",
     "row", "lookup", "call", "round", "clock", "death",

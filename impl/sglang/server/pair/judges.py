@@ -16,7 +16,9 @@ from impl.sglang.server.outcome import PairNote
 from impl.sglang.server.pair.model import Region, ServerModel
 from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
+from impl.sglang.server.fake_model import _stamped
 from reference.pairs.config import DECODE, PREFILL
+from reference.states import chained, seen, stamp_after
 
 _OF_A_ROOM = (
     "request_status",
@@ -59,6 +61,8 @@ class Judges:
         }  # by server, at once
         network.copies, network.names = self.copied, self.named
         network.carries_row = self.carries_row
+        for model in models.values():
+            model.notes = self.note
 
     def note(self, key: str, request: str, says: str) -> None:
         """Keep the first of each key."""
@@ -100,6 +104,8 @@ class Judges:
         for number in range(length // from_[0].item):
             if from_[0].pool == "metadata":
                 self._row(promise, name, from_[1] + number, to[1] + number)
+            elif from_[0].pool == "state":
+                self._state(promise, name, from_[1] + number, to[1] + number)
             else:
                 self._page(promise, name, from_[0], from_[1] + number, to[1] + number)
 
@@ -214,6 +220,32 @@ class Judges:
         elif source in schedulers[PREFILL].req_to_metadata_buffer_idx_allocator.free_slots:
             says = f"metadata row {source} of P is free when it is sent for {name}"
             self.note("PD-1 metadata row of P is free", name, says)
+
+    def _state(self, promise: NamedPages, name: str, source: int, target: int) -> None:
+        """A recurrent state: P's is that after the prompt, and D still keeps the slot for this request."""
+        states = {server: model.states for server, model in self.models.items()}
+        from_, to = states[PREFILL], states[DECODE]
+        assert from_ is not None and to is not None
+        if target not in promise.state:
+            says = f"state {target} of D is written for {name}, which has named {promise.state}"
+            self.note("XFER-2 state of another", name, says)
+        elif promise.request.req.kv.mamba_pool_idx != target:
+            if self.deferred and not self.network.harmed_by_time:
+                says = f"state {target} of D is not kept for {name} when its own arrives in it"
+                self.note("XFER-1 state of D is given back", name, says)
+            return
+        if not self._can_succeed(promise.room):
+            return
+        prompt = self.script.prompt(name)
+        text = chained(_stamped(prompt))
+        got = int(from_.cells[source])
+        if got != stamp_after(text, len(prompt)):
+            says = f"state {source} of P is sent for {name}, which {seen(got, text)}"
+            kind = "another state is sent" if got in text else "state of P is rewritten"
+            self.note(f"{'PD-6' if got in text else 'PD-1'} {kind}", name, says)
+        elif source in from_.rows.mamba_allocator.free_slots.tolist():
+            says = f"state {source} of P is free when it is sent for {name}"
+            self.note("PD-1 state of P is free", name, says)
 
     # -- nothing more happens -----------------------------------------------------------------------
 
@@ -372,6 +404,11 @@ def _kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
     """Rows, metadata rows and places in queues that a server keeps."""
     rows = scheduler.req_to_token_pool
     size = getattr(rows, "_alloc_size", rows.size + 1) - 1
+    if allocator := getattr(rows, "mamba_allocator", None):
+        tree = scheduler.tree_cache
+        cached = tree.mamba_evictable_size() if tree.supports_mamba() else 0
+        if left := int(allocator.size) - int(allocator.available_size()) - int(cached):
+            yield "states", f"{left} of {allocator.size}"
     if size != len(set(rows.free_slots)):
         yield "rows", f"{size - len(set(rows.free_slots))} of {size}"
     metadata = scheduler.req_to_metadata_buffer_idx_allocator

@@ -3,20 +3,22 @@ the network is bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.fake_model import FakeModel, MOST
+from impl.sglang.server.fake_tier import FROM_HOST
 from impl.sglang.server.outcome import UNSENT, Misread
 from impl.sglang.server.pair.network import PlayedNetwork
+from impl.sglang.server.tier import TOKEN_BITS, stamp
 
 
 class Region(NamedTuple):
-    """Memory that a transfer reads or writes. item: bytes of a page, or of a row of metadata; tensor: None of
-    metadata; number: which of its pool's."""
+    """Memory that a transfer reads or writes. item: bytes of a page, of a row of metadata or of a slot of
+    recurrent state; tensor: None of the last two; number: which of its pool's."""
 
     pool: str
     number: int
@@ -26,13 +28,33 @@ class Region(NamedTuple):
     tensor: torch.Tensor | None
 
 
+class TensorSlots:
+    """The stamps of a pool as numbers, 0 for none; its tensors have them by slot."""
+
+    def __init__(self, tensors: list[torch.Tensor], writers: dict[int, str]) -> None:
+        self.tensors, self.writers = tensors, writers
+
+    def __getitem__(self, slot: int) -> int:
+        token, position = (int(value) for value in self.tensors[0][slot, 0, :2].tolist())
+        return stamp(token, position) if token else 0
+
+    def __setitem__(self, slot: int, number: int) -> None:
+        self.writers[slot] = FROM_HOST
+        found = number & (1 << TOKEN_BITS) - 1, (number >> TOKEN_BITS) - 1
+        for tensor in self.tensors:
+            tensor[slot, 0, :2] = torch.tensor(found if number else (0, 0), dtype=torch.float32)
+
+
 class ServerModel(FakeModel):
     """The forward pass of `server`. regions: its KV tensors and metadata rows. unsent: pages of the SWA pool
-    that hold the place of a position of a received prompt, and that nobody has written."""
+    that hold the place of a position of a received prompt, and that nobody has written. sends_draft: P has
+    the draft model as well, so that D receives its KV, and the hidden state that D drafts from. notes: called
+    with what a judge would note."""
 
     def __init__(
-        self, scheduler: Any, release: Any, clients: Clients, server: str, network: PlayedNetwork
-    ) -> None:
+        self, scheduler: Any, release: Any, clients: Clients, server: str, network: PlayedNetwork,
+        draft: int, chunk: int, sends_draft: bool,
+    ) -> None:  # fmt: skip
         self.server, self.network = server, network
         kv = scheduler.token_to_kv_pool_allocator.get_kvcache()
         pools = {"full": getattr(kv, "full_kv_pool", kv), "swa": getattr(kv, "swa_kv_pool", None)}
@@ -41,6 +63,10 @@ class ServerModel(FakeModel):
             for name, pool in pools.items()
             if pool is not None
         }
+        self.sends_draft = sends_draft
+        if sends_draft:
+            pool = scheduler.draft_worker.primary_draft_kv_pool
+            self.tensors["full"] += [*pool.k_buffer, *pool.v_buffer]
         page = scheduler.page_size
         self.regions = [
             Region(name, number, tensor.data_ptr(), tensor.nbytes, tensor[0].nbytes * page, tensor)
@@ -55,8 +81,21 @@ class ServerModel(FakeModel):
             Region("metadata", number, start, size, item, None)
             for number, (start, size, item) in enumerate(rows)
         ]
+        if release.has_states(scheduler.req_to_token_pool):
+            states = zip(*scheduler.req_to_token_pool.get_state_buf_infos(), strict=True)
+            self.regions += [
+                Region("state", number, start, size, item, None)
+                for number, (start, size, item) in enumerate(states)
+            ]
         self.unsent: set[int] = set()
-        super().__init__(scheduler, release, clients, 0)
+        self.notes: Callable[[str, str, str], None] = lambda *_: None
+        super().__init__(scheduler, release, clients, draft, chunk)
+
+    def slots(self, pool: str, size: int) -> Any:
+        """The stamps in a pool as numbers, which a host tier copies."""
+        if pool == "state":
+            return super().slots(pool, size)
+        return TensorSlots(self.tensors[pool], self.writers[pool])
 
     def free_pages(self, pool: str = "full") -> list[int]:
         """The free list of a pool."""
@@ -71,14 +110,30 @@ class ServerModel(FakeModel):
         self.network.tell(self.server, f"{kind}: {names}")
 
     def decode(self, batch: Any) -> list[int]:
-        """A request whose prompt the peer has computed comes with its first token."""
-        for request, length in zip(batch.reqs, batch.seq_lens.tolist()):
+        """A round of one token each, which is not computed yet."""
+        self._received(batch.reqs, [length - 1 for length in batch.seq_lens.tolist()])
+        return super().decode(batch)
+
+    def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
+        """A verify round, which begins with the hidden state of the newest token."""
+        lengths = batch.seq_lens.tolist()
+        self._received(batch.reqs, lengths)
+        if self.sends_draft:
+            tokens, hidden = batch.spec_info.bonus_tokens.tolist(), batch.spec_info.hidden_states
+            for request, *want, got in zip(batch.reqs, tokens, lengths, hidden[:, :2].tolist()):
+                if got != want and not request.retracted_stain:  # else that of its first token
+                    says = f"{request.rid} drafts from the hidden state of {got} and not of {want}"
+                    self.notes("PD-6 D drafts from another hidden state", request.rid, says)
+        return super().verify(batch, draft)
+
+    def _received(self, requests: Iterable[Any], lengths: Iterable[int]) -> None:
+        """A request whose prompt the peer has computed comes with its first token. lengths: with KV."""
+        for request, length in zip(requests, lengths):
             if request.rid not in self._texts:
                 text = [*request.origin_input_ids, *request.output_ids]
-                self._texts[request.rid] = text[: length - 1]
+                self._texts[request.rid] = text[:length]
                 self._inputs[request.rid] = len(request.origin_input_ids)
                 self._decoded[request.rid] = 0
-        return super().decode(batch)
 
     def _write(self, slots: torch.Tensor, tokens: Iterable[int], start: int, request: str) -> None:
         places = {"full": slots.to(torch.int64)}

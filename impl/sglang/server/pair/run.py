@@ -14,8 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from impl.sglang.server import whole_scheduler
 from impl.sglang.server.clients import Client, Clients, Config, Message
+from impl.sglang.server.fake_tier import FakeTier
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.pair import stand_ins
 from impl.sglang.server.pair.choices import NetworkChoice
@@ -55,7 +58,11 @@ def run(
     pair = Pair(stage, network, script)
     with tempfile.TemporaryDirectory() as folder:
         for server in SERVERS:
-            pair.build(server, config, Path(folder) / server)
+            try:
+                pair.build(server, config, Path(folder) / server)
+            except Exception as error:
+                why = f"{server} does not start: {whole_scheduler._one_line(error)}"
+                return RunOutcome(0, 0, [], {}, why, traceback.format_exc())
     pair.judges = Judges(network, pair.models, pair.managers, script, config.deferred)
     return Conductor(pair, choices).play()
 
@@ -78,15 +85,23 @@ class Pair:
     def build(self, server: str, config: Config, folder: Path) -> None:
         """Build one server, as its own process does."""
         self.stage.enter(server, anew=True)
-        model = whole_scheduler.model_folder(folder, config.window)
-        settings = _settings(server, config)
-        scheduler = whole_scheduler._scheduler(config, model, settings)
+        path = whole_scheduler.model_folder(folder, config.window, config=config)
+        settings, mine = _settings(server, config), _of_one(server, config)
+        scheduler = whole_scheduler._scheduler(mine, path, settings)
         queue = scheduler.disagg_prefill_bootstrap_queue
         if server == DECODE:
             queue = scheduler.disagg_decode_prealloc_queue
         self.schedulers[server], self.managers[server] = scheduler, queue.kv_manager
-        self.models[server] = ServerModel(scheduler, installed(), self.script, server, self.network)
-        scheduler.tp_worker.forward_batch_generation = self.models[server]
+        self.models[server] = model = ServerModel(
+            scheduler, installed(), self.script, server, self.network, mine.draft, mine.track,
+            bool(config.draft and config.prefill_draft),
+        )  # fmt: skip
+        if mine.draft:
+            scheduler.draft_worker.model = model
+        else:
+            scheduler.tp_worker.forward_batch_generation = model
+        if mine.hicache or (server == DECODE and config.host_backup):
+            model.tier = FakeTier(scheduler, model.slots, self.script.seed, mine, None)
         scheduler.gracefully_exit = False
 
     def start(self) -> None:
@@ -99,9 +114,18 @@ class Pair:
         """A round of an event loop begins: others run, then the scheduler takes what clients have sent."""
         self.stage.hand_over()
         server = self.stage.server
+        if (tier := self.models[server].tier) is not None:
+            tier.round(self.network.step, last=False)
         messages, self.inboxes[server] = self.inboxes[server], []
         self.taken[server].update((each.rid, self.network.step) for each in messages)
         return messages
+
+
+def _of_one(server: str, config: Config) -> Config:
+    """Return what one server of the pair has of its configuration."""
+    if server == PREFILL:
+        return config if config.prefill_draft else msgspec.structs.replace(config, draft=0)
+    return msgspec.structs.replace(config, mixed=False, hicache=config.decode_hicache)
 
 
 def _settings(server: str, config: Config) -> dict[str, Any]:
@@ -120,8 +144,7 @@ def _settings(server: str, config: Config) -> dict[str, Any]:
         return found
     found |= {
         "disable_overlap_schedule": not config.decode_overlap,
-        # the host pool's copies have a stand-in of another tier
-        "disaggregation_decode_retraction_backup": "cpu_tensor",
+        "disaggregation_decode_retraction_backup": "host_pool" if config.host_backup else "cpu_tensor",
         "disaggregation_decode_enable_radix_cache": config.decode_tree,
         "max_total_tokens": config.decode_tokens or config.tokens,
     }
@@ -153,12 +176,13 @@ class Conductor:
         while network.step < STEPS and not self.error:
             network.passes()
             moved = self._environment() | self._clients() | self._threads() | self._schedulers()
-            quiet = 0 if moved or not network.rests or self._router or self._paused else quiet + 1
+            waits = self._router or self._paused or not network.rests or not self._tiers_rest()
+            quiet = 0 if moved or waits else quiet + 1
             if quiet <= QUIET or self._timed or self._heartbeat:
                 continue
             quiet, unanswered = 0, self._unanswered()
-            waits = any(unanswered.values()) or any(held(pair.models[at]) for at in self._alive())
-            if not waits and self.script.done:
+            waiting = any(unanswered.values()) or any(held(pair.models[at]) for at in self._alive())
+            if not waiting and self.script.done:
                 break
             if (answered := sum(map(len, self.answers.values()))) > before:
                 before, timeouts = (
@@ -182,6 +206,10 @@ class Conductor:
             self.answers[DECODE], self.error, self.trace, network.step >= STEPS, cpu_s=cpu_s,
             noted=list(pair.judges.noted.values()), events=network.events,
         )  # fmt: skip
+
+    def _tiers_rest(self) -> bool:
+        tiers = [self.pair.models[server].tier for server in self._alive()]
+        return all(tier is None or tier.rests for tier in tiers)
 
     def _alive(self) -> list[str]:
         return [server for server in SERVERS if server not in self.network.gone]

@@ -28,7 +28,8 @@ _ROOM_CALLS = {  # of sender, receiver and manager: another thread may run befor
 
 class NamedPages(NamedTuple):
     """The memory that D keeps for the transfer of a room, until it has ended: its request, pages for the
-    positions from `prefix` on, a metadata row, and of a window the pages of the SWA pool."""
+    positions from `prefix` on, a metadata row, of a window the pages of the SWA pool, of recurrent layers the
+    slot of its state."""
 
     room: int
     request: Any
@@ -36,6 +37,7 @@ class NamedPages(NamedTuple):
     prefix: int
     row: int
     swa: list[int]
+    state: list[int]
 
 
 class Wire(Protocol):
@@ -184,6 +186,7 @@ def install(wire: Wire) -> None:
     for module in (common, mooncake, decode, prefill, bootstrap):
         module.time = _Clock(wire)
     _calls(wire, common, decode)
+    _draft_model(of("sglang.srt.speculative.spec_info").SpeculativeAlgorithm)
 
 
 def _one_process(bootstrap: Any) -> None:
@@ -201,6 +204,28 @@ def _one_process(bootstrap: Any) -> None:
 
     bootstrap.init_parallel_runtime = once
     bootstrap.maybe_init_shared_mooncake_transfer_engine = lambda **_: None
+
+
+def _draft_model(algorithm: Any) -> None:
+    """A draft model has KV of its own, which P sends with the rest."""
+    create = algorithm.create_worker
+
+    def with_pool(*args: Any) -> Any:
+        worker = create(*args)
+        worker.primary_draft_kv_pool = None
+
+        def allocate(self: Any, *, token_to_kv_pool_allocator: Any, **_: Any) -> None:
+            kv = token_to_kv_pool_allocator.get_kvcache()
+            kv = getattr(kv, "full_kv_pool", kv)
+            self.primary_draft_kv_pool = type(kv)(
+                kv.size, kv.page_size, kv.dtype, kv.head_num, kv.head_dim, 1, "cpu",
+                enable_memory_saver=False,
+            )  # fmt: skip
+
+        worker.alloc_memory_pool = allocate
+        return worker
+
+    algorithm.create_worker = with_pool
 
 
 def _network(wire: Wire, common: Any, mooncake: Any) -> None:
@@ -282,9 +307,10 @@ def _calls(wire: Wire, common: Any, decode: Any) -> None:
         self: Any, pages: Any, row: Any = None, states: Any = None, prefix: Any = None, **more: Any
     ) -> Any:
         prefix = more.pop("decode_prefix_len", prefix) or 0
-        swa = [int(at) for at in states[0]] if states else []
         promised = [int(at) for at in pages]
-        wire.promised(NamedPages(self.bootstrap_room, in_hand[0], promised, prefix, row, swa))
+        sent = {str(kind.value): at for kind, at in zip(self.kv_mgr.kv_args.state_types, states or ())}
+        swa, state = ([int(at) for at in sent.get(kind, ())] for kind in ("swa", "mamba"))
+        wire.promised(NamedPages(self.bootstrap_room, in_hand[0], promised, prefix, row, swa, state))
         return publish(self, pages, row, states, decode_prefix_len=prefix, **more)
 
     queue._send_kv_metadata, receiver.send_metadata = sends, named
