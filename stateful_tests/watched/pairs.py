@@ -140,12 +140,16 @@ def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, i
     if fixed.get("host_backup", backup and rng.random() < share):
         # it must hold the longest request that D can retract
         found["host_backup"], more["host"] = True, max(20, host)
+    cached = {**found, **fixed}
+    if (cached["hicache"] or cached["decode_hicache"]) and not (recurrent or late):
+        more["storage"] = rng.choice((0, 0, 1, 2))  # of P's tier, or of D's alone
     return found | more if any({**found, **fixed}.get(name) for name in _TIERS) else found
 
 
 def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
     """Clients without sessions, one after the other or at once, some of whose prompts share a text."""
     longest = min(config.tokens, config.decode_tokens or config.tokens) // 2
+    comes_back = config.hicache or config.decode_hicache  # what was evicted is asked for again
 
     def turn() -> Turn:
         tokens = min(longest, rng.choice((1, 3, 8, 9, 16, 17, 25, 33, 40)))
@@ -165,9 +169,9 @@ def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> 
         Client(
             f"c{number}",
             rng.choice((0, 1, 4, 15, 40)),
-            tuple(turn() for _ in range(rng.choice((1, 1, 2)))),
+            tuple(turn() for _ in range(rng.choice((1, 3, 4) if comes_back else (1, 1, 2)))),
             session=False,
-            resends=rng.random() < 0.5,
+            resends=rng.random() < (0.2 if comes_back else 0.5),
         )
         for number in range(1, 1 + rng.randint(2, max(2, count * 2 // 3)))
     )

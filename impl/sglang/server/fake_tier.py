@@ -146,8 +146,9 @@ class FakeTier:
 
     @property
     def rests(self) -> bool:
-        """No transfer is in flight."""
-        return not any(self.engine.queues.values())
+        """No transfer is in flight, and the storage has nothing to do."""
+        idle = self.storage is None or self.storage.rests
+        return idle and not any(self.engine.queues.values())
 
     def waits(self, batch: Any) -> None:
         """The forward pass of a batch waits for the loads that were sent for it."""

@@ -225,6 +225,14 @@ class Storage:
         thread.done |= {(pool, slot) for pool, own in slots.items() for slot in own}
         return thread.pages if thread.pages >= 0 else 1 << 30
 
+    @property
+    def rests(self) -> bool:
+        """No thread has an operation, and none waits for one."""
+        controller = self.cache.cache_controller
+        names = "prefetch_queue", "prefetch_buffer", "backup_queue"
+        waiting = sum(getattr(controller, name).qsize() for name in names)
+        return not waiting and all(each.operation is None for each in IOThread.known.values())
+
     def go_on(self, body: str, pages: int) -> None:
         self.thread(body).go_on(pages)
         if body == FETCH:  # ranks agree on what was read

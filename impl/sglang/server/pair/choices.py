@@ -40,7 +40,6 @@ OF_A_PAIR = (
 )
 NOT_OF_A_PAIR = {
     "lazy": "SGLang has no extra_buffer_lazy with it (mamba_hook.py:125 in 0.5.23)",
-    "storage": "not driven in a pair",
     "queue": "a server of a pair has no limit (_add_request_to_queue, scheduler.py:3488 in 0.5.23)",
 }
 What = Literal[

@@ -18,7 +18,7 @@ import msgspec
 
 from impl.sglang.server import whole_scheduler
 from impl.sglang.server.clients import Client, Clients, Config, Message
-from impl.sglang.server.fake_tier import FakeTier
+from impl.sglang.server.fake_tier import FakeTier, PlacedHashes, before_storage
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.pair import stand_ins
 from impl.sglang.server.pair.choices import NetworkChoice
@@ -56,6 +56,8 @@ def run(
     network = PlayedNetwork(stage, choices)
     stand_ins.install(network)
     pair = Pair(stage, network, script)
+    if config.storage:
+        pair.hashes = before_storage()
     with tempfile.TemporaryDirectory() as folder:
         for server in SERVERS:
             try:
@@ -69,9 +71,10 @@ def run(
 
 class Pair:
     """Both servers. inboxes: what clients have sent; taken: request -> step in which its server last took a
-    message about it."""
+    message about it; hashes: of pages in a storage, which one of the servers has."""
 
     judges: Judges
+    hashes: PlacedHashes | None = None
 
     def __init__(self, stage: Stage, network: PlayedNetwork, script: Clients) -> None:
         self.stage, self.network, self.script = stage, network, script
@@ -101,7 +104,9 @@ class Pair:
         else:
             scheduler.tp_worker.forward_batch_generation = model
         if mine.hicache or (server == DECODE and config.host_backup):
-            model.tier = FakeTier(scheduler, model.slots, self.script.seed, mine, None)
+            seed = self.script.seed
+            hashes = self.hashes if mine.hicache and mine.storage else None
+            model.tier = FakeTier(scheduler, model.slots, seed, mine, hashes)
         scheduler.gracefully_exit = False
 
     def start(self) -> None:
@@ -124,8 +129,13 @@ class Pair:
 def _of_one(server: str, config: Config) -> Config:
     """Return what one server of the pair has of its configuration."""
     if server == PREFILL:
-        return config if config.prefill_draft else msgspec.structs.replace(config, draft=0)
-    return msgspec.structs.replace(config, mixed=False, hicache=config.decode_hicache)
+        storage = config.storage if config.hicache else 0
+        draft = config.draft if config.prefill_draft else 0
+        return msgspec.structs.replace(config, draft=draft, storage=storage)
+    storage = config.storage if config.decode_hicache and not config.hicache else 0
+    return msgspec.structs.replace(
+        config, mixed=False, hicache=config.decode_hicache, storage=storage
+    )
 
 
 def _settings(server: str, config: Config) -> dict[str, Any]:
