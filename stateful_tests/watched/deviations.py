@@ -227,14 +227,28 @@ def of_a_pair(release: str, key: str, config: Config, choices: Sequence[NetworkC
     if config.prefill_complete and key == "PD-5 D keeps deferred_abort_ack_tracker":
         name = "unnamed-pages-wait-for-acknowledgement"
     alone = any(each.what == "abort" and each.side == DECODE and each.fails for each in choices)
+    if config.host_backup and config.decode_tree and not config.decode_hicache:
+        if key.startswith(("PD-2 D", "PD-4", "PRO-1")):  # whoever waits, waits for this room
+            name = "retraction-pool-locks-the-tree"
+    if key == "XFER-2 another pool" and _as_deep(config):
+        name = "draft-as-deep-as-the-model"
     if not name and alone and key.startswith(("PD-4", "PD-2")):
         name = "aborted-prefill-is-not-told"
     return (label(release, name) or "") if name else ""
 
 
-def never_sent(release: str, found: str) -> str:
-    """A page of the window of a received prompt is read that the decode server did not ask for."""
-    return (label(release, "unreceived-window-is-published") or "") if found == UNSENT else ""
+def _as_deep(config: Config) -> bool:
+    """D's draft model has as many full layers as its model, and P has none."""
+    return bool(config.draft and config.window) and not config.prefill_draft
+
+
+def read_in_a_pair(release: str, found: str, pool: str, config: Config) -> str:
+    """The known fault by which a server of a pair reads wrong KV, "" for none. found: UNSENT, of a page of
+    the window of a received prompt that the decode server did not ask for."""
+    name = "unreceived-window-is-published" if found == UNSENT else ""
+    if pool == "full of D" and _as_deep(config):
+        name = "draft-as-deep-as-the-model"
+    return (label(release, name) or "") if name else ""
 
 
 def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:

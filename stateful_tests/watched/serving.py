@@ -210,8 +210,9 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         known = "last-token" if hole else ended
         if misread.pool == "state":
             known = validated.wrong_states.get((misread.request, misread.position), ended)
-        elif misread.found:
-            known = deviations.never_sent(run.release, misread.found)
+        elif run.config.pair:
+            config, pool = run.config, misread.pool
+            known = deviations.read_in_a_pair(run.release, misread.found, pool, config)
         reads.setdefault((misread.pool, known), []).append(misread)
     for (pool, known), (first, *more) in reads.items():
         if pool == "state":

@@ -28,6 +28,14 @@ class Region(NamedTuple):
     tensor: torch.Tensor | None
 
 
+def _regions(pool: str, tensors: Iterable[torch.Tensor], page: int) -> list[Region]:
+    """The tensors of a pool as memory."""
+    return [
+        Region(pool, number, tensor.data_ptr(), tensor.nbytes, tensor[0].nbytes * page, tensor)
+        for number, tensor in enumerate(tensors)
+    ]
+
+
 class TensorSlots:
     """The stamps of a pool as numbers, 0 for none; its tensors have them by slot."""
 
@@ -69,10 +77,11 @@ class ServerModel(FakeModel):
             self.tensors["full"] += [*pool.k_buffer, *pool.v_buffer]
         page = scheduler.page_size
         self.regions = [
-            Region(name, number, tensor.data_ptr(), tensor.nbytes, tensor[0].nbytes * page, tensor)
-            for name, tensors in self.tensors.items()
-            for number, tensor in enumerate(tensors)
+            region for each in self.tensors.items() for region in _regions(*each, page)
         ]
+        if draft and not sends_draft:
+            own = scheduler.draft_worker.primary_draft_kv_pool
+            self.regions += _regions("draft", [*own.k_buffer, *own.v_buffer], page)
         for tensors in self.tensors.values():
             for tensor in tensors:
                 tensor.zero_()
