@@ -42,6 +42,7 @@ _OF_A_PAIR = {
     "PD-5 P keeps deferred_ack_poisoned_rooms": "failed-room-stays-poisoned",
     "PD-5 P keeps staging_outstanding": "failed-room-stays-poisoned",
     "PD-4 P keeps KV of prompts that D has not admitted": "parked-prompt-keeps-the-room",
+    "PD-4 P waits for a request that D gave up before it came": "early-notice-is-dropped",
     "PD-4 D waits for a prompt that P has refused": "refused-prefill-is-not-told",
     "PD-4 P waits for a prompt that D has refused": "refused-prompt-is-not-told",
     "PRO-1 D waits for a prompt that never fits": "received-prompt-never-fits",

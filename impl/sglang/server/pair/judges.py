@@ -266,7 +266,10 @@ class Judges:
             if names:
                 says = f"{server} answers {names[0]} only after a timeout, and nothing has failed"
                 peer = DECODE if server == PREFILL else PREFILL
-                if all(name in self.refused[peer] for name in names):
+                if server == PREFILL and (early := [*filter(self._given_up_before, names)]):
+                    key = "PD-4 P waits for a request that D gave up before it came"
+                    self.note(key, early[0], says)
+                elif all(name in self.refused[peer] for name in names):
                     key = f"PD-4 {server} waits for a prompt that {peer} has refused"
                     self.note(key, names[0], says)
                 else:
@@ -274,6 +277,11 @@ class Judges:
             elif tokens := held(self.models[server]):
                 says = f"{server} keeps {tokens} tokens until a timeout, and nobody waits there"
                 self.note(f"PD-2 {server} keeps KV until a timeout", "", says)
+
+    def _given_up_before(self, name: str) -> bool:
+        """Whether P heard that D has given a request up before it had the request itself."""
+        heard, asked = (self.network.delivered.get((what, name)) for what in ("notice", "request"))
+        return heard is not None and asked is not None and heard <= asked
 
     def ended(self, unanswered: dict[str, list[str]]) -> None:
         """Every timeout has passed, and nothing happens."""
@@ -362,6 +370,12 @@ class Judges:
         ended = self.answered_at.get(name, arrived + 1)
         return arrived >= min(ended, self.network.forgotten.get((PREFILL, name), ended))
 
+    def prefix_is_gone(self, name: str) -> None:
+        """D fails a request: it has matched a prefix in its host tier, and cannot load it."""
+        if name not in self.aborted[DECODE] and not self.network.harmed:
+            says = f"D fails {name}, as it has lost the prefix that it told P not to send"
+            self.note("PD-1 D loses a prefix of its host tier", name, says)
+
     def answered(self, name: str, tokens: Sequence[int], reason: str) -> None:
         """D has answered a request. A server gives an answer up where memory is short: what came is right."""
         turn = self.script.turns[name]
@@ -417,6 +431,11 @@ def _kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
         yield "metadata rows", str(missing)
     if len(free) > len(set(free)):
         yield "metadata rows twice", str(sorted({row for row in free if free.count(row) > 1}))
+    pools = getattr(scheduler.tree_cache, "host_pool_group", None)
+    if pools is not None and scheduler.server_args.disable_radix_cache:  # for what is retracted alone
+        sizes = [(each.host_pool.size, each.host_pool.available_size()) for each in pools.entries]
+        if any(size != free for size, free in sizes):
+            yield "KV on the host", ", ".join(f"{size - free} of {size}" for size, free in sizes)
     if server == PREFILL:
         queues = {
             "bootstrap queue": scheduler.disagg_prefill_bootstrap_queue.queue,

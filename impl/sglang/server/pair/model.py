@@ -74,6 +74,7 @@ class ServerModel(FakeModel):
         self.sends_draft = sends_draft
         if sends_draft:
             pool = scheduler.draft_worker.primary_draft_kv_pool
+            self.target_tensors = len(self.tensors["full"])
             self.tensors["full"] += [*pool.k_buffer, *pool.v_buffer]
         page = scheduler.page_size
         self.regions = [
@@ -96,6 +97,7 @@ class ServerModel(FakeModel):
                 Region("state", number, start, size, item, None)
                 for number, (start, size, item) in enumerate(states)
             ]
+        self.without_draft: set[str] = set()  # retracted, which gives up the KV of the draft model
         self.unsent: set[int] = set()
         self.notes: Callable[[str, str, str], None] = lambda *_: None
         super().__init__(scheduler, release, clients, draft, chunk)
@@ -127,6 +129,7 @@ class ServerModel(FakeModel):
         """A verify round, which begins with the hidden state of the newest token."""
         lengths = batch.seq_lens.tolist()
         self._received(batch.reqs, lengths)
+        self.without_draft |= {each.rid for each in batch.reqs if each.retracted_stain}
         if self.sends_draft:
             tokens, hidden = batch.spec_info.bonus_tokens.tolist(), batch.spec_info.hidden_states
             for request, *want, got in zip(batch.reqs, tokens, lengths, hidden[:, :2].tolist()):
@@ -165,7 +168,10 @@ class ServerModel(FakeModel):
             return
         wanted, at = torch.tensor(want, dtype=torch.float32), torch.tensor(slots, dtype=torch.int64)
         name = f"{pool} of {self.server}"
-        for tensor in self.tensors[pool]:
+        tensors = self.tensors[pool]
+        if request in self.without_draft or (self.without_draft and self.tree):  # which shares it
+            tensors = tensors[: self.target_tensors]
+        for tensor in tensors:
             found = tensor[at, 0, :2]
             for number in (found != wanted).any(1).nonzero().flatten().tolist():
                 key = request, name, want[number][1]

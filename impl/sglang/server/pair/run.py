@@ -37,6 +37,7 @@ PROBE = 40  # steps between two probes of a session that has failed
 # still write, past both servers' timeouts of a request, and again; past retries of a lookup.
 TIMEOUTS = (35.0, 310.0, 35.0, 310.0, 35.0, 310.0, *[1.1] * 20)
 _DEFERRED = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE"
+_NO_PREFIX = "HiCache local restore failed"  # what D answers who waits for a prefix of its host tier
 Patch = Callable[[], object]
 
 
@@ -123,6 +124,9 @@ class Pair:
             tier.round(self.network.step, last=False)
         messages, self.inboxes[server] = self.inboxes[server], []
         self.taken[server].update((each.rid, self.network.step) for each in messages)
+        if server == PREFILL:
+            asked = {("request", each.rid): self.network.step for each in messages}
+            self.network.delivered.update({**asked, **self.network.delivered})
         return messages
 
 
@@ -344,6 +348,10 @@ class Conductor:
                 )
                 for name, tokens in zip(getattr(output, "rids", None) or (), ids):
                     self.outputs.setdefault(name, []).extend(tokens)
+                ends = getattr(output, "finished_reasons", None) or ()
+                for name, end in zip(getattr(output, "rids", None) or (), ends):
+                    if isinstance(end, dict) and _NO_PREFIX in str(end.get("message")):
+                        self.pair.judges.prefix_is_gone(name)
         for name, reason in whole_scheduler._answers():
             found = True
             known = self.answers[server].get(name)
