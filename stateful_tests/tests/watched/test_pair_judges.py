@@ -1,0 +1,167 @@
+"""Judges of a pair of whole servers: what each notes, without a server."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from impl.sglang.server.clients import Client, Clients, Config, Turn
+from impl.sglang.server.fake_model import _stamped
+from impl.sglang.server.pair import judges
+from impl.sglang.server.pair.choices import NetworkChoice
+from impl.sglang.server.pair.model import ServerModel, TensorSlots
+from impl.sglang.server.tier import stamp
+from reference.states import chained, stamp_after
+from stateful_tests.watched import deviations
+
+RELEASE = "0.5.23"
+CLIENTS = Clients((Client("c1", 0, (Turn(0, 3, 2),), session=False),), 5)
+PROMPT = CLIENTS.prompt("c1.1")
+TEXT = chained(_stamped(PROMPT))
+
+
+def server(**more):
+    """A server that is at rest: nothing is allocated."""
+    allocator = SimpleNamespace(page_size=1, size=100, available_size=lambda: 100)
+    tree = SimpleNamespace(evictable_size=lambda: 0, host_pool_group=None)
+    scheduler = SimpleNamespace(
+        is_hybrid_swa=False, disagg_prefill_inflight_queue=[], waiting_queue=[], tree_cache=tree
+    )
+    found = {"allocator": allocator, "scheduler": scheduler, "window": None, "states": None}
+    return SimpleNamespace(**{**found, **more})
+
+
+def judged(p=None, d=None, **network):
+    """The judges of two servers at rest, of which these differ."""
+    said = {"harmed": False, "harmed_by_time": False, "delivered": {}, "told_success": {1}}
+    wire = SimpleNamespace(**{**said, **network}, tell=lambda *_: None)
+    return judges.Judges(wire, {"P": p or server(), "D": d or server()}, {}, CLIENTS, True)
+
+
+@pytest.mark.parametrize(
+    ("delivered", "key"),
+    [
+        ({("notice", "c1.1"): 4, ("request", "c1.1"): 9},
+         "PD-4 P waits for a request that D gave up before it came"),
+        ({("notice", "c1.1"): 9, ("request", "c1.1"): 4}, "PD-4 P waits for a timeout"),
+        ({}, "PD-4 P waits for a timeout"),
+    ],
+)  # fmt: skip
+def test_request_that_comes_after_its_notice(delivered, key):
+    found = judged(delivered=delivered)
+    found.waiting({"P": ["c1.1"], "D": []})
+    assert [*found.noted] == [key]
+
+
+SLOTS = {1: TEXT[-1], 2: stamp_after(TEXT, 2), 3: 77}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "keeps", "key"),
+    [
+        (1, 6, 6, None),
+        (2, 6, 6, "PD-6 another state is sent"),
+        (3, 6, 6, "PD-1 state of P is rewritten"),
+        (4, 6, 6, "PD-1 state of P is free"),
+        (1, 7, 7, "XFER-2 state of another"),
+        (1, 6, None, "XFER-1 state of D is given back"),
+    ],
+)
+def test_state_that_is_sent(source, target, keeps, key):
+    rows = SimpleNamespace(mamba_allocator=SimpleNamespace(free_slots=torch.tensor([4])))
+    states = SimpleNamespace(cells={**SLOTS, 4: TEXT[-1]}, rows=rows)
+    found = judged(server(states=states), server(states=states))
+    request = SimpleNamespace(req=SimpleNamespace(kv=SimpleNamespace(mamba_pool_idx=keeps)))
+    found._state(SimpleNamespace(room=1, request=request, state=[6]), "c1.1", source, target)
+    assert [*found.noted] == ([key] if key else [])
+
+
+def test_prefix_of_a_host_tier_that_is_lost():
+    found = judged()
+    found.aborted["D"].add("c2.1")
+    found.prefix_is_gone("c2.1")
+    assert not found.noted
+    found.prefix_is_gone("c1.1")
+    assert [*found.noted] == ["PD-1 D loses a prefix of its host tier"]
+
+
+@pytest.mark.parametrize(("free", "left"), [(8, []), (6, [("KV on the host", "2 of 8")])])
+def test_kv_of_retracted_requests_is_not_left_on_the_host(free, left):
+    pool = SimpleNamespace(host_pool=SimpleNamespace(size=8, available_size=lambda: free))
+    row = SimpleNamespace(size=2, free_slots=[1, 2])
+    queues = ("disagg_prefill_inflight_queue", "disagg_prefill_pending_chunk_rids")
+    scheduler = SimpleNamespace(
+        req_to_token_pool=row, req_to_metadata_buffer_idx_allocator=SimpleNamespace(size=2, free_slots=[0, 1]),
+        tree_cache=SimpleNamespace(host_pool_group=SimpleNamespace(entries=[pool])),
+        server_args=SimpleNamespace(disable_radix_cache=True),
+        disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
+    )  # fmt: skip
+    assert [*judges._kept(scheduler, "P")] == left
+
+
+def model(draft=(3, 0)):
+    """D, whose only tensors have one token at slot 0: the model's, and its draft's."""
+    made = object.__new__(ServerModel)
+    tensors = [torch.tensor([[[*at, 0.0]]]) for at in ((3, 0), draft)]
+    made.__dict__.update(
+        tensors={"full": tensors}, target_tensors=1, without_draft=set(), tree=False, server="D",
+        writers={"full": {}}, unsent=set(), misread={}, forwards=1, noted=[],
+        network=SimpleNamespace(tell=lambda *_: None),
+        allocator=SimpleNamespace(page_size=1),
+    )  # fmt: skip
+    return made
+
+
+def test_draft_kv_counts_until_a_request_is_retracted():
+    right, wrong = model(), model(draft=(9, 0))
+    right._compare("full", "c1.1", 0, [0], [3])
+    wrong._compare("full", "c1.1", 0, [0], [3])
+    assert not right.misread and [*wrong.misread] == [("c1.1", "full of D", 0)]
+    for tree, request in ((False, "c1.1"), (True, "c2.1")):  # with a tree others share its prompt
+        wrong = model(draft=(9, 0))
+        wrong.without_draft, wrong.tree = {"c1.1"}, tree
+        wrong._compare("full", request, 0, [0], [3])
+        assert not wrong.misread
+
+
+@pytest.mark.parametrize(("hidden", "stained", "notes"), [((7, 2), False, 0), ((7, 1), False, 1),
+                                                          ((7, 1), True, 0)])  # fmt: skip
+def test_hidden_state_that_decode_drafts_from(monkeypatch, hidden, stained, notes):
+    made, noted = model(), []
+    made.__dict__.update(sends_draft=True, notes=lambda *what: noted.append(what), _texts={"c1.1": [3]})
+    monkeypatch.setattr(ServerModel.__bases__[0], "verify", lambda *_: ([], []))
+    info = SimpleNamespace(
+        bonus_tokens=torch.tensor([7]), hidden_states=torch.tensor([[*hidden, 0]]).float()
+    )
+    request = SimpleNamespace(rid="c1.1", retracted_stain=stained)
+    made.verify(SimpleNamespace(reqs=[request], seq_lens=torch.tensor([2]), spec_info=info), 2)
+    assert len(noted) == notes and made.without_draft == ({"c1.1"} if stained else set())
+
+
+def test_slots_of_tensors_are_numbers():
+    tensors = [torch.zeros(2, 1, 4), torch.zeros(2, 1, 4)]
+    slots = TensorSlots(tensors, {})
+    slots[1] = stamp(9, 4)
+    assert slots[1] == stamp(9, 4) and slots[0] == 0
+    assert all(each[1, 0, :2].tolist() == [9, 4] for each in tensors)
+    slots[1] = 0
+    assert slots[1] == 0 and slots.writers[1] == "a load from the host"
+
+
+@pytest.mark.parametrize(
+    ("key", "settings", "known"),
+    [
+        ("PD-2 D keeps KV", {"decode_tree": True, "host_backup": True},
+         "retraction-pool-locks-the-tree"),
+        ("PD-2 D keeps KV", {"decode_tree": True, "host_backup": True, "decode_hicache": True}, ""),
+        ("PD-2 D keeps KV", {"host_backup": True}, ""),
+        ("XFER-2 another pool", {"draft": 2, "window": 8}, "draft-as-deep-as-the-model"),
+        ("XFER-2 another pool", {"draft": 2, "window": 8, "prefill_draft": True}, ""),
+        ("PD-4 P waits for a request that D gave up before it came", {}, "early-notice-is-dropped"),
+    ],
+)  # fmt: skip
+def test_known_faults_of_settings(key, settings, known):
+    config = Config(pair=True, **settings)
+    assert deviations.of_a_pair(RELEASE, key, config, (NetworkChoice("request"),)) == known
+    reads = deviations.read_in_a_pair(RELEASE, "", "full of D", config)
+    assert reads == (known if known.startswith("draft") else "")
