@@ -147,7 +147,8 @@ def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, i
 
 
 def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> tuple[Client, ...]:
-    """Clients without sessions, one after the other or at once, some of whose prompts share a text."""
+    """Clients one after the other or at once, some of whose prompts share a text. None has a session: after
+    a turn P's has one output and D's has all, so that they disagree on the next prompt."""
     longest = min(config.tokens, config.decode_tokens or config.tokens) // 2
     comes_back = config.hicache or config.decode_hicache  # what was evicted is asked for again
 

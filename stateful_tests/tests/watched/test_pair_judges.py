@@ -91,7 +91,8 @@ def test_kv_of_retracted_requests_is_not_left_on_the_host(free, left):
     row = SimpleNamespace(size=2, free_slots=[1, 2])
     queues = ("disagg_prefill_inflight_queue", "disagg_prefill_pending_chunk_rids")
     scheduler = SimpleNamespace(
-        req_to_token_pool=row, req_to_metadata_buffer_idx_allocator=SimpleNamespace(size=2, free_slots=[0, 1]),
+        req_to_token_pool=row,
+        req_to_metadata_buffer_idx_allocator=SimpleNamespace(size=2, free_slots=[0, 1]),
         tree_cache=SimpleNamespace(host_pool_group=SimpleNamespace(entries=[pool])),
         server_args=SimpleNamespace(disable_radix_cache=True),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
