@@ -231,6 +231,8 @@ def of_a_pair(release: str, key: str, config: Config, choices: Sequence[NetworkC
     if config.host_backup and config.decode_tree and not config.decode_hicache:
         if key.startswith(("PD-2 D", "PD-4", "PRO-1")):  # whoever waits, waits for this room
             name = "retraction-pool-locks-the-tree"
+    if config.storage and key == "PD-1 D loses a prefix of its host tier":
+        name = "prefix-of-a-storage-is-lost"
     if key == "XFER-2 another pool" and _as_deep(config):
         name = "draft-as-deep-as-the-model"
     if not name and alone and key.startswith(("PD-4", "PD-2")):

@@ -19,10 +19,14 @@ KINDS = (
     "calm", "late", "aborts", "failures", "late", "aborts", "time", "late", "aborts", "death",
     "late", "alone", "aborts", "failures", "late",
 )  # fmt: skip
+SIZES = 1, 3, 8, 9, 16, 17, 25, 33, 40  # of prompts
 SHORT, LONG = (1, 2, 5, 12, 30), (20, 60, 100, 150)  # steps; a decode round takes one
 # What a reader wants to know that a check has reached, by the words of the events.
 _REACHED = {
     "a prompt part": "computes a prompt part", "a decode batch": "decodes:",
+    "a verify round": "verifies drafts:",
+    "a prompt part with KV of the host": "with KV of its host:",
+    "a prefix of D's host": "tokens of its host for",
     "a transfer": "^transfer .* ends",
     "a message that rests": "rests [0-9]+ steps", "a scheduler that rests": "^rests",
     "an abort": "gets the abort", "a notice of an abort": "^gets notice", "an acknowledgement": "^gets ack",
@@ -153,7 +157,7 @@ def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> 
     comes_back = config.hicache or config.decode_hicache  # what was evicted is asked for again
 
     def turn() -> Turn:
-        tokens = min(longest, rng.choice((1, 3, 8, 9, 16, 17, 25, 33, 40)))
+        tokens = min(longest, rng.choice((17, 25, 33, 40) if comes_back else SIZES))
         limit = rng.choice((1, 2, 4, 9) if not config.pressure else (4, 9, 20))
         return Turn(
             wait=rng.choice((0, 1, 5, 20)),
@@ -161,7 +165,7 @@ def clients(rng: random.Random, config: Config, count: int, *, aborts: bool) -> 
             limit=limit,
             stop=rng.randint(1, limit) if rng.random() < 0.2 else 0,
             abort=rng.randint(1, 90) if aborts and rng.random() < 0.4 else 0,
-            shared=rng.choice((0, 0, tokens // 2, max(0, tokens - 1), tokens)),
+            shared=rng.choice((0, tokens // 2 if comes_back else 0, tokens // 2, tokens - 1, tokens)),
             text=rng.randrange(2),
             priority=rng.randrange(4) if config.priority else 0,
         )

@@ -85,16 +85,18 @@ def test_prefix_of_a_host_tier_that_is_lost():
     assert [*found.noted] == ["PD-1 D loses a prefix of its host tier"]
 
 
-@pytest.mark.parametrize(("free", "left"), [(8, []), (6, [("KV on the host", "2 of 8")])])
-def test_kv_of_retracted_requests_is_not_left_on_the_host(free, left):
+@pytest.mark.parametrize(
+    ("tree", "free", "left"),
+    [(False, 8, []), (False, 6, [("KV on the host", "2 of 8")]), (True, 6, [])],
+)
+def test_kv_of_retracted_requests_is_not_left_on_the_host(tree, free, left):
     pool = SimpleNamespace(host_pool=SimpleNamespace(size=8, available_size=lambda: free))
     row = SimpleNamespace(size=2, free_slots=[1, 2])
     queues = ("disagg_prefill_inflight_queue", "disagg_prefill_pending_chunk_rids")
     scheduler = SimpleNamespace(
         req_to_token_pool=row,
         req_to_metadata_buffer_idx_allocator=SimpleNamespace(size=2, free_slots=[0, 1]),
-        tree_cache=SimpleNamespace(host_pool_group=SimpleNamespace(entries=[pool])),
-        server_args=SimpleNamespace(disable_radix_cache=True),
+        tree_cache=SimpleNamespace(host_pool_group=SimpleNamespace(entries=[pool]), disable=not tree),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
     )  # fmt: skip
     assert [*judges._kept(scheduler, "P")] == left
@@ -156,6 +158,8 @@ def test_slots_of_tensors_are_numbers():
          "retraction-pool-locks-the-tree"),
         ("PD-2 D keeps KV", {"decode_tree": True, "host_backup": True, "decode_hicache": True}, ""),
         ("PD-2 D keeps KV", {"host_backup": True}, ""),
+        ("PD-1 D loses a prefix of its host tier", {"storage": 1}, "prefix-of-a-storage-is-lost"),
+        ("PD-1 D loses a prefix of its host tier", {}, ""),
         ("XFER-2 another pool", {"draft": 2, "window": 8}, "draft-as-deep-as-the-model"),
         ("XFER-2 another pool", {"draft": 2, "window": 8, "prefill_draft": True}, ""),
         ("PD-4 P waits for a request that D gave up before it came", {}, "early-notice-is-dropped"),

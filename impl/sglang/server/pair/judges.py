@@ -432,7 +432,7 @@ def _kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
     if len(free) > len(set(free)):
         yield "metadata rows twice", str(sorted({row for row in free if free.count(row) > 1}))
     pools = getattr(scheduler.tree_cache, "host_pool_group", None)
-    if pools is not None and scheduler.server_args.disable_radix_cache:  # for what is retracted alone
+    if pools is not None and scheduler.tree_cache.disable:  # for what is retracted alone
         sizes = [(each.host_pool.size, each.host_pool.available_size()) for each in pools.entries]
         if any(size != free for size, free in sizes):
             yield "KV on the host", ", ".join(f"{size - free} of {size}" for size, free in sizes)

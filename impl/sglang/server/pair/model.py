@@ -101,6 +101,7 @@ class ServerModel(FakeModel):
         self.unsent: set[int] = set()
         self.notes: Callable[[str, str, str], None] = lambda *_: None
         super().__init__(scheduler, release, clients, draft, chunk)
+        self.tree = not getattr(scheduler.tree_cache, "disable", True)  # D's is not that of its arguments
 
     def slots(self, pool: str, size: int) -> Any:
         """The stamps in a pool as numbers, which a host tier copies."""
@@ -116,7 +117,10 @@ class ServerModel(FakeModel):
 
     def begins(self, batch: Any) -> None:
         super().begins(batch)
-        kind = "computes a prompt part" if batch.forward_mode.is_extend() else "decodes"
+        kind = "verifies drafts" if self.draft else "decodes"
+        if batch.forward_mode.is_extend():
+            loads = self.tier is not None and batch.hicache_consumer_index >= 0
+            kind = f"computes a prompt part{', with KV of its host' if loads else ''}"
         names = ", ".join(request.rid for request in batch.reqs)
         self.network.tell(self.server, f"{kind}: {names}")
 

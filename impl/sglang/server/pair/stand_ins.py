@@ -55,6 +55,7 @@ class Wire(Protocol):
     def calls(self, room: int) -> None: ...
     def cleared(self, room: int) -> None: ...
     def promised(self, promise: NamedPages) -> None: ...
+    def tell(self, where: str, says: str) -> None: ...
 
 
 class _Clock:
@@ -314,6 +315,16 @@ def _calls(wire: Wire, common: Any, decode: Any) -> None:
         return publish(self, pages, row, states, decode_prefix_len=prefix, **more)
 
     queue._send_kv_metadata, receiver.send_metadata = sends, named
+    restored = decode.DecodeTransferQueue._commit_hicache_local_restore_to_req
+
+    def commits(self: Any, request: Any) -> None:
+        match = request.prefix_match
+        if match is not None and match.needs_local_restore:
+            tokens = match.restore_token_count
+            wire.tell(DECODE, f"has {tokens} tokens of its host for {request.req.rid}")
+        restored(self, request)
+
+    decode.DecodeTransferQueue._commit_hicache_local_restore_to_req = commits
 
 
 def _pauses(owner: Any, name: str, wire: Wire) -> None:
