@@ -35,6 +35,9 @@ _OF_A_SESSION = re.compile(
 _OUT_OF_MEMORY = re.compile(
     r"ut of memory.* allocate (?P<wanted>\d+) tokens. Available full tokens: (?P<there>\d+)"
 )
+_NO_ROOM_TO_RECEIVE = re.compile(
+    r"KV cache is full.* available=(\d+), evictable=(\d+), .*required_alloc=(\d+)"
+)
 MAX_OFF = 4096  # tokens by which cursors may be off and the reference goes on with them
 _OF_A_PAIR = {
     "PD-5 P keeps a room that late metadata revives": "late-metadata-revives-a-room",
@@ -92,6 +95,9 @@ def explains_end(release: str, error: str, config: Config, seen: Validated, pool
 
 def _counts_enough(error: str) -> bool:
     """It is out of memory, though by its own count enough is free or evictable."""
+    if received := _NO_ROOM_TO_RECEIVE.search(error):
+        free, evictable, wanted = map(int, received.groups())
+        return wanted <= free + evictable
     found = _OUT_OF_MEMORY.search(error)
     return found is not None and int(found["wanted"]) <= int(found["there"])
 

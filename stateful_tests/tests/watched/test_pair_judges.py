@@ -13,6 +13,7 @@ from impl.sglang.server.pair.model import ServerModel, TensorSlots
 from impl.sglang.server.tier import stamp
 from reference.states import chained, stamp_after
 from stateful_tests.watched import deviations
+from stateful_tests.watched.results import Validated
 
 RELEASE = "0.5.23"
 CLIENTS = Clients((Client("c1", 0, (Turn(0, 3, 2),), session=False),), 5)
@@ -170,3 +171,14 @@ def test_known_faults_of_settings(key, settings, known):
     assert deviations.of_a_pair(RELEASE, key, config, (NetworkChoice("request"),)) == known
     reads = deviations.read_in_a_pair(RELEASE, "", "full of D", config)
     assert reads == (known if known.startswith("draft") else "")
+
+
+@pytest.mark.parametrize(
+    ("policy", "evictable", "known"),
+    [(2, 33, "evictable-above-a-backup"), (0, 33, ""), (2, 2, "")],
+)
+def test_a_prompt_that_finds_no_room_though_enough_is_evictable(policy, evictable, known):
+    error = "D's scheduler: AssertionError: KV cache is full! Bug in memory estimation. available=14,"
+    error += f" evictable={evictable}, protected=33, required_alloc=17, delta=17 at decode.py:2357"
+    config = Config(pair=True, decode_hicache=True, storage=1, policy=policy)
+    assert deviations.explains_end(RELEASE, error, config, Validated()) == known
