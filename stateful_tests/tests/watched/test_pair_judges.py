@@ -7,7 +7,7 @@ import torch
 
 from impl.sglang.server.clients import Client, Clients, Config, Turn
 from impl.sglang.server.fake_model import _stamped
-from impl.sglang.server.pair import judges
+from impl.sglang.server.pair import judges, kept
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.model import ServerModel, TensorSlots
 from impl.sglang.server.tier import stamp
@@ -100,7 +100,7 @@ def test_kv_of_retracted_requests_is_not_left_on_the_host(tree, free, left):
         tree_cache=SimpleNamespace(host_pool_group=SimpleNamespace(entries=[pool]), disable=not tree),
         disagg_prefill_bootstrap_queue=SimpleNamespace(queue=[]), **{name: [] for name in queues},
     )  # fmt: skip
-    assert [*judges._kept(scheduler, "P")] == left
+    assert [*kept.kept(scheduler, "P")] == left
 
 
 def model(draft=(3, 0)):

@@ -6,13 +6,14 @@ PRO of progress, TXT of answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.outcome import PairNote
+from impl.sglang.server.pair.kept import kept, rooms_kept
 from impl.sglang.server.pair.model import Region, ServerModel
 from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
@@ -29,17 +30,6 @@ _OF_A_ROOM = (
 )
 _FAILED = 0  # KVPoll.Failed
 RESERVED = 8  # tokens that D reserves for decoding, for each request
-# What both managers keep by room, and what only one of them does.
-_TABLES = {
-    PREFILL: (
-        "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len",
-        "_staging_outstanding", "_deferred_ack_targets", "_deferred_ack_poisoned_rooms",
-    ),
-    DECODE: (
-        "request_status", "failure_records", "required_prefill_response_num_table",
-        "prefill_response_tracker", "_deferred_abort_ack_tracker",
-    ),
-}  # fmt: skip
 
 
 class Judges:
@@ -344,11 +334,11 @@ class Judges:
                 )
         if tokens := held(model):
             self.note(f"PD-2 {server} keeps KV", "", f"{server} keeps {tokens} tokens for nobody")
-        for what, kept in _kept(scheduler, server):
+        for what, number in kept(scheduler, server):
             self.note(
-                f"PD-5 {server} keeps {what}", "", f"{server} keeps {what} of what is gone: {kept}"
+                f"PD-5 {server} keeps {what}", "", f"{server} keeps {what} of what is gone: {number}"
             )
-        for table, rooms in _rooms_kept(manager, server):
+        for table, rooms in rooms_kept(manager, server):
             names = [self.network.rooms.get(room, str(room)) for room in rooms]
             kinds: dict[str, list[str]] = {}
             for name in names:
@@ -400,61 +390,6 @@ def held(model: ServerModel) -> int:
         left = allocator.full_available_size() + tree.full_evictable_size()
         return _full_size(model) - int(left)
     return int(allocator.size - allocator.available_size() - tree.evictable_size())
-
-
-def _rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]:
-    """The tables by room of a manager, and the rooms that each has."""
-    for table in _TABLES[server]:
-        yield table, getattr(manager, table, ())
-    if (deferred := manager.deferred_bootstrap) is not None:
-        # rooms that no sender owns expire
-        yield (
-            "deferred_bootstrap",
-            [room for room, state in deferred.rooms.items() if state.owner is not None],
-        )
-
-
-def _kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
-    """Rows, metadata rows and places in queues that a server keeps."""
-    rows = scheduler.req_to_token_pool
-    size = getattr(rows, "_alloc_size", rows.size + 1) - 1
-    if allocator := getattr(rows, "mamba_allocator", None):
-        tree = scheduler.tree_cache
-        cached = tree.mamba_evictable_size() if tree.supports_mamba() else 0
-        if left := int(allocator.size) - int(allocator.available_size()) - int(cached):
-            yield "states", f"{left} of {allocator.size}"
-    if size != len(set(rows.free_slots)):
-        yield "rows", f"{size - len(set(rows.free_slots))} of {size}"
-    metadata = scheduler.req_to_metadata_buffer_idx_allocator
-    free = list(metadata.free_slots)
-    if missing := sorted(set(range(metadata.size)) - set(free)):
-        yield "metadata rows", str(missing)
-    if len(free) > len(set(free)):
-        yield "metadata rows twice", str(sorted({row for row in free if free.count(row) > 1}))
-    pools = getattr(scheduler.tree_cache, "host_pool_group", None)
-    if pools is not None and scheduler.tree_cache.disable:  # for what is retracted alone
-        sizes = [(each.host_pool.size, each.host_pool.available_size()) for each in pools.entries]
-        if any(size != free for size, free in sizes):
-            yield "KV on the host", ", ".join(f"{size - free} of {size}" for size, free in sizes)
-    if server == PREFILL:
-        queues = {
-            "bootstrap queue": scheduler.disagg_prefill_bootstrap_queue.queue,
-            "inflight queue": scheduler.disagg_prefill_inflight_queue,
-            "chunks that are pending": scheduler.disagg_prefill_pending_chunk_rids,
-        }
-    else:
-        waits, transfers = (
-            scheduler.disagg_decode_prealloc_queue,
-            scheduler.disagg_decode_transfer_queue,
-        )
-        queues = {
-            "prealloc queue": waits.queue, "pending requests": waits.pending_reqs,
-            "retracted requests": waits.retracted_queue, "transfer queue": transfers.queue,
-            "deferred releases": transfers._deferred_releases,
-        }  # fmt: skip
-    for name, queue in queues.items():
-        if len(queue):
-            yield name, f"{len(queue)} entries"
 
 
 def _at(place: tuple[Region, int] | None) -> str:
