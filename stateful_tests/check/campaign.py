@@ -160,11 +160,14 @@ class _Campaign:
                 config.machine != CORPUS for config in machines
             )
         result.findings = self.finder.findings()
-        if self.lookup is not None and not result.interrupted:
+        if self.lookup is not None:
             try:
-                result.findings = self.lookup.told(result.findings)
+                if not result.interrupted:
+                    result.findings = self.lookup.told(result.findings)
             except KeyboardInterrupt:
                 result.interrupted = True
+            if result.interrupted:
+                result.findings = self.lookup.interrupted(result.findings)
         result.masked = dict(self.finder.masked)
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)

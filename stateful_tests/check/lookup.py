@@ -88,6 +88,22 @@ class Lookup:
             for found in findings
         ]
 
+    def interrupted(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings of an interrupted check; those that are new say that no release was replayed."""
+        left = LookedUp(left=len(self._releases()))
+        return [
+            found if found.old or found.flaky or not left.left else replace(found, looked_up=left)
+            for found in findings
+        ]
+
+    def _releases(self) -> list[str]:
+        """Return the releases to look traces up in, the nearest first; none for a tree of no release."""
+        spec, release = system_spec(self.system), release_of(self.system)
+        if spec.engine not in ENGINES or not release:
+            return []
+        own = {self.system.name, self.base.name}
+        return [n for n in nearest_first(spec.engine, release, spec.ways) if n not in own]
+
     def _cause(self, found: Finding) -> str:
         """The changed function that runs in the command with which a trace fails: the last that is called in
         the file in which it fails, or else in any."""
@@ -126,15 +142,11 @@ class Lookup:
     def _replay_all(self, wanted: Sequence[Trace]) -> bool:
         """Replay traces on the releases, the nearest first, until each has shown a known fault. False where
         the tree is of no release."""
-        spec = system_spec(self.system)
-        release = release_of(self.system)
-        if spec.engine not in ENGINES or not release:
+        if not (names := self._releases()):
             return False
         self._shown |= {trace: [] for trace in wanted}
-        own = {self.system.name, self.base.name}
-        names = [name for name in nearest_first(spec.engine, release, spec.ways) if name not in own]
-        several = "s" if len(wanted) > 1 else ""
-        self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {spec.engine}")
+        several, engine = "s" if len(wanted) > 1 else "", system_spec(self.system).engine
+        self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {engine}")
         for at in range(0, len(names), _AT_A_TIME):
             unknown = [trace for trace in wanted if not _fault_shown(self._shown[trace])]
             if not unknown:

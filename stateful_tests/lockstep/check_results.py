@@ -44,6 +44,8 @@ class LookedUp(NamedTuple):
         if self.fault:
             having = self.first if self.first == self.last else f"{self.first} to {self.last}"
             return f"known: {self.fault}, in {having}; {self._your_tree}"
+        if self.left and not self.driven:
+            return f"the check was interrupted before {self.left} releases could be replayed"
         later = f" ({self.left} more were not replayed for want of time)" if self.left else ""
         if not self.driven:
             return "no release can be driven through this trace"

@@ -100,6 +100,19 @@ def test_what_no_release_shows_is_first_seen_here(monkeypatch):
     assert data["findings"][0]["looked_up"]["conform"] == 1
 
 
+def test_an_interrupted_check_says_that_no_release_was_replayed(monkeypatch):
+    """The finding may be a known fault of a release."""
+    releases = Releases(monkeypatch)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lookup.Lookup, "told", interrupt)
+    result, _, text = checked(KeepsOnThreeWays, BaseKind.STATED)
+    assert result.interrupted and releases.asked == []
+    assert "looked up the check was interrupted before 2 releases could be replayed" in text
+
+
 class BreaksOnRetract(TorchKV):
     def retract(self, command):
         raise KeyError("prefix_len at sglang/srt/managers/schedule_batch.py:12")
