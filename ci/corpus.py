@@ -2,15 +2,14 @@
 
 Each situation gets the shortest way to it in the scopes of `kvspec explore` that take seconds, and one in the
 sizes of the presets: the first run of the generator that meets it on the reference, without the commands
-that are not needed. Of the latter those stay that still meet their situation; without the file all are
-looked for. It takes about three minutes of one core, most of them for the scopes.
+that are not needed. Lines in the sizes of presets stay while they still meet their situation; without the
+file all are searched anew. It takes about three minutes of one core, most of them for the scopes.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import count
 
 import click
 
@@ -34,12 +33,12 @@ from stateful_tests.shrink.passes import drop
 from stateful_tests.shrink.rewriting import Commands
 
 SEED, RUNS = 12345, 400  # of the generator: runs of each machine, preset and mode at most
-COMMON = 1  # a conjunction that comes up in so many needs no line
+COMMON_RUNS = 1  # a conjunction that the first so many runs of a configuration meet needs no line
 FRUITLESS = 20  # of these in a row that meet nothing new: the rest is out of reach
 
 
-def shortest(scope: Scope) -> Iterator[CorpusLine]:
-    """The shortest way to each situation of a scope."""
+def shortest_lines(scope: Scope) -> Iterator[CorpusLine]:
+    """Yield the shortest way to each situation of a scope."""
     explorer, seen = Explorer(scope, clauses=False), set[str]()
     explorer.run()
     for at, state in enumerate(explorer.queue):
@@ -61,54 +60,60 @@ def faithful(line: CorpusLine) -> CorpusLine:
 def shrunk(line: CorpusLine) -> CorpusLine:
     """The line up to its situation, without commands that are not needed for it."""
 
-    def still_meets(commands: Commands) -> Commands | None:
+    def cut_after_situation(commands: Commands) -> Commands | None:
         end = corpus.meets(line._replace(commands=commands))
         return None if end is None else commands[: end + 1]
 
-    return line._replace(commands=drop(line.commands, still_meets))
+    return line._replace(commands=drop(line.commands, cut_after_situation))
 
 
-def at_random(wanted: set[str], there: set[str]) -> Iterator[CorpusLine]:
-    """A way to each of these in the sizes of the presets, and to each rare conjunction that a run meets.
+def random_lines(wanted: set[str], there: set[str]) -> Iterator[CorpusLine]:
+    """Yield a way to each wanted situation in the sizes of the presets, and to each rare conjunction.
 
-    there: situations that have one.
+    there: situations that have a line.
     """
-    system, whole, found, last = resolve("reference"), plan("pr", seed=SEED), {*there}, 0
+    system, full_plan = resolve("reference"), plan("pr", seed=SEED)
+    found, last = {*there}, 0
     configs = [
-        unfitted(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES
+        unfitted(machine, preset, mode)
+        for preset in full_plan.presets
+        for mode in Mode
+        for machine in MACHINES
     ]
     for example in range(RUNS):
         for config in configs:
-            run, did, first_at = (
-                start_run(system, whole, config, example),
-                list[Command](),
-                dict[str, int](),
-            )
+            run = start_run(system, full_plan, config, example)
+            driven: list[Command] = []
+            first_at: dict[str, int] = {}
             state = model.initial(run.geometry, config.mode)
-            while len(did) < whole.steps and state.serial < SHARED - 1:
-                was, command = state, propose(state, run.source, run.profile)
-                state, outcome = model.step(was, command)
-                did.append(command)
-                step = was, command, outcome, state
-                met = conjunctions(*step)
-                if run.geometry.tracks:  # most systems track none: they would be left out there
+            while len(driven) < full_plan.steps and state.serial < SHARED - 1:
+                before = state
+                command = propose(before, run.source, run.profile)
+                state, outcome = model.step(before, command)
+                driven.append(command)
+                step = before, command, outcome, state
+                met = set(conjunctions(*step))
+                # Most systems cannot run sizes that track states: such lines show only what needs them.
+                if run.geometry.tracks:
                     met = {text for text in met if text.startswith("tracked states, ")}
-                for text in (*met, *({situation(*step)} & wanted)):
-                    first_at.setdefault(text, len(did))
+                if situation(*step) in wanted:
+                    met.add(situation(*step))
+                for text in met:
+                    first_at.setdefault(text, len(driven))
             for text in sorted(first_at.keys() - found):
                 found.add(text)
                 last = example
-                if example < COMMON and text not in wanted:
+                if example < COMMON_RUNS and text not in wanted:
                     continue
                 yield CorpusLine(
-                    text, run.geometry, config.mode, "random", tuple(did[: first_at[text]])
+                    text, run.geometry, config.mode, "random", tuple(driven[: first_at[text]])
                 )
         if example - last >= FRUITLESS:
             return
 
 
-def still_meets(line: CorpusLine) -> bool:
-    """The line ends with its situation."""
+def ends_with_situation(line: CorpusLine) -> bool:
+    """Return whether the last command meets the situation, and none before it."""
     return corpus.meets(line) == len(line.commands) - 1
 
 
@@ -117,23 +122,25 @@ def make() -> int:
     """Bring the directed corpus up to date."""
     old = corpus.load() if corpus.FILE.exists() else ()
     kept = {
-        way: [n for n in old if n.origin == way and still_meets(n)] for way in ("random", "hand")
+        origin: [line for line in old if line.origin == origin and ends_with_situation(line)]
+        for origin in ("random", "hand")
     }
     best: dict[str, CorpusLine] = {}
     with Progress() as progress:
         for scope in SCOPES.values():
             if scope.takes == "seconds":
                 progress(scope.name, len(best), 0)
-                for line in shortest(scope):
+                for line in shortest_lines(scope):
                     known = best.get(line.situation)
                     shorter = known is not None and len(line.commands) < len(known.commands)
                     if known is None or (shorter and not scope.geometry.states):
                         best[line.situation] = line
-        random, number = kept["random"], count(1)
+        random = kept["random"]
         there = {line.situation for line in random}
-        for line in at_random({*best, *(line.situation for line in old)}, there):
+        wanted = {*best, *(line.situation for line in old)}
+        for number, line in enumerate(random_lines(wanted, there), 1):
             random.append(faithful(shrunk(line)))
-            progress("random", next(number), 0)
+            progress("random", number, 0)
     lines = [*map(faithful, best.values()), *random, *kept["hand"]]
     lines.sort(key=lambda line: (line.situation, line.origin))
     corpus.FILE.write_text("".join(f"{corpus.written(line)}\n" for line in lines), encoding="utf-8")

@@ -2,9 +2,9 @@
 
     kvspec check --impl impl.own_tree_engine:make
 
-It is the built-in one, but for policy. Leaves are a page long, what was used last is evicted first, a
-prefill hands over a page less than it could and rounds the rest, a lock pins one window to the page, and lets
-go of SWA KV that the window of a request has left behind.
+It is the built-in one, but for policy. Leaves are a page long, what was used last is evicted first, and a
+prefill hands over a page less than it could and rounds the rest. A lock pins one window, in whole pages. It
+gives its SWA part back once the window of its request has passed the locked node.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OwnTreeEngine(TorchKV):
 
     @property
     def capabilities(self) -> Capabilities:
-        # Recurrent state is behind all that was computed: a prefill hands over less than that.
+        # No recurrent state: it stands behind all computed tokens, and a prefill hands fewer to the tree.
         return replace(
             super().capabilities, tree_policy_is_free=True, recurrent=False, tracks=False
         )

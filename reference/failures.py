@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-Path = tuple[int, ...]  # the tokens (bigrams) from the root to the end of a tree node
+TreePath = tuple[int, ...]  # the tokens (bigrams) from the root to the end of a tree node
 
 
 class AtPage(NamedTuple):
@@ -50,7 +50,7 @@ class AtPosition(NamedTuple):
 class AtNode(NamedTuple):
     """A tree node, by the path to its end. pool: whose lock count; must: the count it has to have now."""
 
-    path: Path
+    path: TreePath
     pool: str = "full"
     must: int | None = None
 
@@ -58,7 +58,7 @@ class AtNode(NamedTuple):
 class AtTreePage(NamedTuple):
     """The page of the tree that ends where `path` does. start: its first position (tokens)."""
 
-    path: Path
+    path: TreePath
     start: int
 
 
@@ -147,7 +147,8 @@ class AtTransfer(NamedTuple):
 class AtTable(NamedTuple):
     """The place of a block in a request's table.
 
-    at: in blocks. position: the one that is read or written there. query: the position whose token sees it.
+    at: index in the table (blocks). position: position read or written there (tokens). query: the position
+        whose token sees it.
     """
 
     request: str
@@ -207,7 +208,7 @@ class Failure:
             return ()
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Failures travel between processes: their places are found before that."""
+        """Pickle the places themselves: `find` is a closure, and cannot cross a process."""
         return _rebuilt, (self.expected, self.observed, self.at, self.head)
 
 

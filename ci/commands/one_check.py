@@ -28,30 +28,33 @@ if TYPE_CHECKING:
     from stateful_tests.lockstep.check_results import CheckResult, Finding
     from stateful_tests.lockstep.results import Run
 
-UNCALLED_RUNS = (
-    1_500  # commands in which a changed function is looked for that no directed run calls
-)
+# Commands that are driven to find a call of a changed function that no directed run calls.
+SEARCH_COMMANDS = 1_500
 FOUND = (Ending.VIOLATED, Ending.BROKE)  # of a check that has found something new
 Saves = Callable[[], None]  # saves the traces of a report, and notes there where they are
 
 
-class How(NamedTuple):
-    """How a check is run. where: makes the executor. since: the git revision of --since. html: pages too.
-    ways: with other ways in which changed functions run."""
+class CheckOptions(NamedTuple):
+    """Options of a check.
 
-    where: Callable[..., Any]
+    make_executor: called with the needs of the system. since: the git revision of --since. html: pages too.
+    other_ways: drive other ways in which changed functions run as well.
+    """
+
+    make_executor: Callable[..., Any]
     save_dir: str
     base: str | None
     since: str | None
     html: bool
-    ways: bool = True
+    other_ways: bool = True
 
 
 @dataclass
-class CutShort:
-    """An interrupt before the plan begins. Where `told` has a finding, the report still comes."""
+class InterruptGuard:
+    """Notes a KeyboardInterrupt before the plan begins. A clause in `reported` swallows it, so that the
+    report is still made."""
 
-    told: Collection[str]
+    reported: Collection[str]
     interrupted: bool = False
 
     def __enter__(self) -> None:
@@ -59,11 +62,13 @@ class CutShort:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self.interrupted |= kind is KeyboardInterrupt
-        return kind is KeyboardInterrupt and bool(self.told)
+        return kind is KeyboardInterrupt and bool(self.reported)
 
 
-def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves]:
-    """The report of a check of one system, and what saves its traces."""
+def check_system(
+    selector: SystemSelector, asked: Plan, how: CheckOptions
+) -> tuple[Data, Saves]:
+    """Check one system. Return its report and a function that saves its traces."""
     from ci.report.check_data import check_data
     from ci.report.progress import Progress
     from stateful_tests.check import campaign, lookup, tiers
@@ -76,21 +81,21 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
         base, system = bases.with_system(how.base, selector, how.since, opened)
         before = None if base is None else base.system
         early: dict[str, Run] = {}  # clause -> the run that showed it
-        cut_short = CutShort(early)
+        cut_short = InterruptGuard(early)
         changed = _changed(system, selector, base, asked, how, early, cut_short)
         others = None
-        of = way_map(system_spec(system).engine)
+        engine_ways = way_map(system_spec(system).engine)
         if changed is not None:
-            favoured = of.calls_rarely([*changed.called, *changed.missed])
+            favoured = engine_ways.calls_rarely([*changed.called, *changed.missed])
             asked = replace(asked, first=changed.first, favoured=favoured)
-            others = _other_ways(system, changed, asked) if how.ways else None
+            others = _other_ways(system, changed, asked) if how.other_ways else None
         asked = asked if others is None else others.plan
         plan = tiers.for_system(asked, system)
-        strange = selector.spec.stranger  # it may hold what there is once
+        from_factory = selector.spec.stranger  # it may own something that exists once
         cuda = selector.device == "cuda"
         named = driving.Named(selector.spec, selector.device, selector.checkout, *worker_limits())
         with (
-            how.where(pays=not strange and not cuda, fork=not cuda) as executor,
+            how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
             Progress() as progress,
         ):
             saved = Saved(system.name, how.save_dir, progress.say)
@@ -101,12 +106,14 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
                         masks.append(mask)
                         progress.line(mask.line)
                 named = named._replace(also_checked=known.also_checked(system, masks))
+                releases = None
+                if base is not None:
+                    releases = lookup.Lookup(base, system, executor, named.limits, note, changed)
                 result = campaign.run(
                     system, asked, progress, before,
                     executor=executor, named=named, found=saved, masks=masks,
-                    early=[*early.values()], interrupted=cut_short.interrupted, began=began,
-                    lookup=base
-                    and lookup.Lookup(base, system, executor, named.limits, note, changed),
+                    early=list(early.values()), interrupted=cut_short.interrupted, began=began,
+                    lookup=releases,
                 )  # fmt: skip
         for clause in early.keys() - {finding.clause for finding in result.findings}:
             note(f"{clause}, named above as NEW: a known fault explains it")
@@ -116,8 +123,8 @@ def driven(selector: SystemSelector, asked: Plan, how: How) -> tuple[Data, Saves
             _drive_ways(result, others, selector, system, how, reports, saves)
         if changed is not None:
             changed = changed.also_called(_called_in(reports))
-            if how.ways:  # another way need not call what the tree's own way calls
-                result.uncalled = tuple(map(of.told, changed.missed))
+            if how.other_ways:  # the report of another way lists none: it need not call all changes
+                result.uncalled = tuple(map(engine_ways.told, changed.missed))
         if changed is None and base is not None:
             changed = _differing(base, system, result.findings)
         data = check_data(
@@ -145,12 +152,13 @@ def _changed(
     selector: SystemSelector,
     base: Base | None,
     asked: Plan,
-    how: How,
+    how: CheckOptions,
     early: dict[str, Run],
-    cut_short: CutShort,
+    cut_short: InterruptGuard,
 ) -> Changes | None:
-    """Look up what changed in a checkout since the revision of --since, or else since its base, if that is of
-    its history. early: gets a violation of a directed run that calls a change, where the base conforms."""
+    """Find the functions that changed since --since, or since the base if it is a commit of the checkout's
+    history. None: there is no such revision, or an interrupt. early: gets a violation of a directed run that
+    calls a change, where the base conforms."""
     from ci.report import data as report
     from stateful_tests.check import changes, driving, tiers, tree_history
     from stateful_tests.check.way_map import called_by_plan, way_map
@@ -161,39 +169,46 @@ def _changed(
             files = f"{edited[0]} and {len(edited) - 1} more" if edited[1:] else edited[0]
             note(f"{files} changed since HEAD: --since HEAD first drives what calls the changes")
         return None
-    plan, told = tiers.for_system(asked, system), set[str]()
+    plan = tiers.for_system(asked, system)
+    noted_clauses = set[str]()
     before = None if base is None else base.system
 
-    def tell(line: CorpusLine) -> None:
+    def note_new_fault(line: CorpusLine) -> None:
         run = changes.new_fault(system, before, line)
-        if run is not None and run.violation is not None and run.violation.clause not in told:
-            told.update(run.violation.clauses)
-            early[run.violation.clause] = run
-            note(report.first_word(run, "" if before is None else before.name))
+        violation = None if run is None else run.violation
+        if run is None or violation is None or violation.clause in noted_clauses:
+            return
+        noted_clauses.update(violation.clauses)
+        early[violation.clause] = run
+        note(report.first_word(run, "" if before is None else before.name))
 
     revision = how.since or (base.name if base is not None else "")
     note(f"since {revision}: looks for runs that call what changed")
     changed: Changes | None = None
     spec = system_spec(system)
-    of, own = way_map(spec.engine), spec.way
+    engine_ways, own_way = way_map(spec.engine), spec.way
     with unusable(f"--since {revision:.80}: ", ValueError), cut_short:
         lines = [
             line
             for mode in plan.modes or system.capabilities.modes
             for line in driving.lines_of(system, plan, mode)
         ]
-        changed = changes.changes(system, commit or revision, lines, tell, of, own)
+        changed = changes.changes(system, commit or revision, lines, note_new_fault, engine_ways, own_way)
         changed = changed._replace(revision=revision)
         note(changed.text)
     if changed is None:  # interrupted
         return None
     # A function that is known to run in other ways alone is not looked for in this one.
-    wanted = [each for each in changed.missed if each not in of.functions or of.runs(each, own)]
+    wanted = [
+        each
+        for each in changed.missed
+        if each not in engine_ways.functions or engine_ways.runs(each, own_way)
+    ]
     if not wanted:
         return changed
-    plan = replace(plan, favoured=of.calls_rarely(wanted))
+    plan = replace(plan, favoured=engine_ways.calls_rarely(wanted))
     with unusable(f"--impl {selector.spec}: "), cut_short:
-        return changed.also_called(called_by_plan(system, plan, UNCALLED_RUNS, wanted).keys())
+        return changed.also_called(called_by_plan(system, plan, SEARCH_COMMANDS, wanted).keys())
     return changed  # interrupted
 
 
@@ -224,45 +239,46 @@ def _drive_ways(
     others: OtherWays,
     selector: SystemSelector,
     system: AnySystem,
-    how: How,
+    how: CheckOptions,
     reports: list[Data],
     saves: list[Saves],
 ) -> None:
     """Drive other ways in which changed functions run, until something is found. The result of the check says
     what each showed, and which were not driven."""
-    plain, base = SystemSpec(system_spec(system).engine), how.base
-    if base is not None and base.startswith(f"{plain}=="):
-        base = str(SystemSpec.parse(base).in_way(""))
-    found = bool(result.new) or result.interrupted
+    plain, base_name = SystemSpec(system_spec(system).engine), how.base
+    if base_name is not None and base_name.startswith(f"{plain}=="):
+        base_name = str(SystemSpec.parse(base_name).in_way(""))
+    stops = bool(result.new) or result.interrupted
     for way in others.driven + others.named:
         other = replace(selector, spec=plain.in_way(way))
         command = f"kvspec check {other.options}"
-        if found or way in others.named:
+        if stops or way in others.named:
             result.not_driven[way] = command
             continue
         note(f"drives {other.spec} as well: what changed runs there")
         try:
-            data, save = driven(other, others.each, how._replace(ways=False, base=base))
+            options = how._replace(other_ways=False, base=base_name)
+            data, save = check_system(other, others.each, options)
         except Unusable as error:
             result.not_driven[way] = str(error)
             continue
         except KeyboardInterrupt:
-            result.interrupted = found = True
+            result.interrupted = stops = True
             result.not_driven[way] = command
             continue
         result.ways[way] = data["said"]
         reports.append(data)
         saves.append(save)
-        found = data["interrupted"] or data["exit_code"] in FOUND
+        stops = data["interrupted"] or data["exit_code"] in FOUND
 
 
 def _called_in(reports: list[Data]) -> set[tuple[str, str]]:
-    """The changed functions that runs in other ways called."""
-    found = set()
+    """Return the changed functions that runs in other ways called."""
+    called = set()
     for data in reports:
         if not data["since"]:
             continue
         for text in data["since"]["called"]:
             file, _, name = text.partition(": ")
-            found.add((file, name))
-    return found
+            called.add((file, name))
+    return called

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from stateful_tests.lockstep.results import Trace
 
     # The check of one system: its report, and what saves the traces.
-    One = Callable[[SystemSpec], tuple[Data, Callable[[], None]]]
+    CheckOne = Callable[[SystemSpec], tuple[Data, Callable[[], None]]]
 
 
-def alone(selector: SystemSelector, **options: str | None) -> None:
+def require_single_system_options(selector: SystemSelector, **options: str | None) -> None:
     """Raise Unusable for what goes with one system alone: a checkout, a device, and these options."""
     device = f"device {selector.device}"
     given = {"sglang-path": selector.checkout, device: selector.device != "cpu", **options}
-    for option in (name for name, value in given.items() if value):
-        raise Unusable(f"--{option}: goes with one system, not with --impl {selector.spec}")
+    if names := [name for name, value in given.items() if value]:
+        raise Unusable(f"--{names[0]}: goes with one system, not with --impl {selector.spec}")
 
 
 def check(
-    systems: Sequence[SystemSpec], one: One, plan: Plan, out: ReportOut, *, detailed: bool
+    systems: Sequence[SystemSpec], one: CheckOne, plan: Plan, out: ReportOut, *, detailed: bool
 ) -> int:
-    """Check each, one at a time; an interrupt ends the row with what there is."""
+    """Check each, one at a time. After an interrupt the report has the systems checked up to then."""
     from ci.report import render, render_check
 
     interrupted = False
@@ -47,7 +47,8 @@ def check(
             verdict = f"kvspec: {row['unusable']}" if row["unusable"] else row["check"]["verdict"]
             render.verdict(render.console(sys.stderr), verdict, row)
             if row["check"] is not None and row["check"]["interrupted"]:
-                raise KeyboardInterrupt
+                interrupted = True
+                break
     except KeyboardInterrupt:
         interrupted = True
     end = gravest([ending(interrupted=interrupted), *(row["exit_code"] for row in rows)])
@@ -66,7 +67,7 @@ def check(
     return out.end(data)
 
 
-def _row(spec: SystemSpec, one: One) -> Data:
+def _row(spec: SystemSpec, one: CheckOne) -> Data:
     """One release. An unavailable release, or a failed save, is one line and does not end the check."""
     row: Data = {
         "implementation": str(spec),
@@ -89,7 +90,7 @@ def replay(
     selector: SystemSelector,
     out: ReportOut,
 ) -> int:
-    """Replay traces on each release; an interrupt ends the row with what there is.
+    """Replay traces on each release. After an interrupt the report has those replayed up to then.
 
     The exit code is the worst of the replays; 2 where no release could be driven.
     """
@@ -99,13 +100,13 @@ def replay(
     interrupted = False
     try:
         for spec in systems:
-            for of_trace, row in zip(rows, _replays(spec, traces, selector), strict=True):
-                of_trace.append(row)
+            for rows_of_trace, row in zip(rows, _replays(spec, traces, selector), strict=True):
+                rows_of_trace.append(row)
             note(f"{len(rows[0])} of {len(systems)} releases: {spec}")
     except KeyboardInterrupt:
         interrupted = True
     driven = [
-        row["exit_code"] for of_trace in rows for row in of_trace if row["replay"] is not None
+        row["exit_code"] for rows_of_trace in rows for row in rows_of_trace if row["replay"] is not None
     ]
     data: Data = {
         "format": "kvspec-replay-releases",
@@ -114,7 +115,7 @@ def replay(
         "interrupted": interrupted,
         "exit_code": gravest([ending(interrupted=interrupted), *(driven or [Ending.UNUSABLE])]),
         "traces": [
-            {"file": path, "releases": of_trace} for (path, _), of_trace in zip(traces, rows)
+            {"file": path, "releases": rows_of_trace} for (path, _), rows_of_trace in zip(traces, rows)
         ],
     }
     for each in data["traces"]:

@@ -73,15 +73,15 @@ def check(
     if since is not None and selector.checkout is None:
         raise Unusable("--since goes with a checkout, such as --sglang-path or --vllm-path")
 
-    how = one_check.How(where, save_dir, base, since, html)
+    how = one_check.CheckOptions(where, save_dir, base, since, html)
 
     def one(spec: SystemSpec) -> tuple[Data, Callable[[], None]]:
-        return one_check.driven(replace(selector, spec=spec), plan, how)
+        return one_check.check_system(replace(selector, spec=spec), plan, how)
 
     from impl.engines import every_release
 
     if every := every_release(selector.spec):
-        release_row.alone(selector, junit=junit)
+        release_row.require_single_system_options(selector, junit=junit)
         return release_row.check(every, one, plan, out, detailed=verbose)
 
     from ci.report import render_check
@@ -123,7 +123,7 @@ def replay(
     from impl.engines import every_release
 
     if every := every_release(selector.spec):
-        release_row.alone(selector, base=base, html=html_file)
+        release_row.require_single_system_options(selector, base=base, html=html_file)
         return release_row.replay(every, loaded, selector, out)
 
     from ci.report import data as report

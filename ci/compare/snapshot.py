@@ -36,13 +36,13 @@ def snapshots(run: Run, last: int) -> list[Data]:
     """One for each row whose moment is known, of at most the `last` ones."""
     return [
         _snapshot(run, index)
-        for index in range(max(0, run.first, len(run.rows) - last), len(run.rows))
+        for index in range(max(0, run.history_start, len(run.rows) - last), len(run.rows))
     ]
 
 
 def moment_of(run: Run, index: int) -> Moment | None:
     """The moment after a row (-1: the start), if it was kept."""
-    at = index - run.first
+    at = index - run.history_start
     return run.moments(Moment)[at] if 0 <= at < len(run.history) else None
 
 

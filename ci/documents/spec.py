@@ -252,7 +252,7 @@ def _steps(trace: Trace) -> list[Data]:
     freed = [row.freed for row in lockstep.replay(ReferenceSystem(), trace).rows]
     state, steps, target = model.initial(trace.sizes(Geometry), trace.mode), list[Data](), None
     for command, gone, following in zip(
-        trace.of_rows, freed, (*trace.of_rows[1:], None), strict=True
+        trace.row_commands, freed, (*trace.row_commands[1:], None), strict=True
     ):
         cut, (state, _) = target, model.step(state, command)
         target = _target(state, following)

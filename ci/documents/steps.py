@@ -53,7 +53,7 @@ class DrawnStep(NamedTuple):
 def steps(trace: Trace) -> Iterator[DrawnStep]:
     """The trace on the reference."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
-    for command in trace.of_rows:
+    for command in trace.row_commands:
         before, (state, outcome) = state, model.step(state, command)
         yield DrawnStep(command, before, state, outcome)
 

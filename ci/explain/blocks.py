@@ -106,7 +106,7 @@ def events(past: Past[EngineMoment]) -> list[str]:
 def _moved(past: Past[EngineMoment], chunk: int) -> str:
     """Say what was moved into a chunk of host memory last, and when that was seen first."""
     moved: dict[int, str] = {}
-    for at, moment in enumerate(past.moments, past.run.first):
+    for at, moment in enumerate(past.moments, past.run.history_start):
         for job in moment.facts.transfers:
             blocks = [str(part[1]) for part in job.parts if part[2] == chunk]
             if blocks and job.copied and not job.load:
@@ -117,7 +117,7 @@ def _moved(past: Past[EngineMoment], chunk: int) -> str:
 
 def _written(past: Past[EngineMoment], block: int) -> str:
     """Say who wrote into a block last, which positions, and when; before an entry read the state in it."""
-    moments, step = list(enumerate(past.moments, past.run.first)), past.now.step
+    moments, step = list(enumerate(past.moments, past.run.history_start)), past.now.step
     assert step is not None
     if isinstance(past.violation.failure.at[0], AtCount):
         moments.pop()
@@ -136,7 +136,7 @@ def _written(past: Past[EngineMoment], block: int) -> str:
                     return (
                         f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
                     )
-        was = past.moments[max(0, at - past.run.first - 1)].facts
+        was = past.moments[max(0, at - past.run.history_start - 1)].facts
         if moment.facts.memory[block] != was.memory[block]:
             return f"a state was copied into block {block} last, in {past.command(at)}"
     return f"nobody has written block {block}"

@@ -82,13 +82,13 @@ class Past(Generic[_Moment]):
             last -= 1
         if last < 0:
             return None
-        until = last + 1 + self.run.first
+        until = last + 1 + self.run.history_start
         return self._since(what, fact, last, until), until
 
     def _since(self, what: str, fact: Holds, at: int, until: int | None) -> int:
         while at > 0 and fact(self.moments[at - 1]):
             at -= 1
-        since = at + self.run.first
+        since = at + self.run.history_start
         self.claims.append(Claim(what, since, fact, until))
         return since
 
@@ -100,7 +100,7 @@ class Past(Generic[_Moment]):
         if index < 0:
             return "from the start"
         # what was before is not known any more
-        or_before = " or before" if index == self.run.first else ""
+        or_before = " or before" if index == self.run.history_start else ""
         return f"since {self.command(index)}{or_before}"
 
     def last_before(self, holds: Holds) -> _Moment | None:

@@ -68,7 +68,7 @@ def _sent(past: Past[PairMoment], block: int) -> str:
     last."""
     moved: dict[int, list[str]] = {}
     copied: set[int] = set()
-    for at, moment in enumerate(past.moments, past.run.first):
+    for at, moment in enumerate(past.moments, past.run.history_start):
         for job in moment.facts.transfers:
             if not job.copied or job.number in copied:
                 continue

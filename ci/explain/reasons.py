@@ -51,7 +51,7 @@ def _outcome(past: History) -> str | None:
 def refusal(run: Run, index: int) -> str:
     """Why the rules refuse a command of a replayed trace, in words; "" where they do not, and of commands
     that they have none for."""
-    row, at = run.rows[index], index - run.first
+    row, at = run.rows[index], index - run.history_start
     if not isinstance(row.outcome, Refused) or type(row.command) not in RULES_OF:
         return ""
     step = run.history[at].step if at > 0 else None
@@ -174,7 +174,7 @@ def _named(command: Command) -> Sequence[str]:
 
 def _gone(past: History, name: str) -> str:
     """Why there is no request of that name: its submit was refused, it has ended, or it never came."""
-    for index in reversed(range(past.run.first + 1, len(past.run.rows) - 1)):
+    for index in reversed(range(past.run.history_start + 1, len(past.run.rows) - 1)):
         row = past.run.rows[index]
         if isinstance(row.command, Submit) and row.command.request == name:
             if isinstance(row.outcome, Refused):
@@ -270,7 +270,7 @@ def _used(past: History, path: Key) -> str:
     at = len(past.moments) - 2
     while at > 0 and _clock(past.moments[at - 1]) >= moment:
         at -= 1
-    index = at + past.run.first
+    index = at + past.run.history_start
     kind = "SWA" if swa else "full"
     used = f" ({kind} KV last used by {past.command(index)})" if at > 0 else ""
     return f"{path_text(path)}{used}"

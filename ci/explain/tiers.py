@@ -108,7 +108,7 @@ def events(past: Past[TierMoment]) -> list[str]:
     for place in past.violation.failure.at[:1]:
         if isinstance(place, AtTreeNode):
             start = next((n.start for n in past.now.facts.nodes if n.node == place.node), None)
-            for at, moment in reversed(list(enumerate(past.moments, past.run.first))):
+            for at, moment in reversed(list(enumerate(past.moments, past.run.history_start))):
                 was = next((n.start for n in moment.facts.nodes if n.node == place.node), start)
                 if was != start:
                     now = f"{past.command(at + 1)} split node {place.node}"

@@ -21,7 +21,7 @@ LEGEND = (
     " W window; lengths are tokens."
 )
 
-OF_KVSPEC = (
+INSTALL = (
     "kvspec is an executable specification of KV-cache bookkeeping. In a clone of its repository:"
     " `pip install '.[torch]'`."
 )
@@ -37,23 +37,29 @@ class Titles(NamedTuple):
     def words(self, file: str, clause: str, command: str) -> str:
         """The name as words: as given, or the file's if that is a clause of a sentence, such as new-fixture
         wants it, or else the command and what the clause is about."""
-        stem = Path(file).stem
+        if self.name is not None:
+            return self.name
         with suppress(NotPossible):
-            return check_name(stem).replace("_", " ") if self.name is None else self.name
+            return check_name(Path(file).stem).replace("_", " ")
         return f"{command}: {report.title(clause)}"
 
     def heading(self, words: str) -> str:
-        return self.title or words[:1].upper() + words[1:].replace("_", " ")
+        return self.title or sentence_case(words).replace("_", " ")
 
-    def of(self, implementation: str) -> str:
-        """The implementation, with what git calls the commit of its checkout."""
-        return f"{implementation}{described(self.checkout) if self.checkout else ''}"
-
-
-AS_MADE = Titles()
+    def with_commit(self, implementation: str) -> str:
+        """Return the implementation, with what git calls the commit of its checkout."""
+        return implementation + (git_description(self.checkout) if self.checkout else "")
 
 
-def described(checkout: str) -> str:
+GENERATED_TITLES = Titles()
+
+
+def sentence_case(text: str) -> str:
+    """Return the text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def git_description(checkout: str) -> str:
     """Return git's name for the commit of a checkout, in brackets; nothing where git does not know it."""
     folder = Path(checkout).resolve()
     if not any((each / ".git").exists() for each in (folder, *list(folder.parents)[:2])):
@@ -80,8 +86,8 @@ def versions(implementation: str) -> list[str]:
     return [implementation, f"kvspec {own}, specification {SPEC_VERSION}", python]
 
 
-def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
-    """Markdown from `report.replay_data` of a run with a violation."""
+def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES) -> str:
+    """Return Markdown from `report.replay_data` of a run with a violation."""
     trace, violation = data["trace"], data["violation"]
     clauses = [(violation["clause"], violation["expected"], violation["observed"])]
     clauses += [(clause, *sides) for clause, sides in zip(violation["also"], violation["details"])]
@@ -92,7 +98,7 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
         lines += [*_paragraph(trace["story"]), ""]
     where = f"`{command}` on {data['implementation']}"
     if data["because"]:
-        lines += [*_paragraph(data["because"][:1].upper() + data["because"][1:]), ""]
+        lines += [*_paragraph(sentence_case(data["because"])), ""]
     lines += [f"{where} breaks this rule:", ""]
     engine = "config" in trace  # which schedules by itself, and has no cursors
     lines += [f"> {violation['clause']}: {violation['sentence']}"]
@@ -128,25 +134,24 @@ def story(data: Data, file: str, options: str, titles: Titles = AS_MADE) -> str:
             f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)
         ]
         lines.append(f"| {' | '.join(marked)} |")
-    sizes = render.sizes(render.sized(trace)) + (
-        f" (mode {trace['mode']})." if "mode" in trace else "."
-    )
+    mode = f" (mode {trace['mode']})" if "mode" in trace else ""
+    sizes = f"{render.sizes(render.sized(trace))}{mode}."
     lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     saved = f"{Path(file).stem.removeprefix('@')}.json"
-    lines += [OF_KVSPEC, ""]
+    lines += [INSTALL, ""]
     lines += [f"Save this as `{saved}`:", "", "```json", data["text"].strip(), "```", ""]
     lines += ["and run", ""]
     lines += ["```", f"kvspec replay {saved} {options}", "```", "", "## Versions", ""]
-    lines += [f"* {line}" for line in versions(titles.of(data["implementation"]))]
+    lines += [f"* {line}" for line in versions(titles.with_commit(data["implementation"]))]
     return "\n".join(lines) + "\n"
 
 
 def _markdown(text: str) -> str:
-    """Plain text as Markdown: nothing in it is a table's bar, a tag, a link, code or emphasis."""
+    """Escape plain text so that Markdown reads no table bar, tag, link, code or emphasis in it."""
     return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", render.plain(text))
 
 
 def _paragraph(text: str) -> list[str]:
-    """The same in lines, none of which begins a heading, a quote or a list."""
+    """Return the text in lines, none of which begins a heading, a quote or a list."""
     lines = textwrap.wrap(_markdown(" ".join(text.split())), 100)
     return [re.sub(r"^(\d*)(#(?=[# ])|[>+=-]|(?<=\d)[.)](?= ))", r"\1\\\2", line) for line in lines]

@@ -8,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 
 from ci import TEMPLATES
-from ci.export.bug_report import AS_MADE, Titles, described
+from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
 from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
 from ci.export.template_parts import SHARED
@@ -49,7 +49,7 @@ def hook(trace: Trace) -> str:
 def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if Path(text).is_dir():
-        return ReleaseTarget(f"a checkout{described(text)}", "", checkout_root(text))
+        return ReleaseTarget(f"a checkout{git_description(text)}", "", checkout_root(text))
     version = text.removeprefix("vllm==")
     return ReleaseTarget(f"vllm=={version}", version, release_root(version))
 
@@ -86,7 +86,7 @@ def unit_test(
     file: str,
     system: VLLMSystem,
     fixed: ReleaseTarget | None = None,
-    named: Titles = AS_MADE,
+    named: Titles = GENERATED_TITLES,
     beside: bool = False,
 ) -> str:
     """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
@@ -135,7 +135,8 @@ def unit_test(
         needed = f"from __future__ import annotations\n\n{imports}{_TYPES}"
         needed += _definitions(run.trace.sizes(EngineConfig).connects).rstrip()
     text = assembled(
-        trace, file, clause, trace.commands[violation.step], needed, code, named, named.of(system.name),
+        trace, file, clause, trace.commands[violation.step], needed, code, named,
+        named.with_commit(system.name),
         fixed and fixed.name,
     )  # fmt: skip
     return _by_names_of(system, text, fixed)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ci.export.bug_report import AS_MADE, LEGEND, Titles, described
+from ci.export.bug_report import GENERATED_TITLES, LEGEND, Titles, git_description
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_raising
 from ci.export.template_parts import definitions, imports, server, shared
 from ci.report import data as report
@@ -118,7 +118,7 @@ class ReleaseTarget(NamedTuple):
 def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
-        root, name = checkout_root(text), f"a checkout{described(text)}"
+        root, name = checkout_root(text), f"a checkout{git_description(text)}"
         return ReleaseTarget(name, releases.detect(root).release.version, root)
     version = releases.supported(text.removeprefix("sglang==")).version
     return ReleaseTarget(f"sglang=={version}", version, release_root(version))
@@ -129,7 +129,7 @@ def unit_test(
     file: str,
     system: SGLangSystem | TierSystem,
     fixed: ReleaseTarget | None = None,
-    named: Titles = AS_MADE,
+    named: Titles = GENERATED_TITLES,
     beside: bool = False,
 ) -> str:
     """The text of a test that performs the trace on the classes of `system`, which notes its calls.
@@ -173,7 +173,7 @@ def unit_test(
         needed,
         code,
         named,
-        named.of(system.name),
+        named.with_commit(system.name),
         fixed and fixed.name,
     )
     return in_code(text, system.kind)

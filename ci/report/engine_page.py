@@ -17,10 +17,10 @@ MAX_STEPS = 200  # a page of a long trace shows its end
 
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each."""
-    history, first = run.moments(EngineMoment), max(run.first, len(run.rows) - MAX_STEPS - 1)
+    history, first = run.moments(EngineMoment), max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     names = list(dict.fromkeys(name for moment in history for name in moment.facts.requests))
     hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
-    pairs = enumerate(pairwise(history), run.first + 1)
+    pairs = enumerate(pairwise(history), run.history_start + 1)
     return [_state(run, at, was, now, hues) for at, (was, now) in pairs if at > first]
 
 

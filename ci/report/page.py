@@ -195,7 +195,7 @@ def _owner(name: str, owners: dict[str, Data]) -> Data:
 
 def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
     """Return whose row a command cuts, the position on this side, and the name of that place."""
-    step = run.moments(Moment)[index - run.first].step
+    step = run.moments(Moment)[index - run.history_start].step
     if step is None or step.cut_at is None:
         return None
     who, _, target = step.cut_at

@@ -15,12 +15,12 @@ from stateful_tests.traces.notation import format_command, format_outcome
 
 def states(run: Run) -> list[Data]:
     """Each step that the page shows has these data: P's pool, and D's in the place of host memory."""
-    history, first = run.moments(PairMoment), max(run.first, len(run.rows) - MAX_STEPS - 1)
+    history, first = run.moments(PairMoment), max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     names = dict.fromkeys(
         name for moment in history for s in SERVERS for name in moment.facts.of(s).requests
     )
     hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
-    pairs = enumerate(pairwise(history), run.first + 1)
+    pairs = enumerate(pairwise(history), run.history_start + 1)
     return [_state(run, at, was, now, hues) for at, (was, now) in pairs if at > first]
 
 

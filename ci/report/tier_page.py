@@ -19,8 +19,8 @@ Stake = tuple[set[tuple[bool, str, int]], set[int]]  # slots and nodes that a fa
 
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each: nodes stand in the place of an engine's requests."""
-    history, first = run.moments(TierMoment), max(run.first, len(run.rows) - MAX_STEPS - 1)
-    pairs = enumerate(pairwise(history), run.first + 1)
+    history, first = run.moments(TierMoment), max(run.history_start, len(run.rows) - MAX_STEPS - 1)
+    pairs = enumerate(pairwise(history), run.history_start + 1)
     return [_state(run, at, was, now) for at, (was, now) in pairs if at > first]
 
 

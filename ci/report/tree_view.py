@@ -39,7 +39,7 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
         raise NoTree(f"there is no step {at}; the trace has steps 0 to {last}")
     state = model.initial(trace.sizes(Geometry), trace.mode)
     outcome: Outcome
-    for command in trace.of_rows[: at + 1]:
+    for command in trace.row_commands[: at + 1]:
         state, outcome = model.step(state, command)
     assert state.tree is not None
     return {

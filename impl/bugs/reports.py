@@ -20,7 +20,7 @@ from impl.torch_kv.system import TorchKV
 def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     """The SWA pool leaks slowly. Finish and retract cap committed and allocated length at the target but
     leave swa_evicted_seqlen above it, so slots written later in between look evicted and are never freed.
-    Visible once a window eviction ran past the target, which takes one driven beyond the commit. Fix: cap all
+    Visible after a window eviction past the target, which takes one driven beyond the commit. Fix: cap all
     three."""
     capped = TorchKV.capped_kept(self, cursors, target)
     return capped._replace(swa_evicted_seqlen=cursors.swa_evicted_seqlen)
@@ -141,7 +141,7 @@ def _(self: TorchKV, request: KVRequest) -> None:
     source="sgl-project/sglang#22790",
 )
 def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
-    """After an abort the next turn answers out of a turn that was taken back. The abort saves the running
+    """After an abort the next turn resumes on KV of the aborted turn. The abort saves the running
     lengths into the slot, while the history ends at the turn before. Visible when a turn is aborted after its
     first extend. Fix: wipe the session's KV, keep its history."""
     if request.row is not None:

@@ -76,7 +76,7 @@ class _SweepOffThePage(TorchKV):
 
 @bug("sweep-reports-what-it-aimed-at", "OUT-3", "the reported frontier is not rounded")
 class _SweepReportsWhatItAimedAt(TorchKV):
-    """Whoever goes by the report takes a page for evicted in part. Window eviction rounds down to a page,
+    """A reader of the report counts a page as evicted in part. Window eviction rounds down to a page,
     what it reports does not. Visible with page_size above 1. Fix: report where it stopped."""
 
     def evict_swa(self, command: EvictSwa) -> Played:
@@ -93,8 +93,8 @@ def _(self: TorchKV, cursors: RowCursors[N]) -> RowCursors[N]:
     if a draft had always allocated ahead. Visible at the first decode whose kv_allocated_len equals its
     kv_committed_len. Fix: allocate when nothing is ahead."""
     committed, allocated, evicted, protected = cursors
-    full = committed >= self.width  # a row that ends is still noticed
-    return RowCursors(committed + 1, allocated + full, evicted, protected)
+    row_is_full = committed >= self.width  # a row that ends is still noticed
+    return RowCursors(committed + 1, allocated + row_is_full, evicted, protected)
 
 
 @bug("restore-caps-request-only", "LEN-3", "the slot keeps the lengths of before")
@@ -135,8 +135,8 @@ def _(self: TorchKV, session: KVSession) -> bool:
 
 @bug("close-forgotten", "SES-4", "a deferred close never happens", TorchKV.close_is_due)
 def _(self: TorchKV, session: KVSession) -> bool:
-    """Closed sessions keep their KV for ever. Close notes that it must wait, and the end of the turn does not
-    look at the note. Visible when a turn ends in a closing session. Fix: look."""
+    """Closed sessions keep their KV for ever. Close marks the session as closing, and the end of the turn
+    ignores the mark. Visible when a turn ends in a closing session. Fix: close it when its turn ends."""
     return False
 
 
@@ -182,7 +182,8 @@ def _(self: TorchKV, target: N, evicted: N) -> N:
     """The SWA pool fills up, the full pool does not. Trimming frees the full pages of the tail and drops
     their mapping, so that nothing leads to the SWA pages any more. Visible when a trim frees a page on a
     model with SWA. Fix: free both sides."""
-    return larger(target, target * 0 + self.ceil(self.width))
+    nowhere = target * 0 + self.ceil(self.width)  # an int or a tensor, as target is
+    return larger(target, nowhere)
 
 
 @bug(
@@ -208,21 +209,21 @@ def _(self: TorchKV, target: N, evicted: N) -> N:
 class _ReleaseSplitsAPage(TorchKV):
     """A page is in the free list twice. What a window eviction has passed is freed in the full pool alone,
     the rest in both, each part in whole pages: the page that the frontier falls into belongs to both. Visible
-    when a slot whose frontier is inside a page is closed, so where a cut keeps up to target, which a window
-    eviction ran past. Fix: that page once, or (sglang 0.5.20) a cut that stops at the page boundary below
-    target then."""
+    when a slot is closed whose swa_evicted_seqlen is inside a page: a trim capped it at a target that a
+    window eviction had passed. Fix: that page once, or (sglang 0.5.20) a cut that stops at the page boundary
+    below target then."""
 
     def release_pages(self, holder: KVRequest | Slot) -> None:
-        self.free_range(holder, self.dead)
-        self.free_range(holder, self.alive)
+        self.free_range(holder, self.evicted_range)
+        self.free_range(holder, self.live_range)
 
-    def dead(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
-        """Pages below the frontier."""
+    def evicted_range(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
+        """Return the pages below the frontier."""
         first, swa_first, _ = self.owned(cursors)
         return first, swa_first, swa_first
 
-    def alive(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
-        """Pages from the frontier on."""
+    def live_range(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
+        """Return the full pages from the frontier's on, and the SWA pages from the next page boundary on."""
         _, _, evicted, protected = cursors
         _, swa_first, end = self.owned(cursors)
         return whole(larger(protected, evicted), self.page_size), swa_first, end
@@ -303,8 +304,8 @@ def _(self: TorchKV, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
 def _(self: TorchKV, request: KVRequest) -> None:
     """A request that waits says that it has KV. Retract gives pages and row back and leaves the request's
     cursors as they were; whoever asks it before its next admission counts tokens that are somebody else's.
-    Visible after the retract of an ordinary request. No clause speaks of the lengths of one who holds
-    nothing, so it is the comparison with the reference that says so. Fix: set them back."""
+    Visible after the retract of an ordinary request. No clause covers the cursors of a request
+    without KV: the comparison with the reference (REF-1) finds it. Fix: set them back."""
     cursors = request.cursors
     TorchKV.drop_retracted(self, request)
     request.cursors = cursors

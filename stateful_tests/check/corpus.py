@@ -106,7 +106,7 @@ def meets(line: CorpusLine) -> int | None:
     """The command at which the line meets its situation on the reference; None if it does not."""
     trace = line.trace
     state = model.initial(trace.sizes(Geometry), line.mode)
-    for at, command in enumerate(trace.of_rows):
+    for at, command in enumerate(trace.row_commands):
         was = state
         state, outcome = model.step(was, command)
         if line.situation in coverage.situations(was, command, outcome, state):

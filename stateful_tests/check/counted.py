@@ -149,7 +149,7 @@ def offers_all(system: AnySystem, line: CorpusLine) -> bool:
             return True
         trace = line.trace
         state = model.initial(trace.sizes(Geometry), line.mode)
-        for command in trace.of_rows:
+        for command in trace.row_commands:
             check_offered(on, state, command)
             state, _ = model.step(state, command)
     except UnusableImplementation:

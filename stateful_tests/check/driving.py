@@ -335,7 +335,7 @@ def _goes_on(
         fit_sizes(system, config.machine, line.geometry, exactly=True)
     except UnusableImplementation:
         return run, ()
-    commands = line.trace.of_rows
+    commands = line.trace.row_commands
     if _rounds(commands) & run.profile.disabled and not system.capabilities.mixed_decode:
         return run, ()
     return run._replace(geometry=line.trace.sizes(Geometry)), commands

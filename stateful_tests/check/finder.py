@@ -319,8 +319,8 @@ class Finder:
         caught, clause = self._caught[name], name.split()[0]
         run, flaky = self._shown(caught, clause)
         seen = run.violation or caught.violation
-        seen = seen.headed(clause) if clause in seen.clauses else seen
-        run = with_calls(self.system, replace(run, violation=seen.noted(FLAKY) if flaky else seen))
+        seen = seen.with_headline(clause) if clause in seen.clauses else seen
+        run = with_calls(self.system, replace(run, violation=seen.with_note(FLAKY) if flaky else seen))
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,

@@ -63,7 +63,7 @@ def _stated(trace: Trace) -> Trace:
     """The trace with the reference's own outcome at every step."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
     expected = []
-    for at, command in enumerate(trace.of_rows):
+    for at, command in enumerate(trace.row_commands):
         state, outcome = model.step(state, command)
         check_serial(state)
         expected.append((at, Done() if isinstance(outcome, Done) else outcome))

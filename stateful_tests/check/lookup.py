@@ -231,7 +231,7 @@ def shown_on(system: AnySystem, trace: Trace) -> SeenOnRelease:
         if clause not in run.violation.clauses:
             return nothing._replace(what=Shows.OTHER)
         headed = (
-            run.violation.headed(clause),
+            run.violation.with_headline(clause),
             run.violation,
         )  # what comes with a known fault is a part of it
         faults = (known_fault(system, replace(run, violation=each)) for each in headed)

@@ -282,7 +282,7 @@ class Explorer:
         trace = Trace(scope.geometry, scope.mode, commands, "exhaustive", clause=violation.clause)
         run = replay(system, trace)
         if run.violation is None:
-            noted = violation.noted(
+            noted = violation.with_note(
                 "(not from the empty state: the start in this state is at fault)"
             )
             run = replace(run, violation=replace(noted, step=len(commands) - 1))

@@ -40,7 +40,7 @@ from stateful_tests.lockstep.tiers import TierLockstep
 from stateful_tests.lockstep.policy import Answers, ServerPolicy
 from stateful_tests.lockstep.moments import Moment
 from stateful_tests.lockstep.check_results import Tally
-from stateful_tests.lockstep.results import KEPT, Row, Run, Trace, Violation, violation_of
+from stateful_tests.lockstep.results import HISTORY_LIMIT, Row, Run, Trace, Violation, violation_of
 from stateful_tests.lockstep.tree_diff import state_changes, tree_changes
 
 
@@ -364,7 +364,7 @@ def replay(system: AnySystem, trace: Trace) -> Run:
     check_fits(system, trace.geometry, trace.commands)
     lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
     stated, rows = dict(trace.expected), []
-    history = deque([lockstep.moment()], maxlen=KEPT)
+    history = deque([lockstep.moment()], maxlen=HISTORY_LIMIT)
     for index, command in enumerate(trace.commands):
         outcome = lockstep.do(command)
         rows.append(lockstep.row(command, outcome, history[-1]))

@@ -13,7 +13,7 @@ from reference.geometry import Geometry
 from reference.kinds import AnyCommand, AnyConfig
 from stateful_tests.lockstep.moments import AnyMoment
 
-KEPT = 2000  # moments of a replayed trace: what its end is explained from
+HISTORY_LIMIT = 2000  # moments that a Run keeps: the last ones, which explain its end
 _Sizes = TypeVar("_Sizes", bound=AnyConfig)
 _Moment = TypeVar("_Moment", bound=AnyMoment)
 
@@ -36,14 +36,14 @@ class Trace:
     story: str = ""
     expected: tuple[tuple[int, Outcome], ...] = ()
 
-    def sizes(self, of: type[_Sizes]) -> _Sizes:
-        """Its geometry, which is of this class: a reader of one kind of system asks for that."""
-        assert isinstance(self.geometry, of)
+    def sizes(self, kind: type[_Sizes]) -> _Sizes:
+        """Return the geometry, typed as `kind`. Raises AssertionError for another kind of system."""
+        assert isinstance(self.geometry, kind)
         return self.geometry
 
     @property
-    def of_rows(self) -> tuple[Command, ...]:
-        """Its commands, where a system is given each batch: those that the reference model runs."""
+    def row_commands(self) -> tuple[Command, ...]:
+        """Commands of a system that is given each batch: those that the reference model runs."""
         self.sizes(Geometry)
         return cast("tuple[Command, ...]", self.commands)
 
@@ -55,8 +55,8 @@ class Violation:
     clause: id of the headline (see by_cause in reference/clauses), or "BROKEN" where the system itself
         failed and no clause did. also: further clauses broken at the same step.
     failure: of that clause, with the places that it is about; others: of each of `also`.
-    since: the first step after which this very check, had it run there, fails as well.
-    first_violation: the one before, where this clause was checked alone past it.
+    since: index of the first step after which the failing command would have failed with this clause.
+    first_violation: the first of the run, which went on past it to check this clause alone.
     """
 
     clause: str
@@ -73,11 +73,11 @@ class Violation:
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """One for each of `clauses`."""
+        """The failures, one for each of `clauses`."""
         return (self.failure, *self.others)
 
     def failure_of(self, clause: str) -> Failure:
-        """That of one of `clauses`."""
+        """Return the failure of `clause`, one of `clauses`."""
         return self.failures[self.clauses.index(clause)]
 
     @property
@@ -88,24 +88,28 @@ class Violation:
     def observed(self) -> str:
         return self.failure.observed
 
-    def headed(self, clause: str) -> Violation:
-        """The same, with one of `clauses` as the headline."""
+    def with_headline(self, clause: str) -> Violation:
+        """This violation with one of `clauses` as the headline."""
         at = self.clauses.index(clause)
-        (first, *also), (failure, *others) = (
-            (each[at], *each[:at], *each[at + 1 :]) for each in (self.clauses, self.failures)
+        rest = [other for other in range(len(self.clauses)) if other != at]
+        return replace(
+            self,
+            clause=clause,
+            failure=self.failures[at],
+            also=tuple(self.clauses[other] for other in rest),
+            others=tuple(self.failures[other] for other in rest),
         )
-        return replace(self, clause=first, failure=failure, also=tuple(also), others=tuple(others))
 
     def only(self, clause: str) -> Violation:
-        """One of `clauses`, without what else came up at its step."""
-        return replace(self.headed(clause), also=(), others=())
+        """This violation as one of `clauses` alone."""
+        return replace(self.with_headline(clause), also=(), others=())
 
-    def noted(self, note: str) -> Violation:
-        """The same, with a note behind what was observed."""
+    def with_note(self, note: str) -> Violation:
+        """This violation with a note behind what was observed."""
         return replace(self, failure=replace(self.failure, observed=f"{self.observed} {note}"))
 
     def with_break(self, failure: Failure) -> Violation:
-        """The same, found in what a system has left that broke: BROKEN comes last."""
+        """This violation with BROKEN added last: the system broke, and left the state that violates it."""
         return replace(self, also=(*self.also, "BROKEN"), others=(*self.others, failure))
 
     @property
@@ -128,9 +132,8 @@ class Row:
     cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
     freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
     accounts: what a memory check counts; reference side.
-    tree: what changed in the radix tree, a sentence each; reference side. Of an engine that schedules by
-    itself: what
-        it ran, gave out and changed.
+    tree: a sentence for each change in the radix tree (reference side); for an engine that schedules by
+        itself, what it ran, gave out and changed.
     """
 
     command: AnyCommand
@@ -159,11 +162,11 @@ class Run:
     called: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
 
     @property
-    def first(self) -> int:
+    def history_start(self) -> int:
         """Index of the row that led to history[0]; -1 for the start."""
         return len(self.rows) - len(self.history)
 
-    def moments(self, of: type[_Moment]) -> Sequence[_Moment]:
-        """Its history, which is of this class: a reader of one kind of system asks for that."""
-        assert all(isinstance(moment, of) for moment in self.history[-1:])
+    def moments(self, kind: type[_Moment]) -> Sequence[_Moment]:
+        """Return the history, typed as `kind`. Raises AssertionError for another kind of system."""
+        assert all(isinstance(moment, kind) for moment in self.history[-1:])
         return cast("tuple[_Moment, ...]", self.history)

@@ -13,8 +13,9 @@ from impl.sglang.server.pair.choices import NetworkChoice
 from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 Settings = Mapping[str, int | bool]
-# What a run is about, run by run: nothing is slow; everything may be; clients disconnect; transfers fail;
-# timeouts end in the middle; an abort reaches one server alone; a server dies.
+# What a run is about, run by run. calm: nothing is slow; late: everything may be; aborts: clients leave;
+# failures: transfers fail; time: timeouts end in the middle; death: a server dies; alone: an abort reaches
+# one server alone.
 KINDS = (
     "calm", "late", "aborts", "failures", "late", "aborts", "time", "late", "aborts", "death",
     "late", "alone", "aborts", "failures", "late",
@@ -36,12 +37,10 @@ _REACHED = {
 
 
 class PairPopulation:
-    """The runs of a check, in order. fixed: fields of the servers that are not left to chance; count: of
-    clients, at most."""
+    """The runs of a check, in order. fixed: fields of the servers that are not left to chance; count: a run
+    has 2 to two thirds as many clients."""
 
-    def __init__(
-        self, seed: int, *, fixed: Mapping[str, int | bool] | None = None, count: int = 12
-    ) -> None:
+    def __init__(self, seed: int, *, fixed: Settings | None = None, count: int = 12) -> None:
         self.seed, self.fixed, self.count = seed, dict(fixed or {}), count
         self._number = -1
 
@@ -55,10 +54,10 @@ class PairPopulation:
         return config, asking, rng.randrange(1 << 30), environment(rng, kind, asking)
 
     def ran(self, reached: Mapping[str, int]) -> None:
-        """Nothing is learnt from what a run has reached."""
+        """Do nothing: draws do not depend on what earlier runs reached."""
 
 
-def servers(rng: random.Random, fixed: Mapping[str, int | bool]) -> Config:
+def servers(rng: random.Random, fixed: Settings) -> Config:
     """Two servers that are small enough to be short of memory."""
     page = int(fixed.get("page_size", rng.choice((1, 2, 4, 4, 8))))
     # with pages of one token D keeps SWA KV of a whole prompt, and its pool seldom holds one
@@ -90,8 +89,8 @@ def servers(rng: random.Random, fixed: Mapping[str, int | bool]) -> Config:
             "lowest": rng.random() < 0.5,
         }
     # SGLang has prefill_complete with neither a window nor D's tree
-    without = not (fixed.get("window") or fixed.get("decode_tree"))
-    if without and "prefill_complete" not in fixed and rng.random() < 0.25:
+    may_complete = not (fixed.get("window") or fixed.get("decode_tree"))
+    if may_complete and "prefill_complete" not in fixed and rng.random() < 0.25:
         found |= {"prefill_complete": True, "window": 0, "swa": 8, "decode_tree": False}
     for draw in (_states, _drafts, _tiers):
         found |= draw(rng, {**found, **fixed}, fixed)
@@ -245,15 +244,16 @@ def _rests(rng: random.Random, name: str) -> list[NetworkChoice]:
 def _aborts(rng: random.Random, name: str, *, alone: bool) -> list[NetworkChoice]:
     """An abort reaches both servers, often one later than the other; or one alone."""
     side = rng.choice(SERVERS)
-    if alone:  # more often D: what P alone is told it tells nobody, and hides what else waits
-        side = rng.choice((PREFILL, PREFILL, DECODE))
-        return [NetworkChoice("abort", name, side, fails=True)]
+    if alone:
+        # P misses it more often: an abort that P alone gets reaches nobody else, and hides other waits.
+        missed_by = rng.choice((PREFILL, PREFILL, DECODE))
+        return [NetworkChoice("abort", name, missed_by, fails=True)]
     return (
         [NetworkChoice("abort", name, side, steps=rng.choice(SHORT))] if rng.random() < 0.6 else []
     )
 
 
-def of_these(
+def choices_about(
     asking: Sequence[Client], choices: Sequence[NetworkChoice]
 ) -> tuple[NetworkChoice, ...]:
     """The choices that are about these clients' requests, or about none."""

@@ -369,7 +369,7 @@ _PLAINEST: dict[type, dict[str, Any]] = {
 def _smaller(of: Any) -> Iterator[Any]:
     """A run, or a part of one: with a client or a turn less; plainer itself; with a smaller part."""
     if isinstance(of, ServedRun):
-        choices = pairs.of_these(of.clients, of.choices)
+        choices = pairs.choices_about(of.clients, of.choices)
         if len(choices) < len(of.choices):
             yield msgspec.structs.replace(of, choices=choices)
     for name, least in (("clients", 0), ("choices", 0), ("turns", 1)):

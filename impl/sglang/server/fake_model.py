@@ -144,7 +144,7 @@ class FakeModel:
             for request, row, start, end in lanes
         ]
         for request, _, _, text in self._to_read:
-            self.headway.computes(request.rid, len(text), self.forwards)
+            self.headway.note_computed(request.rid, len(text), self.forwards)
         # its insert gives back SWA KV by then
         chunk = self.tree and self.scheduler.chunked_req is not None
         if not self.overlap or chunk or KeyedChoices(self.clients.seed, 5, self.forwards).upto(1):

@@ -1,4 +1,4 @@
-"""Whether a server that goes on with nothing could: checked when clients have waited for long."""
+"""Explains why waiting clients get no answer. Called after they have waited long without a computed batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ Kind = Literal[
 class Stall(NamedTuple):
     """Clients wait, and nothing will ever happen unless one of them goes away.
 
-    kind: the server has no such request any more ("lost"); all that wait would fit into what is free or
-    can be evicted ("room"), or one might if idle sessions gave up what they hold ("sessions"); none holds
-    anything, and one asks for more than there is and was not refused ("never"), or for more SWA KV than
-    there is at once ("chunks"); all is free and it fits, and admission asks for a page besides ("margin"),
-    or for more ("strict"); it would fit alone, and nobody else holds anything ("alone"); requests that are
-    in a batch keep the rest, and none is computed ("held"); the server computes, and no request gets
-    further ("livelock"). Or one keeps SWA KV that it reads no more ("swa", #28246). Or the cache is not
-    flushed, though nothing runs or waits ("flush").
+    kind:
+        lost: the server has no such request any more.
+        room: all that wait would fit into what is free or can be evicted.
+        sessions: one might fit if idle sessions gave up what they hold.
+        never: nobody holds anything, and one asks for more than there is and was not refused.
+        chunks: nobody holds anything, and one asks for more SWA KV than there is at once.
+        margin: all is free and it fits, and admission asks for a page besides.
+        strict: all is free and it fits, and admission asks for more than a page besides.
+        alone: it would fit alone, and nobody else holds anything.
+        held: requests in a batch keep the rest, and none of them is computed.
+        livelock: the server computes, and no request gets further.
+        swa: a request keeps SWA KV that it reads no more (#28246).
+        flush: the cache is not flushed, though nothing runs or waits.
     """
 
     kind: Kind
@@ -35,7 +40,7 @@ class Stall(NamedTuple):
 
     @property
     def clause(self) -> str:
-        """The clause that it violates, "" where it is no matter of an answer."""
+        """The clause that it violates; "" for kinds in which no client misses an answer."""
         others = {"livelock": "PRO-2", "never": "PRO-3", "swa": "", "flush": ""}
         return others.get(self.kind, "PRO-1")
 
@@ -50,7 +55,11 @@ class Room(NamedTuple):
     def holds(self, needed: Room) -> bool:
         return all(mine >= wanted for mine, wanted in zip(self, needed, strict=True))
 
-    def less(self, held: Room) -> Room:
+    def plus(self, more: Room) -> Room:
+        """Return both together."""
+        return Room(*(mine + other for mine, other in zip(self, more, strict=True)))
+
+    def minus(self, held: Room) -> Room:
         """Return what is left of it."""
         return Room(*(max(0, mine - own) for mine, own in zip(self, held, strict=True)))
 
@@ -62,20 +71,21 @@ class RequestHeadway:
         self._furthest: dict[str, int] = {}
         self._last = 0
 
-    def computes(self, request: str, length: int, forwards: int) -> None:
-        """The forward pass of that number computes a request's text up to `length`."""
+    def note_computed(self, request: str, length: int, forwards: int) -> None:
+        """Note that forward pass number `forwards` computes a request's text up to `length`."""
         if length > self._furthest.get(request, 0):
             self._furthest[request], self._last = length, forwards
 
-    def stall(self, forwards: int) -> Stall | None:
-        """So many forward passes have run; None: a request got further in one of the last LIVELOCK."""
+    def livelock(self, forwards: int) -> Stall | None:
+        """Return the livelock after `forwards` passes; None if a request got further in the last LIVELOCK of
+        them."""
         if (without := forwards - self._last) <= LIVELOCK:
             return None
         return Stall("livelock", "", f"{without} forward passes, and no request got further")
 
 
-def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
-    """Why these requests get no answer: nothing was computed for long. None where nobody waits."""
+def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
+    """Return why these requests get no answer, as nothing was computed for long. None where nobody waits."""
     scheduler = reader.scheduler
     waiting = {r.rid: r for r in (*scheduler.waiting_queue, scheduler.chunked_req) if r is not None}
     batches = (scheduler.running_batch, scheduler.last_batch)
@@ -87,28 +97,25 @@ def stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
             )
     if not waiting:
         return None
-    free, idle, there = _free(reader), _idle(reader, running), _size(reader)
-    both = Room(*map(sum, zip(free, idle, strict=True)))
+    free, there = _free_or_evictable(reader), _pool_sizes(reader)
+    idle = _held_by_idle_sessions(reader, running)
     for request in waiting.values():
-        own = _own(reader, request, scheduler.chunked_req)
-        needed = _needed(reader, request).less(own)
+        own = _held_between_chunks(reader, request, scheduler.chunked_req)
+        needed = _most_ever_held(reader, request).minus(own)
         if free.holds(needed):
             continue
         says = f"{request.rid} waits for {_text(needed)}; {_text(free)} are free or evictable"
         says += f", idle sessions hold {_text(idle)}"
-        if both.holds(needed) or any(idle):
+        if free.plus(idle).holds(needed) or any(idle):
             return Stall("sessions", request.rid, says)
         if not there.holds(_input(reader, request)):
             at_once = _input(reader, request)._replace(swa=0)
             kind: Kind = "chunks" if there.holds(at_once) else "never"
             return Stall(kind, request.rid, f"{says}, and there are {_text(there)} in all")
         if free == there:
-            asked = _asked(reader, request)
-            return Stall(
-                "strict" if there.holds(asked) else "margin",
-                request.rid,
-                f"{says}, which is all that there is",
-            )
+            too_strict = there.holds(_asked_by_admission(reader, request))
+            says += ", which is all that there is"
+            return Stall("strict" if too_strict else "margin", request.rid, says)
         if running - waiting.keys():
             held = ", ".join(sorted(running - waiting.keys()))
             return Stall("held", request.rid, f"{says}; {held} keep the rest, and are not computed")
@@ -132,23 +139,32 @@ def unflushed(scheduler: Any) -> Stall | None:
 
 
 def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> Stall | None:
-    """SWA KV that a request keeps of its own after some rounds of decode, beyond what window eviction leaves
-    in each round: a window of whole pages and one more, and what two rounds in flight take in advance."""
+    """The SWA KV that a request keeps of its own after some rounds of decode, beyond what window eviction
+    leaves in each round; None where it keeps no more than that."""
     _, allocated, evicted, protected = cursors
-    most = -(-max(window, page) // page) * page + 2 * page + 2 * max(1, draft) + 2
+    window_pages = _whole_pages(max(window, page), page)
+    rounds_ahead = 2 * (max(1, draft) + 1)  # two rounds in flight, each with the token that it begins with
+    # A page that the window begins in, and one that is evicted only when whole.
+    most = window_pages + 2 * page + rounds_ahead
     if (kept := allocated - max(evicted, protected)) <= most:
         return None
     return Stall("swa", name, f"{name} keeps {kept} tokens of SWA KV, and {most} are the most")
 
 
-def _free(reader: Reader) -> Room:
+def _whole_pages(tokens: int, page: int) -> int:
+    """Return the tokens of the whole pages that hold so many."""
+    return -(-tokens // page) * page
+
+
+def _free_or_evictable(reader: Reader) -> Room:
     """Return what is free, and what the tree could give back."""
     full, swa, rows, tree, _, locked = reader.counts()
-    swa += int(reader.tree.swa_evictable_size()) if reader.shares and reader.swa else 0
+    if reader.shares and reader.swa:
+        swa += int(reader.tree.swa_evictable_size())
     return Room(full + tree - locked, swa, rows)
 
 
-def _idle(reader: Reader, running: Collection[str]) -> Room:
+def _held_by_idle_sessions(reader: Reader, running: Collection[str]) -> Room:
     """Return what sessions hold, less what is the tree's, while none of their turns runs: the next one may
     wait itself. A turn that is gone and does not count as finished keeps its session busy: SES-4 says
     so."""
@@ -163,7 +179,7 @@ def _idle(reader: Reader, running: Collection[str]) -> Room:
     return Room(full, swa if reader.swa else 0, rows)
 
 
-def _size(reader: Reader) -> Room:
+def _pool_sizes(reader: Reader) -> Room:
     """Return the sizes of the pools."""
     sizes = reader.header()
     return Room(sizes["full_tokens"], sizes["swa_tokens"], sizes["rows"])
@@ -172,11 +188,11 @@ def _size(reader: Reader) -> Room:
 def _input(reader: Reader, request: Any) -> Room:
     """Whole pages for the text that a request has now: its next prefill computes it."""
     page = reader.scheduler.page_size
-    tokens = -(-(len(request.origin_input_ids) + len(request.output_ids)) // page) * page
+    tokens = _whole_pages(len(request.origin_input_ids) + len(request.output_ids), page)
     return Room(tokens, tokens if reader.swa else 0, 1)
 
 
-def _own(reader: Reader, request: Any, chunked: Any) -> Room:
+def _held_between_chunks(reader: Reader, request: Any, chunked: Any) -> Room:
     """Return what a request holds between two chunks of its prefill."""
     if request is not chunked:
         return Room(0, 0, 0)
@@ -185,16 +201,16 @@ def _own(reader: Reader, request: Any, chunked: Any) -> Room:
     return Room(allocated - protected, swa, 1)
 
 
-def _needed(reader: Reader, request: Any) -> Room:
+def _most_ever_held(reader: Reader, request: Any) -> Room:
     """The most that a request can ever hold: its text to the last output, what rounds take in advance."""
     page = reader.scheduler.page_size
     tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
     drafts = 2 * (reader.scheduler.server_args.speculative_num_draft_tokens or 0)
-    tokens = -(-tokens // page) * page + 2 * page + drafts
+    tokens = _whole_pages(tokens, page) + 2 * page + drafts
     return Room(tokens, tokens if reader.swa else 0, 1)
 
 
-def _asked(reader: Reader, request: Any) -> Room:
+def _asked_by_admission(reader: Reader, request: Any) -> Room:
     """A request's text, all its outputs, and a page: what admission asks for, and a token that stays free."""
     tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
     tokens += reader.scheduler.page_size + 1
@@ -203,4 +219,5 @@ def _asked(reader: Reader, request: Any) -> Room:
 
 def _text(room: Room) -> str:
     swa = f", {room.swa} SWA" if room.swa else ""
-    return f"{room.full} tokens{swa} and {room.rows} row{'s' * (room.rows != 1)}"
+    rows = "row" if room.rows == 1 else "rows"
+    return f"{room.full} tokens{swa} and {room.rows} {rows}"

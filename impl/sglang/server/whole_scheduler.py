@@ -30,7 +30,7 @@ from impl.sglang.server import boot
 from impl.sglang.server.clients import EOS, FLUSH, PRIORITIES, Client, Clients, Config, Message
 from impl.sglang.server.grants import broken_grant
 from impl.sglang.server.outcome import RunOutcome
-from impl.sglang.server.progress import stall, unflushed
+from impl.sglang.server.progress import explain_stall, unflushed
 from impl.sglang.server.reading import Reader, installed
 from impl.sglang.server.watch import Watcher, hook
 
@@ -325,7 +325,7 @@ def run(
     now, answers, stalls = [0], {}, []
 
     def stalled(waited_for: list[str]) -> None:
-        if found := stall(Reader(scheduler, watcher.kind), waited_for):
+        if found := explain_stall(Reader(scheduler, watcher.kind), waited_for):
             stalls.append(found)
 
     script = Clients(clients, seed, stalled)
@@ -367,7 +367,7 @@ def run(
         rest[0] = rest[0] + 1 if script.done and not computed else 0
         if model.tier is not None:
             model.tier.round(now[0], last=rest[0] > 0)
-        if found := model.headway.stall(model.forwards):
+        if found := model.headway.livelock(model.forwards):
             stalls.append(found)
             rest[0] = REST + 1
         if rest[0] == REST + 1:

@@ -81,7 +81,7 @@ class PairDriver:
     def apply(self, command: PairCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         for server in self.servers.values():
-            server.rest()
+            server.clear_step_facts()
         try:
             outcome = self._commands[type(command)](command) or Done()
         except CommandRefused as refused:

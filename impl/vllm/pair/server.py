@@ -17,7 +17,6 @@ from impl.vllm.pair.loading import Factory, Layout, address, connect
 from impl.vllm.pair.memory import TensorMemory
 from impl.vllm.pair.network import NETWORK, Agent, Handshakes
 from impl.vllm.runner import ModelRunner
-from impl.vocabulary import CommandRefused, require
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts
 from reference.commands import Done, Outcome, Reason, Refused
@@ -26,8 +25,8 @@ from reference.commands import Done, Outcome, Reason, Refused
 class NixlWorker:
     """The worker's side of the connector, the release's own, called as its model runner calls it.
 
-    failed: requests whose load the worker has reported as failed at its last batch, by name or by their
-        blocks.
+    failed: the engine's names of requests whose load failed in the last batch: reported by name, or waiting
+        for an invalid block.
     """
 
     def __init__(self, scheduler: Any, memory: TensorMemory, layers: int) -> None:
@@ -40,7 +39,7 @@ class NixlWorker:
         self.worker = self.connector.connector_worker
         if Factory.push:
             self.worker._push_writer_thread = NoThread()
-            self.worker._push_writer_stop = self.worker._push_writer_wake = Turns()
+            self.worker._push_writer_stop = self.worker._push_writer_wake = LoopPasses()
         self.connector.register_kv_caches(memory.caches(layers, Layout.tokens_first))
         self.agent: Agent = self.worker.nixl_wrapper
         self.handshakes: Handshakes = self.worker._handshake_initiation_executor
@@ -57,7 +56,8 @@ class NixlWorker:
         path = address("tcp", ours.side_channel_host, ours.side_channel_port)
         # Up to 0.32 the thread that listens encodes it.
         encode = importlib.import_module("msgspec").msgpack.encode
-        encoded = {(0, 0): encode(told), 0: encode(told)}
+        metadata = encode(told)
+        encoded = {(0, 0): metadata, 0: metadata}
         kept = "NixlBaseConnectorScheduler._handshake_data"
         NETWORK.listeners[path] = lambda: optional(ours, kept, None) or encoded
 
@@ -93,8 +93,10 @@ class NixlWorker:
     def _loading(self, invalid: set[int]) -> Iterator[str]:
         """Requests that wait for a load into invalid blocks. The scheduler ends them when it takes the
         report, so they are looked for before."""
+        if not invalid:
+            return
         for ident, request in self._scheduler.requests.items():
-            if invalid and request.status.name == "WAITING_FOR_REMOTE_KVS":
+            if request.status.name == "WAITING_FOR_REMOTE_KVS":
                 tables = self._scheduler.kv_cache_manager.get_block_ids(ident)
                 if any(block in invalid for table in tables for block in table):
                     yield ident
@@ -106,10 +108,10 @@ class NixlWorker:
 
 
 class NoThread:
-    """In the place of a thread that a command has its turn."""
+    """Stands in for a thread of the connector."""
 
     def start(self) -> None:
-        """It does not run by itself."""
+        """Run nothing: commands or the network do its work."""
 
     join = start
 
@@ -117,8 +119,8 @@ class NoThread:
         return True
 
 
-class Turns:
-    """In the place of the events that stop and wake a thread. left: turns of its loop."""
+class LoopPasses:
+    """Stands in for the events that stop and wake a thread. left: passes that its loop may still make."""
 
     left = 0
 
@@ -142,7 +144,7 @@ class PairServer(EngineDriver):
         super().__init__(root, offloads=True)
 
     def _load(self, root: Path, offloads: bool) -> None:
-        """The pair has loaded the release."""
+        """Do nothing: the pair has loaded the release."""
 
     def reset(self, geometry: EngineConfig) -> None:
         size = max(group.block_size for group in geometry.groups)
@@ -180,8 +182,6 @@ class PairServer(EngineDriver):
                     self.answers[self._names[output.request_id]] = output.kv_transfer_params
         super()._take(given)
 
-    # -- what the pair does -----------------------------------------------------------------------
-
     def ident(self, name: str) -> str:
         """Return the engine's name for a request."""
         return self._ids.get(name, "")
@@ -190,21 +190,19 @@ class PairServer(EngineDriver):
         """Return the commands' name for a request of the engine."""
         return self._names.get(ident, ident)
 
-    def rest(self) -> None:
-        """A command that is for somebody else."""
+    def clear_step_facts(self) -> None:
+        """Forget what the last command ran and gave out."""
         self._lanes, self._given, self._reset_done, self._copies = (), (), False, ()
 
     def serve(
         self, name: str, ident: str, tokens: list[int], max_tokens: int, priority: int, parameters: Any
     ) -> Outcome:  # fmt: skip
-        """A request comes. parameters: for the connector, None for none."""
-        self.rest()
-        try:
-            require(not self._in_step, Reason.WRONG_PHASE)
-            sane = max_tokens >= 1 and 1 <= len(tokens) < self.config.max_model_len
-            require(sane, Reason.BAD_LENGTH)
-        except CommandRefused as refused:
-            return Refused(refused.reason)
+        """Add a request to the scheduler. parameters: for the connector, None without a transfer."""
+        self.clear_step_facts()
+        if self._in_step:
+            return Refused(Reason.WRONG_PHASE)
+        if max_tokens < 1 or not 1 <= len(tokens) < self.config.max_model_len:
+            return Refused(Reason.BAD_LENGTH)
         request = self._request(ident, tokens, max_tokens, priority, False)
         request.kv_transfer_params = parameters
         self._ids[name], self._names[ident] = ident, name
@@ -213,8 +211,8 @@ class PairServer(EngineDriver):
 
     @property
     def due(self) -> bool:
-        """The loop takes results next, before it schedules."""
-        return self._in_step or self._due()
+        """Whether the loop takes results next, before it schedules."""
+        return self._due()
 
     @property
     def in_step(self) -> bool:

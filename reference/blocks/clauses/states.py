@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from reference.blocks.clauses.step import IN_FLIGHT, BlockStep, clause
-from reference.blocks.facts import Lane, Published
-from reference.failures import AtBlock, AtCount, AtNamed, Failure, failure
+from reference.blocks.facts import Lane, Published, StateUse
+from reference.failures import AtBlock, AtCount, AtNamed, Failure, Place, failure
 from reference.states import (
     EMPTY, GOES_ON, HIT, KEPT, NAMED, NOWHERE, misread, seen, stamp_after,
 )  # fmt: skip
@@ -20,7 +22,7 @@ from reference.states import (
     source="vllm find_longest_cache_hit; vllm#43559",
     trigger=lambda s: any(n.fresh and n.lane.start and n.lane.states for n in s.lanes),
 )
-def _hit(step: BlockStep) -> Failure | None:
+def _hit_starts_from_its_state(step: BlockStep) -> Failure | None:
     return _continued(step, fresh=True)
 
 
@@ -34,32 +36,36 @@ def _hit(step: BlockStep) -> Failure | None:
     source="vllm preprocess_mamba, num_accepted_tokens; vllm#56524",
     trigger=lambda s: any(not n.fresh and n.lane.start and n.lane.states for n in s.lanes),
 )
-def _goes_on(step: BlockStep) -> Failure | None:
+def _entry_continues_its_state(step: BlockStep) -> Failure | None:
     return _continued(step, fresh=False)
 
 
 def _continued(step: BlockStep, fresh: bool) -> Failure | None:
-    """The first entry, of a request that held nothing before or of another, that has a wrong state."""
+    """Return the failure of the first entry that continues from a wrong state. fresh: look at requests that
+    held nothing before; else at the others alone."""
     for note in step.lanes:
         if note.fresh != fresh:
             continue
         for use in note.lane.states:
             start, name = note.lane.start, note.lane.request
-            got: str | None
-            if (use.block == NOWHERE) != (start == 0):
-                got = (
-                    "it begins with an empty state"
-                    if start
-                    else f"it continues from block {use.block}"
-                )
-            else:
-                wrong = misread(use.found, stamp_after(note.stamps, start), note.stamps)
-                got = wrong and f"block {use.block}: {wrong}"
-            if got is not None:
+            observed = _wrong_start(use, start, note.stamps)
+            if observed is not None:
                 want = f"{name} continues from the state after its first {start} tokens in group {use.group}"
-                at = AtCount(name, "state", start, use.group)
-                return failure(want, got, at, *([AtBlock(use.block)] if use.block > 0 else []))
+                places: list[Place] = [AtCount(name, "state", start, use.group)]
+                if use.block > 0:
+                    places.append(AtBlock(use.block))
+                return failure(want, observed, *places)
     return None
+
+
+def _wrong_start(use: StateUse, start: int, stamps: Sequence[int]) -> str | None:
+    """Say what is wrong with the state that an entry continues from at `start`; None where it is right."""
+    if start and use.block == NOWHERE:
+        return "it begins with an empty state"
+    if not start and use.block != NOWHERE:
+        return f"it continues from block {use.block}"
+    wrong = misread(use.found, stamp_after(stamps, start), stamps)
+    return None if wrong is None else f"block {use.block}: {wrong}"
 
 
 @clause(
@@ -72,7 +78,7 @@ def _continued(step: BlockStep, fresh: bool) -> Failure | None:
     source="vllm cache_blocks, move_block_hashes; vllm#57580",
     trigger=lambda s: any(s.config.groups[p.group].state for p in s.after.published),
 )
-def _named(step: BlockStep) -> Failure | None:
+def _published_state_matches_hash(step: BlockStep) -> Failure | None:
     for block, group, stamps in _published(step):
         owner, parts = step.after.memory[block]
         found = parts if owner == group else (EMPTY, EMPTY)
@@ -103,28 +109,30 @@ def _published(step: BlockStep) -> list[Published]:
     " transfers XFER-1 and XFER-2 say it.",
     trigger=lambda s: sum(1 for n in s.lanes if n.lane.states) > 1,
 )
-def _alone(step: BlockStep) -> Failure | None:
-    users: dict[int, str] = {}
+def _state_has_one_writer(step: BlockStep) -> Failure | None:
+    """Each state is written to a block that its request alone holds, and that no other entry of the batch
+    reads."""
+    writer_of_block: dict[int, str] = {}
     for lane in step.after.lanes:
         for group, block in _written(lane):
-            where = f"{lane.request} leaves its state of group {group} in a block of its own"
-            at = (AtBlock(block), AtNamed("request", lane.request))
+            want = f"{lane.request} leaves its state of group {group} in a block of its own"
+            at_block, at_request = AtBlock(block), AtNamed("request", lane.request)
             if not block:
-                return failure(where, "it has none there", *reversed(at))
+                return failure(want, "it has none there", at_request, at_block)
             fact = step.after.requests.get(lane.request)
             if fact is None or block not in fact.tables[group]:
-                return failure(where, f"block {block} is not in its table", *at)
-            users_of = {name for name, _, _ in step.entries.get(block, ())}
-            if others := users_of - {lane.request, IN_FLIGHT}:
-                return failure(where, f"{' and '.join(sorted(others))} has block {block} too", *at)
-            users[block] = lane.request
+                return failure(want, f"block {block} is not in its table", at_block, at_request)
+            holders = {name for name, _, _ in step.entries.get(block, ())}
+            if others := holders - {lane.request, IN_FLIGHT}:
+                observed = f"{' and '.join(sorted(others))} has block {block} too"
+                return failure(want, observed, at_block, at_request)
+            writer_of_block[block] = lane.request
     for lane in step.after.lanes:
         for use in lane.states:
-            if users.get(use.block, lane.request) != lane.request:
+            writer = writer_of_block.get(use.block, lane.request)
+            if writer != lane.request:
                 want = f"nobody writes block {use.block} while {lane.request} continues from it"
-                return failure(
-                    want, f"{users[use.block]} does, in the same batch", AtBlock(use.block)
-                )
+                return failure(want, f"{writer} does, in the same batch", AtBlock(use.block))
     return None
 
 
@@ -143,7 +151,7 @@ def _written(lane: Lane) -> list[tuple[int, int]]:
     scope="A session between turns may have taken back tokens: its next turn may start earlier.",
     trigger=lambda s: bool(s.config.recurrent) and any(b.computed for _, b, _ in s.held()),
 )
-def _kept(step: BlockStep) -> Failure | None:
+def _request_keeps_its_state(step: BlockStep) -> Failure | None:
     if not step.config.recurrent:
         return None
     for name, bearer, tables in step.held():
@@ -152,21 +160,17 @@ def _kept(step: BlockStep) -> Failure | None:
             continue
         want = stamp_after(stamps, count)
         for group in step.config.recurrent:
-            there = [step.after.memory[block] for block in tables[group] if block]
-            held = [parts for owner, parts in there if owner == group]
+            blocks = [step.after.memory[block] for block in tables[group] if block]
+            states = [parts for owner, parts in blocks if owner == group]
             for what, kept in (
-                ("state", {parts[0] for parts in held}),
-                ("convolution window", {part for parts in held for part in parts[1:]}),
+                ("state", {parts[0] for parts in states}),
+                ("convolution window", {part for parts in states for part in parts[1:]}),
             ):
                 if want not in kept:
-                    has = (
-                        ", ".join(f"one {seen(stamp, stamps)}" for stamp in sorted(kept - {0}))
-                        or "none"
-                    )
+                    others = [f"one {seen(stamp, stamps)}" for stamp in sorted(kept - {EMPTY})]
+                    observed = f"of its blocks {', '.join(others) or 'none'}"
                     expected = (
                         f"{name} keeps the {what} after its first {count} tokens in group {group}"
                     )
-                    return failure(
-                        expected, f"of its blocks {has}", AtCount(name, "kept", count, group)
-                    )
+                    return failure(expected, observed, AtCount(name, "kept", count, group))
     return None

@@ -1,4 +1,4 @@
-"""Open, Submit, Close: what clients do."""
+"""Harnesses of Open, Submit and Close: how each is drawn, enumerated and labelled."""
 
 from __future__ import annotations
 
@@ -36,10 +36,22 @@ class OpenHarness(Harness[Open]):
             yield Open(name)
 
 
+def _submit_weight(c: Enabled) -> int:
+    """Return how often a Submit is drawn: more often where a session can be resumed."""
+    if c.resumable:
+        return 9
+    return 6 if c.idle or len(c.state.requests) < 2 else 0
+
+
+def _close_weight(c: Enabled) -> int:
+    """Return how often a Close is drawn: more often where one is due, or locks a node with others."""
+    return 1 + (2 if c.closable else 0) + (3 if c.crowded else 0)
+
+
 @harness(
     Submit,
     applies=lambda c: len(c.state.requests) < len(c.profile.requests),
-    weight=lambda c: 9 if c.resumable else 6 * (bool(c.idle) or len(c.state.requests) < 2),
+    weight=_submit_weight,
     is_in=lambda scope: scope.served,
 )
 class SubmitHarness(Harness[Submit]):
@@ -64,13 +76,13 @@ class SubmitHarness(Harness[Submit]):
 
     def _session(self, c: Enabled, wiped: list[Session]) -> str | None:
         """Draw the session of a turn: one that was wiped, if there is one; None for an ordinary request."""
-        # What ordinary requests leave in a radix tree is for everybody.
-        often = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
-        ordinary = not c.idle or once_in(c.source, often)
+        # More ordinary requests where there is a tree: every request can match what they insert.
+        one_in = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
+        ordinary = not c.idle or once_in(c.source, one_in)
         return None if ordinary else pick(c.source, wiped or c.idle).name
 
     def _lengths(self, c: Enabled) -> tuple[int, int]:
-        """Tokens of its own, and how many it takes back."""
+        """Draw `tokens` and `rewind` of a Submit."""
         width = c.state.config.geometry.width
         tokens = c.length(width // (2 if c.profile.long_prompts else 4))
         if c.profile.long_prompts and once_in(c.source, 2):
@@ -85,7 +97,9 @@ class SubmitHarness(Harness[Submit]):
         before = text_len(session.history) if session is not None else 0
         # Room for some output, and in a session for later turns: their window evictions pass what the tree
         # has.
-        quarters = (3 if c.profile.long_prompts else 2) - (plain.session is not None)
+        quarters = 3 if c.profile.long_prompts else 2
+        if plain.session is not None:
+            quarters -= 1
         longest = max(1, (c.state.config.geometry.width - before) * quarters // 4)
         twins = [prompt for r in c.state.requests if (prompt := input_of(r))]
         if twins and not before and once_in(c.source, 4):
@@ -100,10 +114,11 @@ class SubmitHarness(Harness[Submit]):
     def of_session(
         self, scope: Scope, session: Session, turn: Request | None, fresh: Names
     ) -> Commands:
-        name, may = session.name, turn is None and not session.closing
-        for tokens in scope.submits if may else scope.submits[:1]:
+        name = session.name
+        may_submit = turn is None and not session.closing
+        for tokens in scope.submits if may_submit else scope.submits[:1]:
             yield Submit(fresh.request, name, tokens)
-        if may:
+        if may_submit:
             for prompt in prompts_of(scope):
                 yield from (
                     Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits)
@@ -143,14 +158,15 @@ class SubmitHarness(Harness[Submit]):
 @harness(
     Close,
     applies=lambda c: c.state.sessions,
-    weight=lambda c: 1 + 2 * bool(c.closable) + 3 * bool(c.crowded),
+    weight=_close_weight,
     is_in=lambda scope: scope.sessions,
     tells_late=True,
 )
 class CloseHarness(Harness[Close]):
     def draw(self, c: Enabled) -> Close:
-        special = (c.crowded if once_in(c.source, 2) else []) or c.closable
-        known = [s.name for s in special or c.state.sessions]
+        preferred = c.crowded if once_in(c.source, 2) else []
+        candidates = preferred or c.closable or c.state.sessions
+        known = [session.name for session in candidates]
         return Close(pick(c.source, known if known and not c.invalid else c.profile.sessions))
 
     def of_session(

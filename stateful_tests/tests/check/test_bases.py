@@ -44,7 +44,7 @@ def clone(tmp_path):
     return tmp_path / "clone"
 
 
-def own(clone, since=None):
+def own_base(clone, since=None):
     return tree_history.own_base(clone / "python", since)
 
 
@@ -52,29 +52,29 @@ def test_the_base_is_the_merge_base_with_the_upstream_branch(clone):
     fork_point = git(clone, "rev-parse", "HEAD")
     git(clone, "switch", "-c", "feature")
     commit(clone, "number one\nnumber two\nnumber three\n")
-    assert own(clone) == (fork_point, "merge base with origin/main")
+    assert own_base(clone) == (fork_point, "merge base with origin/main")
     git(clone, "branch", "--set-upstream-to=origin/main")
-    assert own(clone) == (fork_point, "merge base with origin/main")
+    assert own_base(clone) == (fork_point, "merge base with origin/main")
     git(clone, "push", "-u", "origin", "feature")
-    assert own(clone).commit == fork_point, "a branch that was pushed as it is"
-    assert own(clone, "main~1").commit == git(clone, "rev-parse", "main~1")
+    assert own_base(clone).commit == fork_point, "a branch that was pushed as it is"
+    assert own_base(clone, "main~1").commit == git(clone, "rev-parse", "main~1")
 
 
-def test_what_is_not_committed_is_compared_with_head(clone):
+def test_the_base_of_uncommitted_changes_is_head(clone):
     head = git(clone, "rev-parse", "HEAD")
-    assert own(clone) is None, "nothing is its own"
+    assert own_base(clone) is None, "nothing is its own"
     (clone / "python" / "new.py").write_text("")
-    assert own(clone) == (head, "HEAD, before what is not committed")
+    assert own_base(clone) == (head, "HEAD, before what is not committed")
     (clone / "python" / "new.py").unlink()
     (clone / "python" / SCHEDULER).write_text("number one\n")
-    assert own(clone).commit == head == own(clone, "main").commit
+    assert own_base(clone).commit == head == own_base(clone, "main").commit
 
 
 def test_a_tree_without_an_upstream_has_its_edits_alone(clone):
     git(clone, "remote", "remove", "origin")
-    assert own(clone) is None
+    assert own_base(clone) is None
     (clone / "python" / SCHEDULER).write_text("number one\n")
-    assert own(clone).commit == git(clone, "rev-parse", "HEAD")
+    assert own_base(clone).commit == git(clone, "rev-parse", "HEAD")
 
 
 def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
@@ -85,7 +85,7 @@ def test_a_shallow_clone_says_what_is_missing(clone, tmp_path):
     git(tmp_path, "clone", *depth, "--branch", "other", f"file://{origin}", "shallow")
     shallow = tmp_path / "shallow"
     with pytest.raises(ValueError, match=r"no merge base with origin/main .a shallow clone"):
-        own(shallow, "origin/main")
+        own_base(shallow, "origin/main")
 
 
 def test_a_folder_inside_of_another_clone_has_no_history(clone):
@@ -94,28 +94,43 @@ def test_a_folder_inside_of_another_clone_has_no_history(clone):
     assert not tree_history.has_history(clone.parent, "sglang")
 
 
-def test_files_come_out_of_git_as_they_lay(clone, tmp_path):
-    package, cores = clone / "python" / "sglang", tmp_path / "cores"
+@pytest.fixture
+def with_core(clone):
+    """The clone with two built files that git ignores: a compiled core and the version."""
+    package = clone / "python" / "sglang"
     (package / "_version.py").write_text("version = '0.5.23'")
     (package / "core.so").write_text("compiled")
     (clone / ".gitignore").write_text("*.so\n_version.py\n")
-    tree_history.extract(clone / "python", "HEAD~1", "sglang", tmp_path / "past")
-    past = tmp_path / "past"
+    return clone
+
+
+def extracted(clone, revision, into):
+    tree_history.extract(clone / "python", revision, "sglang", into)
+    return into
+
+
+def test_extract_adds_built_files_to_the_files_of_a_commit(with_core, tmp_path):
+    past = extracted(with_core, "HEAD~1", tmp_path / "past")
     assert (past / SCHEDULER).read_text() == "number one\n"
     assert (past / "sglang/_version.py").is_file() and (past / "sglang/core.so").is_file()
-    (clone / "core.rs").write_text("")
-    git(clone, "add", ".")
-    tree_history.extract(clone / "python", "HEAD", "sglang", cores)
-    assert not (cores / "sglang/core.so").exists(), "a core of other sources"
-    git(clone, "add", "--force", "python/sglang/core.so")
-    git(clone, "commit", "-m", "a core")
-    (package / "core.so").write_text("compiled anew")
-    tree_history.extract(clone / "python", "HEAD", "sglang", tmp_path / "committed")
-    assert (tmp_path / "committed/sglang/core.so").read_text() == "compiled"
+
+
+def test_extract_leaves_out_a_core_whose_sources_changed(with_core, tmp_path):
+    (with_core / "core.rs").write_text("")
+    git(with_core, "add", ".")
+    assert not (extracted(with_core, "HEAD", tmp_path / "past") / "sglang/core.so").exists()
+
+
+def test_extract_takes_a_core_that_is_committed(with_core, tmp_path):
+    git(with_core, "add", "--force", "python/sglang/core.so")
+    git(with_core, "commit", "-m", "a core")
+    (with_core / "python/sglang/core.so").write_text("compiled anew")
+    past = extracted(with_core, "HEAD", tmp_path / "past")
+    assert (past / "sglang/core.so").read_text() == "compiled"
 
 
 class Past:
-    """A checkout that loads where its scheduler has no third line."""
+    """Stand-in for a resolved checkout: its root, its release, and whether it was closed."""
 
     spec = SystemSpec("sglang", ways=("overlap",), checkout=True)
     name, release, capabilities = str(spec), "0.5.23", None
@@ -143,7 +158,7 @@ def resolved(clone, monkeypatch):
     return asked
 
 
-def chosen(clone, named=None, since=None):
+def base_of_check(clone, named=None, since=None):
     with ExitStack() as opened:
         base, _ = commands.with_system(
             named,
@@ -156,26 +171,26 @@ def chosen(clone, named=None, since=None):
 
 def test_the_base_of_an_edit_is_head_and_is_shown_by_its_revision(clone, resolved):
     (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber three\n")
-    base = chosen(clone)
+    base = base_of_check(clone)
     head = git(clone, "rev-parse", "HEAD")[:9]
     assert (base.kind, base.name, base.lines) == (BaseKind.HISTORY, f"git:{head}", 1)
     assert base.text == f"git:{head} (HEAD, before what is not committed), 1 line differs"
     assert str(resolved[-1].spec) == "sglang+overlap" and base.system.closed
     assert not Path(resolved[-1].checkout).exists(), "its files are removed"
     assert (
-        chosen(clone, "git:HEAD~1").text
-        == f"git:{base_name(clone, 'HEAD~1')} (HEAD~1), 2 lines differ"
+        base_of_check(clone, "git:HEAD~1").text
+        == f"git:{short_commit(clone, 'HEAD~1')} (HEAD~1), 2 lines differ"
     )
 
 
 def test_a_commit_of_the_same_lines_has_no_distance(clone, resolved):
     """A line that stands there twice counts once: its removal is not "no line is new or gone"."""
     (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber two\n")
-    base = chosen(clone)
+    base = base_of_check(clone)
     assert base.lines == 0 and base.text.endswith("(HEAD, before what is not committed)")
 
 
-def base_name(clone, revision):
+def short_commit(clone, revision):
     return git(clone, "rev-parse", revision)[:9]
 
 
@@ -186,18 +201,18 @@ def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, m
         raise Unusable("Req has no prefix_len")
 
     monkeypatch.setattr(commands, "_load", lacks)
-    base = chosen(clone)
+    base = base_of_check(clone)
     assert (base.kind, base.name) == (BaseKind.RELEASE, "sglang==0.5.23+overlap")
     said = capsys.readouterr().err
     assert "cannot be driven: Req has no prefix_len. The base is a release" in said
     with pytest.raises(Unusable, match="--base git:HEAD~1: Req has no prefix_len"):
-        chosen(clone, "git:HEAD~1")
+        base_of_check(clone, "git:HEAD~1")
     with pytest.raises(Unusable, match="--base git:nothing: bad revision 'nothing'"):
-        chosen(clone, "git:nothing")
+        base_of_check(clone, "git:nothing")
 
 
 def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
-    assert chosen(clone).kind is BaseKind.RELEASE
+    assert base_of_check(clone).kind is BaseKind.RELEASE
 
 
 def test_a_revision_goes_with_a_checkout(kvspec):

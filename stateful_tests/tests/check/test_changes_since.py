@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ci.commands import one_check
-from ci.commands.one_check import CutShort
+from ci.commands.one_check import InterruptGuard
 from ci.commands.shared import SystemSelector
 from ci.report import data as report
 from ci.report.verdict import check_verdict
@@ -194,14 +194,14 @@ def test_what_was_told_at_once_is_in_the_report():
 def test_an_interrupt_reports_what_was_told_at_once():
     """And nothing is driven."""
     line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
-    run, told = changes.new_fault(resolve(FAULTY), resolve("reference"), line), CutShort({})
+    run, told = changes.new_fault(resolve(FAULTY), resolve("reference"), line), InterruptGuard({})
     with pytest.raises(KeyboardInterrupt), told:
         raise KeyboardInterrupt
-    told.told = [run]
+    told.reported = [run]
     with told:
         raise KeyboardInterrupt
     found = campaign.run(
-        resolve(FAULTY), tiers.plan("smoke"), early=told.told, interrupted=told.interrupted
+        resolve(FAULTY), tiers.plan("smoke"), early=told.reported, interrupted=told.interrupted
     )
     assert found.findings[0].clause == "FREE-1" and found.interrupted and not found.commands
 
@@ -222,12 +222,12 @@ def test_what_git_cannot_tell_is_a_line(root, kvspec):
 
 def test_without_since_the_changes_are_those_since_the_base(root):
     (root / "cache.py").write_text(BEFORE.replace("return 1", "return 4"))
-    system, how = Checkout(), one_check.How(lambda: None, "traces", None, None, html=False)
+    system, how = Checkout(), one_check.CheckOptions(lambda: None, "traces", None, None, html=False)
     system.root = root
     selector, plan = SystemSelector(SystemSpec("sglang"), str(root)), tiers.plan("smoke")
 
     def changed(base):
-        return one_check._changed(system, selector, base, plan, how, {}, CutShort({}))
+        return one_check._changed(system, selector, base, plan, how, {}, InterruptGuard({}))
 
     found = changed(Base(resolve("reference"), BaseKind.HISTORY, commit="HEAD"))
     assert {*found.called} == {("cache.py", "Cache.free")} and found.revision == "reference"

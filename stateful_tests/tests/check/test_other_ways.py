@@ -165,7 +165,7 @@ def drives(monkeypatch):
 
     def drive(selector, plan, how):
         name = str(selector.spec)
-        driven.append((name, plan.commands, how.ways, how.base))
+        driven.append((name, plan.commands, how.other_ways, how.base))
         if name.endswith("rust"):
             raise Unusable("no compiled core")
         if name in driven.interrupts:
@@ -175,14 +175,14 @@ def drives(monkeypatch):
         data = {"said": said, "since": since, "interrupted": False, "exit_code": driven.code}
         return data, lambda: driven.append("saved")
 
-    monkeypatch.setattr(one_check, "driven", drive)
+    monkeypatch.setattr(one_check, "check_system", drive)
     return driven
 
 
 def drive_ways(result, base=None):
     reports, saves = [], []
     others = chosen([ALLOC, HOST], [HOST])
-    how = one_check.How(lambda: None, "traces", base, None, html=False)
+    how = one_check.CheckOptions(lambda: None, "traces", base, None, html=False)
     selector = SystemSelector(SystemSpec("sglang"), "../sglang")
     one_check._drive_ways(result, others, selector, Tree, how, reports, saves)
     return reports

@@ -47,7 +47,7 @@ def named(name: str) -> Mutant:
     return mutant
 
 
-def test_mutants_are_made_of_what_is_carried_out_alone():
+def test_docstrings_asserts_factories_and_text_functions_have_no_mutants():
     found = mutants_of("a.py", SOURCE)
     assert [m.change for m in found][: len(CHANGES)] == CHANGES
     rest = {m.change for m in found[len(CHANGES) :]}
@@ -62,7 +62,7 @@ def test_mutants_are_made_of_what_is_carried_out_alone():
         compile(mutant.applied(SOURCE), "a.py", "exec")
 
 
-def test_a_sample_is_the_same_wherever_lines_move():
+def test_a_seed_fixes_the_sample_and_a_larger_sample_extends_it():
     some, of = sample(("reference/rules",), 10, 3)
     again, _ = sample(("reference/rules",), 10, 3)
     other, _ = sample(("reference/rules",), 10, 4)
@@ -70,7 +70,7 @@ def test_a_sample_is_the_same_wherever_lines_move():
     assert some == again != other and of > 300 and some == more[:10]
 
 
-def test_what_is_accepted_is_there_and_has_a_reason():
+def test_accepted_mutants_exist_and_have_a_reason():
     mutants, of = sample((), None, 0)
     every = {m.name for m in mutants}
     assert len(every) == of > 3_000, "no two have the same name"
@@ -98,7 +98,7 @@ def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch):
 
 
 @at_night
-def test_no_new_one_survives(tmp_path):
+def test_no_unaccepted_mutant_of_a_small_sample_survives(tmp_path):
     """A small sample of fixed seed; the job `mutants` judges a larger one."""
     file = tmp_path / "mutants.json"
     only = ("--only=impl/torch_kv", "--only=reference/rules", "--only=reference/clauses")
@@ -109,7 +109,7 @@ def test_no_new_one_survives(tmp_path):
     assert (data["survived"], len(data["mutants"])) == (0, 5)
 
 
-def test_the_mutants_of_one_function_are_taken():
+def test_selecting_a_function_gives_its_mutants_alone():
     file = "reference/clauses/lifecycle.py"
     of_function, _ = judging.sample((f"{file}:_close_happens",), None, 0)
     assert {mutant.function for mutant in of_function} == {"_close_happens"}
@@ -149,6 +149,6 @@ def test_no_verdict_counts_where_unchanged_code_is_noticed(monkeypatch, capsys):
         (["--sample", "0"], "--sample"),
     ],
 )
-def test_bad_input_is_one_line(arguments, says, capsys):
+def test_bad_input_exits_2_and_says_what_is_wrong(arguments, says, capsys):
     assert run(arguments, mutants) == 2
     assert says in capsys.readouterr().err

@@ -35,7 +35,7 @@ TURN = script("open s1; submit r1 in s1 +10; admit r1; extend r1 +10")
 # The clauses.
 
 
-class Told(TorchKV):
+class AlteredReport(TorchKV):
     """Reports what `tell` makes of its report."""
 
     def __init__(self, tell):
@@ -86,7 +86,7 @@ def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
 )
 def test_a_wrong_report_is_seen(tell, clauses, check):
     end = (Finish("r1", 1),) if isinstance(check, CheckIdle) else ()
-    assert violated(Told(tell), *TURN, *end, check) == clauses
+    assert violated(AlteredReport(tell), *TURN, *end, check) == clauses
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_the_rule_counts_what_the_clause_counts_from_facts(sizes, text, differ):
 
 @pytest.mark.parametrize("lists", [True, False])
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_check_that_lists_nobody(level, lists):
-    class Silent(Told):
+def test_a_level_2_check_without_entries_violates_chk2_if_holders_are_listed(level, lists):
+    class Silent(AlteredReport):
         @property
         def capabilities(self):
             return replace(super().capabilities, lists_holders=lists)
@@ -122,7 +122,7 @@ def test_a_check_that_lists_nobody(level, lists):
 
 
 @pytest.mark.parametrize(("alarm", "clauses"), [("", ("CHK-2",)), ("leak", ("CHK-1", "CHK-2"))])
-def test_a_report_at_level_0_is_one_too_many(alarm, clauses):
+def test_a_report_at_level_0_violates_chk2(alarm, clauses):
     class Eager(TorchKV):
         def check_busy(self, command):
             return replace(self.report(), alarm=alarm)
@@ -141,8 +141,8 @@ def test_an_idle_check_that_changes_something_is_seen():
 
 
 @pytest.mark.parametrize(("uncounted", "clauses"), [({"rows"}, ()), (set(), ("CHK-2",))])
-def test_a_system_says_what_its_busy_check_does_not_count(uncounted, clauses):
-    class NoRows(Told):
+def test_an_uncounted_pool_may_lack_an_account(uncounted, clauses):
+    class NoRows(AlteredReport):
         @property
         def capabilities(self):
             return replace(super().capabilities, uncounted=frozenset(uncounted))
@@ -179,12 +179,12 @@ def test_a_false_alarm_is_explained(fixture, bug, since, expected):
 
 
 SEEN = step_of(
-    PLAIN, Open("s1"), Submit("r1", "s1", 5), *TURN[2:3], Extend((Chunk("r1", 5),)), Finish("r1", 1),
+    PLAIN, Open("s1"), Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)), Finish("r1", 1),
     Submit("r2", None, 3), Admit("r2"), Extend((Chunk("r2", 3),)), CheckBusy(2))  # fmt: skip
 S1, R2 = Entry("full", "session_held", "s1", 6), Entry("full", "uncached", "r2", 4)
 AS = {"s1": "as session_held of s1", "r2": "as uncached of r2"}
-NOWHERE = {name: f"counted nowhere, to be counted {AS[name]}" for name in AS}
-ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
+COUNTED_NOWHERE = {name: f"counted nowhere, to be counted {AS[name]}" for name in AS}
+TO_BE_COUNTED_ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
     [
         ((S1, R2), (6, 4), {}),
         ((S1, R2, replace(R2, amount=0)), (6, 4), {}),
-        ((S1,), (6, 0), {"r2": NOWHERE["r2"]}),
+        ((S1,), (6, 0), {"r2": COUNTED_NOWHERE["r2"]}),
         ((S1, replace(R2, amount=3)), (6, 3), {"r2": "counted with 3 as uncached of r2, it is 4"}),
         (
             (S1, R2, replace(R2, term="session_held", amount=1)),
@@ -201,10 +201,10 @@ ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
                 "r2": "counted 2 times, as uncached of r2 (4 tokens) and as session_held of r2 (1 token)"
             },
         ),
-        ((S1, R2, replace(R2, holder="r9")), (6, 8), ONCE),  # of whom nobody knows
-        ((), (5, 5), ONCE),
-        ((), (6, 0), ONCE),
-        ((), (0, 0), NOWHERE),
+        ((S1, R2, replace(R2, holder="r9")), (6, 8), TO_BE_COUNTED_ONCE),  # r9 holds nothing
+        ((), (5, 5), TO_BE_COUNTED_ONCE),
+        ((), (6, 0), TO_BE_COUNTED_ONCE),
+        ((), (0, 0), COUNTED_NOWHERE),
     ],
 )
 def test_who_is_counted_wrongly_is_reported(entries, sums, expected):
@@ -214,7 +214,7 @@ def test_who_is_counted_wrongly_is_reported(entries, sums, expected):
     assert all(where.endswith(("of s1 at [0, 6)", "of r2 at [0, 4)")) for where, _ in lines)
 
 
-def test_who_has_nothing_need_not_be_counted():
+def test_a_request_whose_kv_is_all_the_trees_need_not_be_counted():
     given = (
         Submit("r1", None, 0, 0, text("a4")),
         *script("admit r1; extend r1 +4; check_busy level 2"),
@@ -224,7 +224,7 @@ def test_who_has_nothing_need_not_be_counted():
     assert miscounted(step, report, report.accounts[0]) == []
 
 
-def test_the_amount_is_reported():
+def test_chk1_says_how_many_tokens_are_missing_or_too_many():
     for pages, expected in ((0, "14 tokens too few"), (15, "1 token too many")):
         step = replace(
             SEEN, outcome=Done(report=account("full", available=pages)(SEEN.outcome.report))
@@ -252,7 +252,7 @@ def test_an_alarm_is_reported_as_it_is():
 
 
 @pytest.mark.parametrize("clause", ["CHK-1", "CHK-2", "CHK-3"])
-def test_what_is_refused_or_no_check_reports_nothing(clause):
+def test_memory_clauses_hold_for_refused_and_other_commands(clause):
     step, refused, done = changed(SEEN, sessions={}), Refused(Reason.NOT_IDLE), Done()
     assert_clause(clause, replace(step, outcome=refused), None)
     assert_clause(clause, replace(step, expected=refused), None)

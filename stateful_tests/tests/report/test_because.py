@@ -59,8 +59,8 @@ def test_statements_about_the_past_are_true(name):
     run, told = violated(name), explained(name)
     for claim in told.claims:
         held = [claim.holds(moment) for moment in run.history]
-        first = claim.since - run.first
-        end = len(held) if claim.until is None else claim.until - run.first
+        first = claim.since - run.history_start
+        end = len(held) if claim.until is None else claim.until - run.history_start
         assert all(held[first:end]), claim.what
         assert first == 0 or not held[first - 1], claim.what
     dates = {claim.since for claim in told.claims}
@@ -310,11 +310,11 @@ def test_a_conforming_run_has_nothing_to_argue():
 
 
 def test_of_a_long_run_the_end_is_kept(monkeypatch):
-    monkeypatch.setattr(lockstep, "KEPT", 2)
+    monkeypatch.setattr(lockstep, "HISTORY_LIMIT", 2)
     violated.cache_clear()
     try:
         run = violated("finish_behind_the_window_sweep_caps_all_three_lengths")
-        assert run.first == 5
+        assert run.history_start == 5
         text = explained("finish_behind_the_window_sweep_caps_all_three_lengths").text
         since = "since command 5 (evict_swa r1 at length 44) or before"
         assert f"becomes 42, which r1 had {since}, and must be 38" in text

@@ -233,7 +233,7 @@ def test_the_reason_is_a_true_sentence_and_is_drawn(vllm, path):
     assert SAID[path.stem] in explained.text
     for claim in explained.claims:
         held = [claim.holds(moment) for moment in run.history]
-        since = claim.since - run.first
+        since = claim.since - run.history_start
         assert all(held[since:]) and not any(held[since - 1 : since]), claim.what
     data = report.replay_data(str(path), run) | {"replay": "kvspec replay"}
     shown = Reader(page.page(data, run))

@@ -72,16 +72,16 @@ ALL, MORE = Room(10, 10, 2), Room(11, 11, 1)
     ],
 )
 def test_why_a_client_waits(queue, runs, free, idle, prompt, kind, monkeypatch):
-    sizes = {"_free": free, "_idle": idle, "_size": ALL, "_input": prompt}
-    sizes["_needed"] = MORE if free == ALL else ROOM
-    sizes["_asked"] = ALL if prompt == SMALL else MORE
+    sizes = {"_free_or_evictable": free, "_held_by_idle_sessions": idle, "_pool_sizes": ALL, "_input": prompt}
+    sizes["_most_ever_held"] = MORE if free == ALL else ROOM
+    sizes["_asked_by_admission"] = ALL if prompt == SMALL else MORE
     for name, found in sizes.items():
         monkeypatch.setattr(progress, name, lambda *_, found=found: found)
     waiting, running = ([Bag(rid=name) for name in names] for names in (queue, runs))
     server = Bag(
         waiting_queue=waiting, chunked_req=None, running_batch=Bag(reqs=running), last_batch=None
     )
-    found = progress.stall(Bag(scheduler=server), ["a.1"])
+    found = progress.explain_stall(Bag(scheduler=server), ["a.1"])
     assert (found and found.kind) == kind
 
 
@@ -92,11 +92,11 @@ def test_why_a_client_waits(queue, runs, free, idle, prompt, kind, monkeypatch):
 def test_a_chunk_that_is_computed_again_and_again(lengths, found):
     headway = progress.RequestHeadway()
     for forwards, length in enumerate(lengths, 1):
-        headway.computes("a.1", length, forwards)
-    stall = headway.stall(len(lengths))
+        headway.note_computed("a.1", length, forwards)
+    stall = headway.livelock(len(lengths))
     assert (stall and stall.kind) == found
-    headway.computes("b.1", 1, len(lengths))
-    assert headway.stall(len(lengths)) is None, "another request got further"
+    headway.note_computed("b.1", 1, len(lengths))
+    assert headway.livelock(len(lengths)) is None, "another request got further"
 
 
 @pytest.mark.parametrize("release, kind, window, known", [

@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_runs_and_each_kind_comes():
     for kind, (_, clients, _, choices) in zip(pairs.KINDS, drawn):
         assert harms(choices) <= (kind in ("failures", "time", "death"))
         assert any(t.abort for c in clients for t in c.turns) <= (kind in ("aborts", "alone"))
-        assert pairs.of_these(clients, choices) == choices
+        assert pairs.choices_about(clients, choices) == choices
     runs = [one.draw() for _ in range(120)]
     choices = [each for *_, choices in runs for each in choices]
     assert {*MESSAGES} - {"register"} < {each.what for each in choices}

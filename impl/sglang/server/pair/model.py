@@ -17,8 +17,12 @@ from impl.sglang.server.tier import TOKEN_BITS, stamp
 
 
 class Region(NamedTuple):
-    """Memory that a transfer reads or writes. item: bytes of a page, of a row of metadata or of a slot of
-    recurrent state; tensor: None of the last two; number: which of its pool's."""
+    """Memory that a transfer reads or writes.
+
+    number: index of the tensor, of the row buffer or of the state buffer in its pool.
+    item: bytes of a page, of a row of metadata or of a slot of recurrent state.
+    tensor: None for metadata and state.
+    """
 
     pool: str
     number: int
@@ -28,8 +32,16 @@ class Region(NamedTuple):
     tensor: torch.Tensor | None
 
 
+def _buffers(pool: str, infos: tuple[Any, Any, Any]) -> list[Region]:
+    """Return buffers as memory. infos: their addresses, sizes and sizes of an item (bytes)."""
+    return [
+        Region(pool, number, start, size, item, None)
+        for number, (start, size, item) in enumerate(zip(*infos, strict=True))
+    ]
+
+
 def _regions(pool: str, tensors: Iterable[torch.Tensor], page: int) -> list[Region]:
-    """The tensors of a pool as memory."""
+    """Return the tensors of a pool as memory."""
     return [
         Region(pool, number, tensor.data_ptr(), tensor.nbytes, tensor[0].nbytes * page, tensor)
         for number, tensor in enumerate(tensors)
@@ -48,9 +60,11 @@ class TensorSlots:
 
     def __setitem__(self, slot: int, number: int) -> None:
         self.writers[slot] = FROM_HOST
-        found = number & (1 << TOKEN_BITS) - 1, (number >> TOKEN_BITS) - 1
+        token_and_position = number & (1 << TOKEN_BITS) - 1, (number >> TOKEN_BITS) - 1
+        if not number:
+            token_and_position = 0, 0
         for tensor in self.tensors:
-            tensor[slot, 0, :2] = torch.tensor(found if number else (0, 0), dtype=torch.float32)
+            tensor[slot, 0, :2] = torch.tensor(token_and_position, dtype=torch.float32)
 
 
 class ServerModel(FakeModel):
@@ -86,22 +100,15 @@ class ServerModel(FakeModel):
         for tensors in self.tensors.values():
             for tensor in tensors:
                 tensor.zero_()
-        rows = zip(*scheduler.disagg_metadata_buffers.get_buf_infos(), strict=True)
-        self.regions += [
-            Region("metadata", number, start, size, item, None)
-            for number, (start, size, item) in enumerate(rows)
-        ]
+        self.regions += _buffers("metadata", scheduler.disagg_metadata_buffers.get_buf_infos())
         if release.has_states(scheduler.req_to_token_pool):
-            states = zip(*scheduler.req_to_token_pool.get_state_buf_infos(), strict=True)
-            self.regions += [
-                Region("state", number, start, size, item, None)
-                for number, (start, size, item) in enumerate(states)
-            ]
+            self.regions += _buffers("state", scheduler.req_to_token_pool.get_state_buf_infos())
         self.without_draft: set[str] = set()  # retracted, which gives up the KV of the draft model
         self.unsent: set[int] = set()
         self.notes: Callable[[str, str, str], None] = lambda *_: None
         super().__init__(scheduler, release, clients, draft, chunk)
-        self.tree = not getattr(scheduler.tree_cache, "disable", True)  # D's is not that of its arguments
+        # The arguments of D's server do not say whether it has a tree.
+        self.tree = not getattr(scheduler.tree_cache, "disable", True)
 
     def slots(self, pool: str, size: int) -> Any:
         """The stamps in a pool as numbers, which a host tier copies."""
@@ -117,33 +124,42 @@ class ServerModel(FakeModel):
 
     def begins(self, batch: Any) -> None:
         super().begins(batch)
-        kind = "verifies drafts" if self.draft else "decodes"
         if batch.forward_mode.is_extend():
-            loads = self.tier is not None and batch.hicache_consumer_index >= 0
-            kind = f"computes a prompt part{', with KV of its host' if loads else ''}"
+            kind = "computes a prompt part"
+            if self.tier is not None and batch.hicache_consumer_index >= 0:
+                kind += ", with KV of its host"
+        elif self.draft:
+            kind = "verifies drafts"
+        else:
+            kind = "decodes"
         names = ", ".join(request.rid for request in batch.reqs)
         self.network.tell(self.server, f"{kind}: {names}")
 
     def decode(self, batch: Any) -> list[int]:
-        """A round of one token each, which is not computed yet."""
-        self._received(batch.reqs, [length - 1 for length in batch.seq_lens.tolist()])
+        """Decode one token for each request. That token's input has no KV yet."""
+        self._register_received_prompts(batch.reqs, [length - 1 for length in batch.seq_lens.tolist()])
         return super().decode(batch)
 
     def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
-        """A verify round, which begins with the hidden state of the newest token."""
+        """Run a verify round, which begins with the hidden state of the newest token."""
         lengths = batch.seq_lens.tolist()
-        self._received(batch.reqs, lengths)
+        self._register_received_prompts(batch.reqs, lengths)
         self.without_draft |= {each.rid for each in batch.reqs if each.retracted_stain}
         if self.sends_draft:
             tokens, hidden = batch.spec_info.bonus_tokens.tolist(), batch.spec_info.hidden_states
-            for request, *want, got in zip(batch.reqs, tokens, lengths, hidden[:, :2].tolist()):
+            for request, token, length, got in zip(
+                batch.reqs, tokens, lengths, hidden[:, :2].tolist()
+            ):
+                want = [token, length]
                 if got != want and not request.retracted_stain:  # else that of its first token
                     says = f"{request.rid} drafts from the hidden state of {got} and not of {want}"
                     self.notes("PD-6 D drafts from another hidden state", request.rid, says)
         return super().verify(batch, draft)
 
-    def _received(self, requests: Iterable[Any], lengths: Iterable[int]) -> None:
-        """A request whose prompt the peer has computed comes with its first token. lengths: with KV."""
+    def _register_received_prompts(
+        self, requests: Iterable[Any], lengths: Iterable[int]
+    ) -> None:
+        """Register requests whose prompt the peer computed. lengths: how many tokens of each have KV."""
         for request, length in zip(requests, lengths):
             if request.rid not in self._texts:
                 text = [*request.origin_input_ids, *request.output_ids]
@@ -155,12 +171,12 @@ class ServerModel(FakeModel):
         places = {"full": slots.to(torch.int64)}
         if self.window:
             places["swa"] = self.allocator.translate_loc_from_full_to_swa(slots).to(torch.int64)
-        stamps = [(token, at) for at, token in enumerate(tokens, start)]
+        stamps = [(token, position) for position, token in enumerate(tokens, start)]
         written = torch.tensor(stamps, dtype=torch.float32)
-        for pool, at in places.items():
+        for pool, pool_slots in places.items():
             for tensor in self.tensors[pool]:
-                tensor[at, 0, :2] = written
-            self.writers[pool].update(dict.fromkeys(at.tolist(), request))
+                tensor[pool_slots, 0, :2] = written
+            self.writers[pool].update(dict.fromkeys(pool_slots.tolist(), request))
         if "swa" in places:
             self.unsent -= set((places["swa"] // self.allocator.page_size).tolist())
 
@@ -173,20 +189,23 @@ class ServerModel(FakeModel):
         wanted, at = torch.tensor(want, dtype=torch.float32), torch.tensor(slots, dtype=torch.int64)
         name = f"{pool} of {self.server}"
         tensors = self.tensors[pool]
-        if request in self.without_draft or (self.without_draft and self.tree):  # which shares it
+        # The tree shares pages of a request without draft KV with others.
+        if request in self.without_draft or (self.without_draft and self.tree):
             tensors = tensors[: self.target_tensors]
         for tensor in tensors:
             found = tensor[at, 0, :2]
-            for number in (found != wanted).any(1).nonzero().flatten().tolist():
-                key = request, name, want[number][1]
-                if not any(each[:2] == key[:2] for each in self.misread):
-                    self.network.tell(
-                        self.server, f"FOUND {request} reads wrong KV, {name}, at {key[2]}"
-                    )
+            for mismatch in (found != wanted).any(1).nonzero().flatten().tolist():
+                position = want[mismatch][1]
+                key = request, name, position
+                if not any(told[:2] == (request, name) for told in self.misread):
+                    says = f"FOUND {request} reads wrong KV, {name}, at {position}"
+                    self.network.tell(self.server, says)
                 if key not in self.misread and len(self.misread) < MOST:
-                    token, position = (int(value) for value in found[number].tolist())
-                    got = (token, position) if token else None
-                    writer = self.writers[pool].get(slots[number], "") or "the peer"
-                    page = slots[number] // self.allocator.page_size
+                    token, of = (int(value) for value in found[mismatch].tolist())
+                    got = (token, of) if token else None
+                    writer = self.writers[pool].get(slots[mismatch], "") or "the peer"
+                    page = slots[mismatch] // self.allocator.page_size
                     why = UNSENT if pool == "swa" and page in self.unsent else ""
-                    self.misread[key] = Misread(self.forwards, *key, want[number], got, writer, why)
+                    self.misread[key] = Misread(
+                        self.forwards, *key, want[mismatch], got, writer, why
+                    )
