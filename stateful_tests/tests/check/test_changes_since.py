@@ -194,14 +194,14 @@ def test_what_was_told_at_once_is_in_the_report():
 def test_an_interrupt_reports_what_was_told_at_once():
     """And nothing is driven."""
     line = next(n for n in corpus.fault_lines() if "capped_frontier" in n.situation)
-    run, told = changes.new_fault(resolve(FAULTY), resolve("reference"), line), InterruptGuard({})
-    with pytest.raises(KeyboardInterrupt), told:
+    run, guard = changes.new_fault(resolve(FAULTY), resolve("reference"), line), InterruptGuard({})
+    with pytest.raises(KeyboardInterrupt), guard:
         raise KeyboardInterrupt
-    told.reported = [run]
-    with told:
+    guard.reported = [run]
+    with guard:
         raise KeyboardInterrupt
     found = campaign.run(
-        resolve(FAULTY), tiers.plan("smoke"), early=told.reported, interrupted=told.interrupted
+        resolve(FAULTY), tiers.plan("smoke"), early=guard.reported, interrupted=guard.interrupted
     )
     assert found.findings[0].clause == "FREE-1" and found.interrupted and not found.commands
 
