@@ -75,7 +75,7 @@ def lines_apart(lines: Set[bytes], others: Set[bytes]) -> int:
 def differing(count: int) -> str:
     """How many lines differ, in words."""
     if not count:
-        return "no line is new or gone"
+        return "no distinct line differs"
     return f"{count:,} line{'s differ' if count > 1 else ' differs'}"
 
 

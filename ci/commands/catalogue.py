@@ -81,7 +81,8 @@ def _found(
         lacking = ", ".join(map(quoted, found.missing))
         lacking = f" (nothing here mentions {lacking})" if lacking else ""
         nearest = "nearest:" if shown else "nothing is near; `kvspec bugs` lists the named bugs"
-        render.say(out.console, f"not known{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
+        unknown = "not known" if len(text) == 1 or not shown else "no bug has all of these words"
+        render.say(out.console, f"{unknown}{lacking}{meant}; {nearest}".replace("?;", "?"), "bold")
     if shown:
         render.listing(out.console, shown, _BUG_COLUMNS)
     if 0 < found.fits < _FEW and (near_by := found.rows[found.fits : _FEW + 1]):
@@ -114,8 +115,21 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
         row["catches"] = [
             f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]
         ]
+        row["releases"] = _in_releases(row["id"])
     headings = {"id": "clause", "sentence": "what it says", "decision": "decision"}
     return list_rows(rows, out, headings, names)
+
+
+def _in_releases(clause: str) -> list[str]:
+    """Name the known faults of releases that violate a clause first, with the releases that have them."""
+    from stateful_tests.lockstep.known_faults import known_faults
+
+    showing = (each for each in known_faults().values() if each.clauses[:1] == (clause,))
+    return [
+        f"{fault.id}: {fault.engine} since {fault.first}"
+        + (f", fixed in {fault.fixed}" if fault.fixed else "")
+        for fault in showing
+    ]
 
 
 @click.command()

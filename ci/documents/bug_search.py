@@ -40,6 +40,9 @@ _SHORT = "{" + " ".join(name for name in _WEIGHTS if name != "story") + "}: "
 _FACTORS = {"known": 1.0, "reported": 0.8, "not driven": 0.7, "beyond": 0.8, "named": 0.6}
 
 
+_SHOWN_NAMES = 3  # classes or options of a row that is not driven
+
+
 class _Beyond(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     what: str
     words: str
@@ -135,7 +138,10 @@ def _not_driven() -> Iterable[SearchEntry]:
     text = (FOLDER / "driven.toml").read_text(encoding="utf-8")
     for engine, table in tomllib.loads(text).items():
         for why, names in table["not_driven"].items():
-            row = _row("-", f"{why}: {', '.join(names)}", engine, "not driven")
+            shown = ", ".join(names[:_SHOWN_NAMES])
+            if more := len(names) - _SHOWN_NAMES:
+                shown += f" and {more} more" if more > 0 else ""
+            row = _row("-", f"{why}: {shown}", engine, "not driven")
             parts = " ".join(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name) for name in names)
             yield SearchEntry(
                 "not driven", engine, row, {"says": why, "name": f"{' '.join(names)} {parts}"}

@@ -157,7 +157,9 @@ class Driven:
 
 
 HANG, HANGS = "hang:", 2
-LAST = 100  # commands more than a run had: a run that has not ended by then never will
+# Commands more than a run had: a run that has not ended by then never will. Chunks of two tokens, one request
+# at a time, take some 700 of them.
+LAST = 1_000
 
 
 def broken(found: tuple[Violation, Trace]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.commands import Schedule
 from reference.blocks.request_texts import LaneNote
-from reference.failures import AtCount, AtNamed, Failure, failure
+from reference.failures import AtCount, AtNamed, Failure, counted, failure
 
 
 @clause(
@@ -97,10 +97,12 @@ def _inputs(step: BlockStep) -> Failure | None:
             want = f"{lane.request} computes its text at [{lane.start}, {end})"
             return failure(want, "other tokens, or none", AtCount(lane.request, "inputs"))
         if bool(lane.sampled) != (end == len(note.text)):
-            progress = f"{lane.request} has {len(note.text)} tokens, and computes up to {end}"
-            due = "a" if end == len(note.text) else "no"
-            want = f"{progress}: {due} token is sampled"
-            return failure(want, f"{len(lane.sampled)} are", AtCount(lane.request, "samples"))
+            whole = counted(len(note.text), "token")
+            want = f"no token of {lane.request} is due: its text of {whole} is computed up to {end}"
+            if end == len(note.text):
+                want = f"a token of {lane.request} is due: its text of {whole} is computed"
+            sampled = counted(len(lane.sampled), "sampled token")
+            return failure(want, sampled, AtCount(lane.request, "samples"))
         if lane.drafts and end != len(note.text):
             want = f"drafts of {lane.request} follow the text of {len(note.text)} tokens"
             return failure(want, f"they follow position {end}", AtCount(lane.request, "drafts"))

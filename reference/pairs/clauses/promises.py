@@ -17,8 +17,8 @@ from reference.pairs.step import PairStep
     why=("D reads when it likes. A block that was given away before holds another request's KV."),
     source="vllm#43509; sglang#38961",
     scope=(
-        "Not for a reader that was given up, not for an answer that the proxy has dropped. Where clients and"
-        " servers may be late, until the lease has ended that nobody renews."
+        "Not for a reader that was given up, nor for an answer that the proxy dropped. With late clients or"
+        " servers the promise ends with a lease that nobody renews."
     ),
     trigger=lambda step: any(True for _ in step.needed()),
 )

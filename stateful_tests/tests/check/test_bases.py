@@ -184,7 +184,7 @@ def test_the_base_of_an_edit_is_head_and_is_shown_by_its_revision(clone, resolve
 
 
 def test_a_commit_of_the_same_lines_has_no_distance(clone, resolved):
-    """A line that stands there twice counts once: its removal is not "no line is new or gone"."""
+    """A line that stands there twice counts once: its removal is no distance."""
     (clone / "python" / SCHEDULER).write_text("number one\nnumber two\nnumber two\n")
     base = base_of_check(clone)
     assert base.lines == 0 and base.text.endswith("(HEAD, before what is not committed)")
@@ -265,7 +265,7 @@ def test_a_tree_is_as_far_from_its_base_as_from_the_release_it_is_taken_for(tmp_
 
 @pytest.mark.parametrize(
     ("count", "says"),
-    [(0, "no line is new or gone"), (1, "1 line differs"), (2638, "2,638 lines differ")],
+    [(0, "no distinct line differs"), (1, "1 line differs"), (2638, "2,638 lines differ")],
 )
 def test_a_distance_in_words(count, says):
     assert nearest.differing(count) == says

@@ -42,10 +42,10 @@ SAID = {
         "it was written, where block 5 stays as it is until transfer 1 has read it",
     "a_state_is_copied_into_the_block_of_a_request_that_has_ended":
         "it was written, where block 2 stays as it is until transfer 0 has read it",
-    "a_next_turn_is_padded_beside_another_and_cut_at_a_block_of_state": "no token is sampled",
+    "a_next_turn_is_padded_beside_another_and_cut_at_a_block_of_state": "no token of",
     "loads_that_need_a_block_more_hold_all_of_them": "no batch comes, with 1 blocks free",
     "a_load_holds_the_block_that_a_preempted_request_needs": "no batch comes, with 0 blocks free",
-    "a_padded_round_of_a_next_turn_is_cut_at_a_block_of_state": "no token is sampled",
+    "a_padded_round_of_a_next_turn_is_cut_at_a_block_of_state": "no token of",
     "a_padded_round_that_is_cut_reads_a_state_before_the_first":
         "illegal memory access in postprocess_mamba_fused_kernel: index -1 is before the first",
     "a_state_is_stored_from_the_block_of_the_next_request":
@@ -95,7 +95,8 @@ SAID = {
     "a_turn_longer_than_the_model_has_no_room_in_its_row_of_states_in_time": "exceeds row capacity (5 > 4)",
     "a_turn_longer_than_the_model_fails_an_assertion": "AssertionError: assert block_mask is None or len",
     "a_turn_longer_than_the_model_waits_for_ever": "no batch comes, with 2 blocks free and",
-    "a_padded_round_is_cut_by_the_prefill_threshold": "1 are, where r2 has 1 tokens, and computes up to 0",
+    "a_padded_round_is_cut_by_the_prefill_threshold":
+        "1 sampled token, where no token of r2 is due: its text of 1 token is computed up to 0",
     "a_request_preempted_in_its_own_step_leaves_a_published_block":
         "is free from the start and is named by the prefix cache since command 6; nobody has written block 7",
     "a_next_turn_keeps_a_token_of_an_accepted_round": "4 tokens, another one at position 2, where r1: the 3",
@@ -113,7 +114,7 @@ SAID = {
     "a_turn_longer_than_the_model_fails_an_assertion_in_flight": "AssertionError",
     "a_round_preempted_in_its_own_step_leaves_a_published_block": "holds KV of another token, where it must",
     "a_null_block_bears_a_hash_behind_accepted_drafts": "where block 0, the null block, has no hash",
-    "a_preempted_request_samples_behind_a_token_short": "no token is sampled",
+    "a_preempted_request_samples_behind_a_token_short": "no token of",
     "a_running_request_is_counted_as_at_admission": "Cannot get 1 free blocks",
     "a_load_is_given_a_block_that_was_just_found": "r3 has it at [2, 4) of group 0",
     "a_loaded_request_takes_the_row_of_a_waiting_turn": "AssertionError: No free indices at",
