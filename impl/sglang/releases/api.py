@@ -247,7 +247,12 @@ SERVED = """
 0.5.23 ...    managers/scheduler.py | Scheduler.disagg_prefill_bootstrap_queue; Scheduler.disagg_prefill_inflight_queue; Scheduler.disagg_prefill_pending_chunk_rids
 0.5.23 ...    disaggregation/decode.py | DecodePreallocQueue._send_kv_metadata; DecodePreallocQueue.kv_manager; DecodePreallocQueue.pending_reqs
 0.5.23 ...    managers/schedule_batch.py | Req.pending_bootstrap
-0.5.23 ...    mem_cache/memory_pool.py | MHATokenToKVPool.k_buffer; MHATokenToKVPool.v_buffer
+0.5.23 ...    mem_cache/memory_pool.py | MHATokenToKVPool.k_buffer; MHATokenToKVPool.v_buffer; MHATokenToKVPool.head_num; MHATokenToKVPool.head_dim
+0.5.23 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.get_state_buf_infos()
+0.5.23 ...    managers/schedule_batch.py | Req.retracted_stain
+0.5.23 ...    speculative/eagle_info.py | EagleDraftInput.hidden_states
+0.5.23 ...    disaggregation/decode.py | DecodeTransferQueue._commit_hicache_local_restore_to_req(_); DecodeRequest.prefix_match
+0.5.23 ...    disaggregation/decode_hicache_mixin.py | DecodePrefixMatch.needs_local_restore; DecodePrefixMatch.restore_token_count
 0.5.23 ...    speculative/spec_utils.py | prepare_mamba_track_for_verify(_); commit_mamba_states_after_verify(_, _, _, _, _)
 0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.input_ids; ScheduleBatch.out_cache_loc; ScheduleBatch.seq_lens; ScheduleBatch.req_pool_indices; ScheduleBatch.spec_info
 0.5.14 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.translate_loc_from_full_to_swa(_)

@@ -187,9 +187,10 @@ SAID = {
     "a_step_behind_a_prompt_names_the_state_that_it_overwrites": "after its token 3 in block 2 last",
     "a_turn_preempted_with_its_last_token_in_flight_loses_its_text": "another one at position 0, where r2",
     "a_prompt_of_one_token_is_padded_and_runs_as_a_prompt": "r2 keeps the state after its first 1 tokens",
-    "a_padded_round_is_cut_at_a_block_of_state": "1 are, where r2 has 3 tokens, and computes up to 2",
+    "a_padded_round_is_cut_at_a_block_of_state":
+        "1 sampled token, where no token of r2 is due: its text of 3 tokens",
     "a_round_that_is_padded_beside_another_is_cut_at_a_block_of_state":
-        "1 are, where r2 has 3 tokens, and computes up to 2",
+        "1 sampled token, where no token of r2 is due: its text of 3 tokens",
     "a_step_behind_a_prompt_names_the_running_state": "after its token 3 in block 2 last",
     "a_last_token_opens_a_block_that_was_never_allocated_in_time": "assert len(offload_keys) == len",
     "a_preempted_request_is_loaded_from_host_memory_in_time": "assert self._jobs[any_jid].is_store",
