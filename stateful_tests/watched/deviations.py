@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from impl.sglang.server.clients import POLICIES, Config
 from impl.sglang.server.events import Released, WatchHeader
-from impl.sglang.server.outcome import UNSENT
+from impl.sglang.server.outcome import OUTDATED, UNSENT
 from impl.sglang.server.pair.choices import NetworkChoice
 from reference.commands import Command, Finish, Retract
 from reference.pairs.config import DECODE
@@ -48,6 +48,7 @@ _OF_A_PAIR = {
     "PD-4 P waits for a request that D gave up before it came": "early-notice-is-dropped",
     "PD-4 D waits for a prompt that P has refused": "refused-prefill-is-not-told",
     "PD-4 P waits for a prompt that D has refused": "refused-prompt-is-not-told",
+    "PD-1 full page of P is replaced before it is sent": "sent-page-is-replaced",
     "PRO-1 D waits for a prompt that never fits": "received-prompt-never-fits",
     "PRO-1 P waits for a prompt that never fits": "prompt-a-page-below-the-pool-waits",
 }
@@ -253,8 +254,9 @@ def _as_deep(config: Config) -> bool:
 
 def read_in_a_pair(release: str, found: str, pool: str, config: Config) -> str:
     """The known fault by which a server of a pair reads wrong KV, "" for none. found: UNSENT, of a page of
-    the window of a received prompt that the decode server did not ask for."""
-    name = "unreceived-window-is-published" if found == UNSENT else ""
+    the window of a received prompt that the decode server did not ask for; or OUTDATED."""
+    faults = {UNSENT: "unreceived-window-is-published", OUTDATED: "sent-page-is-replaced"}
+    name = faults.get(found, "")
     if pool == "full of D" and _as_deep(config):
         name = "draft-as-deep-as-the-model"
     return (label(release, name) or "") if name else ""

@@ -11,13 +11,14 @@ from impl.sglang.server.progress import Stall
 
 
 UNSENT = "a page of the window that D has not named, so that P has not sent it"
+OUTDATED = "a page that P has sent from one that it had already given back"
 
 
 class Misread(NamedTuple):
     """Attention would have read something else: at `position` of a request, in a pool, for the first time in
     this forward pass. writer: the request that wrote what is there. In the pool "state" the request goes on
     at `position` from another state than the one before it; found: what that is, in words; in a window
-    UNSENT or nothing."""
+    UNSENT, OUTDATED or nothing."""
 
     forward: int
     request: str

@@ -7,6 +7,7 @@ import torch
 
 from impl.sglang.server.clients import Client, Clients, Config, Turn
 from impl.sglang.server.fake_model import _stamped
+from impl.sglang.server.outcome import OUTDATED
 from impl.sglang.server.pair import judges, kept
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.model import ServerModel, TensorSlots
@@ -16,7 +17,7 @@ from stateful_tests.watched import deviations
 from stateful_tests.watched.results import Validated
 
 RELEASE = "0.5.23"
-CLIENTS = Clients((Client("c1", 0, (Turn(0, 3, 2),), session=False),), 5)
+CLIENTS = Clients([Client(name, 0, (Turn(0, 3, 2),), session=False) for name in ("c1", "c2")], 5)
 PROMPT = CLIENTS.prompt("c1.1")
 TEXT = chained(_stamped(PROMPT))
 
@@ -77,6 +78,64 @@ def test_state_that_is_sent(source, target, keeps, key):
     assert [*found.noted] == ([key] if key else [])
 
 
+def has_computed(*names, refused=()):
+    """The judges of a P that has computed these prompts and has not sent them; D refused some."""
+    p = server()
+    p.scheduler.disagg_prefill_inflight_queue = [
+        SimpleNamespace(rid=name, pending_bootstrap=False) for name in names
+    ]
+    found = judged(p)
+    found.refused["D"] |= {*refused}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("computed", "key"),
+    [(["c2.1"], "PD-4 P waits for a prompt that D has refused"), ([], "PD-4 P waits for a timeout")],
+)
+def test_others_wait_for_a_prompt_that_is_computed_and_refused(computed, key):
+    found = has_computed(*computed, refused=["c2.1"])
+    found.waiting({"P": ["c1.1", "c2.1"], "D": []})
+    assert [*found.noted] == [key]
+
+
+PAGE = [[float(token), float(at)] for at, token in enumerate(PROMPT)]
+OTHER = [[9.0, 0.0], [9.0, 1.0], [9.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("sent", "row", "free", "key"),
+    [
+        (PAGE, 1, [], None),
+        (PAGE, 1, [1], "PD-1 full page of P is free"),
+        (OTHER, 1, [], "PD-1 full page of P is rewritten"),
+        (PAGE, 2, [1], "PD-1 full page of P is replaced before it is sent"),
+        (OTHER, 2, [], "PD-1 full page of P is replaced before it is sent"),
+        (OTHER, 3, [], "PD-1 full page of P is rewritten"),  # the row leads to other KV as well
+    ],
+)
+def test_page_that_is_sent(sent, row, free, key):
+    size = len(PROMPT)
+    cells = torch.zeros(5 * size, 1, 4)
+    for page, content in ((1, sent), (2, PAGE), (3, OTHER)):
+        cells[page * size : (page + 1) * size, 0, :2] = torch.tensor(content)
+    rows = SimpleNamespace(req_to_token=torch.tensor([[row * size + at for at in range(size)]]))
+    p = server(free_pages=lambda _: free, writers={"full": {}})
+    asks = SimpleNamespace(rid="c1.1", kv=SimpleNamespace(req_pool_idx=0))
+    more = {"chunked_req": None, "last_batch": None, "req_to_token_pool": rows}
+    p.scheduler.__dict__.update(more, disagg_prefill_inflight_queue=[asks])
+    p.allocator.page_size = size
+    d = server(outdated=set())
+    d.scheduler.req_to_token_pool = SimpleNamespace(req_to_token=torch.tensor([[4 * size]]))
+    found = judged(p, d)
+    request = SimpleNamespace(req=asks)
+    promise = SimpleNamespace(room=1, request=request, pages=[4], prefix=0)
+    region = SimpleNamespace(pool="full", tensor=cells)
+    found._page(promise, "c1.1", region, 1, 4)
+    assert [*found.noted] == ([key] if key else [])
+    assert d.outdated == ({4} if (sent, row) == (OTHER, 2) else set())
+
+
 def test_prefix_of_a_host_tier_that_is_lost():
     found = judged()
     found.aborted["D"].add("c2.1")
@@ -109,6 +168,7 @@ def model(draft=(3, 0)):
     tensors = [torch.tensor([[[*at, 0.0]]]) for at in ((3, 0), draft)]
     made.__dict__.update(
         tensors={"full": tensors}, target_tensors=1, without_draft=set(), tree=False, server="D",
+        outdated=set(), window=None,
         writers={"full": {}}, unsent=set(), misread={}, forwards=1, noted=[],
         network=SimpleNamespace(tell=lambda *_: None),
         allocator=SimpleNamespace(page_size=1),
@@ -126,6 +186,19 @@ def test_draft_kv_counts_until_a_request_is_retracted():
         wrong.without_draft, wrong.tree = {"c1.1"}, tree
         wrong._compare("full", request, 0, [0], [3])
         assert not wrong.misread
+
+
+def test_page_that_had_been_given_back_is_told_at_the_read():
+    made = model(draft=(9, 0))
+    made.outdated = {0}
+    made._compare("full", "c1.1", 0, [0], [3])
+    (misread,) = made.misread.values()
+    assert misread.found == OUTDATED
+    config = Config(pair=True)
+    known = deviations.read_in_a_pair(RELEASE, misread.found, "full of D", config)
+    assert known == "sent-page-is-replaced"
+    made._write(torch.tensor([0]), [3], 0, "c1.1")
+    assert not made.outdated
 
 
 @pytest.mark.parametrize(("hidden", "stained", "notes"), [((7, 2), False, 0), ((7, 1), False, 1),
@@ -163,6 +236,8 @@ def test_slots_of_tensors_are_numbers():
         ("PD-1 D loses a prefix of its host tier", {}, ""),
         ("XFER-2 another pool", {"draft": 2, "window": 8}, "draft-as-deep-as-the-model"),
         ("XFER-2 another pool", {"draft": 2, "window": 8, "prefill_draft": True}, ""),
+        ("PD-1 full page of P is replaced before it is sent", {}, "sent-page-is-replaced"),
+        ("PD-1 full page of P is free", {"draft": 2, "prefill_draft": True}, ""),
         ("PD-4 P waits for a request that D gave up before it came", {}, "early-notice-is-dropped"),
     ],
 )  # fmt: skip

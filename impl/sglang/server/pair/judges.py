@@ -65,6 +65,7 @@ class Judges:
     def named(self, promise: NamedPages) -> None:
         """D has named pages. Pages of the window in its row that it has not named hold nothing yet."""
         model, row = self.models[DECODE], promise.request.req.kv.req_pool_idx
+        model.outdated -= set(promise.pages)
         if not model.window:
             return
         end = len(promise.request.req.origin_input_ids)
@@ -143,11 +144,35 @@ class Judges:
         assert region.tensor is not None
         rows = region.tensor[source * self.page + skip :][: len(want), 0, :2]
         got = [tuple(each) for each in rows.tolist()]
-        if got != want:
+        is_free = source in self.models[PREFILL].free_pages(pool)
+        if (got != want or is_free) and self._replaced(name, region, source, position, want):
+            if got != want:
+                self.models[DECODE].outdated.add(target)
+            says = f"page {source} of P, position {position} of {name}, is sent and has been given back:"
+            says += " the tree's is in its place"
+            self.note(f"PD-1 {pool} page of P is replaced before it is sent", name, says)
+        elif got != want:
             self._wrong_source(name, pool, source, position, want, got)
-        elif source in self.models[PREFILL].free_pages(pool):
+        elif is_free:
             says = f"page {source} of P, position {position} of {name}, is free when it is sent"
             self.note(f"PD-1 {pool} page of P is free", name, says)
+
+    def _replaced(
+        self, name: str, region: Region, source: int, position: int, want: list[tuple[float, float]]
+    ) -> bool:
+        """Whether P's row of the request leads to another page for this position, and that page is right: an
+        insert has found it in the tree, and has given `source` back."""
+        if region.pool != "full":
+            return False
+        assert region.tensor is not None
+        model = self.models[PREFILL]
+        for request in _computed_or_sent(model.scheduler):
+            if request.rid == name and request.kv.req_pool_idx is not None:
+                row = model.scheduler.req_to_token_pool.req_to_token[int(request.kv.req_pool_idx)]
+                page = int(row[position]) // self.page
+                there = region.tensor[page * self.page :][: len(want), 0, :2].tolist()
+                return page != source and [tuple(each) for each in there] == want
+        return False
 
     def _wrong_source(
         self, name: str, pool: str, source: int, position: int, want: Any, got: Any
@@ -252,6 +277,8 @@ class Judges:
         refused = sorted(self.refused[PREFILL] & set(unanswered.get(DECODE, ())))
         if refused:  # others may wait for the pages that D keeps for it
             unanswered = {DECODE: refused}
+        elif in_vain := self._computed_in_vain(unanswered):  # others may wait for that KV
+            unanswered = {PREFILL: in_vain}
         for server, names in unanswered.items():
             if names:
                 says = f"{server} answers {names[0]} only after a timeout, and nothing has failed"
@@ -267,6 +294,11 @@ class Judges:
             elif tokens := held(self.models[server]):
                 says = f"{server} keeps {tokens} tokens until a timeout, and nobody waits there"
                 self.note(f"PD-2 {server} keeps KV until a timeout", "", says)
+
+    def _computed_in_vain(self, unanswered: dict[str, list[str]]) -> list[str]:
+        """Prompts that P has computed and keeps, and that D has refused."""
+        computed = {each.rid for each in self.models[PREFILL].scheduler.disagg_prefill_inflight_queue}
+        return sorted(computed & self.refused[DECODE] & set(unanswered.get(PREFILL, ())))
 
     def _given_up_before(self, name: str) -> bool:
         """Whether P heard that D has given a request up before it had the request itself."""
@@ -375,6 +407,13 @@ class Judges:
         if list(tokens) != want[: len(tokens)] or short:
             says = f"{name} is answered {list(tokens)} ({reason}), and the model said {want}"
             self.note("TXT-1 another answer", name, says)
+
+
+def _computed_or_sent(scheduler: Any) -> list[Any]:
+    """The requests of which P may have chunks on their way."""
+    last = scheduler.last_batch
+    found = [*scheduler.disagg_prefill_inflight_queue, scheduler.chunked_req]
+    return [each for each in [*found, *(last.reqs if last is not None else ())] if each is not None]
 
 
 def _full_size(model: ServerModel) -> int:

@@ -11,7 +11,7 @@ import torch
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.fake_model import FakeModel, MOST
 from impl.sglang.server.fake_tier import FROM_HOST
-from impl.sglang.server.outcome import UNSENT, Misread
+from impl.sglang.server.outcome import OUTDATED, UNSENT, Misread
 from impl.sglang.server.pair.network import PlayedNetwork
 from impl.sglang.server.tier import TOKEN_BITS, stamp
 
@@ -69,9 +69,10 @@ class TensorSlots:
 
 class ServerModel(FakeModel):
     """The forward pass of `server`. regions: its KV tensors and metadata rows. unsent: pages of the SWA pool
-    that hold the place of a position of a received prompt, and that nobody has written. sends_draft: P has
-    the draft model as well, so that D receives its KV, and the hidden state that D drafts from. notes: called
-    with what a judge would note."""
+    that hold the place of a position of a received prompt, and that nobody has written. outdated: pages of
+    the full pool whose KV P has sent from a page that it had given back, and that another has written to.
+    sends_draft: P has the draft model as well, so that D receives its KV, and the hidden state that D drafts
+    from. notes: called with what a judge would note."""
 
     def __init__(
         self, scheduler: Any, release: Any, clients: Clients, server: str, network: PlayedNetwork,
@@ -105,6 +106,7 @@ class ServerModel(FakeModel):
             self.regions += _buffers("state", scheduler.req_to_token_pool.get_state_buf_infos())
         self.without_draft: set[str] = set()  # retracted, which gives up the KV of the draft model
         self.unsent: set[int] = set()
+        self.outdated: set[int] = set()
         self.notes: Callable[[str, str, str], None] = lambda *_: None
         super().__init__(scheduler, release, clients, draft, chunk)
         # The arguments of D's server do not say whether it has a tree.
@@ -177,6 +179,7 @@ class ServerModel(FakeModel):
             for tensor in self.tensors[pool]:
                 tensor[pool_slots, 0, :2] = written
             self.writers[pool].update(dict.fromkeys(pool_slots.tolist(), request))
+        self.outdated -= set((places["full"] // self.allocator.page_size).tolist())
         if "swa" in places:
             self.unsent -= set((places["swa"] // self.allocator.page_size).tolist())
 
@@ -206,6 +209,7 @@ class ServerModel(FakeModel):
                     writer = self.writers[pool].get(slots[mismatch], "") or "the peer"
                     page = slots[mismatch] // self.allocator.page_size
                     why = UNSENT if pool == "swa" and page in self.unsent else ""
+                    why = OUTDATED if pool == "full" and page in self.outdated else why
                     self.misread[key] = Misread(
                         self.forwards, *key, want[mismatch], got, writer, why
                     )
