@@ -48,7 +48,6 @@ _OF_A_PAIR = {
     "PD-4 P waits for a request that D gave up before it came": "early-notice-is-dropped",
     "PD-4 D waits for a prompt that P has refused": "refused-prefill-is-not-told",
     "PD-4 P waits for a prompt that D has refused": "refused-prompt-is-not-told",
-    "PD-1 full page of P is replaced before it is sent": "sent-page-is-replaced",
     "PRO-1 D waits for a prompt that never fits": "received-prompt-never-fits",
     "PRO-1 P waits for a prompt that never fits": "prompt-a-page-below-the-pool-waits",
 }
@@ -238,6 +237,8 @@ def of_a_pair(release: str, key: str, config: Config, choices: Sequence[NetworkC
     if config.host_backup and config.decode_tree and not config.decode_hicache:
         if key.startswith(("PD-2 D", "PD-4", "PRO-1")):  # whoever waits, waits for this room
             name = "retraction-pool-locks-the-tree"
+    if key == "PD-1 full page of P is replaced before it is sent" and _sends_drafts(config):
+        name = "sent-page-is-replaced"
     if config.storage and key == "PD-1 D loses a prefix of its host tier":
         name = "prefix-of-a-storage-is-lost"
     if key == "XFER-2 another pool" and _as_deep(config):
@@ -247,6 +248,11 @@ def of_a_pair(release: str, key: str, config: Config, choices: Sequence[NetworkC
     return (label(release, name) or "") if name else ""
 
 
+def _sends_drafts(config: Config) -> bool:
+    """P drafts, so that the keys of its tree are pairs of tokens."""
+    return bool(config.draft) and config.prefill_draft
+
+
 def _as_deep(config: Config) -> bool:
     """D's draft model has as many full layers as its model, and P has none."""
     return bool(config.draft and config.window) and not config.prefill_draft
@@ -254,9 +260,11 @@ def _as_deep(config: Config) -> bool:
 
 def read_in_a_pair(release: str, found: str, pool: str, config: Config) -> str:
     """The known fault by which a server of a pair reads wrong KV, "" for none. found: UNSENT, of a page of
-    the window of a received prompt that the decode server did not ask for; or OUTDATED."""
-    faults = {UNSENT: "unreceived-window-is-published", OUTDATED: "sent-page-is-replaced"}
-    name = faults.get(found, "")
+    the window of a received prompt that the decode server did not ask for; OUTDATED, of a
+    page that was sent too late."""
+    name = "unreceived-window-is-published" if found == UNSENT else ""
+    if found == OUTDATED and _sends_drafts(config):
+        name = "sent-page-is-replaced"
     if pool == "full of D" and _as_deep(config):
         name = "draft-as-deep-as-the-model"
     return (label(release, name) or "") if name else ""

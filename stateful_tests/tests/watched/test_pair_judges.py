@@ -194,9 +194,9 @@ def test_page_that_had_been_given_back_is_told_at_the_read():
     made._compare("full", "c1.1", 0, [0], [3])
     (misread,) = made.misread.values()
     assert misread.found == OUTDATED
-    config = Config(pair=True)
-    known = deviations.read_in_a_pair(RELEASE, misread.found, "full of D", config)
-    assert known == "sent-page-is-replaced"
+    for draft, known in ((2, "sent-page-is-replaced"), (0, "")):
+        config = Config(pair=True, draft=draft, prefill_draft=True)
+        assert deviations.read_in_a_pair(RELEASE, OUTDATED, "full of D", config) == known
     made._write(torch.tensor([0]), [3], 0, "c1.1")
     assert not made.outdated
 
@@ -236,7 +236,9 @@ def test_slots_of_tensors_are_numbers():
         ("PD-1 D loses a prefix of its host tier", {}, ""),
         ("XFER-2 another pool", {"draft": 2, "window": 8}, "draft-as-deep-as-the-model"),
         ("XFER-2 another pool", {"draft": 2, "window": 8, "prefill_draft": True}, ""),
-        ("PD-1 full page of P is replaced before it is sent", {}, "sent-page-is-replaced"),
+        ("PD-1 full page of P is replaced before it is sent", {"draft": 2, "prefill_draft": True},
+         "sent-page-is-replaced"),
+        ("PD-1 full page of P is replaced before it is sent", {"draft": 2}, ""),
         ("PD-1 full page of P is free", {"draft": 2, "prefill_draft": True}, ""),
         ("PD-4 P waits for a request that D gave up before it came", {}, "early-notice-is-dropped"),
     ],
