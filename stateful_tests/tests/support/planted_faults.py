@@ -273,7 +273,9 @@ def checkout_with(
 ) -> Path:
     """A checkout of the code below `root`, or of one package of it, with faults in it. Files that have none
     are links."""
-    shutil.copytree(root / package, folder / package, copy_function=_linked)
+    # `_linked` brings the bytecode of each file, into a folder that copytree would not make again.
+    bytecode = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / package, folder / package, copy_function=_linked, ignore=bytecode)
     for fault in faults:
         for edit in fault.edits_in(release):
             text = _with_method(folder, fault, edit) if edit.method else edit.text(folder)
@@ -292,7 +294,7 @@ def _linked(source: str, target: str) -> None:
         compiled, own = (Path(cache_from_source(file)) for file in (source, target))
         if compiled.is_file():
             own.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(OSError):  # it came with the folder, or that is on another disk
+            with suppress(OSError):  # on another disk
                 os.link(compiled, own)
 
 
