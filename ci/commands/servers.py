@@ -260,27 +260,28 @@ def serve_check(
     reported: set[str] = set()
     opinions: dict[str, str] = {}
     try:
-        if run is not None:
-            judged = serving.judge(runner, run, before)
-            found = {each.key: judged for each in judged.findings}
-            result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
-            if canary and run.config.pair:
-                raise Unusable("--canary: looks at one server; the run is of a pair")
-            if canary:
-                opinions = serving.second_opinion(runner, judged)
-        else:
-            with Progress() as progress:
+        with unusable(f"--impl {impl}: "):
+            if run is not None:
+                judged = serving.judge(runner, run, before)
+                found = {each.key: judged for each in judged.findings}
+                result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
+                if canary and run.config.pair:
+                    raise Unusable("--canary: looks at one server; the run is of a pair")
+                if canary:
+                    opinions = serving.second_opinion(runner, judged)
+            else:
+                with Progress() as progress:
 
-                def keep(judged: JudgedRun) -> None:
-                    path = servers.save(Path(save_dir), judged)
-                    if path not in reported:
-                        progress.say(f"found {judged.run.key}: {path}")
-                    reported.add(path)
+                    def keep(judged: JudgedRun) -> None:
+                        path = servers.save(Path(save_dir), judged)
+                        if path not in reported:
+                            progress.say(f"found {judged.run.key}: {path}")
+                        reported.add(path)
 
-                result = serving.check(
-                    runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
-                    limit_s=time_limit, before=before, say=progress, keep=keep,
-                )  # fmt: skip
+                    result = serving.check(
+                        runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
+                        limit_s=time_limit, before=before, say=progress, keep=keep,
+                    )  # fmt: skip
     finally:
         runner.close()
         if before is not None:

@@ -107,7 +107,7 @@ class Finding:
 
 
 def finding_name(clause: str, number: int) -> str:
-    """Of a trace of the clause; its first has the name of the clause alone."""
+    """Return the name of a trace of the clause: the first has the name of the clause alone."""
     return f"{clause} ({number})" if number > 1 else clause
 
 

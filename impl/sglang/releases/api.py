@@ -250,6 +250,8 @@ SERVED = """
 0.5.23 ...    mem_cache/memory_pool.py | MHATokenToKVPool.k_buffer; MHATokenToKVPool.v_buffer; MHATokenToKVPool.head_num; MHATokenToKVPool.head_dim
 0.5.23 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.get_state_buf_infos()
 0.5.23 ...    managers/schedule_batch.py | Req.retracted_stain
+0.5.23 ...    disaggregation/decode.py | DecodeReqToTokenPool._alloc_size
+0.5.23 ...    managers/io_struct.py | BatchTokenIDOutput.rids; BatchTokenIDOutput.output_ids; BatchTokenIDOutput.decode_ids; BatchTokenIDOutput.finished_reasons
 0.5.23 ...    speculative/eagle_info.py | EagleDraftInput.hidden_states
 0.5.23 ...    disaggregation/decode.py | DecodeTransferQueue._commit_hicache_local_restore_to_req(_); DecodeRequest.prefix_match
 0.5.23 ...    disaggregation/decode_hicache_mixin.py | DecodePrefixMatch.needs_local_restore; DecodePrefixMatch.restore_token_count

@@ -61,7 +61,8 @@ class RunOutcome(msgspec.Struct, frozen=True):
     stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
     one; blocks_s: of each block of rounds; canary: what the release's own KV canary saw, None without it;
     preemptions: how often a request that waits preempted others for its priority; grant: the one that could
-    not be allocated, where that broke the server; noted, events: of a pair."""
+    not be allocated, where that broke the server; noted, events: of a pair; unusable: code of kvspec failed,
+    so that the run says nothing of the server."""
 
     forwards: int
     rounds: int
@@ -78,3 +79,4 @@ class RunOutcome(msgspec.Struct, frozen=True):
     grant: BrokenGrant | None = None
     noted: list[PairNote] = []
     events: list[PairEvent] = []
+    unusable: str = ""

@@ -63,14 +63,17 @@ class WholeScheduler:
             raise UnusableImplementation(f"the release does not load in {python}: {words}")
 
     def run(self, job: Job) -> RunOutcome:
-        """Serve a job."""
+        """Serve a job. Raises UnusableImplementation where code of kvspec fails in it."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(msgspec.json.encode(job) + b"\n")
             self._process.stdin.flush()
         if not (line := self._line()):
             raise RuntimeError(f"the worker ended: {self._last_words()}")
-        return msgspec.json.decode(line, type=RunOutcome)
+        outcome = msgspec.json.decode(line, type=RunOutcome)
+        if outcome.unusable:
+            raise UnusableImplementation(outcome.unusable)
+        return outcome
 
     def close(self) -> None:
         """End the worker."""

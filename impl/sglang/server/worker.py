@@ -11,13 +11,16 @@ import os
 import signal
 import sys
 import traceback
-from typing import IO
+from pathlib import Path
 
 import msgspec
 
 from impl.sglang.server.clients import Client, Config
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.pair.choices import NetworkChoice
+
+
+_HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `reference` are imported from
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -58,7 +61,7 @@ def _forked(job: Job) -> RunOutcome:
         os.close(read)
         try:
             with os.fdopen(write, "wb") as pipe:
-                _serve(job, pipe)
+                pipe.write(msgspec.json.encode(_served(job)))
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -77,7 +80,27 @@ def _forked(job: Job) -> RunOutcome:
     return msgspec.json.decode(body, type=RunOutcome)
 
 
-def _serve(job: Job, pipe: IO[bytes]) -> None:
+def own_failure(error: BaseException) -> str:
+    """Return an exception of kvspec's own code in one line, with its place; "" for one of the release."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not Path(frames[-1].filename).is_relative_to(_HOME):
+        return ""
+    place = f"{Path(frames[-1].filename).relative_to(_HOME)}:{frames[-1].lineno}"
+    return f"{type(error).__name__}: {error} at {place}, in code of kvspec"
+
+
+def _served(job: Job) -> RunOutcome:
+    """Serve a job. Code of kvspec that fails makes the outcome unusable: it accuses nobody."""
+    try:
+        return _serve(job)
+    except Exception as error:
+        if not (why := own_failure(error)):
+            raise
+        traceback.print_exc()
+        return RunOutcome(0, 0, [], {}, unusable=why)
+
+
+def _serve(job: Job) -> RunOutcome:
     from impl.sglang.server import whole_scheduler
 
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
@@ -91,7 +114,7 @@ def _serve(job: Job, pipe: IO[bytes]) -> None:
             job.config, job.clients, job.seed, job.watch, job.blocks, job.canary
         )
     signal.setitimer(signal.ITIMER_REAL, 0)
-    pipe.write(msgspec.json.encode(done))
+    return done
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def test_a_test_that_says_nothing_is_not_written(kvspec, made, version, end, say
 
 
 def test_the_next_trace_of_a_bug_makes_the_test(kvspec, made, monkeypatch):
-    """Of a finding, whose traces lie beside each other, and of a known fault."""
+    """This holds for a finding, whose traces lie beside each other, and for a known fault."""
     made["0.5.10"] = (run_test.FAILS, "")
 
     def unit_test(trace, file, *_):

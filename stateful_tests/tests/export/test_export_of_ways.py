@@ -90,7 +90,7 @@ def test_a_crash_is_a_call_that_must_not_raise(tmp_path):
 
 
 def test_with_the_core_in_rust(tmp_path):
-    """What needs its nodes is refused."""
+    """A trace that needs its nodes is refused."""
     system = driven("0.5.23+rust")
     files = [run_alike(system, number, tmp_path) for number in (0, 10)]
     twice = load(NEW / "a_turn_retracted_twice_loses_its_session.json")

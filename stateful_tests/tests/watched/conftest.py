@@ -1,4 +1,4 @@
-"""What tests of logs share."""
+"""Fixtures that tests of logs share."""
 
 import json
 

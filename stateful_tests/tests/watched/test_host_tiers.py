@@ -131,7 +131,7 @@ BEHIND_IT = {**OF_A_TIER, "tier": {**OF_A_TIER["tier"], "storage": "best_effort"
 
 
 def test_a_storage_has_records_of_who_waits(written):
-    """Who waits is not known after a mismatch."""
+    """A mismatch leaves the requests that wait unknown."""
     asked, ask = REST._replace(asked=("c1",)), event("submit c1: tokens 6, new 6")
     looks = [ask, event("admit c1: prefix 0")]  # then it may poll the transfers
     for before, found in (

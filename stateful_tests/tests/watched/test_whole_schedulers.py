@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from impl.adapter import UnusableImplementation
-from impl.sglang.server import environment
+from impl.sglang.server import environment, worker
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
@@ -107,3 +107,20 @@ def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
     runs = population.Population(1, fixed=fault.server, impatient=fault.impatient)
     # a run that a busy machine has cut short is seen by another judge, and says nothing
     assert judge in found_in_servers(fault, runs, judge, tmp_path)
+
+
+def test_code_of_kvspec_that_fails_accuses_no_server(monkeypatch):
+    """The outcome names the place, and the check ends as unusable."""
+
+    def own_code(_):
+        raise AttributeError("Manager has no rooms")
+
+    def code_of_the_release(_):
+        exec(compile("raise KeyError(3)", "/site-packages/sglang/srt/a.py", "exec"))
+
+    monkeypatch.setattr(worker, "_serve", own_code)
+    told = worker._served(Job(Config(), (), 0)).unusable
+    assert told.startswith("AttributeError: Manager has no rooms at stateful_tests/tests/watched/")
+    monkeypatch.setattr(worker, "_serve", code_of_the_release)
+    with pytest.raises(KeyError):
+        worker._served(Job(Config(), (), 0))

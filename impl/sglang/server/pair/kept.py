@@ -1,10 +1,11 @@
-"""What a server of a pair still keeps when nobody has anything to do there."""
+"""Finds what a server of a pair still keeps when nobody has anything to do there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from impl.optional import optional
 from reference.pairs.config import DECODE, PREFILL
 
 # What both managers keep by room, and what only one of them does.
@@ -23,7 +24,7 @@ _TABLES = {
 def rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]:
     """The tables by room of a manager, and the rooms that each has."""
     for table in _TABLES[server]:
-        yield table, getattr(manager, table, ())
+        yield table, getattr(manager, table)
     if (deferred := manager.deferred_bootstrap) is not None:
         # rooms that no sender owns expire
         yield (
@@ -35,8 +36,8 @@ def rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]
 def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
     """Rows, metadata rows and places in queues that a server keeps."""
     rows = scheduler.req_to_token_pool
-    size = getattr(rows, "_alloc_size", rows.size + 1) - 1
-    if allocator := getattr(rows, "mamba_allocator", None):
+    size = optional(rows, "DecodeReqToTokenPool._alloc_size", rows.size + 1) - 1
+    if allocator := optional(rows, "HybridReqToTokenPool.mamba_allocator"):
         tree = scheduler.tree_cache
         cached = tree.mamba_evictable_size() if tree.supports_mamba() else 0
         if left := int(allocator.size) - int(allocator.available_size()) - int(cached):
@@ -49,7 +50,7 @@ def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
         yield "metadata rows", str(missing)
     if len(free) > len(set(free)):
         yield "metadata rows twice", str(sorted({row for row in free if free.count(row) > 1}))
-    pools = getattr(scheduler.tree_cache, "host_pool_group", None)
+    pools = optional(scheduler.tree_cache, "UnifiedRadixCache.host_pool_group")
     if pools is not None and scheduler.tree_cache.disable:  # for what is retracted alone
         sizes = [(each.host_pool.size, each.host_pool.available_size()) for each in pools.entries]
         if any(size != free for size, free in sizes):

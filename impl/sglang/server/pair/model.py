@@ -110,7 +110,7 @@ class ServerModel(FakeModel):
         self.notes: Callable[[str, str, str], None] = lambda *_: None
         super().__init__(scheduler, release, clients, draft, chunk)
         # The arguments of D's server do not say whether it has a tree.
-        self.tree = not getattr(scheduler.tree_cache, "disable", True)
+        self.tree = not scheduler.tree_cache.disable
 
     def slots(self, pool: str, size: int) -> Any:
         """The stamps in a pool as numbers, which a host tier copies."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from impl.optional import optional
 from impl.sglang.server import whole_scheduler
 from impl.sglang.server.clients import Client, Clients, Config, Message
 from impl.sglang.server.fake_tier import FakeTier, PlacedHashes, before_storage
@@ -343,13 +344,14 @@ class Conductor:
         found = False
         for output in whole_scheduler._SENT:
             if server == DECODE:
-                ids = (
-                    getattr(output, "output_ids", None) or getattr(output, "decode_ids", None) or ()
-                )
-                for name, tokens in zip(getattr(output, "rids", None) or (), ids):
+                # An output of another kind has no requests.
+                names = optional(output, "BatchTokenIDOutput.rids") or ()
+                whole = optional(output, "BatchTokenIDOutput.output_ids")
+                ids = whole or optional(output, "BatchTokenIDOutput.decode_ids") or ()
+                for name, tokens in zip(names, ids):
                     self.outputs.setdefault(name, []).extend(tokens)
-                ends = getattr(output, "finished_reasons", None) or ()
-                for name, end in zip(getattr(output, "rids", None) or (), ends):
+                ends = optional(output, "BatchTokenIDOutput.finished_reasons") or ()
+                for name, end in zip(names, ends):
                     if isinstance(end, dict) and _NO_PREFIX in str(end.get("message")):
                         self.pair.judges.prefix_is_gone(name)
         for name, reason in whole_scheduler._answers():
