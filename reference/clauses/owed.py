@@ -61,9 +61,13 @@ def _name_in_tree(step: Step, holder: str, at: int) -> str | None:
 
 @remembered
 def _paths(step: Step) -> dict[str, tuple[int, ...]]:
-    """Return the tree's key for the text of each holder."""
+    """Return the tree's key for the text of each holder, with what the device has accepted."""
     bigram = step.config.geometry.bigram
-    return {h.name: tree_key(text_tokens(h.text), bigram) for h in (*step.held, *step.held_before)}
+    texts = {r.holder: r.computed_text for r in step.was.requests if r.in_flight}
+    return {
+        h.name: tree_key(text_tokens(texts.get(h.name, h.text)), bigram)
+        for h in (*step.held, *step.held_before)
+    }
 
 
 @remembered
