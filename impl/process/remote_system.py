@@ -337,7 +337,8 @@ class StrangerSystem(WorkerSystem):
         super().__init__(limits)
         self.factory, self.name = factory, f"--impl {factory}"
         ready = self.start()
-        self.name, self.capabilities = ready.name, ready.capabilities
+        self.name = ready.name
+        self.capabilities = replace(ready.capabilities, new_views=True)  # read from a message
 
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", "impl.process.worker", self.factory]

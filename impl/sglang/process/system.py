@@ -53,6 +53,7 @@ class SGLangSystem(WorkerSystem):
         tree_policy_is_free=True,
         exact_reasons=False,
         lists_holders=False,
+        new_views=True,  # read from a message
         modes=(Mode.FAITHFUL,),
         # A reserve of pages, and more slots ahead than were requested, are policy; UNFAITHFUL is what
         # this release's scheduler never does.
