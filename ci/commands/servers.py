@@ -121,6 +121,7 @@ def validate(
         )
     else:
         readings.read()
+    readings.join()
     for why in (reasons := [*readings.no_logs.values()]):
         if not readings.logs:
             raise Unusable(why)

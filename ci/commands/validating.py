@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ci.commands.shared import note, unusable
 from stateful_tests.watched.reader import LogError, WatchLog, log_files
 from stateful_tests.watched.results import Mismatch
+from stateful_tests.watched.transfers import joined
 from stateful_tests.watched.validator import Validator
 
 PERIOD_S = 0.2  # between two looks for logs that begin
@@ -89,6 +90,14 @@ class LogReadings:
         """All that is there."""
         for reading in self.begun():
             reading.read()
+
+    def join(self) -> None:
+        """Compare the logs of the two servers of a pair, room by room."""
+        validators = [reading.validator for reading in self.logs.values()]
+        for prefill in (each for each in validators if each.header.role == "prefill"):
+            for decode in (each for each in validators if each.header.role == "decode"):
+                for found in joined(prefill, decode):
+                    decode.report(found)
 
     def follow(self, tell: Tell | None, begins: Begins) -> None:
         """All at once, and those that begin meanwhile, until the processes that write them have ended or an

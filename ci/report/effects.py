@@ -20,6 +20,8 @@ _EFFECTS = {
     "OUT": "the server did what the rules refuse: what it holds from here on is not known",
     "PRO": "a client may wait for ever, or is refused though there is room",
     "REF-1": "the cursors are not the expected ones: answers of this session may be wrong",
+    **dict.fromkeys(("PD-2", "PD-5"), _LOST),
+    "PD": "the answer of this request may be wrong: the decode server reads KV that was not sent to it",
     **dict.fromkeys(("OWN", "MAP", "READ", "SWA", "OUT-3", "STA"), _SHARED),
     **dict.fromkeys(
         ("TREE", "HOST", "XFER", "LOAD", "STORE"),

@@ -16,8 +16,7 @@ from ci.report.effects import effect as effect
 from ci.report.pair_story import pair_words, story
 from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
-from reference.clauses import CLAUSES
-from reference.clauses.progress import PROGRESS
+from reference.every_clause import EVERY_CLAUSE
 from reference.failures import counted
 from reference.state import Cursors
 from stateful_tests.lockstep.endings import Ending, ending, gravest
@@ -46,6 +45,8 @@ SHOWN = 5  # mismatches that the text shows of one log; `--json` has all
 def server_text(header: WatchHeader) -> str:
     """Such as "sglang 0.5.23, page_size 4, window 8, tree, overlap"."""
     parts = [f"{header.engine} {header.release}", f"page_size {header.page_size}"]
+    if header.role:
+        parts.insert(1, f"a {header.role} server: its transfers, and not its batches")
     parts.append("no window" if header.window is None else f"window {header.window}")
     parts += [word for word, on in (("tree", header.tree), ("overlap", header.overlap),
                                     ("speculation", header.speculative)) if on]  # fmt: skip
@@ -184,12 +185,13 @@ def validated_all(out: Console, data: Data, verbose: bool = False) -> None:
 
 
 def _read(data: Data) -> str:
-    return ", ".join(f"{data[name]:,} {what}" for name, what in _TOTALS.items())
+    there = {name: what for name, what in _TOTALS.items() if data[name] or name == "events"}
+    return ", ".join(f"{data[name]:,} {what}" for name, what in there.items())
 
 
 def mismatch(m: Mismatch) -> Data:
     """One mismatch."""
-    title = clauses[m.clause].title if m.clause in (clauses := CLAUSES | PROGRESS) else ""
+    title = EVERY_CLAUSE[m.clause].title if m.clause in EVERY_CLAUSE else ""
     return {
         "file": m.file, "line": m.line, "at": _clock(m.at), "event": m.event, "command": m.command,
         "clause": m.clause, "title": title,

@@ -26,7 +26,7 @@ from stateful_tests.watched.kept_states import KeptStates
 from stateful_tests.watched.judging import PageJudge, Shown, TextJudge, Verdict, verdict
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Mismatch, Validated
-from stateful_tests.watched.seen import RequestSeen, SessionSeen, StepSeen, TierSeen
+from stateful_tests.watched.seen import RequestSeen, SessionSeen, StepSeen, TierSeen, TransfersSeen
 
 MAX_FOUND, MAX_OF_KNOWN = 1000, 20  # mismatches that are kept, unexplained and of each known fault
 NOTHING = Shown({}, {})
@@ -74,6 +74,7 @@ class Beside:
         self.sessions: dict[str, SessionSeen] = {}
         self.step = StepSeen()
         self.tier: TierSeen | None = None
+        self.transfers = TransfersSeen()
         # counts that differ already, and by how much
         self.reported_offsets: Counter[str] = Counter()
         self.pages, self.texts = PageJudge(self.geometry), TextJudge()

@@ -15,6 +15,7 @@ from impl.sglang.server.clients import POLICIES, Config
 from impl.sglang.server.events import Released, WatchHeader
 from impl.sglang.server.outcome import OUTDATED, UNSENT
 from impl.sglang.server.pair.choices import NetworkChoice
+from impl.sglang.server.kept import OF_A_ROOM
 from reference.commands import Command, Finish, Retract
 from reference.pairs.config import DECODE
 from reference.state import Cursors, State
@@ -246,6 +247,24 @@ def of_a_pair(release: str, key: str, config: Config, choices: Sequence[NetworkC
     if not name and alone and key.startswith(("PD-4", "PD-2")):
         name = "aborted-prefill-is-not-told"
     return (label(release, name) or "") if name else ""
+
+
+def kept_for_a_peer(header: WatchHeader, what: str, *, sent: bool) -> str | None:
+    """A server of a pair keeps something for nobody: tokens, or an entry of a table. sent: the room had KV
+    on its way."""
+    if header.role == "decode":
+        waits = what == "_deferred_abort_ack_tracker"
+        name = "unnamed-pages-wait-for-acknowledgement" if waits else ""
+    elif what in OF_A_ROOM:
+        name = "late-metadata-revives-a-room" if sent else "aborted-prefill-leaves-its-room"
+    else:
+        name = _OF_A_PAIR.get(f"PD-5 P keeps {what.lstrip('_')}", "")
+    return label(header.release, name) if name else None
+
+
+def replaced_before_sent(header: WatchHeader) -> str | None:
+    """A page that was sent is no longer the request's: its tree's keys are pairs of tokens."""
+    return label(header.release, "sent-page-is-replaced") if header.speculative else None
 
 
 def _sends_drafts(config: Config) -> bool:

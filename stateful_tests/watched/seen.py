@@ -11,6 +11,8 @@ from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts
 from reference.tiers.locks import LockRanges
 
+MAX_ROOMS = 1 << 16  # of a log of a server of a pair, in memory
+
 
 class RoundSeen(NamedTuple):
     """A prepared round of a request. counted: outputs of it that the reference counts before its result;
@@ -113,3 +115,61 @@ class TierSeen:
         self.locks = LockRanges(self.config)
         self.facts: TierFacts | None = None
         self.broken: set[str] = set()
+
+
+@dataclass(slots=True)
+class Crossing:
+    """KV of a request that crosses from a prefill to a decode server, in one of their logs.
+
+    tokens: of its input. start, end: tokens that were sent or named so far; pages: that they are in, None
+    where the log has none; parts: in which they were sent. is_open: they have neither arrived nor been given
+    back; is_sent: the last part was sent, or named.
+    """
+
+    request: str
+    tokens: int = 0
+    start: int = 0
+    end: int = 0
+    pages: list[int] | None = None
+    parts: int = 0
+    is_open: bool = False
+    is_sent: bool = False
+    arrived: bool = False
+
+    @property
+    def span(self) -> str:
+        """The tokens, as a range."""
+        return f"[{self.start}, {self.end})"
+
+    def goes_on(self, end: int, pages: list[int] | None, *, last: bool) -> None:
+        """Further tokens are sent, up to `end`."""
+        self.pages = pages if not self.parts or pages is None else [*(self.pages or ()), *pages]
+        self.end, self.is_sent = end, last
+        self.parts += 1
+
+
+@dataclass(slots=True)
+class TransfersSeen:
+    """The transfers of a server of a pair, by room, the oldest first. kept: what it kept when it rested last;
+    told: what of this was reported."""
+
+    rooms: dict[int, Crossing] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+
+    def ask(self, room: int, crossing: Crossing) -> None:
+        """A request is queued. Of the rooms that have closed the newest are kept."""
+        self.rooms.pop(room, None)
+        self.rooms[room] = crossing
+        if len(self.rooms) > MAX_ROOMS:
+            closed = [room for room, each in self.rooms.items() if not each.is_open]
+            for room in closed[: MAX_ROOMS // 2]:
+                del self.rooms[room]
+
+    def open(self, room: int, request: str, start: int) -> Crossing:
+        """The transfer of a room, which begins at `start` where it has not begun."""
+        crossing = self.rooms.setdefault(room, Crossing(request))
+        if not crossing.is_open:
+            crossing.start = crossing.end = start
+            crossing.parts, crossing.pages, crossing.is_open = 0, None, True
+        return crossing

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from impl.sglang.server import events as log
-from stateful_tests.watched import ends, prefill, rounds, snapshots, tier, turns
+from stateful_tests.watched import ends, prefill, rounds, snapshots, tier, transfers, turns
 from stateful_tests.watched.beside import AFTER_A_MISMATCH, TABLE, Beside, Diverged
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated
+from stateful_tests.watched.seen import TransfersSeen
 
-ACTIONS = (ends, prefill, rounds, snapshots, tier, turns)  # they fill TABLE
+ACTIONS = (ends, prefill, rounds, snapshots, tier, transfers, turns)  # they fill TABLE
 
 
 class Validator(Beside):
@@ -36,6 +37,9 @@ class Validator(Beside):
         self.result.events += 1
         if line.lost:
             self.misses(line.lost)
+        if self.header.role:
+            self._reads_transfer(event, lost=line.lost > 0)
+            return
         try:
             if (
                 self.result.events == 1
@@ -58,3 +62,10 @@ class Validator(Beside):
             self.result.ended = found.known
             if isinstance(event, log.Snapshot) and not found.known:
                 snapshots.begins(self, event)
+
+    def _reads_transfer(self, event: log.Event, *, lost: bool) -> None:
+        """Read a line of a server of a pair. What was lost may have opened a room, or closed one."""
+        if lost or (isinstance(event, log.Snapshot) and event.dropped):
+            self.transfers = TransfersSeen()
+        if not isinstance(event, log.Snapshot):
+            TABLE[type(event)].act(self, event)

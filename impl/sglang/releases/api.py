@@ -204,7 +204,7 @@ WATCHED = """
 0.5.16 ...    managers/scheduler.py | Scheduler.get_next_batch_to_run(_, _)
 0.5.14 ...    managers/scheduler.py | Scheduler.tree_cache; Scheduler.req_to_token_pool; Scheduler.token_to_kv_pool_allocator; Scheduler.session_controller
 0.5.14 ...    managers/scheduler.py | Scheduler.is_hybrid_swa; Scheduler.spec_algorithm; Scheduler.enable_overlap; Scheduler.page_size; Scheduler.sliding_window_size
-0.5.14 ...    managers/scheduler.py | Scheduler.waiting_queue; Scheduler.running_batch; Scheduler.last_batch; Scheduler.chunked_req; Scheduler.result_queue; Scheduler.server_args; Scheduler.max_queued_requests
+0.5.14 ...    managers/scheduler.py | Scheduler.waiting_queue; Scheduler.running_batch; Scheduler.last_batch; Scheduler.chunked_req; Scheduler.result_queue; Scheduler.server_args; Scheduler.max_queued_requests; Scheduler.disaggregation_mode
 0.5.14 ...    managers/schedule_batch.py | ScheduleBatch.prefix_lens; ScheduleBatch.extend_lens; ScheduleBatch.decoding_reqs; ScheduleBatch.forward_mode
 0.5.14 ...    managers/schedule_batch.py | Req.rid; Req.session; Req.sampling_params; Req.finished_reason; Req.finished_len; Req.is_retracted
 0.5.14 ...    {controller} | SessionController._close(_); Session.streaming; Session.timeout; Session.session_id
@@ -246,7 +246,7 @@ SERVED = """
 0.5.23 ...    managers/scheduler.py | Scheduler.disagg_metadata_buffers; Scheduler.req_to_metadata_buffer_idx_allocator
 0.5.23 ...    managers/scheduler.py | Scheduler.disagg_prefill_bootstrap_queue; Scheduler.disagg_prefill_inflight_queue; Scheduler.disagg_prefill_pending_chunk_rids
 0.5.23 ...    disaggregation/decode.py | DecodePreallocQueue._send_kv_metadata; DecodePreallocQueue.kv_manager; DecodePreallocQueue.pending_reqs
-0.5.23 ...    managers/schedule_batch.py | Req.pending_bootstrap
+0.5.23 ...    managers/schedule_batch.py | Req.pending_bootstrap; Req.start_send_idx
 0.5.23 ...    mem_cache/memory_pool.py | MHATokenToKVPool.k_buffer; MHATokenToKVPool.v_buffer; MHATokenToKVPool.head_num; MHATokenToKVPool.head_dim
 0.5.23 ...    mem_cache/memory_pool.py | HybridReqToTokenPool.get_state_buf_infos()
 0.5.23 ...    managers/schedule_batch.py | Req.retracted_stain

@@ -80,6 +80,8 @@ class Release0510(Objects):
     swa_tail = False
     # It can be driven with recurrent state (make_state_rows), where the tree keeps no other than the last.
     recurrent = False
+    # Its servers of pairs can be watched.
+    watches_pairs = False
 
     @classmethod
     def require(cls, root: Path) -> None:

@@ -120,6 +120,7 @@ class Release0523(Release0522):
     """0.5.23. A window eviction keeps whole pages of at least a window."""
 
     version = "0.5.23"
+    watches_pairs = True
 
     def eviction_limit(self, length: int, window: int, page_size: int) -> int:
         kept = -(-max(window, page_size) // page_size) * page_size

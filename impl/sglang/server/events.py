@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from reference.tiers.facts import TierFacts, TierNode
 
-FORMAT, VERSION = "kvspec-watch", 7
+FORMAT, VERSION = "kvspec-watch", 8
 # 3: no step says when it was; 4: no pages have slots of recurrent state; 5: no flush is noted; 6: a line is
-# an event without a number
-READABLE = (3, 4, 5, 6, 7)
+# an event without a number; 7: servers of pairs are not watched
+READABLE = (3, 4, 5, 6, 7, 8)
 NUMBERED = 7  # the first version whose lines have running numbers
 
 Cells = tuple[int, int, int, int]  # C, A, E, R
@@ -39,8 +39,8 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
     claims: tokens of a verify round that are committed as it is launched, before any result; states: slots of
     recurrent state; tracks: those that a request has besides its own, where its state is kept on the way;
-    lazy: it may have one more for a while; tier: in host memory, where the log shows it; fields: of each
-    event.
+    lazy: it may have one more for a while; tier: in host memory, where the log shows it; role: of a server
+    of a pair, whose log has its transfers and no batches; fields: of each event.
     """
 
     format: str
@@ -63,6 +63,7 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     tracks: int = 0
     lazy: bool = False
     tier: TierHeader | None = None
+    role: Literal["", "prefill", "decode"] = ""
     part: int = 1
     fields: dict[str, list[str]] = {}
 
@@ -268,6 +269,67 @@ class Tiered(_Event, tag="tier"):
     locked: list[tuple[int, bool, list[TierNode]]]
 
 
+class Queued(_Event, tag="queue"):
+    """A server of a pair was asked. room: under which both servers know the request; tokens: of its input;
+    at: Unix time in seconds."""
+
+    request: str
+    room: int
+    tokens: int
+    at: float
+
+
+class KVSent(_Event, tag="send"):
+    """A prefill server has given the KV of tokens [start, end) to its transfer engine. last: nothing follows.
+    pages: of the full pool, None at level `lengths`."""
+
+    request: str
+    room: int
+    start: int
+    end: int
+    last: bool
+    pages: list[int] | None = None
+
+
+class KVNamed(_Event, tag="name"):
+    """A decode server has told its peer where to write the KV of tokens [start, end). pages: as of `send`."""
+
+    request: str
+    room: int
+    start: int
+    end: int
+    pages: list[int] | None = None
+
+
+class KVArrived(_Event, tag="arrive"):
+    """A decode server counts what it has named as received. pages: that the request has there now."""
+
+    request: str
+    room: int
+    pages: list[int] | None = None
+
+
+class KVGivenBack(_Event, tag="give_back"):
+    """A request whose KV was sent or named gives it back. status: of its room at this server, "" where there
+    is none; pages: that the request has there until then."""
+
+    request: str
+    room: int
+    status: str
+    pages: list[int] | None = None
+
+
+class Rested(_Event, tag="rest"):
+    """A server of a pair has nothing to do. tokens: of the full pool that are neither free nor evictable;
+    kept: what else it keeps, and how much; rooms: by table of its connection to the peer; at: as of
+    `queue`."""
+
+    tokens: int
+    kept: dict[str, str]
+    rooms: dict[str, list[int]]
+    at: float
+
+
 class HookFailed(_Event, tag="failed"):
     """The watcher could not note something."""
 
@@ -277,6 +339,7 @@ class HookFailed(_Event, tag="failed"):
 
 Event = Union[
     SessionOpened, CloseAsked, SessionClosed, Submitted, Requeued, Admitted, Extended, Resulted, Swept,
-    Checkpointed, Released, QueueAborted, Flushed, Snapshot, Stepped, Paged, Tiered, HookFailed,
+    Checkpointed, Released, QueueAborted, Flushed, Snapshot, Stepped, Paged, Tiered, Queued, KVSent, KVNamed,
+    KVArrived, KVGivenBack, Rested, HookFailed,
 ]  # fmt: skip
 FIELDS = {str(e.__struct_config__.tag): list(e.__struct_fields__) for e in get_args(Event)}

@@ -37,10 +37,13 @@ from impl.sglang.server.events import (
 )  # fmt: skip
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.reading import Reader, installed, session_of, slot_of
+from impl.sglang.server.transfers import POINTS as POINTS_OF_PAIRS
+from impl.sglang.server.transfers import TransferHooks, role_of
 
 if TYPE_CHECKING:
     from impl.sglang.server.tier import TierReader
 
+_LOG = logging.getLogger("kvspec")
 # of a snapshot: one entry for so many lines; entries, which take 3 us each
 SHARE, MAX_ENTRIES = 20, 1024
 # What a hook does before the function, and after it with its result. A plain method is given the result.
@@ -67,6 +70,7 @@ class Watcher:
         self._evicted: dict[str, int] = {}  # request -> how far its window evictions were written
         self._retracted: set[str] = set()  # requests, until they are queued again
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
+        self.transfers = TransferHooks(self.failed)
         self._steps = self._failures = 0
         self._written = 0  # events up to the last step
         self._next_snapshot = 0  # lines before it is due
@@ -104,6 +108,15 @@ class Watcher:
         reader = self.reader = Reader(scheduler, self.kind)
         if self.pages or reader.speculates:  # else a round shows its result
             self.tell_results()
+        return self._open(reader)
+
+    def watch_transfers(self, scheduler: Any, hooks: TransferHooks) -> EventLog:
+        """Have these hooks write a log of a server of a pair."""
+        log = self._open(Reader(scheduler, self.kind), role_of(scheduler))
+        hooks.begin(scheduler, log, pages=self.pages)
+        return log
+
+    def _open(self, reader: Reader, role: str = "") -> EventLog:
         log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
         log.header = {
             "format": FORMAT,
@@ -112,6 +125,7 @@ class Watcher:
             "process": os.getpid(),
             **reader.header(),
             **self._tier_header,
+            "role": role,
             "fields": FIELDS,
         }
         self.log, self.put, self._counts, self._states = log, log.put, reader.counts, reader.states
@@ -148,6 +162,16 @@ class Watcher:
             self._sent_tokens[request.rid] = sent
 
     def queue(self, scheduler: Any, request: Any, is_retracted: bool = False) -> Steps:
+        if self.log is None and role_of(scheduler):  # the hooks of transfers note what it does
+            self.on = False
+            self._first.clear()
+            if self.kind.watches_pairs:
+                self.watch_transfers(scheduler, self.transfers)
+            else:
+                name = type(self.kind).version
+                _LOG.error("KVSPEC_WATCH: servers of a pair of %s are not watched", name)
+            yield
+            return
         self._note_tier(scheduler)
         # an operator's pause queues what it has retracted without saying so
         if is_retracted or request.rid in self._retracted:
@@ -363,7 +387,7 @@ POINTS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def around(watcher: Watcher, name: str) -> Callable[..., Any]:
+def around(watcher: Watcher | TransferHooks, name: str) -> Callable[..., Any]:
     """A hook around a function: what the watcher notes before and after, whose failures harm nobody."""
     note: Callable[..., Any] = getattr(watcher, name)
 
@@ -411,12 +435,24 @@ def hook(watcher: Watcher) -> None:
             if late is (name == "result"):
                 HookRegistry.register(target, around(watcher, name), HookType.AROUND)
 
+    if watcher.kind.watches_pairs:
+        hook_transfers(watcher.transfers)
+
     def tell_results() -> None:
         register(late=True)
         HookRegistry.apply_hooks()
 
     register(late=False)
     watcher.tell_results = tell_results
+
+
+def hook_transfers(transfers: TransferHooks) -> None:
+    """Put the hooks of a server of a pair into SGLang's registry."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for module, target, name in POINTS_OF_PAIRS:
+        hook_of = around(transfers, name)
+        HookRegistry.register(f"sglang.srt.{module}.{target}", hook_of, HookType.AROUND)
 
 
 def targets(release: Release0510) -> Iterator[tuple[str, str]]:
@@ -437,7 +473,7 @@ def register() -> None:
     try:
         watcher = Watcher(installed(), dict(os.environ))
     except (UnusableImplementation, ValueError) as error:
-        logging.getLogger("kvspec").error("KVSPEC_WATCH: this server is not watched: %s", error)
+        _LOG.error("KVSPEC_WATCH: this server is not watched: %s", error)
         return
     hook(watcher)
 

@@ -32,7 +32,8 @@ from impl.sglang.server.grants import broken_grant
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.progress import explain_stall, unflushed
 from impl.sglang.server.reading import Reader, installed
-from impl.sglang.server.watch import Watcher, hook
+from impl.sglang.server.transfers import TransferHooks
+from impl.sglang.server.watch import Watcher, hook, hook_transfers
 
 ROUNDS = 20_000  # of the event loop, at most
 REST = 60  # rounds after the last answer, so that deferred closes happen
@@ -107,6 +108,10 @@ def prepare() -> None:
     _stand_ins(watcher.kind)
     _WATCHERS.append(watcher)
     hook(watcher)
+    TRANSFERS.append(watcher.transfers)
+    if watcher.kind.watches_pairs:  # of which both servers are in this process
+        TRANSFERS.append(TransferHooks(watcher.failed))
+        hook_transfers(TRANSFERS[-1])
     HookRegistry.apply_hooks()
     gc.collect()
     gc.freeze()  # what is loaded stays; a scheduler collects several times when it starts
@@ -115,6 +120,7 @@ def prepare() -> None:
 _SENT: list[Any] = []  # by the server
 _SINK = SimpleNamespace(send_output=lambda output, *_: _SENT.append(output))
 _WATCHERS: list[Watcher] = []  # the one of this process
+TRANSFERS: list[TransferHooks] = []  # for each server of a pair
 _FEED: list[Any] = []
 _PREEMPTIONS: list[bool] = []  # whether a try succeeded
 

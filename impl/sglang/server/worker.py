@@ -108,7 +108,7 @@ def _serve(job: Job) -> RunOutcome:
     if job.config.pair:
         from impl.sglang.server.pair import run
 
-        done = run.run(job.config, job.clients, job.choices, job.seed)
+        done = run.run(job.config, job.clients, job.choices, job.seed, job.watch)
     else:
         done = whole_scheduler.run(
             job.config, job.clients, job.seed, job.watch, job.blocks, job.canary

@@ -8,7 +8,8 @@ import torch
 from impl.sglang.server.clients import Client, Clients, Config, Turn
 from impl.sglang.server.fake_model import _stamped
 from impl.sglang.server.outcome import OUTDATED
-from impl.sglang.server.pair import judges, kept
+from impl.sglang.server import kept
+from impl.sglang.server.pair import judges
 from impl.sglang.server.pair.choices import NetworkChoice
 from impl.sglang.server.pair.model import ServerModel, TensorSlots
 from impl.sglang.server.tier import stamp
@@ -27,8 +28,9 @@ def server(**more):
     allocator = SimpleNamespace(page_size=1, size=100, available_size=lambda: 100)
     tree = SimpleNamespace(evictable_size=lambda: 0, host_pool_group=None)
     scheduler = SimpleNamespace(
-        is_hybrid_swa=False, disagg_prefill_inflight_queue=[], waiting_queue=[], tree_cache=tree
-    )
+        is_hybrid_swa=False, disagg_prefill_inflight_queue=[], waiting_queue=[], tree_cache=tree,
+        token_to_kv_pool_allocator=allocator,
+    )  # fmt: skip
     found = {"allocator": allocator, "scheduler": scheduler, "window": None, "states": None}
     return SimpleNamespace(**{**found, **more})
 

@@ -13,7 +13,7 @@ import torch
 
 from impl.sglang.server.clients import Clients
 from impl.sglang.server.outcome import PairNote
-from impl.sglang.server.pair.kept import kept, rooms_kept
+from impl.sglang.server.kept import OF_A_ROOM, full_size, held, kept, rooms_kept
 from impl.sglang.server.pair.model import Region, ServerModel
 from impl.sglang.server.pair.network import Block, PlayedNetwork
 from impl.sglang.server.pair.stand_ins import NamedPages
@@ -21,13 +21,6 @@ from impl.sglang.server.fake_model import _stamped
 from reference.pairs.config import DECODE, PREFILL
 from reference.states import chained, seen, stamp_after
 
-_OF_A_ROOM = (
-    "request_status",
-    "failure_records",
-    "transfer_infos",
-    "req_to_decode_prefix_len",
-    "deferred_bootstrap",
-)
 _FAILED = 0  # KVPoll.Failed
 RESERVED = 8  # tokens that D reserves for decoding, for each request
 
@@ -291,7 +284,7 @@ class Judges:
                     self.note(key, names[0], says)
                 else:
                     self.note(f"PD-4 {server} waits for a timeout", names[0], says)
-            elif tokens := held(self.models[server]):
+            elif tokens := held(self.models[server].scheduler):
                 says = f"{server} keeps {tokens} tokens until a timeout, and nobody waits there"
                 self.note(f"PD-2 {server} keeps KV until a timeout", "", says)
 
@@ -318,7 +311,7 @@ class Judges:
 
     def _too_large(self, unanswered: dict[str, list[str]]) -> bool:
         """A server waits for room for a prompt that its pools never have. Others may wait for that one."""
-        size = _full_size(self.models[PREFILL])
+        size = full_size(self.models[PREFILL].scheduler)
         for name in unanswered.get(PREFILL, ()):
             tokens = len(self.script.prompt(name))
             if tokens <= size <= tokens + 1 + self.page:
@@ -326,7 +319,7 @@ class Judges:
                 self.note("PRO-1 P waits for a prompt that never fits", name, says)
                 return True
         model = self.models[DECODE]
-        sizes = {"full": _full_size(model)}
+        sizes = {"full": full_size(model.scheduler)}
         if model.window and self.page == 1:  # else it keeps a window alone
             sizes["SWA"] = int(model.allocator.size_swa)
         for name in unanswered.get(DECODE, ()):
@@ -364,7 +357,7 @@ class Judges:
                 self.note(
                     f"OWN-1 {server} frees twice", "", f"pages {twice} of {server} are free twice"
                 )
-        if tokens := held(model):
+        if tokens := held(scheduler):
             self.note(f"PD-2 {server} keeps KV", "", f"{server} keeps {tokens} tokens for nobody")
         for what, number in kept(scheduler, server):
             self.note(
@@ -377,7 +370,7 @@ class Judges:
                 what = table.lstrip("_")
                 if server == PREFILL and self._comes_late(name):
                     what = "a room that late metadata revives"
-                elif server == PREFILL and name in self.aborted[PREFILL] and table in _OF_A_ROOM:
+                elif server == PREFILL and name in self.aborted[PREFILL] and table in OF_A_ROOM:
                     what = "a room that an abort has ended"
                 kinds.setdefault(what, []).append(name)
             for what, which in kinds.items():
@@ -414,21 +407,6 @@ def _computed_or_sent(scheduler: Any) -> list[Any]:
     last = scheduler.last_batch
     found = [*scheduler.disagg_prefill_inflight_queue, scheduler.chunked_req]
     return [each for each in [*found, *(last.reqs if last is not None else ())] if each is not None]
-
-
-def _full_size(model: ServerModel) -> int:
-    """Tokens that the full pool has in all."""
-    allocator = model.allocator
-    return int(allocator.size_full if model.scheduler.is_hybrid_swa else allocator.size)
-
-
-def held(model: ServerModel) -> int:
-    """Tokens of the full pool that are neither free nor the tree's to give back."""
-    allocator, tree = model.allocator, model.scheduler.tree_cache
-    if model.scheduler.is_hybrid_swa:
-        left = allocator.full_available_size() + tree.full_evictable_size()
-        return _full_size(model) - int(left)
-    return int(allocator.size - allocator.available_size() - tree.evictable_size())
 
 
 def _at(place: tuple[Region, int] | None) -> str:

@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,14 @@ from impl.sglang.server.fake_tier import FakeTier, PlacedHashes, before_storage
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.pair import stand_ins
 from impl.sglang.server.pair.choices import NetworkChoice
-from impl.sglang.server.pair.judges import RESERVED, Judges, held
+from impl.sglang.server.pair.judges import RESERVED, Judges
+from impl.sglang.server.kept import held
 from impl.sglang.server.pair.model import ServerModel
 from impl.sglang.server.pair.network import PlayedNetwork
 from impl.sglang.server.pair.turns import Stage, ServerThread
+from impl.sglang.server.log import EventLog
 from impl.sglang.server.reading import installed
+from impl.sglang.server.watch import Watcher
 from reference.pairs.config import DECODE, PREFILL, SERVERS
 
 STEPS = 20_000  # of the conductor, at most
@@ -49,9 +52,11 @@ def prepare() -> None:
 
 
 def run(
-    config: Config, clients: tuple[Client, ...], choices: tuple[NetworkChoice, ...], seed: int
-) -> RunOutcome:
-    """Serve these clients with a pair, whose environment makes these choices. Once in a process."""
+    config: Config, clients: tuple[Client, ...], choices: tuple[NetworkChoice, ...], seed: int,
+    watch: Mapping[str, str] | None = None,
+) -> RunOutcome:  # fmt: skip
+    """Serve these clients with a pair, whose environment makes these choices, watched if `watch` has the
+    watcher's settings. Once in a process."""
     os.environ[_DEFERRED] = str(int(config.deferred))
     logging.disable(logging.CRITICAL)
     stage, script = Stage(), Clients(clients, seed)
@@ -68,7 +73,18 @@ def run(
                 why = f"{server} does not start: {whole_scheduler._one_line(error)}"
                 return RunOutcome(0, 0, [], {}, why, traceback.format_exc())
     pair.judges = Judges(network, pair.models, pair.managers, script, config.deferred)
-    return Conductor(pair, choices).play()
+    logs = [_watched(pair, server, watch) for server in SERVERS] if watch else []
+    outcome = Conductor(pair, choices).play()
+    for log in logs:
+        log.close()
+    return outcome
+
+
+def _watched(pair: Pair, server: str, watch: Mapping[str, str]) -> EventLog:
+    """Have a log of a server written, in a folder of its name."""
+    watcher = Watcher(installed(), {**watch, "KVSPEC_WATCH": f"{watch['KVSPEC_WATCH']}/{server}"})
+    hooks = whole_scheduler.TRANSFERS[SERVERS.index(server)]
+    return watcher.watch_transfers(pair.schedulers[server], hooks)
 
 
 class Pair:
@@ -196,7 +212,7 @@ class Conductor:
             if quiet <= QUIET or self._timed or self._heartbeat:
                 continue
             quiet, unanswered = 0, self._unanswered()
-            waiting = any(unanswered.values()) or any(held(pair.models[at]) for at in self._alive())
+            waiting = any(unanswered.values()) or any(held(pair.schedulers[at]) for at in self._alive())
             if not waiting and self.script.done:
                 break
             if (answered := sum(map(len, self.answers.values()))) > before:

@@ -1,8 +1,8 @@
-"""Finds what a server of a pair still keeps when nobody has anything to do there."""
+"""What a server of a pair still keeps when nobody has anything to do there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 from impl.optional import optional
@@ -19,6 +19,10 @@ _TABLES = {
         "prefill_response_tracker", "_deferred_abort_ack_tracker",
     ),
 }  # fmt: skip
+# The tables of P that an abort or late metadata leaves with an entry.
+OF_A_ROOM = (
+    "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len", "deferred_bootstrap",
+)  # fmt: skip
 
 
 def rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]:
@@ -31,6 +35,29 @@ def rooms_kept(manager: Any, server: str) -> Iterator[tuple[str, Iterable[int]]]
             "deferred_bootstrap",
             [room for room, state in deferred.rooms.items() if state.owner is not None],
         )
+
+
+def full_size(scheduler: Any) -> int:
+    """Tokens that the full pool has in all."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    return int(allocator.size_full if scheduler.is_hybrid_swa else allocator.size)
+
+
+def held(scheduler: Any) -> int:
+    """Tokens of the full pool that are neither free nor the tree's to give back."""
+    allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    if scheduler.is_hybrid_swa:
+        left = allocator.full_available_size() + tree.full_evictable_size()
+    else:
+        left = allocator.available_size() + tree.evictable_size()
+    return full_size(scheduler) - int(left)
+
+
+def waits(scheduler: Any, server: str) -> bool:
+    """Whether requests wait on a server for their peer or for room, or its host tier copies KV."""
+    copies = [optional(scheduler.tree_cache, f"UnifiedRadixCache.{name}", ()) for name in _COPIES]
+    queues = [queue for name, queue in _queues(scheduler, server) if name != _PENDING]
+    return any(map(len, (*copies, *queues)))
 
 
 def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
@@ -55,22 +82,25 @@ def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
         sizes = [(each.host_pool.size, each.host_pool.available_size()) for each in pools.entries]
         if any(size != free for size, free in sizes):
             yield "KV on the host", ", ".join(f"{size - free} of {size}" for size, free in sizes)
-    if server == PREFILL:
-        queues = {
-            "bootstrap queue": scheduler.disagg_prefill_bootstrap_queue.queue,
-            "inflight queue": scheduler.disagg_prefill_inflight_queue,
-            "chunks that are pending": scheduler.disagg_prefill_pending_chunk_rids,
-        }
-    else:
-        waits, transfers = (
-            scheduler.disagg_decode_prealloc_queue,
-            scheduler.disagg_decode_transfer_queue,
-        )
-        queues = {
-            "prealloc queue": waits.queue, "pending requests": waits.pending_reqs,
-            "retracted requests": waits.retracted_queue, "transfer queue": transfers.queue,
-            "deferred releases": transfers._deferred_releases,
-        }  # fmt: skip
-    for name, queue in queues.items():
+    for name, queue in _queues(scheduler, server):
         if len(queue):
             yield name, f"{len(queue)} entries"
+
+
+_PENDING = "chunks that are pending"  # names of requests, and no queue
+_COPIES = "ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup"
+
+
+def _queues(scheduler: Any, server: str) -> Iterator[tuple[str, Sized]]:
+    if server == PREFILL:
+        yield "bootstrap queue", scheduler.disagg_prefill_bootstrap_queue.queue
+        yield "inflight queue", scheduler.disagg_prefill_inflight_queue
+        yield _PENDING, scheduler.disagg_prefill_pending_chunk_rids
+        return
+    prealloc = scheduler.disagg_decode_prealloc_queue
+    transfers = scheduler.disagg_decode_transfer_queue
+    yield "prealloc queue", prealloc.queue
+    yield "pending requests", prealloc.pending_reqs
+    yield "retracted requests", prealloc.retracted_queue
+    yield "transfer queue", transfers.queue
+    yield "deferred releases", transfers._deferred_releases
