@@ -117,11 +117,6 @@ class Request(NamedTuple):
         return self.settled_len + sum(r.accept for r in self.in_flight)
 
     @property
-    def launched_after(self) -> int:
-        """Tokens that had KV on the device when the last round was launched."""
-        return self.computed_len - (self.in_flight[-1].accept if self.in_flight else 0)
-
-    @property
     def text(self) -> Text:
         """Input and outputs so far."""
         return goes_on(self.history, self.serial, self.origin + self.output)

@@ -41,14 +41,12 @@ def locks_after(
     again: str | None,
     geometry: Geometry,
     policy_is_free: bool,
-    launched_after: Mapping[str, int],
 ) -> Locks:
     """The locks after a command that led from the facts `was` to `facts`.
 
     Sessions and requests have locked what they protect, lock owners what the command has given them.
     Whoever has another length than before has taken a new lock; so has `again`, who was matched again.
-    policy_is_free: the tree splits nodes by rules of its own. launched_after: request -> tokens that had KV
-    when its last batch was launched.
+    policy_is_free: the tree splits nodes by rules of its own.
     """
     assert facts.tree is not None
     lengths = _protected(facts) | _of_lock_holders(before, was, facts, command)
@@ -73,7 +71,7 @@ def locks_after(
         if holder in locks:
             locks[holder] = _of_full_kv(locks[holder].key)._replace(state=locks[holder].state)
     if geometry.window is not None and policy_is_free:
-        _give_back_behind_windows(locks, facts, geometry.window, launched_after)
+        _give_back_behind_windows(locks, facts, geometry.window)
     return locks
 
 
@@ -115,16 +113,13 @@ def _keys(new: dict[str, int], facts: Facts, command: Command, bigram: bool) -> 
     return {n: tree_key(texts[n][: length + bigram], bigram) for n, length in new.items()}
 
 
-def _give_back_behind_windows(
-    locks: dict[str, Locked], facts: Facts, window: int, launched_after: Mapping[str, int]
-) -> None:
-    """A tree with rules of its own may give back the SWA part that its owner's window has left behind. The
-    last batch's window counts: what takes the KV is written after the batches before it have read."""
+def _give_back_behind_windows(locks: dict[str, Locked], facts: Facts, window: int) -> None:
+    """A tree with rules of its own may give back the SWA part that its owner's window has left behind."""
     for name, request in facts.requests.items():
         owner, cursors = request.session or name, request.cursors
         if owner in locks and cursors is not None:
             lock = locks[owner]
-            if launched_after.get(name, cursors.kv_committed_len) - window >= len(lock.key):
+            if cursors.kv_committed_len - window >= len(lock.key):
                 locks[owner] = lock._replace(pinned_from=len(lock.key))
 
 

@@ -211,7 +211,6 @@ class Step:
             again,
             self.config.geometry,
             self.tree_policy_is_free,
-            {r.name: r.launched_after for r in self.now.requests if r.in_flight},
         )
 
 

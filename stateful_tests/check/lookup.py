@@ -23,9 +23,9 @@ from stateful_tests.check.bases import Base, BaseKind, lies_between, lines_of
 from stateful_tests.check.changes import Changes
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.explanation import known_fault
-from stateful_tests.check.masks import release_of
+from stateful_tests.check.masks import masks, release_of
 from stateful_tests.lockstep import systems
-from stateful_tests.lockstep.known_faults import known_faults
+from stateful_tests.lockstep.known_faults import KnownFault, known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.check_results import Finding, LookedUp
 from stateful_tests.lockstep.results import Trace
@@ -67,6 +67,7 @@ class Lookup:
     changed: Changes | None = None
     _shown: dict[Trace, list[SeenOnRelease]] = field(default_factory=dict)
     _left: dict[Trace, int] = field(default_factory=dict)  # releases for which there was no time
+    _shared: dict[Trace, bool] = field(default_factory=dict)  # the base has the fault that it shows
     _seconds: float = 0.0
 
     @property
@@ -118,16 +119,11 @@ class Lookup:
         return f"{file}: {name}"
 
     def known_elsewhere(self, traces: Mapping[str, Trace]) -> set[str]:
-        """The names of those traces that show a known fault of a release between which and the base the tree
-        lies."""
-        if not self.may_excuse:
-            return set()
+        """The names of those traces that show a known fault of the base, or of a release between which and
+        the base the tree lies."""
         self._replay([*traces.values()])
-        return {
-            name
-            for name, trace in traces.items()
-            if self._shown.get(trace) and self._said(trace).between
-        }
+        said = {name: self._said(t) for name, t in traces.items() if self._shown.get(t)}
+        return {name for name, each in said.items() if each.between or each.shared}
 
     def _replay(self, traces: Sequence[Trace]) -> None:
         """Look traces up. Those of which a release shows a known fault leave their place to others: a tree
@@ -185,7 +181,20 @@ class Lookup:
             last=having[-1] if having else fault.first,
             fixed=fault.fixed or "",
             between=self.may_excuse and self._lies_between(SystemSpec.parse(faulty.release)),
+            shared=self._is_shared(trace, fault),
         )
+
+    def _is_shared(self, trace: Trace, fault: KnownFault) -> bool:
+        """Whether tree and base have a known fault, the tree in this trace, and the base in the fault's own:
+        the two may evict or admit otherwise."""
+        if trace not in self._shared:
+            run = replay(self.system, trace)
+            on_tree = known_fault(self.system, run) if run.violation is not None else None
+            of_base = masks(self.base.system, clause=trace.clause)
+            self._shared[trace] = on_tree == fault and any(
+                mask.holds and mask.fault == fault for mask in of_base
+            )
+        return self._shared[trace]
 
     def _lies_between(self, faulty: SystemSpec) -> bool:
         """Whether the tree lies between its base and a release that shows a known fault."""

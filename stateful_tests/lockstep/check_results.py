@@ -23,7 +23,8 @@ class LookedUp(NamedTuple):
 
     fault: the known fault that a release shows, with the first and the last of the releases that have it, and
     the release that fixed it, "" where none has. between: the tree has a part of what such a release has and
-    the base has not, so the tree has the fault from there. conform: how many releases conform; violate: those
+    the base has not, so the tree has the fault from there. shared: the base has the fault as well, and
+    conforms in this trace for another reason. conform: how many releases conform; violate: those
     that violate the clause, where no known fault explains it; driven: how many could be driven; left: for how
     many there was no time. changed: a function that changed in the tree and runs in the failing command.
     """
@@ -33,6 +34,7 @@ class LookedUp(NamedTuple):
     last: str = ""
     fixed: str = ""
     between: bool = False
+    shared: bool = False
     conform: int = 0
     violate: tuple[str, ...] = ()
     driven: int = 0
@@ -66,6 +68,8 @@ class LookedUp(NamedTuple):
     def _your_tree(self) -> str:
         if self.between:
             return "your tree lies between such a release and the base"
+        if self.shared:
+            return "the base has it too, and does something else in this trace"
         if self.fixed:
             return "your tree is older than the fix, or has lost it"
         return "your tree has what brought it"
@@ -98,8 +102,8 @@ class Finding:
 
     @property
     def known_elsewhere(self) -> bool:
-        """It is a known fault of a release that the tree has a part of: neither old nor new."""
-        return self.looked_up is not None and self.looked_up.between
+        """It is a known fault of the base, or of a release that the tree has a part of."""
+        return self.looked_up is not None and (self.looked_up.between or self.looked_up.shared)
 
     @property
     def name(self) -> str:

@@ -91,6 +91,23 @@ def test_a_known_fault_of_another_release_is_named(monkeypatch, kind, between):
     assert (b'<skipped message="known: retract' in text_of(data)) is excused
 
 
+class ConformsOnSmallPages(KeepsOnThreeWays):
+    """Has the fault, but not with the sizes of the plan."""
+
+    def must_defer_close(self, session):
+        small = self.geometry.page_size == PRESETS["page1"].page_size and self.geometry.rows > 1
+        return super().must_defer_close(session) or small
+
+
+def test_a_known_fault_that_the_base_has_in_other_traces_is_not_new(monkeypatch):
+    """The two part in the trace, for another reason."""
+    Releases(monkeypatch, **{"22": KeepsOnThreeWays})
+    result, data, text = checked(KeepsOnThreeWays, BaseKind.HISTORY, ConformsOnSmallPages)
+    print(text)
+    assert result.exit_code == 0 and not result.stopped
+    assert "the base has it too, and does something else in this trace" in text
+
+
 def test_what_no_release_shows_is_first_seen_here(monkeypatch):
     releases = Releases(monkeypatch, **{"20": None})
     result, data, text = checked(KeepsOnThreeWays, BaseKind.RELEASE)

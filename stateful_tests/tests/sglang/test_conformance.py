@@ -183,17 +183,6 @@ def test_a_tree_takes_a_round_in_flight_of_an_aborted_turn_whose_session_is_clos
     assert [len(node.path) for node in lockstep.system.view().tree.nodes] == [2, 4]
 
 
-def test_a_window_gives_back_its_lock_while_rounds_are_in_flight(release):
-    commands = (
-        "submit x (no session) +1; admit x; extend x +1; launch x +1 accept 1; launch x +1 accept 1"
-    )
-    sizes = {"window": 1, "full_pages": 3, "swa_pages": 3, "rows": 1, "width": 3}
-    setting = (("SGLANG_OPT_RELEASE_PREFILL_SWA", "1"),)
-    lockstep = play(release("0.5.23+overlap"), "page1", commands, settings=setting, **sizes)
-    [node] = lockstep.system.view().tree.nodes
-    assert (node.full_locks, node.swa_locks) == (1, 0)
-
-
 FREED = (
     "submit x (no session) +4; submit y (no session) +4; admit x; admit y; extend x +4, y +4;"
     " retract y; retract x"

@@ -21,6 +21,8 @@ from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_request_behind_one_that_preempts_itself_goes_on_in_the_first_column":
+        "where r2 continues from the state after its first",
     "an_adapter_loaded_again_finds_its_old_kv":
         "a key of r2 finds block 1, which holds KV of adapter a, where r2 has adapter a (load 2)",
     "a_salt_of_an_adapters_name_finds_its_kv":
