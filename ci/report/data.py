@@ -71,8 +71,10 @@ def fields_of(source: object, names: str) -> Data:
 
 
 def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one cause together, in the order of the first of each: those with the identical trace, and
-    behind them those whose own smallest trace violates a clause of theirs at the same step."""
+    """Findings of one cause together: those with the identical trace, and behind them those whose own
+    smallest trace violates a clause of theirs at the same step. A cause stands where the first of its
+    findings does."""
+    findings = list(findings)
     together: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         trace = finding.run.trace
@@ -93,7 +95,8 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     for at, of in enumerate(causes):
         if at != of:
             grouped[of] = grouped[of] + alike[at]
-    return list(grouped.values())
+    place = {id(finding): at for at, finding in enumerate(findings)}
+    return sorted(grouped.values(), key=lambda group: min(place[id(each)] for each in group))
 
 
 def _standing(finding: Finding) -> tuple[bool, bool]:
