@@ -13,6 +13,7 @@ from ci.compare import snapshot, step_table
 from ci.explain import because
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
+from ci.report.calls import telling_calls
 from impl.adapter import AnySystem
 from impl.bugs import BUGS
 from impl.system_spec import SystemSpec
@@ -196,6 +197,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
         "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
         **_explained(run),
         "called": list(run.called[last]) if last is not None and last < len(run.called) else [],
+        "calls": telling_calls(run),
         "violation": violation
         and {
             **fields_of(violation, "clause also details"),
