@@ -184,7 +184,7 @@ class Finder:
                 continue
             alike = stands is Standing.NEW and do_the_same(self.system, self.base, trace, violation)
             allowed = self._as_new(violation, clause, stands, alike=alike)
-            smallest = self._smallest(trace, clause, allowed, smallest)
+            smallest = self._smallest(trace, clause, allowed, smallest, self._beside(violation, clause))
             self._enter(
                 clause,
                 _Caught(
@@ -205,19 +205,29 @@ class Finder:
         return mode not in known.modes or self._may_get_smaller(known, mode)
 
     def _smallest(
-        self, trace: Trace, clause: str, allowed: Allowed | None, other: Trace | None
+        self,
+        trace: Trace,
+        clause: str,
+        allowed: Allowed | None,
+        other: Trace | None,
+        known: Sequence[Trace],
     ) -> Trace:
-        """The smallest trace of a clause. other: that of another clause of the same violation, which is good
-        enough where it shows both."""
-        if (
-            other is not None
-            and other is not trace
-            and self._fails(other, clause, allowed) is not None
-        ):
-            return other
+        """The smallest trace of a clause. other: that of another clause of the same violation; known: those
+        of its clauses that were found before. One that shows both is good enough."""
+        for each in filter(None, (other, *known)):
+            if each is not trace and self._fails(each, clause, allowed) is not None:
+                return each
         budget = BUDGET if other is None else _BESIDE_BUDGET
         smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
         return trace if self._fails(smallest, clause) is None else smallest  # it may come and go
+
+    def _beside(self, violation: Violation, clause: str) -> list[Trace]:
+        """The traces of other clauses of a violation, in its mode, where its clause was not found yet."""
+        if clause in self._caught:
+            return []  # it may get smaller than these
+        found = [self._caught[each] for each in violation.clauses if each in self._caught]
+        mode = self._shrinking[clause].trace.mode
+        return [caught.trace for caught in found if caught.trace.mode is mode]
 
     def _as_a_scheduler(self, caught: _Caught, clause: str, allowed: Allowed | None = None) -> None:
         """Say so where a real scheduler could do what the trace does."""

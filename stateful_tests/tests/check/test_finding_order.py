@@ -41,6 +41,8 @@ def shrunk(monkeypatch):
     monkeypatch.setattr(finder, "minimise", minimise)
     monkeypatch.setattr(finder, "counted_under", lambda *_: [])
     monkeypatch.setattr(Finder, "_fails", lambda self, trace, *_: trace.commands)
+    monkeypatch.setattr(Finder, "_may_get_smaller", lambda *_: False)
+    monkeypatch.setattr(Finder, "_rank", lambda *_: 0)
     monkeypatch.setattr(Finder, "_another_cause", lambda *_: False)
     return asked
 
@@ -50,6 +52,19 @@ def test_the_trace_of_wrong_kv_is_shrunk_and_shows_the_rest(shrunk):
     looked.take(violation("RUN-3", "OWN-3", "PUB-1", "PRO-1"), TRACE)
     assert shrunk == ["PUB-1"]
     assert [*looked.new] == ["PUB-1", "RUN-3", "OWN-3", "PRO-1"]
+
+
+def test_what_a_trace_found_before_shows_is_not_shrunk(shrunk):
+    """A consequence that comes up later, beside the same clause; in another mode it may say more."""
+    looked = Finder(SimpleNamespace(name="torch"))
+    looked.take(violation("PUB-1"), TRACE)
+    looked.take(violation("RUN-3", "PUB-1"), replace(TRACE, commands=(Open("s2"), Close("s2"))))
+    assert shrunk == ["PUB-1"]
+    assert looked.new["RUN-3"].commands == looked.new["PUB-1"].commands
+    looked.take(violation("OWN-3"), TRACE)
+    assert shrunk[1:] == ["OWN-3"]
+    looked.take(violation("LEN-1", "RUN-3"), replace(TRACE, mode=Mode.FREE))
+    assert "LEN-1" in shrunk
 
 
 def test_without_wrong_kv_the_first_of_the_step_is_shrunk(shrunk):
