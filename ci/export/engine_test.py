@@ -97,6 +97,8 @@ def _needed(code: str, config: EngineConfig, system: VLLMSystem) -> str:
         "made": ways | around,
         "settings_of": {"drafts": config.drafts, "eagle": config.eagle},
     }
+    if "drafts={" not in code:
+        facts["Engine.update"] = {"drafts is not None": False}
     source = specialised(source, facts)
     source = re.sub(r'\*\*unset\("(\w+)"\)', _nothing, source)
     if not (config.connects or "engine.named(" in code):

@@ -38,7 +38,7 @@ def specialised(
 
 def unannotated(source: str) -> str:
     """Return the source without annotations of parameters, variables and results."""
-    at = _offsets(source)
+    at = _Offsets(source)
     edits: list[_Edit] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.arguments):
@@ -51,7 +51,7 @@ def unannotated(source: str) -> str:
     return _edited(source, edits)
 
 
-def _annotations(node: ast.arguments, at: "_offsets") -> Iterator[_Edit]:
+def _annotations(node: ast.arguments, at: "_Offsets") -> Iterator[_Edit]:
     """Edits that leave out the annotations of parameters."""
     several = [*node.posonlyargs, *node.args]
     defaults = [*[None] * (len(several) - len(node.defaults)), *node.defaults, *node.kw_defaults]
@@ -85,7 +85,7 @@ def _signature(found: re.Match[str]) -> str:
 
 
 def _refilled(source: str) -> Iterator[_Edit]:
-    at = _offsets(source)
+    at = _Offsets(source)
     for node in ast.walk(ast.parse(source)):
         pieces, first = _pieces(node, at)
         if not pieces:
@@ -109,7 +109,7 @@ def _refilled(source: str) -> Iterator[_Edit]:
             yield first, last, new
 
 
-def _pieces(node: ast.AST, at: "_offsets") -> tuple[list[tuple[str, Any, Any]], int]:
+def _pieces(node: ast.AST, at: "_Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
     """The items in brackets, each as what stands before a node, the node, and the node that it ends with; and
     where the brackets begin."""
     if isinstance(node, ast.Dict):
@@ -138,7 +138,7 @@ def _edited(source: str, edits: Iterable[_Edit]) -> str:
     return source
 
 
-class _offsets:  # noqa: N801
+class _Offsets:
     """Positions of nodes in a text, in characters."""
 
     def __init__(self, source: str) -> None:
@@ -212,7 +212,7 @@ def _decided(
 ) -> Iterator[_Edit]:
     """Edits that put a branch in the place of an `if`, or of a conditional expression, and a value in that of
     an absent parameter."""
-    at = _offsets(source)
+    at = _Offsets(source)
     for name, function in _functions(ast.parse(source)):
         known = {**facts.get("", {}), **facts.get(name, {})}
         for node in ast.walk(function):
@@ -234,7 +234,7 @@ def _decided(
                     yield at(node, end=False), at(node, end=True), repr(_value(node, absent[name]))
 
 
-def _branch(source: str, at: _offsets, node: ast.If, *, taken: bool) -> _Edit:
+def _branch(source: str, at: _Offsets, node: ast.If, *, taken: bool) -> _Edit:
     """The edit that puts the statements of a branch in the place of an `if`, as far left."""
     statements = node.body if taken else node.orelse
     first, last = at.starts[node.lineno - 1], at.starts[node.end_lineno or 0]
@@ -253,7 +253,7 @@ def _branch(source: str, at: _offsets, node: ast.If, *, taken: bool) -> _Edit:
 
 def _unread(source: str) -> Iterator[_Edit]:
     """Edits that leave out nested functions, and variables with a stand-in, that nothing reads."""
-    at = _offsets(source)
+    at = _Offsets(source)
     for _, function in _functions(ast.parse(source)):
         read = {
             node.id

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ci import templates
 from ci.export.specialised import filled, specialised
@@ -80,7 +80,16 @@ def definitions(
     }
     nothing = {"swa_tokens": None, "window": None, "tree": False, "spec": False}
     absent = {name: value for name, value in nothing.items() if name not in given}
-    source = specialised(source, {"Server.__init__": facts}, {"Server.__init__": absent})
+    of_server = {
+        "server.page_size == 1": geometry.page_size == 1,
+        "server.window is None": geometry.window is None,
+        "server.window is not None": geometry.window is not None,
+        "server.window": geometry.window,
+    }
+    by_function: dict[str, dict[str, Any]] = {"": of_server, "Server.__init__": facts}
+    if "evicted=" not in code:
+        by_function["compute"] = {"evicted": 0}
+    source = specialised(source, by_function, {"Server.__init__": absent})
     return used(filled(source), f"unittest\n{code}")
 
 

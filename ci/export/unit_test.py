@@ -322,8 +322,10 @@ def _saying(line: str) -> list[str]:
 
 
 def told(clause: str, wanted: str, name: str, observed: str) -> str:
-    """What a failing test says."""
-    return f"{clause}: expected {wanted}; {name}: {observed}"
+    """What a failing test says. name: of the system on which it was observed; a checkout has none that a
+    reader knows."""
+    where = "" if name.endswith("@checkout") else f" on {name}"
+    return f"{clause}: expected {wanted}; observed{where}: {observed}"
 
 
 def comment(text: str) -> list[str]:

@@ -4,7 +4,7 @@ import ast
 
 from ci.export.specialised import filled, specialised, unannotated
 from ci.export.template_parts import head_of, used
-from ci.export.unit_test import with_message
+from ci.export.unit_test import told, with_message
 
 SOURCE = '''
 class Server:
@@ -71,6 +71,11 @@ def test_what_nothing_leads_to_is_left_out():
     text = used(source, "engine = Engine()\nengine.one()")
     assert "def two" in text and "three" not in text and "import re" not in text
     assert head_of("import os\n\n\nX = os\n") == ("import os", "X = os")
+
+
+def test_a_message_names_a_release_and_no_checkout():
+    assert told("A-1", "b", "sglang==0.5.10", "a") == "A-1: expected b; observed on sglang==0.5.10: a"
+    assert told("A-1", "b", "vllm@checkout", "a") == "A-1: expected b; observed: a"
 
 
 def test_an_assertion_says_what_was_expected_and_observed():
