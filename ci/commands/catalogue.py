@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _FEW = 3  # bugs that fit: below, those that are near are listed as well
 _BUG_COLUMNS = {
-    "id": "bug", "title": "what is wrong", "clause": "clause", "source": "source", "only": "only with",
+    "id": "bug", "kind": "kind", "title": "what is wrong", "clause": "clause", "source": "source",
+    "only": "only with",
 }  # fmt: skip
 
 
@@ -34,14 +35,9 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
     NAMES: these in full. Without any, the named bugs: `--impl torch+BUG` puts one into the built-in
     implementation.
     """
-    from ci.documents.findings import is_of, known_bugs
-    from impl.bugs import BUGS
+    from ci.documents.findings import is_of, known_bugs, named_bugs
 
-    fields = ("id", "title", "clause", "modes", "source", "story")
-    rows: list[Data] = [{field: getattr(bug, field) for field in fields} for bug in BUGS.values()]
-    for row in rows:
-        row["modes"] = ", ".join(mode.value for mode in row["modes"])
-        row["only"] = ""
+    rows = named_bugs()
     if not names:
         return list_rows(
             rows, out, {key: _BUG_COLUMNS[key] for key in _BUG_COLUMNS if key != "only"}

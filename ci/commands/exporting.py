@@ -63,7 +63,8 @@ def export(
 
     A unit test runs on the release's own classes. It is written only after it has failed on the release of
     --impl, and passed on that of --fixed. Where none can be made of TRACE, another trace of the same bug is
-    taken, or the reason said.
+    taken, or the reason said. Into a folder goes a test of each trace of the bug; why one makes no test is
+    said.
     """
     loaded = load_trace(trace)
     folder = Path(out) if out is not None and (out.endswith("/") or Path(out).is_dir()) else None
@@ -78,10 +79,12 @@ def export(
         if fixed is not None:
             raise Unusable("--fixed goes with --as pytest")
         text = _story(trace, loaded, selector, names)
+    elif folder is not None:
+        tests, module = _of_each_trace(trace, loaded, selector, fixed, names)
+        _write_among(folder, tests, module, force)
+        return Ending.CONFORMS
     else:
-        text, module = _pytest(trace, loaded, selector, fixed, names, folder is not None)
-        if folder is not None:
-            target = _among(folder, text, module, force)
+        text = _pytest(trace, loaded, selector, fixed, names)
     if target is None:
         sys.stdout.write(text)
     else:
@@ -89,17 +92,21 @@ def export(
     return Ending.CONFORMS
 
 
-def _among(folder: Path, text: str, module: str, force: bool) -> Path:
-    """Return the path of a test in a folder, which has the module that its tests share."""
+def _write_among(folder: Path, tests: list[str], module: str, force: bool) -> None:
+    """Write tests into a folder, each named as its test is, and the module that they share."""
     from ci.export.template_parts import SHARED
 
-    name = re.findall(r"^ *def (test_\w+)\(self\)", text, re.MULTILINE)[-1]
-    target = target_file(folder / f"{name}.py", force)
+    files: dict[Path, str] = {}
+    for text in tests:
+        name = re.findall(r"^ *def (test_\w+)\(self\)", text, re.MULTILINE)[-1]
+        alike = (f"{name}{again}.py" for again in ("", *(f"_{n}" for n in range(2, 99))))
+        path = next(folder / each for each in alike if folder / each not in files)
+        files[target_file(path, force)] = text
     beside = folder / f"{SHARED}.py"
     if not force and beside.exists() and beside.read_bytes() != module.encode():
         raise Unusable(f"--out {beside}: is for other releases: another folder, or --force")
-    write_file(beside, module, "--out")
-    return target
+    for path, text in {beside: module, **files}.items():
+        write_file(path, text, "--out")
 
 
 _Names = tuple[str | None, str | None, str | None]
@@ -137,28 +144,59 @@ class _NoTest(Exception):
 
 
 def _pytest(
-    file: str,
-    trace: Trace,
-    selector: SystemSelector,
-    fixed: str | None,
-    names: _Names,
-    in_folder: bool,
-) -> tuple[str, str]:
-    """The test of a trace, or of the next trace of its bug of which one can be made; and for a folder the
-    module that it imports."""
+    file: str, trace: Trace, selector: SystemSelector, fixed: str | None, names: _Names
+) -> str:
+    """The test of a trace, or of the next trace of its bug of which one can be made. The traces of the bug
+    that have no test by then are named."""
     try:
-        return _tested(file, trace, selector, fixed, names, in_folder)
+        text, _ = _tested(file, trace, selector, fixed, names, in_folder=False)
     except _NoTest as error:
         reason = str(error)
+    else:
+        if others := [other for other, _ in _others(file, trace, selector, asks=False)]:
+            them = f"{len(others)} other traces" if others[1:] else "another trace"
+            note(f"{file}: its bug has {them}: {', '.join(others)}; --out DIR/ writes a test of each")
+        return text
     tried = 0
     for other, its_trace in _others(file, trace, selector):
         try:
-            made = _tested(other, its_trace, selector, fixed, names, in_folder)
+            text, _ = _tested(other, its_trace, selector, fixed, names, in_folder=False)
         except (_NoTest, Unusable):
             tried += 1
             continue
         note(f"{file}: {reason}. The test is of another trace of the same bug: {other}")
-        return made
+        return text
+    raise _no_test(file, reason, tried, selector)
+
+
+def _of_each_trace(
+    file: str, trace: Trace, selector: SystemSelector, fixed: str | None, names: _Names
+) -> tuple[list[str], str]:
+    """The tests of a trace and of the other traces of its bug, and the module that they import. Says why one
+    makes no test. names: of the first test."""
+    reason, module, tests, tried = "", "", list[str](), 0
+    try:
+        text, module = _tested(file, trace, selector, fixed, names, in_folder=True)
+        tests.append(text)
+    except _NoTest as error:
+        reason = str(error)
+    for other, its_trace in _others(file, trace, selector):
+        named = (None, None, names[2]) if tests else names
+        try:
+            text, module = _tested(other, its_trace, selector, fixed, named, in_folder=True)
+            tests.append(text)
+        except (_NoTest, Unusable) as error:
+            tried += 1
+            note(f"{other}, of the same bug: no test is made: {error}")
+    if not tests:
+        raise _no_test(file, reason, tried, selector)
+    if reason:
+        note(f"{file}: no test is made: {reason}")
+    return tests, module
+
+
+def _no_test(file: str, reason: str, tried: int, selector: SystemSelector) -> Unusable:
+    """The error where no trace of a bug makes a test. tried: how many others there were."""
     others = ""
     if tried:
         others = f" Nor of {tried} other {'trace' if tried == 1 else 'traces'} of this bug."
@@ -168,7 +206,7 @@ def _pytest(
         if fault.test
     ]
     instead = f"kvspec export {file} --as story {selector.options}"
-    raise Unusable(
+    return Unusable(
         f"{file}: no test is made: {reason}.{others}{''.join(by_hand)} The text of a bug report: {instead}"
     )
 
@@ -179,8 +217,11 @@ def _faults_of(file: str) -> list[KnownFault]:
     return [f for f in known_faults().values() if any(FOLDER / each == path for each in f.traces)]
 
 
-def _others(file: str, trace: Trace, selector: SystemSelector) -> Iterator[tuple[str, Trace]]:
-    """Other traces of the same bug: of the finding whose trace this is, and of the known fault."""
+def _others(
+    file: str, trace: Trace, selector: SystemSelector, *, asks: bool = True
+) -> Iterator[tuple[str, Trace]]:
+    """Other traces of the same bug: of the finding whose trace this is, and of the known fault. asks: of a
+    trace that is no known fault's own, a replay tells whether it shows one."""
     from ci.report.data import named_trace
     from stateful_tests.lockstep.lockstep import replay
     from stateful_tests.lockstep.check_results import finding_name
@@ -194,7 +235,7 @@ def _others(file: str, trace: Trace, selector: SystemSelector) -> Iterator[tuple
         if beside != path and beside.is_file():
             yield str(beside), load_trace(str(beside))
     of = _faults_of(file)
-    if not of:
+    if not of and asks:
         with ExitStack() as opened:
             system = opened.enter_context(closing(selector.resolve(quiet=True)))
             known = KnownFaults(selector, system, opened).of(replay(system, trace))
@@ -221,6 +262,7 @@ def _tested(
     selector: SystemSelector,
     fixed: str | None,
     names: _Names,
+    *,
     in_folder: bool,
 ) -> tuple[str, str]:
     """The test of a trace, run on the release that has the fault, and on the one that must not; and the
@@ -270,7 +312,8 @@ def _tested(
     for (name, want), (code, output) in zip(wanted, ends, strict=True):
         if code != want:
             raise _NoTest(_unwanted(name, code, output, want))
-        said.append(f"{name}: the test {'fails' if code else 'passes'}, as it should")
+        whose = f"{file}: " if in_folder else ""
+        said.append(f"{whose}{name}: the test {'fails' if code else 'passes'}, as it should")
     click.echo("\n".join(said), err=True)
     return text, module
 

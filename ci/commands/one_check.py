@@ -98,7 +98,7 @@ def check_system(
             how.make_executor(pays=not from_factory and not cuda, fork=not cuda) as executor,
             Progress() as progress,
         ):
-            saved = Saved(system.name, how.save_dir, progress.say)
+            saved = Saved(system.name, how.save_dir, progress.say, base and base.name)
             with unusable(f"--impl {selector.spec}: "):
                 masks = []
                 with cut_short:

@@ -7,11 +7,12 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from impl.adapter import AnySystem
     from impl.process.remote_system import Limits
     from reference.kinds import AnyCommand
+    from stateful_tests.check.masks import Standing
     from stateful_tests.lockstep.check_results import Finding
     from stateful_tests.lockstep.results import Trace
 
@@ -355,16 +357,23 @@ def save_traces(
 class Saved:
     """Traces on disk from the moment they are found: `campaign.run` calls it with all that there are.
 
-    A clause is reported on stderr when its trace is there; a smaller trace takes its place in silence, and so
-    does one of its own that the report may leave out.
+    A clause is reported on stderr when its trace is there; beside a base, when the base has been driven
+    through the trace. A smaller trace takes its place in silence, and so does one of its own that the report
+    may leave out. base: the name of the base.
     """
 
-    def __init__(self, system: str, folder: str, say: Callable[[str], None]) -> None:
-        self._system, self._folder, self._say = system, folder, say
+    def __init__(
+        self, system: str, folder: str, say: Callable[[str], None], base: str | None = None
+    ) -> None:
+        self._system, self._folder, self._say, self._base = system, folder, say, base
         self._there: dict[Path, Trace] = {}
         self._said: set[str] = set()
+        self._unsaid: set[Path] = set()
 
-    def __call__(self, traces: dict[str, Trace]) -> None:
+    def __call__(
+        self, traces: dict[str, Trace], standings: Mapping[str, Standing] = MappingProxyType({})
+    ) -> None:
+        """standings: what the base says of the clauses, as far as it was asked."""
         from ci.report import data as report
         from stateful_tests.traces import files
 
@@ -374,18 +383,30 @@ class Saved:
         for first, *also in together.values():
             name, trace = report.named_trace(first, traces[first], self._system)
             path = Path(self._folder, name)
-            if self._there.get(path) == trace:
-                continue
-            try:
-                files.save(trace, path)
-            except (OSError, files.TraceError):
-                continue  # the report says so
-            if path not in self._there and not {first, *also} <= self._said:
-                # No file is named: a smaller trace may take its place, under another name.
-                found = ", ".join([first, *also])
-                self._say(f"found {found}: a trace is in {self._folder}, and gets smaller")
-                self._said |= {first, *also}
-            self._there[path] = trace
+            if self._there.get(path) != trace:
+                try:
+                    files.save(trace, path)
+                except (OSError, files.TraceError):
+                    continue  # the report says so
+                if path not in self._there:
+                    self._unsaid.add(path)
+                self._there[path] = trace
+            compared = [standings[each] for each in (first, *also) if each in standings]
+            if path in self._unsaid and (self._base is None or len(compared) == 1 + len(also)):
+                self._unsaid.remove(path)
+                self._report([first, *also], compared)
+
+    def _report(self, clauses: list[str], standings: list[Standing]) -> None:
+        """Say what was found, unless it was said before. No file is named: a smaller trace may take its
+        place, under another name."""
+        if not {*clauses} <= self._said:
+            whose = {"NEW": ", NEW against ", "KNOWN": ", also in "}
+            [*of_all] = {standing.name for standing in standings}
+            against = whose.get(of_all[0], "") if len(of_all) == 1 else ""
+            beside = f"{against}{self._base}" if against else ""
+            found = f"found {', '.join(clauses)}{beside}"
+            self._say(f"{found}: a trace is in {self._folder}, and gets smaller")
+            self._said |= {*clauses}
 
     def tidy(self, reports: list[Data]) -> None:
         """Remove what was saved on the way, and is part of another file now."""

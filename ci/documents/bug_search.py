@@ -158,7 +158,8 @@ def _beyond() -> Iterable[SearchEntry]:
 
 def _row(name: str, title: str, engine: str, verdict: str) -> Data:
     """The row of what is no bug, with the fields of one that a listing shows."""
-    return {"id": name, "title": title, "clause": verdict, "source": engine, "only": ""}
+    shown = {"id": name, "kind": "-", "title": title}
+    return shown | {"clause": verdict, "source": engine, "only": ""}
 
 
 def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ci.documents import reported
+from impl.bugs import BUGS
 from impl.engines import engine
 from impl.system_spec import ENGINES, SystemSpec, ways_in
 from stateful_tests.lockstep.known_faults import (
@@ -85,6 +86,27 @@ def table() -> list[Data]:
     ]
 
 
+IN_RELEASES, COPIED, INVENTED = "in releases", "built in, as reported", "built in, invented"
+
+
+def named_bugs() -> list[Data]:
+    """The bugs that can be put into the built-in implementation. kind: COPIED from a pull request or an issue
+    of an engine, or INVENTED, so that a clause has a bug to detect: nobody has met it."""
+    return [
+        {
+            "id": bug.id,
+            "kind": INVENTED if bug.source == "kvspec" else COPIED,
+            "title": bug.title,
+            "clause": bug.clause,
+            "modes": ", ".join(mode.value for mode in bug.modes),
+            "source": bug.source,
+            "story": bug.story,
+            "only": "",
+        }
+        for bug in BUGS.values()
+    ]
+
+
 def known_bugs() -> list[Data]:
     """The same for `kvspec bugs`. source: the releases; replay: the commands that show it on the newest."""
     return [dict(row) for row in _known_bugs()]
@@ -95,6 +117,7 @@ def _known_bugs() -> list[Data]:
     return [
         {
             "id": fault.id,
+            "kind": IN_RELEASES,
             "title": fault.says,
             "clause": _seen(fault),
             "source": f"{fault.engine} {_span(fault, f'+{fault.way}')}",

@@ -137,13 +137,14 @@ def collect() -> Data:
 
 
 def _own_clauses(kind: Kind) -> list[Clause]:
-    """The clauses that no other kind of system has."""
+    """The clauses that no other kind of system has, by number."""
     others = [lockstep.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
-    return [
+    own = [
         clause
         for name, clause in lockstep.lockstep_of(kind).clauses.items()
         if not any(name in clauses for clauses in others)
     ]
+    return sorted(own, key=lambda clause: clause.id)
 
 
 def _about_engine(kind: type) -> str:

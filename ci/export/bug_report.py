@@ -40,7 +40,7 @@ class Titles(NamedTuple):
         if self.name is not None:
             return self.name
         with suppress(NotPossible):
-            return check_name(Path(file).stem).replace("_", " ")
+            return check_name(Path(file).stem.removeprefix("@")).replace("_", " ")
         return f"{command}: {report.title(clause)}"
 
     def heading(self, words: str) -> str:

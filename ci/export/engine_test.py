@@ -11,8 +11,9 @@ from ci import TEMPLATES
 from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
 from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
-from ci.export.template_parts import SHARED
-from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
+from ci.export.specialised import filled, specialised, unannotated
+from ci.export.template_parts import SHARED, used
+from ci.export.unit_test import ReleaseTarget, assembled, commented, told, with_message
 from impl.renamed import in_code
 from impl import optional, stand_ins
 from impl.vllm import bare_connectors, bare_scheduler
@@ -76,6 +77,50 @@ def _definitions(connects: bool) -> str:
     return engine + connectors + _from(TEMPLATES / "stand_in_connector.py.j2")
 
 
+def _needed(code: str, config: EngineConfig, system: VLLMSystem) -> str:
+    """What a test that stands by itself needs: the definitions, without what its sizes rule out."""
+    source = unannotated(_definitions(config.connects))
+    sizes = {f"config.{field.name}": getattr(config, field.name) for field in fields(config)[1:]}
+    sizes |= {"config.peer": int(config.peer)}
+    states = any(group.state for group in config.groups)
+    sizes |= {"any((g.state for g in config.groups))": states}
+    if not states:
+        sizes["group.state"] = False
+    windows = {group.window is None for group in config.groups}
+    if len(windows) == 1:
+        sizes |= {"group.window is None": windows == {True}}
+        sizes |= {"group.window is not None": windows == {False}}
+    ways = {"overlap": system.overlap, "v2": system.v2}
+    around = {} if config.connects else {"around": None, "adapt": None}
+    facts = {
+        "": sizes,
+        "made": ways | around,
+        "settings_of": {"drafts": config.drafts, "eagle": config.eagle},
+    }
+    if "drafts={" not in code:
+        facts["Engine.update"] = {"drafts is not None": False}
+    source = specialised(source, facts)
+    source = re.sub(r'\*\*unset\("(\w+)"\)', _nothing, source)
+    if not (config.connects or "engine.named(" in code):
+        source = re.sub(r"(?s)(    def hashed.*?digest = (.*?)\n).*?\n\n", _PLAIN_HASH, source)
+        source = source.replace("self.hashes, self.texts", "self.texts")
+        source = source.replace(" = {}, {}, {}, ", " = {}, {}, ")
+    source = re.sub(r"\n# What is None in a stand-in .*\n", "", source)
+    if not config.connects:
+        source = re.sub(r",\n    around=None,\n    adapt=None(?=,\n)", "", source)
+        source = re.sub(r'(?s)( and what makes a request for it\.).*?"""', r'\1"""', source, count=1)
+    imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
+    return used(filled(f"{imports}{source}"), f"unittest\n{code}")
+
+
+_PLAIN_HASH = r"    def hashed(self, of):\n        return \2\n\n"
+
+
+def _nothing(stand_in: re.Match[str]) -> str:
+    """The attributes of a stand-in that are None, as arguments."""
+    return ", ".join(f"{name}=None" for name in bare_scheduler.unset(stand_in[1]))
+
+
 def _from(file: str | Path, begin: str = "") -> str:
     text = Path(file).read_text(encoding="utf-8")
     return text[text.index(begin) :]
@@ -119,21 +164,14 @@ def unit_test(
         for command, calls in steps
         for line in commented(command, Done(), calls, sessions=True)
     ]
-    body += [
-        "",
-        *comment(f"{clause}. Expected {wanted}"),
-        *comment(f"{system.name}: {observed}"),
-        text,
-    ]
-    code = "\n".join([_engine(run.trace.sizes(EngineConfig), system), *body])
-    used = [_kind(run.trace.sizes(EngineConfig))]
+    body += with_message(assertions[clause], told(clause, wanted, system.name, observed))
+    code = "\n".join([_engine(run.trace.sizes(EngineConfig), system), "", *body])
+    made = [_kind(run.trace.sizes(EngineConfig))]
     if "adapter_of(" in code:
-        used.append("adapter_of")
-    needed = f"import unittest\n\nfrom {SHARED} import {', '.join(used)}"
+        made.append("adapter_of")
+    needed = f"import unittest\n\nfrom {SHARED} import {', '.join(made)}"
     if not beside:
-        imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
-        needed = f"from __future__ import annotations\n\n{imports}{_TYPES}"
-        needed += _definitions(run.trace.sizes(EngineConfig).connects).rstrip()
+        needed = _needed(code, run.trace.sizes(EngineConfig), system)
     text = assembled(
         trace, file, clause, trace.commands[violation.step], needed, code, named,
         named.with_commit(system.name),
@@ -161,7 +199,7 @@ def _engine(config: EngineConfig, system: VLLMSystem) -> str:
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
             given.append(f"{field.name}={value}")
-    return f"engine = {_kind(config)}(\n    {', '.join(given)}\n)"
+    return filled(f"engine = {_kind(config)}(\n    {', '.join(given)}\n)\n").rstrip()
 
 
 def _kind(config: EngineConfig) -> str:

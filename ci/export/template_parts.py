@@ -9,9 +9,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ci import templates
+from ci.export.specialised import filled, specialised
 from impl.sglang.parts import namespaces
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
@@ -23,6 +24,7 @@ _IMPORTS = re.compile(r"(^from sglang.*\n)+", re.MULTILINE)
 _SAME_MODULE = re.compile(r"^(from (\S+) import .*)\nfrom \2 import (.*)\n", re.MULTILINE)
 
 
+_STAND_INS = ("Server", "Engine", "ConnectedEngine")
 SHARED = "stand_in_server"  # the module that the tests of one folder import
 
 
@@ -60,15 +62,53 @@ def definitions(
     sessions: bool,
 ) -> str:
     """The definitions that `code` needs, for a server of this kind and geometry, on each of the releases."""
+    given = _arguments(code)
     source = _rendered(
-        system, versions, paged=geometry.page_size > 1, sessions=sessions,
+        system, versions, [geometry] * 3, paged=geometry.page_size > 1, sessions=sessions,
         plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
         rewinds="drop_previous_output" in code, spec="spec=True" in code,
         decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, late="late=" in code,
         mixed="mix_with_running(" in code, host=isinstance(system, TierSystem), bigram=geometry.bigram,
-        namespaces=namespaces.SETTING in dict(geometry.settings),
+        namespaces=namespaces.SETTING in dict(geometry.settings), settings="settings=" in code,
+        checks="memory_checks(" in code or isinstance(system, TierSystem), parameters=", ".join(given),
     )  # fmt: skip
-    return _used(source, f"unittest\n{code}")
+    facts = {
+        "window is not None": geometry.window is not None,
+        "tree": bool(geometry.tree),
+        "page_size > 1": geometry.page_size > 1,
+        "spec": "spec=True" in code,
+    }
+    nothing = {"swa_tokens": None, "window": None, "tree": False, "spec": False}
+    absent = {name: value for name, value in nothing.items() if name not in given}
+    of_server = {
+        "server.page_size == 1": geometry.page_size == 1,
+        "server.window is None": geometry.window is None,
+        "server.window is not None": geometry.window is not None,
+        "server.window": geometry.window,
+    }
+    by_function: dict[str, dict[str, Any]] = {"": of_server, "Server.__init__": facts}
+    if "evicted=" not in code:
+        by_function["compute"] = {"evicted": 0}
+    source = specialised(source, by_function, {"Server.__init__": absent})
+    return used(filled(source), f"unittest\n{code}")
+
+
+def _arguments(code: str) -> list[str]:
+    """The names of what the server of a test is given."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    made = next(call for call in calls if ast.unparse(call.func) == "Server")
+    return [each.arg for each in made.keywords if each.arg is not None]
+
+
+def head_of(needed: str) -> tuple[str, str]:
+    """What a test needs, in two: imports, which stand above it, and definitions, which stand below."""
+    tree, lines = ast.parse(needed), needed.split("\n")
+    last = 0
+    for node in tree.body:
+        if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Try)):
+            break
+        last = node.end_lineno or node.lineno
+    return "\n".join(lines[:last]), "\n".join(lines[last:]).strip()
 
 
 def shared(system: SGLangSystem | TierSystem, versions: set[str]) -> str:
@@ -76,15 +116,15 @@ def shared(system: SGLangSystem | TierSystem, versions: set[str]) -> str:
     source, names = _whole(system, versions)
     about = textwrap.fill(f"Made by kvspec, for sglang {', '.join(_alike(versions))}.", 100)
     head = f'"""What the tests beside share: a server of SGLang\'s own classes.\n\n{about}\n"""'
-    return "\n\n".join([head, _used(source, "\n".join(names))]) + "\n"
+    return "\n\n".join([head, used(filled(source), "\n".join(names))]) + "\n"
 
 
 def imports(code: str, system: SGLangSystem | TierSystem, versions: set[str]) -> str:
     """Return the imports that `code` needs: of the release, and of the shared module."""
     source, names = _whole(system, versions)
-    used = _names(ast.parse(code))
-    lines = [_used(source, "\n".join(["unittest", *used.difference(names)]))]
-    made = ", ".join(sorted(name for name in used.intersection(names) if "." not in name))
+    names_used = _names(ast.parse(code))
+    lines = [used(source, "\n".join(["unittest", *names_used.difference(names)]))]
+    made = ", ".join(sorted(name for name in names_used.intersection(names) if "." not in name))
     wrapped = textwrap.fill(made, 100, initial_indent="    ", subsequent_indent="    ")
     made = f"(\n{wrapped},\n)" if len(made) > 76 else made
     return "\n\n".join([*lines, f"from {SHARED} import {made}"])
@@ -108,9 +148,20 @@ def _whole(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, 
         "mixed",
         "bigram",
         "namespaces",
+        "settings",
+        "checks",
     )
     host = isinstance(system, TierSystem)
-    source = _rendered(system, {*_alike(versions)}, host=host, **dict.fromkeys(features, True))
+    sizes = replace(PRESETS["page1"], tree=True)
+    servers = [replace(sizes, tree=False), replace(sizes, window=None, swa_pages=0), sizes]
+    parameters = (
+        "page_size, rows, width, full_tokens, swa_tokens=None, window=None, tree=False, spec=False,"
+        "\n        settings=(), bigram=False," + " host=None, policy=None," * host
+    )
+    source = _rendered(
+        system, {*_alike(versions)}, servers, host=host, parameters=parameters,
+        **dict.fromkeys(features, True),
+    )  # fmt: skip
     names = re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)
     return source, [
         *names,
@@ -118,18 +169,26 @@ def _whole(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, 
     ]
 
 
-def _rendered(system: SGLangSystem | TierSystem, versions: set[str], **features: bool) -> str:
-    order, kind, sizes = list(TABLE), system.kind, replace(PRESETS["page1"], tree=True)
+def _rendered(
+    system: SGLangSystem | TierSystem,
+    versions: set[str],
+    servers: Sequence[Geometry],
+    *,
+    parameters: str,
+    **features: bool,
+) -> str:
+    """The template. servers: sizes with chunks alone, with a tree, and with a tree and a window. parameters:
+    those of the server."""
+    order, kind = list(TABLE), system.kind
     sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]
     oldest, newest = sorted_kinds[0], sorted_kinds[-1]
 
     def reached(version: str) -> set[bool]:
         return {order.index(v) >= order.index(version) for v in versions}
 
-    servers = replace(sizes, tree=False), replace(sizes, window=None, swa_pages=0), sizes
     unified = "False", "tree and window is not None", "tree", "True"  # each for one more of these
     return templates(escape=False).get_template("exported_test.py.j2").render(
-        features, overlap=system.overlap, groups=kind.groups_prefill, core=kind.core,
+        features, parameters=parameters, overlap=system.overlap, groups=kind.groups_prefill, core=kind.core,
         oldest=oldest, newest=newest, held=newest.in_record(),
         spec_module=Path(newest.spec_file).stem,
         imported=lambda what: _imported(what, oldest, newest),
@@ -175,8 +234,9 @@ class _Unit(NamedTuple):
     uses: set[str]
 
 
-def _used(source: str, code: str) -> str:
-    """`source` without the definitions, and methods of the Server, that nothing leads to from `code`."""
+def used(source: str, code: str) -> str:
+    """`source` without the definitions, and methods of the stand-in server or engine, that nothing leads to
+    from `code`."""
     units = list(_units(ast.parse(source)))
     wanted = _names(ast.parse(code))
     unseen = units
@@ -187,17 +247,23 @@ def _used(source: str, code: str) -> str:
     for unit in unseen:
         lines[unit.first - 1 : unit.last] = [None] * (unit.last - unit.first + 1)
     text = "\n".join(line for line in lines if line is not None)
-    while (merged := _SAME_MODULE.sub(r"\1, \3\n", text)) != text:
+    while (merged := _SAME_MODULE.sub(_together, text)) != text:
         text = merged
     text = _IMPORTS.sub(lambda run: "".join(sorted(run.group().splitlines(keepends=True))), text)
     text = re.sub(r"\n{3,}(try:|NEW_NAMES|VOCABULARY)", r"\n\n\1", text)
     return re.sub(r"\n{4,}", "\n\n\n", text).strip()
 
 
+def _together(found: re.Match[str]) -> str:
+    """Two imports from one module as one line, or two where one would be too long."""
+    one, _, more = found.groups()
+    return f"{one}, {more}\n" if len(one) + len(more) <= 106 else found.group()
+
+
 def _units(tree: ast.Module) -> Iterator[_Unit]:
     for node in tree.body:
         last = node.end_lineno or node.lineno
-        if isinstance(node, ast.ClassDef) and node.name == "Server":
+        if isinstance(node, ast.ClassDef) and node.name in _STAND_INS:
             methods = [
                 m for m in node.body if isinstance(m, ast.FunctionDef) and m.name != "__init__"
             ]
@@ -210,7 +276,7 @@ def _units(tree: ast.Module) -> Iterator[_Unit]:
 
 
 def _names(tree: ast.AST) -> set[str]:
-    """Names, and attributes of the server."""
+    """Names, and attributes of the server or engine."""
     nodes = list(ast.walk(tree))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     return names | {
@@ -218,7 +284,7 @@ def _names(tree: ast.AST) -> set[str]:
         for node in nodes
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
-        and node.value.id in ("server", "self")
+        and node.value.id in ("server", "engine", "self")
     }
 
 

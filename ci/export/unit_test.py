@@ -1,6 +1,8 @@
 """A trace as a unit test against a release's own classes."""
 
+import ast
 import itertools
+import json
 import os
 import re
 import textwrap
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ci.export.bug_report import GENERATED_TITLES, LEGEND, Titles, git_description
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun, not_raising
-from ci.export.template_parts import definitions, imports, server, shared
+from ci.export.template_parts import definitions, head_of, imports, server, shared
 from ci.report import data as report
 from ci.report import render
 from ci.shown_kinds import shown_of
@@ -38,6 +40,12 @@ _TOGETHER = (
         "sampled({req}, [{token}])",
         "checkpoint({req}, server.cache)",
         "?server.allocator.free_group_end()",
+    ),
+    (
+        "match_and_prefill(server, {req}, end={end}, token={token})",
+        "{req}.init_next_round_input(server.cache)",
+        "lock({req}, server.cache)",
+        "prefill(server, {req}, end={end}, token={token})",
     ),
     (
         "prefill_chunk(server, {req}, end={end})",
@@ -73,6 +81,8 @@ _TOGETHER = (
         "batch._evict_swa({how})",
     ),
 )
+_OF_ONE_VALUE = ("True", "False", "IsNone", "IsNotNone")  # assertions
+_BELOW = "# What stands in for a server, on a CPU. Nothing below is about this bug."
 _STANDS_FOR = {
     "req": r"\w+",
     "end": r"\d+",
@@ -159,8 +169,8 @@ def unit_test(
     body = [*itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.noted.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
-    body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}")]
-    code = "\n".join([*started(trace.geometry, "\n".join(body)), *body, text])
+    body += with_message(asserts.assertions, told(clause, wanted, system.name, observed))
+    code = "\n".join([*started(trace.geometry, "\n".join(body)), "", *body])
     if beside:
         needed = imports(code, system, versions)
     else:
@@ -187,13 +197,15 @@ def assembled(
     words = named.words(file, clause, kind_name(type(last)))
     name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
+    imports, scaffolding = head_of(needed)
     return "\n".join([
         _docstring(named.heading(words), trace, file, faulty, fixed, clause),
         "",
-        needed, "", "",
+        imports, "", "",
         f"class Test{camel}(unittest.TestCase):",
         f"    def test_{name}(self):",
-        textwrap.indent(code, " " * 8), "", "",
+        textwrap.indent(re.sub(r"\n{3,}", "\n\n", code), " " * 8), "", "",
+        *([_BELOW, "", "", scaffolding, "", ""] if scaffolding else []),
         'if __name__ == "__main__":', "    unittest.main()", "",
     ])  # fmt: skip
 
@@ -267,13 +279,53 @@ def _record(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
 
 
 def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
-    """A command as a comment, after an empty line, and the lines that carry it out."""
+    """The lines that carry a command out. The command is a comment above them, unless one line says it."""
     refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""
     text = "".join(f"{call}\n" for call in calls if sessions or call != "server.reap()")
     text = _EMPTY_GROUP.sub(r"\1", text)
     for one, pattern in _PHRASES:
         text = pattern.sub(f"{one}\n", text)
-    return ["", *comment(command + refused), *text.splitlines()]
+    lines = text.splitlines()
+    if len(lines) == 1 and not refused:
+        return lines
+    return ["", *comment(command + refused), *lines, ""]
+
+
+def with_message(assertions: Sequence[str], message: str) -> list[str]:
+    """Assertions that say what was expected and observed; where none is, that as a comment."""
+    text = "\n".join(assertions)
+    if not re.search(r"^ *self\.assert", text, re.MULTILINE):
+        return ["", *comment(message), *text.split("\n")]
+    rows = textwrap.wrap(render.plain(message), 90, drop_whitespace=False)
+    rows = [json.dumps(row, ensure_ascii=False) for row in rows]
+    lines = ["message = (", *(f"    {row}" for row in rows), ")"]
+    if len(rows) == 1:
+        lines = [f"message = {rows[0]}"]
+    return ["", *lines, *itertools.chain(*(_saying(line) for line in text.split("\n")))]
+
+
+def _saying(line: str) -> list[str]:
+    """A line of assertions, with the message in the place of any other."""
+    found = re.fullmatch(r"( *)(self\.assert(\w+))\(.*\)", line)
+    if found is None:
+        return [line]
+    indent, function, kind = found.groups()
+    code = line.strip()
+    call = ast.parse(code, mode="eval").body
+    assert isinstance(call, ast.Call)
+    values = [ast.get_source_segment(code, each) or "" for each in call.args]
+    values = [*values[: 1 if kind in _OF_ONE_VALUE else 2], "message"]
+    whole = f"{indent}{function}({', '.join(values)})"
+    if len(whole) <= 100:
+        return [whole]
+    return [f"{indent}{function}(", *(f"{indent}    {each}," for each in values), f"{indent})"]
+
+
+def told(clause: str, wanted: str, name: str, observed: str) -> str:
+    """What a failing test says. name: of the system on which it was observed; a checkout has none that a
+    reader knows."""
+    where = "" if name.endswith("@checkout") else f" on {name}"
+    return f"{clause}: expected {wanted}; observed{where}: {observed}"
 
 
 def comment(text: str) -> list[str]:
@@ -289,8 +341,7 @@ def _docstring(
         trace.story,
         f"Fails on {faulty}" + (f", passes on {fixed}." if fixed else "."),
         f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
-        f"Made by kvspec from {Path(file).name}. Each comment is a command of it; below stand the calls that"
-        " carry it out. No GPU is needed.",
+        f"Made by kvspec from {Path(file).name}. No GPU is needed.",
     ]
     plain = [render.plain(" ".join(text.split())).replace("\\", "/") for text in paragraphs if text]
     text = "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in plain)

@@ -13,6 +13,7 @@ from ci.compare import snapshot, step_table
 from ci.explain import because
 from ci.explain.reasons import refusal
 from ci.report import FAITHFUL, FREE_ONLY, IMPATIENT, PATIENT
+from ci.report.calls import telling_calls
 from impl.adapter import AnySystem
 from impl.bugs import BUGS
 from impl.system_spec import SystemSpec
@@ -71,8 +72,10 @@ def fields_of(source: object, names: str) -> Data:
 
 
 def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one cause together, in the order of the first of each: those with the identical trace, and
-    behind them those whose own smallest trace violates a clause of theirs at the same step."""
+    """Findings of one cause together: those with the identical trace, and behind them those whose own
+    smallest trace violates a clause of theirs at the same step. A cause stands where the first of its
+    findings does."""
+    findings = list(findings)
     together: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         trace = finding.run.trace
@@ -93,7 +96,8 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     for at, of in enumerate(causes):
         if at != of:
             grouped[of] = grouped[of] + alike[at]
-    return list(grouped.values())
+    place = {id(finding): at for at, finding in enumerate(findings)}
+    return sorted(grouped.values(), key=lambda group: min(place[id(each)] for each in group))
 
 
 def _standing(finding: Finding) -> tuple[bool, bool]:
@@ -193,6 +197,7 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
         "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
         **_explained(run),
         "called": list(run.called[last]) if last is not None and last < len(run.called) else [],
+        "calls": telling_calls(run),
         "violation": violation
         and {
             **fields_of(violation, "clause also details"),

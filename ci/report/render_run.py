@@ -148,8 +148,9 @@ def _changed(data: Data) -> list[str]:
 
 
 def _called(data: Data) -> dict[str, str]:
-    """Files of the system that the failing command ran through, those with the most functions first."""
-    called = [line.partition(": ") for line in data["called"]]
+    """Files of the system that the failing command ran through, those with the most functions first, without
+    what most commands of the trace call."""
+    called = [line.partition(": ") for line in data["calls"]]
     files = sorted(
         ((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1])
     )

@@ -29,8 +29,9 @@ from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
 from stateful_tests.shrink.passes import BUDGET
 
-# is given the traces of all violated clauses, as they are now
-Found = Callable[[dict[str, Trace]], None]
+# is given the traces of all violated clauses, as they are now, and what the base says of those that were
+# compared with one
+Found = Callable[[dict[str, Trace], dict[str, Standing]], None]
 
 NOT_REPLAYED = "no replay came to this command"
 FLAKY = "(not in every replay: the system is not deterministic, or keeps something over reset)"
@@ -42,6 +43,13 @@ _BESIDE_BUDGET = 200
 # Of one clause: traces that need different things, violations in which another is looked for, and candidates.
 MAX_TRACES_PER_CLAUSE, MAX_ALTERNATIVE_SEARCHES, ALTERNATIVE_SHRINK_BUDGET = 3, 12, 300
 
+
+# Clauses that say of KV that it is not what a request reads, or will read, there: a wrong answer that nobody
+# notices. In a report they lead, and what else violates at the same step is folded into them.
+WRONG_KV = frozenset((
+    "READ-1", "READ-2", "READ-3", "READ-4", "PUB-1", "KEY-1", "HIT-1", "TREE-3", "TREE-4", "TREE-5",
+    "TREE-15", "STA-1", "STA-2", "STA-3", "HOST-2", "LOAD-1", "STORE-1",
+))  # fmt: skip
 
 _NO_BASE = Compared(Standing.NEW)
 
@@ -62,6 +70,7 @@ class _Caught:
     number: int = 1  # of the traces of its clause
     without: Needs = ()
     needs: Needs | None = None  # of the trace, once determined
+    is_compared: bool = False  # with the base
 
     @property
     def stands(self) -> Standing:
@@ -155,9 +164,18 @@ class Finder:
             if clause not in self._caught
         }
         self._tell()
+        compared_by = {
+            clause: beside(self.base, self.masks, trace, violation, clause, self.system)
+            for clause in violation.clauses
+        }
+        if self.base is not None:
+            for clause, caught in self._shrinking.items():
+                caught.compared, caught.is_compared = compared_by[clause], True
+            self._tell()
         smallest: Trace | None = None
-        for clause in violation.clauses:
-            compared = beside(self.base, self.masks, trace, violation, clause, self.system)
+        # The trace of the worst is shrunk first: where it shows the others, they need no trace of their own.
+        for clause in sorted(violation.clauses, key=_is_milder):
+            compared = compared_by[clause]
             stands = compared.stands
             if (compared.under and stands is Standing.KNOWN) or not self._wanted(
                 clause, stands, trace.mode
@@ -166,10 +184,15 @@ class Finder:
                 continue
             alike = stands is Standing.NEW and do_the_same(self.system, self.base, trace, violation)
             allowed = self._as_new(violation, clause, stands, alike=alike)
-            smallest = self._smallest(trace, clause, allowed, smallest)
+            smallest = self._smallest(trace, clause, allowed, smallest, self._beside(violation, clause))
             self._enter(
-                clause, _Caught(smallest, trace, violation, {trace.mode}, 1, *at, compared), allowed
-            )
+                clause,
+                _Caught(
+                    smallest, trace, violation, {trace.mode}, 1, *at, compared,
+                    is_compared=self.base is not None,
+                ),
+                allowed,
+            )  # fmt: skip
 
     def _wanted(self, clause: str, stands: Standing, mode: Mode) -> bool:
         """Whether a violation is worth shrinking."""
@@ -182,19 +205,29 @@ class Finder:
         return mode not in known.modes or self._may_get_smaller(known, mode)
 
     def _smallest(
-        self, trace: Trace, clause: str, allowed: Allowed | None, other: Trace | None
+        self,
+        trace: Trace,
+        clause: str,
+        allowed: Allowed | None,
+        other: Trace | None,
+        known: Sequence[Trace],
     ) -> Trace:
-        """The smallest trace of a clause. other: that of another clause of the same violation, which is good
-        enough where it shows both."""
-        if (
-            other is not None
-            and other is not trace
-            and self._fails(other, clause, allowed) is not None
-        ):
-            return other
+        """The smallest trace of a clause. other: that of another clause of the same violation; known: those
+        of its clauses that were found before. One that shows both is good enough."""
+        for each in filter(None, (other, *known)):
+            if each is not trace and self._fails(each, clause, allowed) is not None:
+                return each
         budget = BUDGET if other is None else _BESIDE_BUDGET
         smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
         return trace if self._fails(smallest, clause) is None else smallest  # it may come and go
+
+    def _beside(self, violation: Violation, clause: str) -> list[Trace]:
+        """The traces of other clauses of a violation, in its mode, where its clause was not found yet."""
+        if clause in self._caught:
+            return []  # it may get smaller than these
+        found = [self._caught[each] for each in violation.clauses if each in self._caught]
+        mode = self._shrinking[clause].trace.mode
+        return [caught.trace for caught in found if caught.trace.mode is mode]
 
     def _as_a_scheduler(self, caught: _Caught, clause: str, allowed: Allowed | None = None) -> None:
         """Say so where a real scheduler could do what the trace does."""
@@ -297,7 +330,9 @@ class Finder:
     def _tell(self) -> None:
         if self.found is not None:
             together = self._shrinking | self._caught
-            self.found({name: together[name].trace for name in sorted(together, key=_report_order)})
+            names = sorted(together, key=_report_order)
+            standings = {name: each.stands for name, each in together.items() if each.is_compared}
+            self.found({name: together[name].trace for name in names}, standings)
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
         """Another violation of the clause is worth shrinking: the trace is long, or a client is impatient."""
@@ -367,9 +402,16 @@ def _as_found(run: Run, caught: _Caught) -> Run:
     return replace(run, rows=rows, violation=replace(caught.violation, step=last), history=())
 
 
-def _report_order(name: str) -> tuple[int, int]:
-    """Order a finding in a report as its clause is ordered among the failures of one step."""
+def _is_milder(clause: str) -> bool:
+    """Whether no KV is wrong because of it."""
+    return clause not in WRONG_KV
+
+
+def _report_order(name: str) -> tuple[bool, int, int]:
+    """Order a finding in a report: wrong KV first, then as its clause is ordered among the failures of one
+    step."""
     order, clause = list(EVERY_CLAUSE), name.split()[0]
     if clause not in order:
-        return len(CONCERNS), 0
-    return CONCERNS.index(EVERY_CLAUSE[clause].concerns), order.index(clause)
+        return True, len(CONCERNS), 0
+    concern = CONCERNS.index(EVERY_CLAUSE[clause].concerns)
+    return _is_milder(clause), concern, order.index(clause)

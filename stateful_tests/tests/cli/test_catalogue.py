@@ -172,3 +172,19 @@ def test_a_line_of_a_log_may_mention_an_option(kvspec):
     assert code == 0
     fitting, _, near_by = text.partition("if that is not it, nearest:")
     assert "mixed-without-room" in fitting and near_by.count("\n") > 2, "fewer than three fit"
+
+
+def test_a_bug_that_nobody_has_met_is_marked(kvspec):
+    """In a list and in full; what a release has is apart from its copy in the built-in implementation."""
+    _, text, _ = kvspec("bugs", "--json")
+    kinds = {row["id"]: row["kind"] for row in json.loads(text)}
+    assert kinds["free-list-duplicate"] == "built in, invented"
+    assert kinds["pr22900"] == "built in, as reported"
+    assert {*kinds.values()} == {"built in, invented", "built in, as reported"}
+    _, text, _ = kvspec("bugs", "vllm==0.33.0")
+    assert all("in releases" in line for line in text.splitlines()[1:])
+    _, text, _ = kvspec("bugs", "retract", "tail")
+    [copied] = [line for line in text.splitlines() if line.startswith("pr22213-tail")]
+    assert "built in, as reported" in copied and "in releases" in text
+    _, text, _ = kvspec("bugs", "free-list-duplicate")
+    assert re.search(r"^  kind +built in, invented *$", text, re.MULTILINE)

@@ -14,6 +14,7 @@ import pytest
 
 from ci.commands.shared import Saved
 from impl.process import remote_system
+from stateful_tests.check.masks import Standing
 from stateful_tests.tests.adapters import bad_adapters
 from stateful_tests.tests.support.night import some_at_night
 from stateful_tests.traces import files
@@ -62,6 +63,29 @@ def test_a_clause_is_said_once(tmp_path):
     saved({"FREE-1": one, "OWN-3": replace(one, commands=one.commands[1:])})
     assert said == [f"found FREE-1, OWN-3: a trace is in {tmp_path}, and gets smaller"]
     assert {path.name for path in tmp_path.iterdir()} == {"free-1-torch.json", "own-3-torch.json"}
+
+
+@pytest.mark.parametrize(
+    ("standings", "said"),
+    [
+        ((Standing.NEW, Standing.NEW), ", NEW against torch"),
+        ((Standing.KNOWN, Standing.KNOWN), ", also in torch"),
+        ((Standing.NEW, Standing.KNOWN), ""),
+        ((Standing.UNTOLD, Standing.UNTOLD), ""),
+    ],
+)
+def test_what_is_found_beside_a_base_is_said_when_the_base_was_asked(standings, said, tmp_path):
+    """The trace is there before."""
+    one = files.load(REGRESSIONS / "a_trim_inside_a_page_keeps_the_page.json")
+    told: list[str] = []
+    saved = Saved("torch+pr22900", str(tmp_path), told.append, "torch")
+    traces = {"FREE-1": one, "OWN-3": one}
+    saved(traces)
+    saved(traces, {"FREE-1": standings[0]})
+    assert not told and len([*tmp_path.iterdir()]) == 1
+    saved(traces, (asked := dict(zip(traces, standings))))
+    saved(traces, asked)
+    assert told == [f"found FREE-1, OWN-3{said}: a trace is in {tmp_path}, and gets smaller"]
 
 
 def test_a_tour_that_is_ended(tmp_path):

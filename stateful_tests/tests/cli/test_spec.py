@@ -176,3 +176,13 @@ def test_a_clause_has_a_rule_a_property_and_a_fault_that_it_catches(clause, show
     assert all(shown.get(bug) == clause.id for bug in caught), (
         "a bug without a fixture that shows it"
     )
+
+
+def test_clauses_of_pairs_and_of_progress_have_headings_in_order(text, full):
+    """A report says "SPEC.md under PRO-3". Each of the three says with an example what it is about."""
+    for of_all in (text, full):
+        for family, last in (("PD", 6), ("PRO", 3)):
+            headings = re.findall(rf"^### ({family}-\d+)$", of_all, re.MULTILINE)
+            assert headings == [f"{family}-{number}" for number in range(1, last + 1)]
+    _, _, about = text.partition("### PRO-3\n")
+    assert "```text\n" in about.partition("\n## ")[0]

@@ -41,7 +41,11 @@ def with_fixes(version: str, folder: Path) -> Path:
 
 
 def asserted_in(text: str) -> list[str]:
-    return re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
+    """The assertions of a test, without their message."""
+    text = re.sub(r"\n +(?=.*,$)|(?<=message),\n +(?=\)$)", " ", text, flags=re.MULTILINE)
+    text = text.replace("( ", "(")
+    found = re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
+    return [re.sub(r",\s+message\s*\)$", ")", line) for line in found]
 
 
 def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:

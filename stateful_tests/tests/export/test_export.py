@@ -170,6 +170,21 @@ def test_each_stands_by_itself(exported):
         assert story in " ".join((ast.get_docstring(tree) or "").split())
 
 
+def test_the_test_stands_first(exported):
+    """Under its imports, with a name that says what it is about; below is what stands in for a server."""
+    for name in MENDED:
+        text = exported.texts[name]
+        body = ast.parse(text).body
+        [at] = [i for i, node in enumerate(body) if getattr(node, "name", "").startswith("Test")]
+        assert all(isinstance(n, (ast.Expr, ast.Import, ast.ImportFrom, ast.Try)) for n in body[:at])
+        [method] = body[at].body
+        assert method.name == f"test_{name}"
+        assert method.end_lineno - method.lineno < 70
+        assert "fmt: skip" not in text
+        said = [line for line in text.splitlines() if "expected " in line and name not in line]
+        assert said, text
+
+
 def changed(path: Path, **changes: object) -> Trace:
     return replace(load(path), **changes)
 

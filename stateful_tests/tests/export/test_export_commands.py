@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.commands import exporting
 from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
@@ -49,6 +50,8 @@ def test_a_test_is_run_before_it_is_written(kvspec, made):
     assert err.splitlines() == [
         "sglang==0.5.10: the test fails, as it should",
         "sglang==0.5.13: the test passes, as it should",
+        f"kvspec: {OVERSHOOT}: its bug has another trace: @overshoot_stays_in_the_history;"
+        " --out DIR/ writes a test of each",
     ]
     assert kvspec(*options, "--out", "t.py")[0] == 0
     assert Path("t.py").read_text() == "# the test\n"
@@ -66,6 +69,7 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
         "--out",
         "tests/",
     )
+    monkeypatch.setattr(exporting, "_others", lambda *_: [])
     for name in ("test_a", "test_b"):
         monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
         assert kvspec(*options)[0] == 0
@@ -88,6 +92,37 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
     assert kvspec(*options, "--force")[0] == 0
     code, _, err = kvspec("export", str(BUG), "--as", "story", "--out", "tests")
     assert (code, "--out tests: is a folder; a bug report is one file" in err) == (2, True)
+
+
+def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
+    """Or is told why there is none; --name is of the first."""
+    seen, refused = [], set()
+
+    def unit_test(trace, file, system, fixed, titles, beside):
+        seen.append((file, titles.name))
+        if file in refused:
+            raise NotExportable("nothing of the release shows it")
+        return "def test_a(self): ...\n"
+
+    monkeypatch.setattr(export, "unit_test", unit_test)
+    options = ("export", str(OVERSHOOT), "--as", "pytest", "--impl", "sglang==0.5.10", "--name", "a")
+    other = "@overshoot_stays_in_the_history"
+    code, _, err = kvspec(*options, "--out", "both/")
+    assert code == 0 and seen == [(str(OVERSHOOT), "a"), (other, None)]
+    assert f"{other}: sglang==0.5.10: the test fails, as it should" in err
+    names = {path.name for path in Path("both").iterdir()}
+    assert names == {f"{SHARED}.py", "test_a.py", "test_a_2.py"}
+    refused |= {other}
+    _, _, err = kvspec(*options, "--out", "one/")
+    assert f"{other}, of the same bug: no test is made: nothing of the release shows it" in err
+    assert {path.name for path in Path("one").iterdir()} == {f"{SHARED}.py", "test_a.py"}
+    refused ^= {other, str(OVERSHOOT)}
+    code, _, err = kvspec(*options, "--out", "its/")
+    assert code == 0 and f"{OVERSHOOT}: no test is made: nothing of the release shows it" in err
+    assert seen[-1] == (other, "a")
+    refused |= {other}
+    code, _, err = kvspec(*options, "--out", "none/")
+    assert code == 2 and "Nor of 1 other trace of this bug." in err and not Path("none").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,272 @@
+"""The scaffolding of one test: source text without branches that the sizes rule out, and without annotations.
+
+Each edit replaces a piece of the text, so that lines which stay keep their form.
+"""
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+WIDTH = 100
+# Stand-ins that only hold values: one that no name leads to can be left out.
+_HOLDERS = {"Bag", "Questions", "Values"}
+_Edit = tuple[int, int, str]  # characters of the text, and what takes their place
+
+
+class _Unknown(Exception):
+    """The sizes do not tell the value of an expression."""
+
+
+def specialised(
+    source: str, facts: Mapping[str, Mapping[str, Any]], absent: Mapping[str, Mapping[str, Any]] = {}
+) -> str:
+    """Return the source with each `if` decided whose test follows from the facts.
+
+    facts: function name -> expression -> value; "" for all functions. absent: the same for parameters that a
+    function does not have: their values stand in their places.
+    """
+    facts = {name: {**facts.get(name, {}), **absent.get(name, {})} for name in {*facts, *absent}}
+    while (edit := next(_decided(source, facts, absent), None)) is not None:
+        source = _edited(source, [edit])
+    while (edit := next(_unread(source), None)) is not None:
+        source = _edited(source, [edit])
+    return re.sub(r"\n{3,}(?= )", "\n\n", source)
+
+
+def unannotated(source: str) -> str:
+    """Return the source without annotations of parameters, variables and results."""
+    at = _Offsets(source)
+    edits: list[_Edit] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.arguments):
+            edits += _annotations(node, at)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            edits.append((at(node.target, end=True), at(node.value, end=False), " = "))
+        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+            end = at(node.returns, end=True)
+            edits.append((source.rindex("->", 0, end) - 1, end, ""))
+    return _edited(source, edits)
+
+
+def _annotations(node: ast.arguments, at: "_Offsets") -> Iterator[_Edit]:
+    """Edits that leave out the annotations of parameters."""
+    several = [*node.posonlyargs, *node.args]
+    defaults = [*[None] * (len(several) - len(node.defaults)), *node.defaults, *node.kw_defaults]
+    more = [each for each in (node.vararg, node.kwarg) if each is not None]
+    parameters = zip([*several, *node.kwonlyargs, *more], [*defaults, *[None] * len(more)])
+    for parameter, default in parameters:
+        if parameter.annotation is not None:
+            first = at(parameter, end=False) + len(parameter.arg)
+            if default is None:
+                yield first, at(parameter.annotation, end=True), ""
+            else:
+                yield first, at(default, end=False), "="
+
+
+def filled(source: str) -> str:
+    """Return the source with calls, dictionaries and parameters in as few lines as hold them."""
+    while (edit := next(_refilled(source), None)) is not None:
+        source = _edited(source, [edit])
+    source = re.sub(r"^( *)(def \w+)\(\n([^()]*)\n *\):", _signature, source, flags=re.MULTILINE)
+    return re.sub(r"  # fmt: skip$", "", source, flags=re.MULTILINE)
+
+
+def _signature(found: re.Match[str]) -> str:
+    """A function's first line, or lines."""
+    indent, name, parameters = found.groups()
+    items = [each.strip() for each in parameters.split(",") if each.strip()]
+    one = f"{indent}{name}({', '.join(items)}):"
+    if len(one) <= WIDTH:
+        return one
+    return f"{indent}{name}(\n{_lines(items, len(indent) + 4)}\n{indent}):"
+
+
+def _refilled(source: str) -> Iterator[_Edit]:
+    at = _Offsets(source)
+    for node in ast.walk(ast.parse(source)):
+        pieces, first = _pieces(node, at)
+        if not pieces:
+            continue
+        last = at(node, end=True)
+        text = source[first:last]
+        items = [source[at(a, end=False) - len(before) : at(b, end=True)] for before, a, b in pieces]
+        too_long = max(map(len, text.split("\n"))) > WIDTH
+        if "\n" not in text or "#" in text or (any("\n" in each for each in items) and not too_long):
+            continue
+        begin = source.rfind("\n", 0, first) + 1
+        indent = len(source[begin:]) - len(source[begin:].lstrip(" "))
+        rest = source[last : source.index("\n", last)].replace("  # fmt: skip", "")
+        one = f"{text[0]}{', '.join(items)}{text[-1]}"
+        if "\n" not in one and first - begin + len(one) + len(rest) <= WIDTH:
+            new = one
+        else:
+            new = f"{text[0]}\n{_lines(items, indent + 4)}\n{' ' * indent}{text[-1]}"
+        shorter = max(map(len, new.split("\n"))) <= WIDTH if too_long else False
+        if shorter or new.count("\n") < text.count("\n"):
+            yield first, last, new
+
+
+def _pieces(node: ast.AST, at: "_Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
+    """The items in brackets, each as what stands before a node, the node, and the node that it ends with; and
+    where the brackets begin."""
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values)
+        return [("**", b, b) if a is None else ("", a, b) for a, b in pairs], at(node, end=False)
+    if isinstance(node, ast.Call):
+        items = sorted([*node.args, *node.keywords], key=lambda each: at(each, end=False))
+        return [("", each, each) for each in items], at(node.func, end=True)
+    return [], 0
+
+
+def _lines(items: list[str], indent: int) -> str:
+    """Items in lines as full as they can be; one that has lines of its own stands by itself."""
+    rows = [""]
+    for item in items:
+        alone = "\n" in item or "\n" in rows[-1]
+        if rows[-1] and (alone or indent + len(rows[-1]) + len(item) + 2 > WIDTH):
+            rows.append("")
+        rows[-1] += f"{' ' * bool(rows[-1])}{item},"
+    return "\n".join(" " * indent + row for row in rows)
+
+
+def _edited(source: str, edits: Iterable[_Edit]) -> str:
+    for first, end, text in sorted(edits, reverse=True):
+        source = source[:first] + text + source[end:]
+    return source
+
+
+class _Offsets:
+    """Positions of nodes in a text, in characters."""
+
+    def __init__(self, source: str) -> None:
+        self.lines = source.split("\n")
+        self.starts = [0]
+        for line in self.lines:
+            self.starts.append(self.starts[-1] + len(line) + 1)
+
+    def __call__(self, node: Any, *, end: bool) -> int:
+        row, column = (
+            (node.end_lineno, node.end_col_offset) if end else (node.lineno, node.col_offset)
+        )
+        line: str = self.lines[row - 1]
+        start: int = self.starts[row - 1]
+        return start + len(line.encode()[:column].decode())
+
+
+def _value(node: ast.expr, facts: Mapping[str, Any]) -> Any:
+    """The value of an expression. Raises _Unknown."""
+    if (code := ast.unparse(node)) in facts:
+        return facts[code]
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.UnaryOp(ast.Not(), operand):
+            return not _value(operand, facts)
+        case ast.BoolOp(op, values):
+            return _of_several(values, facts, ends=isinstance(op, ast.Or))
+        case ast.Compare(left, [op], [right]):
+            one, other = _value(left, facts), _value(right, facts)
+            if isinstance(op, (ast.Is, ast.Eq)):
+                return one == other
+            if isinstance(op, (ast.IsNot, ast.NotEq)):
+                return one != other
+            if isinstance(op, ast.Gt):
+                return one > other
+    raise _Unknown
+
+
+def _of_several(values: Iterable[ast.expr], facts: Mapping[str, Any], *, ends: bool) -> Any:
+    """The value of `or` (ends: true) or `and`: one operand may decide where another is unknown."""
+    unknown, value = False, None
+    for each in values:
+        try:
+            value = _value(each, facts)
+        except _Unknown:
+            unknown = True
+            continue
+        if bool(value) is ends:
+            return value
+    if unknown:
+        raise _Unknown
+    return value
+
+
+def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions at the top and methods; a nested function belongs to the one around it."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef):
+                    yield f"{node.name}.{member.name}", member
+
+
+def _decided(
+    source: str,
+    facts: Mapping[str, Mapping[str, Any]],
+    absent: Mapping[str, Mapping[str, Any]],
+) -> Iterator[_Edit]:
+    """Edits that put a branch in the place of an `if`, or of a conditional expression, and a value in that of
+    an absent parameter."""
+    at = _Offsets(source)
+    for name, function in _functions(ast.parse(source)):
+        known = {**facts.get("", {}), **facts.get(name, {})}
+        for node in ast.walk(function):
+            if isinstance(node, ast.If):
+                with suppress(_Unknown):
+                    yield _branch(source, at, node, taken=bool(_value(node.test, known)))
+            elif isinstance(node, ast.IfExp):
+                with suppress(_Unknown):
+                    taken = node.body if _value(node.test, known) else node.orelse
+                    code = ast.get_source_segment(source, taken) or ""
+                    first, end = at(node, end=False), at(node, end=True)
+                    alone = re.match(r"[^\w.\])]\(", source[first - 2 : first]) and source[end] == ")"
+                    if alone and isinstance(taken, ast.Name):
+                        first, end = first - 1, end + 1
+                    yield first, end, code
+            elif isinstance(node, (ast.Name, ast.UnaryOp)) and absent.get(name):
+                named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                if named and named <= {*absent[name]} and not isinstance(getattr(node, "ctx", 0), ast.Store):
+                    yield at(node, end=False), at(node, end=True), repr(_value(node, absent[name]))
+
+
+def _branch(source: str, at: _Offsets, node: ast.If, *, taken: bool) -> _Edit:
+    """The edit that puts the statements of a branch in the place of an `if`, as far left."""
+    statements = node.body if taken else node.orelse
+    first, last = at.starts[node.lineno - 1], at.starts[node.end_lineno or 0]
+    head = source[first : at(node, end=False)]
+    if not statements:
+        return first, last, "" if not head.strip() else head + "pass\n"
+    rows = at.lines[statements[0].lineno - 1 : statements[-1].end_lineno]
+    if rows[0].lstrip().startswith("elif"):
+        rows[0] = rows[0].replace("elif", "if", 1)
+    indent = len(at.lines[node.lineno - 1]) - len(at.lines[node.lineno - 1].lstrip())
+    body = textwrap.indent(textwrap.dedent("\n".join(rows)), " " * indent) + "\n"
+    if at.lines[node.lineno - 1].lstrip().startswith("elif"):
+        body = f"{' ' * indent}else:\n{textwrap.indent(body, '    ')}"
+    return first, last, body
+
+
+def _unread(source: str) -> Iterator[_Edit]:
+    """Edits that leave out nested functions, and variables with a stand-in, that nothing reads."""
+    at = _Offsets(source)
+    for _, function in _functions(ast.parse(source)):
+        read = {
+            node.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
+        for node in function.body:
+            lines = at.starts[node.lineno - 1], at.starts[node.end_lineno or 0]
+            match node:
+                case ast.Assign([ast.Name(name)], ast.Name(other)) if name == other:
+                    yield *lines, ""
+                case ast.FunctionDef(name) if name not in read:
+                    yield *lines, ""
+                case ast.Assign([ast.Name(name)], ast.Call(ast.Name(made))) if name not in read:
+                    if made in _HOLDERS:
+                        yield *lines, ""

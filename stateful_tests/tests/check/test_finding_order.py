@@ -1,0 +1,97 @@
+"""Findings in the order of a report: wrong KV leads, and takes what violates beside it with it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from ci.report.data import groups
+from reference.commands import Close, Mode, Open
+from reference.every_clause import EVERY_CLAUSE
+from reference.failures import Failure
+from reference.geometry import preset
+from stateful_tests.check import finder
+from stateful_tests.check.finder import WRONG_KV, Finder
+from stateful_tests.lockstep.check_results import Finding
+from stateful_tests.lockstep.results import Run, Trace, Violation
+
+TRACE = Trace(preset("page1"), Mode.FAITHFUL, (Open("s1"), Close("s1")))
+
+
+def violation(*clauses: str, step: int = 1) -> Violation:
+    failures = tuple(Failure(f"no {clause}", clause) for clause in clauses)
+    return Violation(clauses[0], step, failures[0], clauses[1:], failures[1:])
+
+
+def found(*clauses: str, trace: Trace = TRACE) -> Finding:
+    """A finding of the first clause; the others fail at the same step of its trace."""
+    run = Run(replace(trace, clause=clauses[0]), "torch", (), violation(*clauses))
+    return Finding(clauses[0], run, (Mode.FAITHFUL,), 1, 0.0, 0)
+
+
+@pytest.fixture
+def shrunk(monkeypatch):
+    """The clauses whose traces a finder shrinks. Each trace violates whatever clause is asked about."""
+    asked = []
+
+    def minimise(system, trace, clause, **options):
+        asked.append(clause)
+        return replace(trace, commands=trace.commands[:1])
+
+    monkeypatch.setattr(finder, "minimise", minimise)
+    monkeypatch.setattr(finder, "counted_under", lambda *_: [])
+    monkeypatch.setattr(Finder, "_fails", lambda self, trace, *_: trace.commands)
+    monkeypatch.setattr(Finder, "_may_get_smaller", lambda *_: False)
+    monkeypatch.setattr(Finder, "_rank", lambda *_: 0)
+    monkeypatch.setattr(Finder, "_another_cause", lambda *_: False)
+    return asked
+
+
+def test_the_trace_of_wrong_kv_is_shrunk_and_shows_the_rest(shrunk):
+    looked = Finder(SimpleNamespace(name="torch"))
+    looked.take(violation("RUN-3", "OWN-3", "PUB-1", "PRO-1"), TRACE)
+    assert shrunk == ["PUB-1"]
+    assert [*looked.new] == ["PUB-1", "RUN-3", "OWN-3", "PRO-1"]
+
+
+def test_what_a_trace_found_before_shows_is_not_shrunk(shrunk):
+    """A consequence that comes up later, beside the same clause; in another mode it may say more."""
+    looked = Finder(SimpleNamespace(name="torch"))
+    looked.take(violation("PUB-1"), TRACE)
+    looked.take(violation("RUN-3", "PUB-1"), replace(TRACE, commands=(Open("s2"), Close("s2"))))
+    assert shrunk == ["PUB-1"]
+    assert looked.new["RUN-3"].commands == looked.new["PUB-1"].commands
+    looked.take(violation("OWN-3"), TRACE)
+    assert shrunk[1:] == ["OWN-3"]
+    looked.take(violation("LEN-1", "RUN-3"), replace(TRACE, mode=Mode.FREE))
+    assert "LEN-1" in shrunk
+
+
+def test_without_wrong_kv_the_first_of_the_step_is_shrunk(shrunk):
+    looked = Finder(SimpleNamespace(name="torch"))
+    looked.take(violation("RUN-3", "OWN-3"), TRACE)
+    assert shrunk == ["RUN-3"]
+
+
+def test_wrong_kv_leads_a_report(shrunk):
+    looked = Finder(SimpleNamespace(name="torch"))
+    told = []
+    looked.found = lambda traces, _: told.append([*traces])
+    for clause in ("PRO-1", "RUN-3", "READ-3"):
+        looked.take(violation(clause), TRACE)
+    assert told[-1] == ["READ-3", "RUN-3", "PRO-1"]
+
+
+def test_a_cause_stands_where_its_gravest_finding_does():
+    """The smaller trace of RUN-3 shows PUB-1 as well, so both are one cause."""
+    longer = replace(TRACE, commands=(*TRACE.commands, Open("s2")))
+    other = replace(TRACE, commands=(*TRACE.commands, Open("s3")))
+    of_pub = found("PUB-1", "RUN-3", trace=longer)
+    of_run = found("RUN-3", "PUB-1")
+    of_hit = found("OWN-3", trace=other)
+    assert groups([of_pub, of_hit, of_run]) == [[of_run, of_pub], [of_hit]]
+    assert groups([of_hit, of_pub, of_run]) == [[of_hit], [of_run, of_pub]]
+
+
+def test_each_clause_of_wrong_kv_is_one():
+    assert {*EVERY_CLAUSE} >= WRONG_KV

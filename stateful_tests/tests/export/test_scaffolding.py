@@ -1,0 +1,93 @@
+"""The scaffolding of an exported test: what the sizes of its server rule out is not written."""
+
+import ast
+
+from ci.export.specialised import filled, specialised, unannotated
+from ci.export.template_parts import head_of, used
+from ci.export.unit_test import told, with_message
+
+SOURCE = '''
+class Server:
+    def __init__(self, size: int, window: int | None = None, *more: int, tree=False, **others: str) -> None:
+        self.pool = Swa(size) if window is not None else Full(size)
+        if tree:
+            kind = Radix
+        elif window is None:
+            kind = Chunks
+        else:
+            kind = SwaChunks
+        spare = Bag(size=size)
+
+        def nobody():
+            return size
+
+        self.cache = (SwaTree if window is not None else Tree)(kind, disable=not tree)
+
+    def asked(self, window):
+        return 1 if window is not None else 2
+'''
+
+
+def init_of(source: str) -> str:
+    body = ast.parse(source).body[0].body[0].body
+    return "\n".join(map(ast.unparse, body))
+
+
+def test_branches_that_the_sizes_rule_out_are_left_out():
+    """Only in the functions that the facts are about; what nothing reads goes with them."""
+    with_window = {"Server.__init__": {"window is not None": True, "window is None": False}}
+    text = specialised(SOURCE, with_window, {"Server.__init__": {"tree": False}})
+    assert init_of(text) == "\n".join([
+        "self.pool = Swa(size)", "kind = SwaChunks", "self.cache = SwaTree(kind, disable=True)",
+    ])  # fmt: skip
+    assert "return 1 if window is not None else 2" in text
+    with_tree = {"Server.__init__": {"tree": True}}
+    assert "kind = Radix" in (text := init_of(specialised(SOURCE, with_tree)))
+    assert "Swa(size) if window is not None" in text  # nothing is known of the window
+
+
+def test_annotations_are_left_out():
+    head = "def __init__(self, size, window=None, *more, tree=False, **others):"
+    assert head in unannotated(SOURCE)
+    assert unannotated("def f(a: int = 1) -> int:\n    b: int = a\n    return b\n") == (
+        "def f(a=1):\n    b = a\n    return b\n"
+    )
+
+
+def test_items_are_laid_out_in_as_few_lines_as_hold_them():
+    one = "made = f(\n    a=1,\n    **more,\n)\n"
+    assert filled(one) == "made = f(a=1, **more)\n"
+    assert filled("made = f(\n    a=1,  # one\n    b=2,\n)\n") == "made = f(\n    a=1,  # one\n    b=2,\n)\n"
+    names = [f"a_long_name_{n}={n}" for n in range(12)]
+    text = filled(f"made = f({', '.join(names)}, last={{\n    'a': 1,\n}})\n")
+    assert max(map(len, text.splitlines())) <= 100
+    assert ast.unparse(ast.parse(text)) == f"made = f({', '.join(names)}, last={{'a': 1}})"
+
+
+def test_what_nothing_leads_to_is_left_out():
+    source = "import os\nimport re\n\n\nclass Engine:\n    def __init__(self):\n        self.a = os\n"
+    source += "\n    def one(self):\n        return self.two()\n\n    def two(self):\n        return 2\n"
+    source += "\n    def three(self):\n        return re\n"
+    text = used(source, "engine = Engine()\nengine.one()")
+    assert "def two" in text and "three" not in text and "import re" not in text
+    assert head_of("import os\n\n\nX = os\n") == ("import os", "X = os")
+
+
+def test_a_message_names_a_release_and_no_checkout():
+    assert told("A-1", "b", "sglang==0.5.10", "a") == "A-1: expected b; observed on sglang==0.5.10: a"
+    assert told("A-1", "b", "vllm@checkout", "a") == "A-1: expected b; observed: a"
+
+
+def test_an_assertion_says_what_was_expected_and_observed():
+    """The message takes the place of any other; where nothing is asserted it is a comment."""
+    lines = ["self.assertEqual(a, b, engine.places(b))", "for x in y:", "    self.assertTrue(x, y)"]
+    assert with_message(lines, "A-1: expected b; torch: a") == [
+        "", 'message = "A-1: expected b; torch: a"', "self.assertEqual(a, b, message)", "for x in y:",
+        "    self.assertTrue(x, message)",
+    ]  # fmt: skip
+    long = with_message([f"self.assertEqual(f({'x' * 60}), g({'y' * 30}))"], f"A-1: {'word ' * 30}")
+    text = "\n".join(long)
+    message = ast.parse(text).body[0].value
+    assert isinstance(message, ast.Constant) and message.value.split()[1:] == ["word"] * 30
+    assert max(map(len, long)) <= 100 and ast.unparse(ast.parse(text)).endswith(", message)")
+    assert with_message(["try:", "    f()"], "A-1: x")[:2] == ["", "# A-1: x"]

@@ -1,0 +1,41 @@
+"""The functions that a finding names: those of its failing command, and not what any command calls."""
+
+from ci.report.calls import telling_calls
+from reference.commands import Close, Mode, Open
+from reference.failures import Failure
+from reference.geometry import preset
+from stateful_tests.lockstep.results import Run, Trace, Violation
+
+GETTERS = "pool.py: available_size, evictable_size"
+
+
+def called_in(commands, called, step=None):
+    trace = Trace(preset("page1"), Mode.FAITHFUL, commands)
+    step = len(commands) - 1 if step is None else step
+    violation = Violation("LEN-2", step, Failure("x", "y"))
+    return telling_calls(Run(trace, "torch", (), violation, called=called))
+
+
+def test_what_other_commands_call_too_is_left_out():
+    called = (("cache.py: open", GETTERS), ("cache.py: open", GETTERS), (
+        "cache.py: open, close, free", f"{GETTERS}, free"))  # fmt: skip
+    assert called_in((Open("s1"), Open("s2"), Close("s1")), called) == [
+        "cache.py: close, free", "pool.py: free",
+    ]  # fmt: skip
+
+
+def test_what_commands_of_its_kind_call_stays():
+    """Behind what it alone called."""
+    called = (("cache.py: open", GETTERS), ("cache.py: close", GETTERS), ("cache.py: close, late", GETTERS))
+    assert called_in((Open("s1"), Close("s1"), Close("s2")), called) == ["cache.py: late, close"]
+
+
+def test_what_one_command_in_two_calls_stays():
+    called = (("a.py: f",), ("a.py: g",), ("a.py: f, h",))
+    assert called_in((Open("s1"), Open("s2"), Close("s1")), called) == ["a.py: h, f"]
+
+
+def test_where_nothing_else_is_called_it_stays():
+    assert called_in((Open("s1"), Close("s1")), ((GETTERS,), (GETTERS,))) == [GETTERS]
+    assert called_in((Open("s1"),), ((GETTERS,),)) == [GETTERS]
+    assert called_in((Open("s1"), Close("s1")), ((GETTERS,),)) == []
