@@ -66,7 +66,7 @@ def _old_findings(out: Console, findings: list[Data], base: str | None) -> None:
     elsewhere = [found for found in findings if found["known_elsewhere"]]
     if elsewhere:
         out.print()
-        say(out, f"not in {base}, and known in other releases", "bold")
+        say(out, f"{base} conforms in these traces, and releases show them as known faults", "bold")
     for found in elsewhere:
         say(out, f"  {_saved(found)} ({found['looked_up']['text']})", whole=True)
 

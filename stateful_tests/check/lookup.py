@@ -90,12 +90,17 @@ class Lookup:
         ]
 
     def interrupted(self, findings: Sequence[Finding]) -> list[Finding]:
-        """The findings of an interrupted check; those that are new say that no release was replayed."""
-        left = LookedUp(left=len(self._releases()))
-        return [
-            found if found.old or found.flaky or not left.left else replace(found, looked_up=left)
-            for found in findings
-        ]
+        """The findings of an interrupted check; of those that are new, some say that no release was
+        replayed."""
+        left, told = LookedUp(left=len(self._releases())), []
+        for found in findings:
+            trace = found.run.trace
+            if left.left and not (found.old or found.flaky):
+                said = self._said(trace) if self._shown.get(trace) else left
+                told.append(replace(found, looked_up=said))
+            else:
+                told.append(found)
+        return told
 
     def _releases(self) -> list[str]:
         """Return the releases to look traces up in, the nearest first; none for a tree of no release."""
