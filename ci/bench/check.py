@@ -60,7 +60,7 @@ def _functions() -> dict[Callable[..., Any], str]:
 
 def _methods() -> Iterator[tuple[type, str, str]]:
     """Methods that are timed: their class, their name, and the part."""
-    for name in ("_catch", "_another_cause", "findings"):
+    for name in ("_catch", "_finds_another_cause", "findings"):
         yield finder.Finder, name, _SHRINKING
     for lockstep_kind in (lockstep.Lockstep, engine.EngineLockstep, tiered.TierLockstep):
         yield lockstep_kind, "_look", "driving: facts of a view"

@@ -181,14 +181,14 @@ def _faults_of(file: str) -> list[KnownFault]:
 
 def _others(file: str, trace: Trace, selector: SystemSelector) -> Iterator[tuple[str, Trace]]:
     """Other traces of the same bug: of the finding whose trace this is, and of the known fault."""
-    from ci.report.data import named_trace
+    from ci.report.data import trace_to_save
     from stateful_tests.lockstep.lockstep import replay
     from stateful_tests.lockstep.check_results import finding_name
 
     path = Path(shipped(file))
     findings = [finding_name(trace.clause or "", number) for number in range(1, 10)]
     names = [
-        named_trace(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
+        trace_to_save(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
     ]
     for beside in (path.with_name(name) for name in names if path.name in names):
         if beside != path and beside.is_file():

@@ -180,7 +180,7 @@ def _changed(
             return
         noted_clauses.update(violation.clauses)
         early[violation.clause] = run
-        note(report.first_word(run, "" if before is None else before.name))
+        note(report.violation_line(run, "" if before is None else before.name))
 
     revision = how.since or (base.name if base is not None else "")
     note(f"since {revision}: looks for runs that call what changed")

@@ -328,10 +328,10 @@ def save_traces(
     from ci.report import page
     from stateful_tests.traces import files as traces
 
-    for group, found in zip(report.groups(findings), reports, strict=True):
+    for group, found in zip(report.group_by_cause(findings), reports, strict=True):
         saved: dict[tuple[AnyCommand, ...], str] = {}
-        for clause, each in zip(found["clauses"], report.shown_by(group), strict=True):
-            name, trace = report.named_trace(each.name, each.run.trace, each.run.system)
+        for clause, each in zip(found["clauses"], report.findings_to_save(group), strict=True):
+            name, trace = report.trace_to_save(each.name, each.run.trace, each.run.system)
             path = Path(folder, name)
             try:
                 if trace.commands not in saved:
@@ -372,7 +372,7 @@ class Saved:
         for clause, trace in traces.items():
             together.setdefault((trace.geometry, trace.mode, trace.commands), []).append(clause)
         for first, *also in together.values():
-            name, trace = report.named_trace(first, traces[first], self._system)
+            name, trace = report.trace_to_save(first, traces[first], self._system)
             path = Path(self._folder, name)
             if self._there.get(path) == trace:
                 continue

@@ -263,7 +263,7 @@ def _spelled(make: Make) -> str | None:
 def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> ClauseViolated:
     """Save the traces and report the clause, the steps, because, where the trace is and how to replay it."""
     spelled, chosen = _spelled(make), plugin.chosen
-    reports = [report.finding_data(group) for group in report.groups(findings)]
+    reports = [report.finding_data(group) for group in report.group_by_cause(findings)]
     selector = SystemSelector(SystemSpec.parse(spelled or ""), chosen.sglang_path, chosen.device)
     save_traces(findings, reports, chosen.save, selector.options)
     text = io.StringIO()
