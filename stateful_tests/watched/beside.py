@@ -105,14 +105,14 @@ class Beside:
             self._done.append((command, choices))
         if beyond or not self._same(now, shown):
             found = verdict(command, was, now, outcome, shown, beyond)
-            known = deviations.explained(self.header, command, was, now, shown)
-            shows = None if beyond or known else deviations.as_shown(now, shown)
+            known = deviations.fault_of_cursors(self.header, command, was, now, shown)
+            shows = None if beyond or known else deviations.adopt_shown_cursors(now, shown)
             if shows is not None:
                 self.report(Diverged(*found, command))
                 now = shows
             else:
                 self.deviates(known, *found, command)
-                now = deviations.with_slots(now, shown)
+                now = deviations.adopt_shown_slots(now, shown)
         self.state = now
 
     def follows_to(self, state: State, command: Command, shown: Shown) -> None:
@@ -209,7 +209,7 @@ class Beside:
         mine = self.request(name).cursors
         if mine is not None and mine != got:
             found = Diverged("LEN-4", f"{name}: {cursors_text(mine)}", f"shows {cursors_text(got)}")
-            if not deviations.in_order(got, mine):
+            if not deviations.are_row_cursors(got, mine):
                 raise found
             self.report(found)
             self.moves(name, got)

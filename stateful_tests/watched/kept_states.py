@@ -83,7 +83,7 @@ class KeptStates:
                 self._wrong[tuple(path)] = _Wrong(has, why)
             kept = before.get(has)
             if kept is not None and kept.length > len(path):
-                known = deviations.within_a_page(self.header, kept.length)
+                known = deviations.fault_of_state_within_page(self.header, kept.length)
                 self._wrong[tuple(path)] = _Wrong(has, known or "")
                 want = f"the node of {len(path)} tokens has the state after them"
                 got = f"slot {has}, in which {kept.name} kept the state after {kept.length}"

@@ -80,7 +80,7 @@ def watch_live(
             )
             died = "" if server.alive else server.last_words()
             release = log.header.release
-            known = deviations.explains_end(release, died, config, validator.result)
+            known = deviations.fault_of_end(release, died, config, validator.result)
             server.stop()
             if died or wrong or validator.result.found:
                 shutil.rmtree(keep, ignore_errors=True)

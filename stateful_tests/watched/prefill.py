@@ -43,7 +43,7 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
             want = f"{e.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
             known = None
             if beside.of(e.request).interrupted:  # it has the slot of the rejected one
-                known = deviations.rejected_as_turn(beside.header)
+                known = deviations.fault_of_rejected_turn(beside.header)
             raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}", known=known)
 
 
@@ -58,7 +58,7 @@ def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> 
         beside.state = beside.state.with_session(resumed)
         return
     hole = (session.name, session.state) in beside.result.holes
-    known = known or deviations.state_after_a_round(beside.header, prefix - session.state, hole)
+    known = known or deviations.fault_of_resumed_state(beside.header, prefix - session.state, hole)
     wrong[name, prefix], seen.state_ahead = known or "", known
     want = (
         f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
@@ -71,7 +71,7 @@ def orphaned(beside: Beside, request: Request) -> Request:
     """A known fault: the server no longer counts a turn as its session's, whose text it still is."""
     session = beside.session_of(request)
     assert session is not None
-    known = deviations.orphaned(beside.header, beside.of(request.name))
+    known = deviations.fault_of_orphaned_turn(beside.header, beside.of(request.name))
     want = f"{request.name} goes on as the turn of {session.name}"
     beside.deviates(known, "SES-2", want, "as a request of nobody's", Admit(request.name))
     request = request._replace(session=None)
@@ -106,7 +106,7 @@ def extended(beside: Beside, e: log.Extended) -> None:
         if admitted_at != prefix and not loaded:
             want = f"{name} goes on at {admitted_at}, as it was admitted"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
-        if (known := deviations.state_of_another(beside.header, seen, prefix)) is not None:
+        if (known := deviations.fault_of_stale_state(beside.header, seen, prefix)) is not None:
             beside.result.wrong_states[name, prefix] = known
         seen.has_state = False
         if text := beside.texts.inputs.get(name):
@@ -137,7 +137,7 @@ def _has_own_text(beside: Beside, name: str, length: int) -> None:
     request = beside.request(name)
     have = request.origin + request.output
     if beside.of(name).orphan_of and length > have:
-        known = deviations.text_of_orphan(beside.header)
+        known = deviations.fault_of_orphaned_text(beside.header)
         raise Diverged("SES-1", f"{name} has {have} tokens", f"computes {length}", known=known)
 
 

@@ -151,7 +151,7 @@ def counts_outputs(beside: Beside, name: str, outputs: int, in_flight: Sequence[
     if not least <= outputs <= most:
         want = f"{name} has {most} outputs, and {len(in_flight)} rounds in flight"
         lost = outputs == least - 1 and beside.of(name).passed_over
-        known = deviations.first_output_lost(beside.header) if lost else None
+        known = deviations.fault_of_lost_output(beside.header) if lost else None
         raise Diverged("SES-1", want, f"counts {outputs}", known=known)
 
 
@@ -267,7 +267,7 @@ def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> Non
     offsets[what] = got - want
     known = None
     if clause in ("OWN-3", "OWN-4"):
-        known = deviations.miscounted(
+        known = deviations.fault_of_count(
             beside.header, got - want, joined_late=beside.step.joined_late
         )
     beside.report(

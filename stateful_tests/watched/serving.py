@@ -212,7 +212,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             known = validated.wrong_states.get((misread.request, misread.position), ended)
         elif run.config.pair:
             config, pool = run.config, misread.pool
-            known = deviations.read_in_a_pair(run.release, misread.found, pool, config)
+            known = deviations.fault_of_pair_read(run.release, misread.found, pool, config)
         reads.setdefault((misread.pool, known), []).append(misread)
     for (pool, known), (first, *more) in reads.items():
         if pool == "state":
@@ -228,12 +228,12 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         says += f"; it is {first.found}" if first.found else ""
         yield ServedFinding("reads", f"reads {pool}", says, known)
     for noted in outcome.noted:
-        known = deviations.of_a_pair(run.release, noted.key, run.config, run.choices)
+        known = deviations.fault_of_pair(run.release, noted.key, run.config, run.choices)
         yield ServedFinding("pair", noted.key, noted.says, known)
     if outcome.error:
         grant = outcome.grant
         pool = grant.pool if grant is not None else ""
-        known = ended or deviations.explains_end(
+        known = ended or deviations.fault_of_end(
             run.release, outcome.error, run.config, validated, pool
         )
         situations = filter(None, (outcome.error, validated.situation))
@@ -246,7 +246,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             yield ServedFinding("server", key, "; ".join(situations), known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
         known = (
-            deviations.stalls(run.release, kind, run.config, outcome.preemptions) or ended
+            deviations.fault_of_stall(run.release, kind, run.config, outcome.preemptions) or ended
         )
         says = f"{stall.clause}: {stall.says}" if stall.clause else stall.says
         yield ServedFinding("progress", f"stalls: {kind}", says, known)

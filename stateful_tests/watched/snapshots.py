@@ -135,7 +135,7 @@ def _state_of(beside: Beside, e: log.Snapshot) -> State:
 def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
     """Go on with what a snapshot shows."""
     # what came before is not known
-    stays_busy = deviations.stays_busy(beside.header, retracted=True)
+    stays_busy = deviations.fault_of_busy_session(beside.header, retracted=True)
     requests = {r.request: r for r in e.requests}
     beside.requests = {name: _seen(beside, r, given) for name, r in requests.items()}
     beside.sessions = {}
