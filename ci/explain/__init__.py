@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ci.explain import reasons
 from ci.explain.history import Claim, History, Past
 from ci.explain.stories import of_kind, stories
-from impl.process.failures import fails_at_start, of_a_command
+from impl.process.failures import fails_at_start, failed_in_command
 from reference.clauses.step import Step
 from reference.commands import Broken
 from reference.kinds import kind_of_config
@@ -48,7 +48,7 @@ def because(run: Run) -> Because | None:
         if fails_at_start(broke):
             return Because(f"no command has a part in it: {broke}.")
         failed = f"{here} makes the system fail, {broke}"
-        if not of_a_command(broke):
+        if not failed_in_command(broke):
             return Because(f"after {here}: {broke}.")
         ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
         return Because(f"{failed}{ruled}.")

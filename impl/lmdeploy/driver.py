@@ -24,7 +24,7 @@ from impl.lmdeploy.engine_methods import longest_session_of, sleep_of
 from impl.lmdeploy.states import CheckpointedStates
 from impl.optional import either, optional
 from impl.process.failures import SystemFailed
-from impl.release_system import work
+from impl.release_system import serve_driver
 from impl.request_sources import RequestSources
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.stand_ins import Values, taken
@@ -435,4 +435,4 @@ def _ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    raise SystemExit(work(LMDeployDriver))
+    raise SystemExit(serve_driver(LMDeployDriver))

@@ -11,7 +11,7 @@ import torch
 from impl.adapter import UnusableImplementation
 from impl.bare import bare
 from impl.isolation import loaded
-from impl.release_system import work
+from impl.release_system import serve_driver
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.transformers_paging.loading import load
 from impl.stand_ins import Values
@@ -217,4 +217,4 @@ def _nothing(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(work(PagingDriver))
+    raise SystemExit(serve_driver(PagingDriver))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
-from impl.process.failures import kind_of
+from impl.process.failures import kind_of_failure
 from impl.process.remote_system import DoesNotStart
 from impl.system_spec import system_spec
 from reference.commands import Refused
@@ -228,7 +228,7 @@ def _breaks_otherwise(base: AnySystem | None, trace: Trace, seen: Violation) -> 
     known = None if base is None else _violation(base, trace)
     if known is None or known.clause != "BROKEN":
         return False
-    return kind_of(known.observed) != kind_of(seen.observed)
+    return kind_of_failure(known.observed) != kind_of_failure(seen.observed)
 
 
 def how_it_breaks(observed: str) -> str:

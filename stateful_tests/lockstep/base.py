@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from impl.adapter import AnySystem, Capabilities, UnusableImplementation
-from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, described, said_of
+from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, describe_error, failing_as
 from impl.process.wire import checked
 from reference.clauses import Clause
 from reference.commands import Broken, Mode, Outcome, Refused
@@ -92,9 +92,9 @@ class AnyLockstep(ABC):
     def _start(self, config: Any) -> None:
         """Have the empty system; where there is none, the first command meets why."""
         try:
-            with said_of(RESET):
+            with failing_as(RESET):
                 self.system.reset(config)
-            with said_of(FIRST_VIEW):
+            with failing_as(FIRST_VIEW):
                 self._look()
         except SystemFailed as error:
             self._unstarted = Broken(str(error))
@@ -113,12 +113,12 @@ class AnyLockstep(ABC):
         try:
             outcome = self._unstarted or checked(self.system.apply(command))
             if not isinstance(outcome, Broken):
-                with said_of(VIEW):
+                with failing_as(VIEW):
                     self._look()
         except UnusableImplementation:  # the adapter's own fault, or nothing that the system offers
             raise
         except (Exception, SystemExit) as error:
-            outcome = Broken(described(error))
+            outcome = Broken(describe_error(error))
         return outcome
 
     def _break(

@@ -13,7 +13,7 @@ from typing import Any
 
 from impl.adapter import Capabilities, AnySystem, System, UnusableImplementation
 from impl.engines import engine
-from impl.process.failures import SystemFailed, of_a_command
+from impl.process.failures import SystemFailed, failed_in_command
 from impl.process.remote_system import WorkerSystem
 from impl.process.wire import copied
 from reference import model
@@ -389,7 +389,7 @@ def with_calls(system: AnySystem, run: Run) -> Run:
     violation = run.violation
     if violation is None or not isinstance(system, WorkerSystem) or not system.alive:
         return run
-    if "BROKEN" in violation.clauses and not of_a_command(violation.failure_of("BROKEN").observed):
+    if "BROKEN" in violation.clauses and not failed_in_command(violation.failure_of("BROKEN").observed):
         return run  # what the command calls has no part in it
     commands = run.trace.commands[: violation.step + 1]
     return replace(run, called=system.called(run.trace.geometry, commands))

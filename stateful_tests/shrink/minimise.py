@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
-from impl.process.failures import kind_of
+from impl.process.failures import kind_of_failure
 from impl.process.remote_system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import Geometry, GeometryError
@@ -80,7 +80,7 @@ def _kind(system: AnySystem, trace: Trace) -> str | None:
     seen = replay(system, trace).violation
     if seen is None or "BROKEN" not in seen.clauses:
         return None
-    return kind_of(seen.failure_of("BROKEN").observed)
+    return kind_of_failure(seen.failure_of("BROKEN").observed)
 
 
 PAGE_SIZES = (1, 2, 4, 8, 16)
@@ -326,7 +326,7 @@ def failing_prefix(
     if (seen := lockstep.violation) is None:
         return None
     commands = commands[: lockstep.steps]
-    if clause not in seen.clauses or kind not in (None, kind_of(seen.failure_of(clause).observed)):
+    if clause not in seen.clauses or kind not in (None, kind_of_failure(seen.failure_of(clause).observed)):
         return None
     if allowed is not None and not allowed(replace(trace, commands=commands), seen):
         return None

@@ -135,7 +135,7 @@ class Prefills(OnServer):
         server, turns = self.server, [chunk.turn for chunk in batch.chunks]
         for turn in turns:
             if turn.session is not None and self.release.row(turn.req) is None:
-                turn.first = server.slot(turn.session) is None
+                turn.session_had_no_slot = server.slot(turn.session) is None
         prefill = server.new_batch(turns, ForwardMode.EXTEND)
         if batch.received:
             self._receive(prefill, turns[0], *spans[0])
@@ -154,7 +154,7 @@ class Prefills(OnServer):
         self._launch(batch.entries, ForwardMode.EXTEND)
         if server.states is not None:
             server.states.deferred(prefill)
-        server.computed(prefill, turns, spans)
+        server.forward_batch(prefill, turns, spans)
 
     def _settled(self, batch: _Batch) -> None:
         """Process the results: what is no last chunk goes into the tree after it."""

@@ -40,7 +40,7 @@ class Results:
             release.commit(req, len(result.tokens))
         self.sampled(turn, result.tokens)
         if self.server.tracker is not None and result.batch is not None:
-            self.server.tracker.processed(req, result.batch, result.at, len(result.tokens))
+            self.server.tracker.processed(req, result.batch, result.batch_index, len(result.tokens))
         if result.prefill and not req.finished():
             with self.server.results_of_prefill():
                 release.checkpoint(req, self.server.cache, chunked=False)
@@ -48,7 +48,7 @@ class Results:
     def sampled(self, turn: LiveRequest, tokens: list[int]) -> None:
         """The tokens are outputs now, and may have ended the turn."""
         turn.req.output_ids.extend(tokens)
-        turn.newest = len(tokens)
+        turn.last_result_len = len(tokens)
         self.server.release.check_finished(turn.req, len(tokens))
 
     def before_round(self, turn: LiveRequest) -> None:

@@ -25,7 +25,7 @@ class TreeCommands(OnServer):
     def match(self, command: Match) -> None:
         server, tokens = self.server, spelled(command.prompt)
         require(tokens, Reason.EMPTY)
-        require(not server.named(command.holder), Reason.REQUEST_EXISTS)
+        require(not server.is_name_taken(command.holder), Reason.REQUEST_EXISTS)
         tree = self._tree()
         # for backups to the host, which is not driven
         require(not command.full_only, Reason.UNFAITHFUL)
@@ -54,7 +54,7 @@ class TreeCommands(OnServer):
         tokens = spelled(command.prompt)
         require(tokens, Reason.EMPTY)
         holder = server.lock_holders.get(command.holder)
-        require(holder is not None or not server.named(command.holder), Reason.REQUEST_EXISTS)
+        require(holder is not None or not server.is_name_taken(command.holder), Reason.REQUEST_EXISTS)
         locked = [] if holder is None else holder.tokens
         prefix = 0 if holder is None else len(holder.slots)
         require(tokens[: len(locked)] == locked, Reason.SHRINKING_PREFIX)
@@ -124,7 +124,7 @@ class TreeCommands(OnServer):
 
     def named_tokens(self, tokens: list[int]) -> list[int]:
         """The tokens as the release has them."""
-        return namespaces.exchanged(tokens) if self.server.is_other(tokens) else tokens
+        return namespaces.exchanged(tokens) if self.server.is_in_namespace(tokens) else tokens
 
     def _newcomer(self, name: str) -> LockHolder:
         """A lock holder that has locked nothing."""

@@ -104,7 +104,7 @@ class _Noted:
 
         return noting
 
-    def nothing_there(self, load: bool, parts: Sequence[TierPart]) -> None:
+    def clear_targets(self, load: bool, parts: Sequence[TierPart]) -> None:
         """Forget what a queued transfer writes."""
 
 

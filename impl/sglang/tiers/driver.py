@@ -20,7 +20,7 @@ import torch
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.lazy import Tensor
 from impl.optional import optional
-from impl.process.failures import own_errors
+from impl.process.failures import raising_misfit
 from impl.process import wire
 from impl.process.worker import serve
 from impl.sglang.parts.stand_ins import SERVER_ARGS, unset
@@ -179,7 +179,7 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _own_errors(self) -> contextlib.AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"
-        return own_errors(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
+        return raising_misfit(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class TierDriver(DecodeSide, TreeCommands):
         server, tokens = self.server, spelled(command.prompt)
         require(tokens, Reason.EMPTY)
         require(
-            not server.named(command.holder) and command.holder not in self._waiting,
+            not server.is_name_taken(command.holder) and command.holder not in self._waiting,
             Reason.REQUEST_EXISTS,
         )
         require(self.storage is not None, Reason.UNFAITHFUL)

@@ -229,7 +229,7 @@ class Gatherer:
             for operation in queue:
                 parts = tuple(_parts(operation))
                 if id(operation) not in self.jobs:
-                    self.copies.nothing_there(load, parts)
+                    self.copies.clear_targets(load, parts)
                 number = self.jobs.of(id(operation), operation)
                 yield TierTransfer(
                     number, load, parts, tuple(map(self.nodes.of, operation.node_ids))

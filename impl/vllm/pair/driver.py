@@ -16,7 +16,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.pair.loading import Factory, Layout, install
-from impl.vllm.pair.network import NETWORK, START, Clock, PostedTransfer
+from impl.vllm.pair.network import NETWORK, START, Clock, NixlState, PostedTransfer
 from impl.vllm.pair.server import PairServer
 from impl.vllm.pair.tables import kept_records
 from impl.vocabulary import CommandRefused, require, well_formed
@@ -198,13 +198,13 @@ class PairDriver:
             raise error
 
     def _move(self, command: Move) -> None:
-        self._nth([job for job in NETWORK.under_way() if not job.copied], command.at).copy()
+        self._nth([job for job in NETWORK.transfers_in_flight() if not job.copied], command.at).copy()
 
     def _land(self, command: Land) -> None:
-        self._nth(NETWORK.under_way(), command.at).land()
+        self._nth(NETWORK.transfers_in_flight(), command.at).land()
 
     def _lose(self, command: Lose) -> None:
-        self._nth(NETWORK.under_way(), command.at).state = "ERR"
+        self._nth(NETWORK.transfers_in_flight(), command.at).state = NixlState.FAILED
 
     def _nth(self, jobs: list[PostedTransfer], at: int) -> PostedTransfer:
         require(0 <= at < len(jobs), Reason.EMPTY)
@@ -221,7 +221,7 @@ class PairDriver:
             forwarded = {*self._readers.values(), *self._dropped}
             due = [name for name in self._promises if name not in forwarded and self._held(name)]
             loops = all(s.idle or name in self._looped for name, s in self.servers.items())
-            require(loops and not (due or NETWORK.mail or self._handshakes()), Reason.WRONG_PHASE)
+            require(loops and not (due or NETWORK.messages or self._handshakes()), Reason.WRONG_PHASE)
         Clock.now += command.seconds
         self._looped.clear()
 
@@ -275,7 +275,7 @@ class PairDriver:
             ),
             readers,
             tuple(self._transfers(readers)),
-            tuple(self._message(*each) for each in NETWORK.mail),
+            tuple(self._message(*each) for each in NETWORK.messages),
             self._handshakes(),
             Clock.now - START,
             tuple(name for name, server in self.servers.items() if server.idle),
@@ -314,12 +314,13 @@ class PairDriver:
             for each in readers
             if each.state in (ReaderState.WAITS, ReaderState.LINGERS)
         }
-        kept, found = [], []
+        kept = []
+        found = []
         managers = decode.scheduler.kv_cache_manager.coordinator.single_type_managers
         for job in NETWORK.transfers:
             ident = self._owners.get(job, "")
             name = decode.named(ident)
-            if job.state == "PROC" or not job.released or name in waiting:
+            if job.state is NixlState.IN_FLIGHT or not job.released or name in waiting:
                 kept.append(job)
                 groups = {
                     block.block_id: group
@@ -327,8 +328,8 @@ class PairDriver:
                     for block in manager.req_to_blocks.get(ident, ())
                 }
                 moves = tuple(dict.fromkeys(self._moves(job, groups)))
-                over = job.state != "PROC"
-                failed = job.state == "ERR"
+                over = job.state is not NixlState.IN_FLIGHT
+                failed = job.state is NixlState.FAILED
                 found.append(PairTransfer(job.number, name, moves, job.copied, over, failed))
         NETWORK.transfers[:] = kept
         return found
