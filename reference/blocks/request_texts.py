@@ -218,7 +218,8 @@ class RequestTexts:
         return client_tokens(command.prompt, command.tokens, self._sent)
 
     def _goes(self, bearer: Bearer) -> None:
-        bearer.gone, bearer.computed = True, None
+        bearer.gone = True
+        bearer.computed = None
         self.bearers.pop(bearer.name, None)
 
     def _next_turn(self, bearer: Bearer) -> None:
@@ -231,7 +232,10 @@ class RequestTexts:
             return
         del bearer.text[-1], bearer.stamps[-1]
         extend(bearer.text, bearer.stamps, turn[0])
-        bearer.idle, bearer.outputs, bearer.max_tokens, bearer.turned = False, 0, turn[1], True
+        bearer.idle = False
+        bearer.outputs = 0
+        bearer.max_tokens = turn[1]
+        bearer.turned = True
 
     def _lanes(self, facts: BlockFacts) -> list[LaneNote]:
         notes, batch = [], []
@@ -304,7 +308,8 @@ class RequestTexts:
     def _given_out(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:
         """Return the sampled tokens that a client gets, and whether the turn ends with them."""
         for count, token in enumerate(sampled, 1):
-            outputs, length = bearer.outputs + count, len(bearer.text) + count
+            outputs = bearer.outputs + count
+            length = len(bearer.text) + count
             if (
                 token == STOP_TOKEN
                 or outputs >= bearer.max_tokens

@@ -121,7 +121,8 @@ def _give_back_behind_windows(
     """A tree with rules of its own may give back the SWA part that its owner's window has left behind. The
     last batch's window counts: what takes the KV is written after the batches before it have read."""
     for name, request in facts.requests.items():
-        owner, cursors = request.session or name, request.cursors
+        owner = request.session or name
+        cursors = request.cursors
         if owner in locks and cursors is not None:
             lock = locks[owner]
             if launched_after.get(name, cursors.kv_committed_len) - window >= len(lock.key):

@@ -167,7 +167,8 @@ class TierStep:
     @remembered
     def reached(self) -> frozenset[str]:
         """Clauses of a second tier that could break at this step."""
-        after, users = self.after, any(user.node for user in self.after.users)
+        after = self.after
+        users = any(user.node for user in self.after.users)
         copying = any(not job.copied for job in after.transfers)
         found = {
             "HOST-1": any(any(node.host.values()) for node in after.nodes),
@@ -185,11 +186,13 @@ class TierStep:
         for pool in self.config.pools:
             for at in range(self.config.host_slots(pool)):
                 slot = True, pool, at
-                nodes, others = len(self.owners.get(slot, ())), self.held_back.get(slot, ())
+                nodes = len(self.owners.get(slot, ()))
+                others = self.held_back.get(slot, ())
                 owned = _having(nodes)
                 for other in others:
                     owned += f", {other} has it"
-                owners, free = nodes + len(others), self.free.get(slot, 0)
+                owners = nodes + len(others)
+                free = self.free.get(slot, 0)
                 yield HostUnit(called(slot), at_slot(slot), owners, free, False, owned)
 
     def copies(self) -> Iterator[KeptCopy]:
@@ -210,7 +213,9 @@ class TierStep:
         return found
 
     def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
-        where, unwritten, stamps = (host, pool), self.unwritten, node.stamps
+        where = (host, pool)
+        unwritten = self.unwritten
+        stamps = node.stamps
         if pool == "state":
             stamps = tuple(chained(self.texts[node.node])[-1:])
         memory = (self.after.host_memory if host else self.after.memory)[pool]
@@ -223,11 +228,14 @@ class TierStep:
             f"the {pool} KV of node {node.node} on the {tier} is that of its"
             f" {counted(len(stamps), 'token')}"
         )
-        place, another = "position", "KV of another token"
+        place = "position"
+        another = "KV of another token"
         first = node.start
         if pool == "state":
             holds = f"the state of node {node.node} on the {tier} is that after token {node.end}"
-            place, first, another = "the state after token", node.end, "another state"
+            place = "the state after token"
+            first = node.end
+            another = "another state"
         return KeptCopy(
             holds,
             stamps,
@@ -293,7 +301,8 @@ class TierStep:
             if operation.back:
                 continue
             for slot in host_slots(operation.moving):
-                nodes, others = self.owners.get(slot, []), self.held_back.get(slot, [])
+                nodes = self.owners.get(slot, [])
+                others = self.held_back.get(slot, [])
                 if self.free[slot] or nodes or others != [operation.called]:
                     names = [*(f"node {node}" for node in nodes), *others]
                     got = (
@@ -325,7 +334,8 @@ class TierStep:
 
     def _lost(self) -> Iterator[Failure]:
         """Yield what nobody owns on a server that only decodes: rows, slots of first tokens, device slots."""
-        after, config = self.after, self.config
+        after = self.after
+        config = self.config
         for what, size, free, own in (
             ("row", config.rows, after.free_rows, [r.row for r in after.requests]),
             (
