@@ -261,7 +261,8 @@ def _tested(
         scratch = Path(made, "exported.py")
         Path(made, f"{SHARED}.py").write_text(module, encoding="utf-8")
         scratch.write_text(text, encoding="utf-8")
-        wanted, runs = [(system.name, FAILS)], [(system.root, system.release, [scratch])]
+        wanted = [(system.name, FAILS)]
+        runs = [(system.root, system.release, [scratch])]
         if target is not None:
             wanted.append((target.name, 0))
             runs.append((target.root, target.version, [scratch]))
@@ -323,7 +324,9 @@ def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) ->
     hook = engine(selector.spec.engine).test_hook
     with closing(selector.resolve()) as system:
         assert isinstance(system, WorkerSystem) and system.root is not None
-        name, root, release = system.name, system.root, system.release
+        name = system.name
+        root = system.root
+        release = system.release
     codes = []
     for file, text in zip(files, texts):
         [(code, output)] = outcomes((root, release, [Path(file).absolute()]), hook=hook(text))

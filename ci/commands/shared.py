@@ -360,7 +360,9 @@ class Saved:
     """
 
     def __init__(self, system: str, folder: str, say: Callable[[str], None]) -> None:
-        self._system, self._folder, self._say = system, folder, say
+        self._system = system
+        self._folder = folder
+        self._say = say
         self._there: dict[Path, Trace] = {}
         self._said: set[str] = set()
 

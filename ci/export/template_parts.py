@@ -119,7 +119,9 @@ def _whole(system: SGLangSystem | TierSystem, versions: set[str]) -> tuple[str, 
 
 
 def _rendered(system: SGLangSystem | TierSystem, versions: set[str], **features: bool) -> str:
-    order, kind, sizes = list(TABLE), system.kind, replace(PRESETS["page1"], tree=True)
+    order = list(TABLE)
+    kind = system.kind
+    sizes = replace(PRESETS["page1"], tree=True)
     sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]
     oldest, newest = sorted_kinds[0], sorted_kinds[-1]
 
@@ -140,7 +142,8 @@ def _rendered(system: SGLangSystem | TierSystem, versions: set[str], **features:
 
 def _imported(what: str, oldest: type[Release0510], newest: type[Release0510]) -> str:
     """The lines that import something of the newest release, or where that fails, of the oldest."""
-    lines, older = _import_lines(what, newest), _import_lines(what, oldest)
+    lines = _import_lines(what, newest)
+    older = _import_lines(what, oldest)
     if lines == older:
         return "\n".join(lines)
     since = next(version for version, kind in TABLE.items() if _import_lines(what, kind) == lines)

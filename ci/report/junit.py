@@ -76,7 +76,8 @@ def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> F
     """A violated clause: what it says, and the smallest trace."""
     lines = [f"saved  {clause['saved']}", f"replay {found['replay']}"] if found["saved"] else []
     for row in found["rows"]:
-        mark, text = ">" if row["violates"] else " ", "; ".join([row["outcome"], *changes(row)])
+        mark = ">" if row["violates"] else " "
+        text = "; ".join([row["outcome"], *changes(row)])
         lines.append(f"{mark} {row['step']:>3} {row['command']}: {text}")
     if (violation := found["violation"]) is not None:
         lines += [f"expected {violation['expected']}", f"observed {violation['observed']}"]

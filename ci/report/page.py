@@ -88,7 +88,8 @@ def _content(data: Data, run: Run) -> Data:
         (_extent(side) for s in shown for side in (s["reference"], s["system"])), default=1
     )
     used = {pool: _used(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
-    steps, before = [], None
+    steps = []
+    before = None
     for state in shown:
         differs = {tuple(d["key"]) for d in state["differences"]}
         row = data["rows"][state["step"]]
@@ -214,7 +215,8 @@ def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
 def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
     side, other = state[name], state["system" if name == "reference" else "reference"]
     cut = _cut(run, state["step"], side)
-    geometry, physical = run.trace.sizes(Geometry), name == "system"
+    geometry = run.trace.sizes(Geometry)
+    physical = name == "system"
     holders = [
         {
             "name": who,

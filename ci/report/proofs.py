@@ -19,7 +19,8 @@ def collect(names: Iterable[str]) -> Data:
     Raises KeyError for a name that stands for none.
     """
     selected = tuple(names)
-    obligations, began = proofs.chosen(selected), time.perf_counter()
+    obligations = proofs.chosen(selected)
+    began = time.perf_counter()
     found = [
         {
             "name": proof.obligation.name,

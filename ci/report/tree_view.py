@@ -96,7 +96,9 @@ def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
 
 def _pools(state: State, tree: Tree) -> list[Data]:
     """Return the tree's share of each pool, and how much of it can be evicted."""
-    geometry, counted, left = state.config.geometry, sizes(tree), free(state)
+    geometry = state.config.geometry
+    counted = sizes(tree)
+    left = free(state)
     sums = {"full": (*counted[:2], left.full), "swa": (*counted[2:], left.swa)}
     return [
         {

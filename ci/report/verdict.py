@@ -71,7 +71,8 @@ def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) 
 
 def _end(result: CheckResult) -> list[_Part]:
     """Why the check ended before its plan did."""
-    cut, missing = result.interrupted, "; ".join(result.incomplete)
+    cut = result.interrupted
+    missing = "; ".join(result.incomplete)
     incomplete = not cut and not result.new and bool(missing)
     timed_out = not cut and bool(result.new) and result.timed_out
     return [
