@@ -108,7 +108,8 @@ def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None =
     clause: only those that violate it. What a trace needs is left out where a base judges violations. Raises
     DoesNotStart where the system does not load.
     """
-    spec, release = system_spec(system), release_of(system)
+    spec = system_spec(system)
+    release = release_of(system)
     if not release:
         return
     for fault in of_system(spec.engine, release, spec.ways):

@@ -66,7 +66,8 @@ class WayMap(NamedTuple):
 
     def told(self, function: Function) -> str:
         """A function that no run has called as text, with the configurations that call it, where few do."""
-        text, few = ": ".join(function), sorted(self.rare.get(function, ()))
+        text = ": ".join(function)
+        few = sorted(self.rare.get(function, ()))
         return f"{text} (on {', '.join(few)})" if few else text
 
 
@@ -80,7 +81,8 @@ def way_map(engine: str) -> WayMap:
     if engine not in maps:
         return NOTHING
     of = maps[engine]
-    ways, sets = tuple(of["ways"]), [frozenset(few.split(", ")) for few in of["sets"]]
+    ways = tuple(of["ways"])
+    sets = [frozenset(few.split(", ")) for few in of["sets"]]
     functions = {
         each: frozenset(way for at, way in enumerate(ways) if bits >> at & 1)
         for each, bits in _numbers(of["functions"])
@@ -116,7 +118,8 @@ class Measured(NamedTuple):
 def measured(engine: str) -> dict[str, Any]:
     """The map of an engine as JSON, measured anew. functions: a bit for each way. rare: functions that few
     configurations call, each with the number of these among `sets`."""
-    ways, found = engines.engine(engine).ways, dict[Function, Measured]()
+    ways = engines.engine(engine).ways
+    found = dict[Function, Measured]()
     for release, at in measured_in(engine):
         called, of = called_in(named(engine, ways[at], release), COMMANDS)
         for function, by in called.items():
@@ -198,7 +201,8 @@ def called_by_plan(
     more is driven when all these were called."""
     if not isinstance(system, WorkerSystem):
         return {}
-    fitted, done = for_system(asked, system), 0
+    fitted = for_system(asked, system)
+    done = 0
     found: dict[Function, set[str]] = {}
     for batch in batches(system, fitted, configurations(system, fitted)):
         with system.noting_calls() as calls:

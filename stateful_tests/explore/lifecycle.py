@@ -54,7 +54,8 @@ def edges(steps: Iterable[Transition]) -> tuple[set[Edge], set[Edge]]:
     requests: set[Edge] = set()
     sessions: set[Edge] = set()
     for was, command, now in steps:
-        kind, named = kind_name(type(command)), set(_named(command))
+        kind = kind_name(type(command))
+        named = set(_named(command))
         phases = ({r.name: r.phase.value for r in state.requests} for state in (was, now))
         lives = ({s.name: life(state, s).value for s in state.sessions} for state in (was, now))
         for into, (before, after) in ((requests, phases), (sessions, lives)):

@@ -26,8 +26,10 @@ OUTPUT = 4  # tokens for which a text leaves room
 
 def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
     """Sizes that no preset has, of a server of that kind."""
-    host, windowed = like.decode == "plain", like.window is not None
-    page, full = pick(source, (2, 2, 4) if windowed else (1, 2, 4)), 8 + source.upto(16)
+    host = like.decode == "plain"
+    windowed = like.window is not None
+    page = pick(source, (2, 2, 4) if windowed else (1, 2, 4))
+    full = 8 + source.upto(16)
     swa, window = (6 + source.upto(full), 1 + source.upto(2 * page + 3)) if windowed else (0, None)
     return replace(
         like, page_size=page, window=window, full_pages=full, swa_pages=swa, rows=2 + source.upto(3),

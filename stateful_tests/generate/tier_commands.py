@@ -229,7 +229,8 @@ def _insert(
         if once_in(source, 2):
             prompt = _longer(beside, prompt, source, profile)
     else:
-        name, prompt = pick(source, absent), _prompt(beside, facts, source, profile)
+        name = pick(source, absent)
+        prompt = _prompt(beside, facts, source, profile)
     chunked = once_in(source, profile.chunks) and not once_in(source, 3)
     evicted = 0
     if beside.config.window is not None and not chunked and once_in(source, 3):

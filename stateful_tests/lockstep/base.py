@@ -46,10 +46,12 @@ class AnyLockstep(ABC):
         clause: str | None,
     ) -> None:
         self.system = system
-        self.steps, self.step = 0, None
+        self.steps = 0
+        self.step = None
         self.violation: Violation | None = None
         self.first_violation: Violation | None = None
-        self._tallies, self._refusals = tallies, refusals
+        self._tallies = tallies
+        self._refusals = refusals
         self._reached: set[str] = set()  # clauses whose trigger has come up
         can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
@@ -106,7 +108,8 @@ class AnyLockstep(ABC):
     def _begin(self) -> None:
         """Another command."""
         assert self.violation is None, "the run has ended with a violation"
-        self.steps, self.step = self.steps + 1, None
+        self.steps += 1
+        self.step = None
 
     def _carried_out(self, command: Any) -> Outcome:
         """The system's outcome, and its facts after it; Broken where it fails or cannot be looked at."""

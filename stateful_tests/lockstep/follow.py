@@ -47,19 +47,21 @@ def pinned(was: State) -> State:
 
 def _handed_over(was: State, state: State, command: Command, name: str, facts: Facts) -> State:
     """With as much of a request's text in the tree as the system's has taken of it."""
-    before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
+    before = was.request(name)
+    request = state.request(name)
+    seen = facts.requests.get(name)
     assert state.tree is not None and before is not None and request is not None
     session = state.session(request.session)
     outside = session is not None and session.slot is not None
     if seen is None or seen.cursors is None or outside:
         return state
     assert before.cursors is not None and request.cursors is not None
-    tree, cursors, length = state.tree, request.cursors, seen.cursors.cache_protected_len
+    tree = state.tree
+    cursors = request.cursors
+    length = seen.cursors.cache_protected_len
     computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
-    whole, taken = (
-        length % tree.page_size == 0,
-        before.cursors.cache_protected_len <= length <= computed,
-    )
+    whole = length % tree.page_size == 0
+    taken = before.cursors.cache_protected_len <= length <= computed
     if whole and taken:
         key = tree_key(text_tokens(request.text), state.config.geometry.bigram)[:length]
         state = state._replace(tree=_relocked(tree, was, request.holder, key))

@@ -91,7 +91,8 @@ def prove(
 ) -> Iterator[Proof]:
     """Each in turn. sources: the text of both modules, such as with a fault in it."""
     for obligation in obligations:
-        proof, began = Proof(obligation), time.perf_counter()
+        proof = Proof(obligation)
+        began = time.perf_counter()
         try:
             _prove(proof, sources)
         except (NotTranslated, KeyError, TypeError, z3.Z3Exception) as error:

@@ -120,7 +120,8 @@ def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace
 
 def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
     """The trace with a size and the lengths that fill it smaller by as much."""
-    now, page = getattr(trace.sizes(Geometry), name), trace.sizes(Geometry).page_size
+    now = getattr(trace.sizes(Geometry), name)
+    page = trace.sizes(Geometry).page_size
     least, unit = (page, 1) if name == "width" else (1, page)
     lengths = sorted({value for c in trace.commands for _, value in numbers(c)}, reverse=True)
     for size in dict.fromkeys((least, now // 2, now - 1)):
@@ -142,7 +143,8 @@ def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
 def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     """The smallest size with which the clause still fails; failing need not be monotone in it. A page has a
     size that servers have, and a row holds one at least: nobody doubts such a trace."""
-    now, page = getattr(trace.sizes(Geometry), name), trace.sizes(Geometry).page_size
+    now = getattr(trace.sizes(Geometry), name)
+    page = trace.sizes(Geometry).page_size
     sizes: Iterable[int] = range(page if name == "width" else 1, now or 1)  # no window stays none
     if name == "states":
         sizes = range(now)  # none at all first
@@ -291,7 +293,8 @@ def _resized(failing: Failing, trace: Trace, **changes: Any) -> Trace:
 
 def _scaled(trace: Trace, was: int) -> Trace:
     """The trace with all lengths as many pages long as they were when a page had `was` tokens."""
-    size, window = trace.sizes(Geometry).page_size, trace.sizes(Geometry).window
+    size = trace.sizes(Geometry).page_size
+    window = trace.sizes(Geometry).window
     window = None if window is None else -(-window * size // was)
     commands = scaled(trace.commands, size, was)
     return replace(trace, geometry=replace(trace.sizes(Geometry), window=window), commands=commands)
