@@ -39,7 +39,8 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     root: see `describe_error`. What a system has `noted` of its last command is sent with the reply.
     """
     # Whatever a system prints or reads must not get between the messages.
-    out, asks = os.fdopen(os.dup(1), "wb"), os.dup(0)
+    out = os.fdopen(os.dup(1), "wb")
+    asks = os.dup(0)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -59,7 +60,8 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     gc.freeze()
     gc.enable()
     while (body := wire.receive(asks)) is not None:
-        ask, called = wire.ASKS.decode(body), dict[str, dict[str, None]]()
+        ask = wire.ASKS.decode(body)
+        called = dict[str, dict[str, None]]()
         if ask.called:
             sys.setprofile(_noting(called, root or _folder_of(system)))
         try:
@@ -85,7 +87,8 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
 
 def _noting(called: dict[str, dict[str, None]], root: Path) -> Callable[..., None]:
     """A profiler that notes the functions called of each file under `root` in `called`."""
-    below, own = f"{root}{os.sep}", frozenset({"view", "apply"})
+    below = f"{root}{os.sep}"
+    own = frozenset({"view", "apply"})
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code

@@ -99,7 +99,8 @@ class MemoryChecks(PrefixRules):
 
     def report(self, *, log: bool = False) -> Report:
         """Count both pools and the rows. Waits for the device once."""
-        store, size = self.store, self.page_size
+        store = self.store
+        size = self.page_size
         held, uncached = self.held(), self.uncached()
         each = self.amounts(held, uncached).tolist()
         accounts, entries = [], []

@@ -171,7 +171,9 @@ class SessionRules(StateRules):
 
     def lend(self, request: KVRequest, slot: Slot) -> None:
         """Give the request its slot's row and a copy of the slot's cursors."""
-        request.row, request.state, request.state_len = slot.row, slot.state, slot.state_len
+        request.row = slot.row
+        request.state = slot.state
+        request.state_len = slot.state_len
         self.store.cursors.copy(self.store.slot_cursors, request, slot)
 
     # Window eviction.
@@ -197,11 +199,10 @@ class SessionRules(StateRules):
 
     def evict_window(self, request: KVRequest, length: int) -> None:
         """Free the SWA pages [E, new E) of a row."""
-        size, reach = self.page_size, self.eviction_reach(request.cursors, length)
-        first, frontier = (
-            self.eviction_start(request.cursors),
-            self.evicted(request.cursors, reach)[2],
-        )
+        size = self.page_size
+        reach = self.eviction_reach(request.cursors, length)
+        first = self.eviction_start(request.cursors)
+        frontier = self.evicted(request.cursors, reach)[2]
         pages = len(range(first, frontier, size))
         lanes = Lanes(self.store.device, [request], [reach])
         before, after = self.store.cursors.move(lanes, self.evicted)

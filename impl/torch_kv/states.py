@@ -38,7 +38,8 @@ class StateRules:
             return
         for request in requests:
             if request.state is None:
-                request.state, request.state_len = self.states.take(), 0
+                request.state = self.states.take()
+                request.state_len = 0
                 self.clear_new(request.state)
             if self.tracks:
                 request.buffers = [(self.states.take(), 0) for _ in range(BUFFERS)]
@@ -128,7 +129,8 @@ class StateRules:
         assert self.tree is not None and node.state is not None
         if not self.states.free:
             self.tree.evict(0, 0, 1)
-        request.state, request.state_len = self.states.take(), node.end
+        request.state = self.states.take()
+        request.state_len = node.end
         self.copy_matched(node.state, request.state)
 
     def copy_matched(self, source: int, slot: int) -> None:
@@ -179,7 +181,8 @@ class StateRules:
         """The state after `length` tokens of a request that has finished, for the tree."""
         if self.tracks:
             return self.take_tracked(request, length)
-        slot, request.state = request.state, None
+        slot = request.state
+        request.state = None
         return slot
 
     def brings_state(self, request: KVRequest, length: int) -> bool:

@@ -47,7 +47,9 @@ class Diverged(Exception):
         command: Command | None = None,
         known: str | None = None,
     ) -> None:
-        self.verdict, self.command, self.known = Verdict(clause, expected, observed), command, known
+        self.verdict = Verdict(clause, expected, observed)
+        self.command = command
+        self.known = known
 
 
 class Beside:
@@ -76,7 +78,8 @@ class Beside:
         self.tier: TierSeen | None = None
         # counts that differ already, and by how much
         self.reported_offsets: Counter[str] = Counter()
-        self.pages, self.texts = PageJudge(self.geometry), TextJudge()
+        self.pages = PageJudge(self.geometry)
+        self.texts = TextJudge()
         self.kept_states = KeptStates(header)
         self._line = Line("", 0, log.CloseAsked(""))
         # up to the first mismatch that counts, and to one more than a trace may have
@@ -92,7 +95,8 @@ class Beside:
     def do(self, command: Command, *choices: Choice, shown: Shown = NOTHING) -> None:
         """Carry a command out on the reference, and compare. Raises Diverged."""
         self.result.commands[type(command).__name__] += 1
-        was, beyond = self.state, ""
+        was = self.state
+        beyond = ""
         try:
             now, outcome = model.step(was, command, choices)
         except model.ChoiceNotAllowed as error:
@@ -144,7 +148,8 @@ class Beside:
 
     def report(self, found: Diverged) -> None:
         """Keep a mismatch, or count it where enough are kept."""
-        result, known = self.result, found.known
+        result = self.result
+        known = found.known
         if known is not None:
             result.known[known] += 1
             if result.known[known] > MAX_OF_KNOWN:
@@ -166,14 +171,17 @@ class Beside:
         result.skipped[missing] += 1
         since = result.mismatches[self.step.judged :]
         result.mismatches[self.step.judged :] = [each for each in since if each.known is not None]
-        self.follows, self.skipping = False, AFTER_A_GAP
+        self.follows = False
+        self.skipping = AFTER_A_GAP
 
     def misses(self, lines: int) -> None:
         """So many lines are missing before this one: up to the next snapshot no state is known. What was
         found before stays: the numbers of the lines say that all were there."""
         self.result.skipped[LOST] += lines
-        self.step.number, self.step.unpaged = None, False
-        self.follows, self.skipping = False, AFTER_A_GAP
+        self.step.number = None
+        self.step.unpaged = False
+        self.follows = False
+        self.skipping = AFTER_A_GAP
 
     def request(self, name: str) -> Request:
         """A request that goes on. Raises Diverged if nobody submitted it."""
@@ -231,7 +239,8 @@ class Beside:
             sizes = Geometry(g.page_size, g.window, g.full_pages, g.swa_pages, g.rows, g.width)
         except GeometryError:
             return None
-        found, commands = self.result.found[0], tuple(command for command, _ in self._done)
+        found = self.result.found[0]
+        commands = tuple(command for command, _ in self._done)
         expected = tuple(
             (at, Done(choices)) for at, (_, choices) in enumerate(self._done) if choices
         )

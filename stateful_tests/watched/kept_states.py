@@ -60,7 +60,8 @@ class KeptStates:
         keep KV. What these track may have drafts that a turn did not take, and hardly ever goes into the
         tree."""
         before = self._kept if step is not None and self._step == step - 1 else {}
-        self._step, self._kept = step, {}
+        self._step = step
+        self._kept = {}
         ended, self._ended = self._ended, {}
         if e.states is None:
             return

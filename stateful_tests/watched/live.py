@@ -60,7 +60,8 @@ def watch_live(
             say(f"it answers on port {server.port} after {up - started:.0f} s")
             asking = HttpClients(server, clients, seed)
             (log,) = _logs(server)
-            validator, done = Validator(log.header), 0.0
+            validator = Validator(log.header)
+            done = 0.0
 
             def goes_on() -> bool:
                 nonlocal done

@@ -24,7 +24,8 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
     if request.session is not None and e.session is None:
         request = orphaned(beside, request)
     beside.of(e.request).matched = e.prefix
-    session, cursors = beside.session_of(request), Cursors(*e.cursors)
+    session = beside.session_of(request)
+    cursors = Cursors(*e.cursors)
     if request.phase not in (Phase.QUEUED, Phase.ADMITTED):
         beside.stands(e.request, cursors)
         beside.result.next_chunk = request.phase is Phase.EXTENDING
@@ -51,7 +52,8 @@ def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> 
     """A turn resumes where its session's state is: that cannot be cut back. Told once, however often the
     scheduler looks at the turn before it runs."""
     beside.result.compared += 1
-    seen, wrong = beside.of_session(session.name), beside.result.wrong_states
+    seen = beside.of_session(session.name)
+    wrong = beside.result.wrong_states
     known = seen.state_ahead
     resumed = session._replace(state=prefix)
     if (known is None and session.state == prefix) or (name, prefix) in wrong:
@@ -59,7 +61,8 @@ def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> 
         return
     hole = (session.name, session.state) in beside.result.holes
     known = known or deviations.fault_of_resumed_state(beside.header, prefix - session.state, hole)
-    wrong[name, prefix], seen.state_ahead = known or "", known
+    wrong[name, prefix] = known or ""
+    seen.state_ahead = known
     want = (
         f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
     )
@@ -77,7 +80,8 @@ def orphaned(beside: Beside, request: Request) -> Request:
     request = request._replace(session=None)
     beside.state = beside.state.with_request(request).with_session(session._replace(turn=None))
     seen = beside.of_session(session.name)
-    seen.text_unknown, seen.stays_busy = True, known  # a close waits for it
+    seen.text_unknown = True
+    seen.stays_busy = known  # a close waits for it
     beside.of(request.name).orphan_of = session.name
     return request
 
@@ -97,7 +101,8 @@ def extended(beside: Beside, e: log.Extended) -> None:
     beside.result.next_chunk = False
     for name, prefix, tokens, cells in e.lanes:
         seen = beside.of(name)
-        admitted_at, seen.matched = seen.matched, None
+        admitted_at = seen.matched
+        seen.matched = None
         if admitted_at is None:
             want = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
@@ -143,7 +148,8 @@ def _has_own_text(beside: Beside, name: str, length: int) -> None:
 
 def _eviction(beside: Beside, name: str, shown: Cursors) -> Choice | None:
     """The window eviction that came before the prefill of a request."""
-    request, choice = beside.request(name), beside.step.evictions.pop(name, None)
+    request = beside.request(name)
+    choice = beside.step.evictions.pop(name, None)
     if choice is None or choice.swa_evicted_seqlen != shown.swa_evicted_seqlen:
         return choice
     return None if evicts_nothing(beside, request, shown) else choice
@@ -178,7 +184,8 @@ def _prefix_from_tree(beside: Beside, name: str, prefix: int, got: Cursors) -> N
 def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
     got = Cursors(*e.cursors)
     catches_up(beside, e.request, got)  # a request that ends inserts before its release is written
-    mine, length = beside.request(e.request).cursors, got.cache_protected_len
+    mine = beside.request(e.request).cursors
+    length = got.cache_protected_len
     beside.result.compared += 1
     if mine is None:
         raise Diverged("OUT-1", f"{e.request} waits, and has no KV", "the tree takes KV of it over")
@@ -211,7 +218,8 @@ def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
 )
 def evicted(beside: Beside, e: log.Swept) -> None:
     beside.result.reach("a window eviction")
-    request, got = beside.request(e.request), Cursors(*e.cursors)
+    request = beside.request(e.request)
+    got = Cursors(*e.cursors)
     choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
     if request.cursors is not None:
         beside.stands(

@@ -27,7 +27,8 @@ def snapshot(beside: Beside, e: log.Snapshot) -> None:
             and r.session is None
         ):
             orphaned(beside, request)
-    result, given = beside.result, _state_of(beside, e)
+    result = beside.result
+    given = _state_of(beside, e)
     if e.dropped:
         result.skipped["events that the watcher dropped"] += e.dropped
     if result.events > 1 and beside.follows and not e.dropped:
@@ -58,7 +59,9 @@ def begins_empty(beside: Beside, e: log.Stepped) -> None:
     empty = log.Snapshot(0, [], [])
     step = beside.step
     _begin(beside, empty, _state_of(beside, empty))
-    beside.step.number, beside.step.at, beside.step.judged = step.number, step.at, step.judged
+    beside.step.number = step.number
+    beside.step.at = step.at
+    beside.step.judged = step.judged
 
 
 def _compared(beside: Beside, e: log.Snapshot) -> None:
@@ -109,7 +112,8 @@ def _shown(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
 
 def _state_of(beside: Beside, e: log.Snapshot) -> State:
     """The reference's state of a server in the middle of its life."""
-    state, serial = model.initial(beside.geometry, Mode.FAITHFUL), 0
+    state = model.initial(beside.geometry, Mode.FAITHFUL)
+    serial = 0
     turns: dict[str, Request] = {}
     of_sessions = Counter(r.session for r in e.requests)
     for r in e.requests:
@@ -147,7 +151,8 @@ def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
     beside.texts.begins(e)
     found = len(beside.result.mismatches)
     beside.step = StepSeen(number=None, joined_late=True, at=beside.step.at, judged=found)
-    beside.state, beside.follows = given, True
+    beside.state = given
+    beside.follows = True
     beside.result.given += len(e.requests) + len(e.sessions)
 
 
@@ -176,7 +181,10 @@ def _request_of(r: log.RequestState, session: str | None, serial: int) -> Reques
         return Request(
             r.request, session, serial, (), r.tokens, r.outputs, Phase.QUEUED, r.retracted
         )
-    cursors, phase, outputs = Cursors(*r.cursors), Phase.EXTENDING, r.outputs
+    cursors = Cursors(*r.cursors)
+    phase = Phase.EXTENDING
+    outputs = r.outputs
     if not r.extends:
-        phase, outputs = Phase.RUNNING, max(outputs, cursors.kv_committed_len - r.tokens + 1)
+        phase = Phase.RUNNING
+        outputs = max(outputs, cursors.kv_committed_len - r.tokens + 1)
     return Request(r.request, session, serial, (), r.tokens, outputs, phase, True, cursors=cursors)

@@ -45,11 +45,9 @@ def close_requested(beside: Beside, e: log.CloseAsked) -> None:
     commands="close",
 )
 def closed(beside: Beside, e: log.SessionClosed) -> None:
-    session, seen, command = (
-        beside.state.session(e.session),
-        beside.of_session(e.session),
-        Close(e.session),
-    )
+    session = beside.state.session(e.session)
+    seen = beside.of_session(e.session)
+    command = Close(e.session)
     if session is not None and not (seen.close_requested or seen.times_out):
         want = f"{e.session} stays open: nobody has closed it, and it has no timeout"
         raise Diverged("SES-2", want, "closed it", command)
@@ -85,7 +83,8 @@ def submitted(beside: Beside, e: log.Submitted) -> None:
         if beside.header.tier is not None and beside.header.tier.storage:
             beside.interrupts(e.request)  # it is matched at once, to ask the storage
         return
-    command, session = Submit(e.request, e.session, e.new), beside.state.session(e.session)
+    command = Submit(e.request, e.session, e.new)
+    session = beside.state.session(e.session)
     beside.requests[e.request] = RequestSeen()
     if session is not None and session.turn is not None:
         known = deviations.fault_of_orphaned_turn(beside.header, beside.of(session.turn))
@@ -218,6 +217,7 @@ def flushed(beside: Beside, e: log.Flushed) -> None:
     for session in beside.state.sessions:
         beside.result.reach("a flush of what sessions keep", session.slot is not None)
         beside.state = beside.state.with_session(session._replace(slot=None))
-    beside.pages, beside.kept_states = PageJudge(beside.geometry), KeptStates(beside.header)
+    beside.pages = PageJudge(beside.geometry)
+    beside.kept_states = KeptStates(beside.header)
     beside.tier = None
     beside.reported_offsets.clear()  # what was lost is there again

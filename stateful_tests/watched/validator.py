@@ -32,7 +32,8 @@ class Validator(Beside):
 
     def read(self, line: Line) -> None:
         """Read one line."""
-        self._line, event = line, line.event
+        self._line = line
+        event = line.event
         self.result.events += 1
         if line.lost:
             self.misses(line.lost)
@@ -54,7 +55,8 @@ class Validator(Beside):
                 self.result.skipped[self.skipping] += 1
         except Diverged as found:
             self.report(found)
-            self.follows, self.skipping = False, AFTER_A_MISMATCH
+            self.follows = False
+            self.skipping = AFTER_A_MISMATCH
             self.result.ended = found.known
             if isinstance(event, log.Snapshot) and not found.known:
                 snapshots.begins(self, event)

@@ -111,7 +111,8 @@ class Objects:
 
     def slots(self, tree: Any) -> dict[str, Any]:
         """Return the slots of sessions by name: of the tree's sessions, or of the wrapper that has them."""
-        kind, sessions = type(tree).__name__, None
+        kind = type(tree).__name__
+        sessions = None
         if kind == self.session_cache[1]:
             sessions = tree
         elif kind == "UnifiedRadixCache":

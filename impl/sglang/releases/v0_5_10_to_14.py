@@ -63,7 +63,9 @@ class Release0510(Objects):
     renamed: ClassVar[dict[str, str]] = {}
     # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": where the
     # cache ends), the chunks that are under way, and the look at its last outputs.
-    chunk_ends, chunks, looks = "", "is_chunked", "check_finished"
+    chunk_ends = ""
+    chunks = "is_chunked"
+    looks = "check_finished"
     # a request knows the slots of what it matched, not only how many (prefix_indices)
     keeps_slots = True
     # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
@@ -321,7 +323,8 @@ class Release0510(Objects):
         """Of a received prompt, the tokens that get SWA slots. A copy of DecodePreallocQueue._swa_tail_len:
         a server with a tree reserves none there yet (--disaggregation-decode-enable-radix-cache)."""
         del allocator
-        size, window = geometry.page_size, geometry.window or 0
+        size = geometry.page_size
+        window = geometry.window or 0
         first = length - 1 - max(window, size) if geometry.tree else length - window
         return length - max(0, first) // size * size
 
@@ -468,7 +471,8 @@ class Release0513(Release0512):
         "sglang.srt.managers.scheduler_components.pool_stats_observer",
         "SchedulerPoolStatsObserver",
     )
-    chunks, looks = "inflight_middle_chunks", "update_finish_state"
+    chunks = "inflight_middle_chunks"
+    looks = "update_finish_state"
     paged_allocator = "sglang.srt.mem_cache.allocator.paged"
     swa_allocators = "sglang.srt.mem_cache.allocator.swa"
 

@@ -57,7 +57,9 @@ class Driver(Prefills, Ends, TreeCommands):
     once if there is room, else never.
     """
 
-    name, capabilities = "", Capabilities()  # SGLangSystem says both
+    # SGLangSystem has the real values of both.
+    name = ""
+    capabilities = Capabilities()
 
     def __init__(self, release: Release0510, root: Path, *, overlap: bool = False) -> None:
         alias(type(release))
@@ -219,7 +221,8 @@ class Driver(Prefills, Ends, TreeCommands):
         require(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
         # no_buffer has no drafts; a round crosses one boundary at most
         if self.server.states is not None:
-            tracks, most = self.server.tracker is not None, max(lane.accept for lane in lanes)
+            tracks = self.server.tracker is not None
+            most = max(lane.accept for lane in lanes)
             require(tracks and most <= checkpoint_grid(), Reason.UNFAITHFUL)
         self._window(turns)
         before = [server.cursors(t) for t in turns]
@@ -303,7 +306,8 @@ class Driver(Prefills, Ends, TreeCommands):
 
     def check_idle(self, command: c.CheckIdle) -> Report:
         del command
-        server, turns = self.server, self.server.turns.values()
+        server = self.server
+        turns = self.server.turns.values()
         under_way = RequestPhase.EXTENDING, RequestPhase.RUNNING
         require(all(t.phase not in under_way for t in turns), Reason.NOT_IDLE)
         locked = bool(server.lock_holders) or any(t.locked for t in turns)

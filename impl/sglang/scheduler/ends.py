@@ -77,7 +77,8 @@ class Ends(OnServer):
 
     def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
         """The next step of these has room. evicting: in the radix tree too."""
-        page, server = self.server.geometry.page_size, self.server
+        page = self.server.geometry.page_size
+        server = self.server
         pools = [
             p.available_size() // page for p in (server.full_pool, server.swa_pool) if p is not None
         ]
@@ -157,7 +158,8 @@ class Ends(OnServer):
     def _end(self, turn: LiveRequest, stop: int | None = None) -> None:
         """Process the last result of a running request: it is found finished and is released. stop: of its
         outputs the one that is a stop token."""
-        req, allocator = turn.req, self.server.allocator
+        req = turn.req
+        allocator = self.server.allocator
         allocator.free_group_begin()
         self.results.ending(turn, stop)
         self.release.end(req, self.server.cache)
@@ -168,7 +170,8 @@ class Ends(OnServer):
 
     def _one_token_prefill(self, turn: LiveRequest) -> None:
         """Prefill the one token of a queued request that was marked aborted."""
-        server, req = self.server, turn.req
+        server = self.server
+        req = turn.req
         self._matched(turn)
         self.release.set_chunk(req, turn.prefix, turn.fill)
         batch = server.new_batch([turn], ForwardMode.EXTEND)

@@ -86,7 +86,8 @@ class OnServer:
             return
         for turn in turns:
             cursors = self.server.cursors(turn)
-            evicted, position = cursors.swa_evicted_seqlen, turn.origin + turn.visible_output - 1
+            evicted = cursors.swa_evicted_seqlen
+            position = turn.origin + turn.visible_output - 1
             # a window eviction leaves the tree's prefix alone
             own = evicted > cursors.cache_protected_len
             require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)

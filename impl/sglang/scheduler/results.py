@@ -35,7 +35,8 @@ class Results:
 
     def process(self, turn: LiveRequest, result: Result) -> None:
         """process_batch_result_prefill and _decode up to where they release a finished request."""
-        req, release = turn.req, self.server.release
+        req = turn.req
+        release = self.server.release
         if self.server.spec and not result.prefill:
             release.commit(req, len(result.tokens))
         self.sampled(turn, result.tokens)
@@ -84,7 +85,8 @@ class Results:
     def stops(self, turn: LiveRequest, token: int) -> None:
         """The token ends the turn."""
         sampling = turn.req.sampling_params
-        sampling.ignore_eos, sampling.stop_token_ids = False, [token]
+        sampling.ignore_eos = False
+        sampling.stop_token_ids = [token]
 
     def skip(self, turn: LiveRequest) -> None:
         """The request is finished or retracted: what results of it still come are skipped."""

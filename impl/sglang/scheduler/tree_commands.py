@@ -23,7 +23,8 @@ class TreeCommands(OnServer):
     """Commands of lock holders."""
 
     def match(self, command: Match) -> None:
-        server, tokens = self.server, spelled(command.prompt)
+        server = self.server
+        tokens = spelled(command.prompt)
         require(tokens, Reason.EMPTY)
         require(not server.is_name_taken(command.holder), Reason.REQUEST_EXISTS)
         tree = self._tree()
@@ -50,7 +51,9 @@ class TreeCommands(OnServer):
         self._tree().unlock(self.server.lock_holders.pop(command.holder).req)
 
     def insert(self, command: Insert) -> None:
-        server, release, geometry = self.server, self.release, self.server.geometry
+        server = self.server
+        release = self.release
+        geometry = self.server.geometry
         tokens = spelled(command.prompt)
         require(tokens, Reason.EMPTY)
         holder = server.lock_holders.get(command.holder)
@@ -137,8 +140,12 @@ class TreeCommands(OnServer):
 
         evicted: a window eviction has freed its SWA pages below this, as far as they are its own.
         """
-        server, req, row = self.server, holder.req, self.server.spare_row
-        prefix, end, page = len(holder.slots), len(tokens), server.geometry.page_size
+        server = self.server
+        req = holder.req
+        row = self.server.spare_row
+        prefix = len(holder.slots)
+        end = len(tokens)
+        page = server.geometry.page_size
         cells = server.rows.req_to_token[row]
         cells[:prefix] = holder.slots.to(cells.dtype)
         if prefix < end:

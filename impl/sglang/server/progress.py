@@ -116,7 +116,8 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
             return Stall(StallKind.LOST, name, says)
     if not waiting:
         return None
-    free, there = _free_or_evictable(reader), _pool_sizes(reader)
+    free = _free_or_evictable(reader)
+    there = _pool_sizes(reader)
     idle = _held_by_idle_sessions(reader, running)
     for request in waiting.values():
         own = _held_between_chunks(reader, request, scheduler.chunked_req)
@@ -195,7 +196,8 @@ def _held_by_idle_sessions(reader: Reader, running: Collection[str]) -> Room:
         slot = reader.slot(name)
         if slot is not None and all(turn.finished() or turn.rid not in running for turn in turns):
             _, allocated, evicted, protected = reader.release.cursors(slot)
-            full, rows = full + allocated - protected, rows + 1
+            full += allocated - protected
+            rows += 1
             swa += allocated - max(evicted, protected)
     return Room(full, swa if reader.swa else 0, rows)
 

@@ -47,7 +47,9 @@ WAITS = "WAITING_FOR_REMOTE_KVS"
 class PairDriver:
     """Two servers of the release under `root`, in this process."""
 
-    name, capabilities = "", Capabilities()  # VLLMPair says both
+    # VLLMPair has the real values of both.
+    name = ""
+    capabilities = Capabilities()
 
     def __init__(self, root: Path) -> None:
         install(root)
@@ -115,7 +117,8 @@ class PairDriver:
         return f"{base}-{len(self._used):08x}"
 
     def _prefill(self, command: Prefill) -> Outcome:
-        name, server = command.request, self.servers[PREFILL]
+        name = command.request
+        server = self.servers[PREFILL]
         tokens = self._prompt(name, command.prompt, command.tokens)
         outcome = server.serve(name, self._ident(name), tokens, 1, command.priority, dict(ASKS))
         if isinstance(outcome, Done):
@@ -124,7 +127,8 @@ class PairDriver:
         return self._accepted(name, tokens, outcome)
 
     def _serve(self, command: Serve) -> Outcome:
-        name, server = command.request, self._server(command.server)
+        name = command.request
+        server = self._server(command.server)
         tokens = self._prompt(name, command.prompt, command.tokens)
         outcome = server.serve(
             name, self._ident(name), tokens, command.max_tokens, command.priority, None
@@ -133,7 +137,8 @@ class PairDriver:
         return self._accepted(name, tokens, outcome)
 
     def _forward(self, command: Forward) -> Outcome:
-        name, of = command.request, command.of
+        name = command.request
+        of = command.of
         require(name not in self._used, Reason.REQUEST_EXISTS)
         require(of in self._asked and of not in self._dropped, Reason.UNKNOWN_REQUEST)
         require(self.config.shared or of not in self._readers.values(), Reason.WRONG_PHASE)
@@ -193,7 +198,8 @@ class PairDriver:
     def _shake(self, command: Shake) -> None:
         handshakes = self._server(command.server).mover.handshakes
         require(handshakes.run(command.fails), Reason.EMPTY)
-        error, handshakes.error = handshakes.error, None
+        error = handshakes.error
+        handshakes.error = None
         if error is not None:
             raise error
 
@@ -240,10 +246,12 @@ class PairDriver:
         """The request of D that each transfer is for."""
         if self.config.push:
             worker = self.servers[PREFILL].mover.worker
-            waiting, agent = worker._sending_transfers, self.servers[PREFILL].mover.agent
+            waiting = worker._sending_transfers
+            agent = self.servers[PREFILL].mover.agent
         else:
             worker = self.servers[DECODE].mover.worker
-            waiting, agent = worker._recving_transfers, self.servers[DECODE].mover.agent
+            waiting = worker._recving_transfers
+            agent = self.servers[DECODE].mover.agent
         for ident, handles in waiting.items():
             for handle in handles:
                 job = agent.handles.get(handle)

@@ -17,7 +17,8 @@ class TensorMemory:
     def __init__(self, blocks: int, size: int) -> None:
         self.tensor = torch.zeros((blocks, size * WORDS), dtype=torch.int64)
         self._words = self.tensor.numpy().reshape(blocks, size, WORDS)
-        self._base, self._bytes = self.tensor.data_ptr(), size * WORDS * 8
+        self._base = self.tensor.data_ptr()
+        self._bytes = size * WORDS * 8
         self.size = size
 
     def block_at(self, address: int) -> int | None:

@@ -62,10 +62,8 @@ def kept(scheduler: Any, server: str) -> Iterator[tuple[str, str]]:
             "chunks that are pending": scheduler.disagg_prefill_pending_chunk_rids,
         }
     else:
-        waits, transfers = (
-            scheduler.disagg_decode_prealloc_queue,
-            scheduler.disagg_decode_transfer_queue,
-        )
+        waits = scheduler.disagg_decode_prealloc_queue
+        transfers = scheduler.disagg_decode_transfer_queue
         queues = {
             "prealloc queue": waits.queue, "pending requests": waits.pending_reqs,
             "retracted requests": waits.retracted_queue, "transfer queue": transfers.queue,
