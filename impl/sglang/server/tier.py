@@ -23,7 +23,7 @@ from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.rust_gathering import RustGatherer
 from reference.tiers.config import MAX_SLOTS
-from reference.tiers.facts import HOLDS, TierFacts, TierNode, TierPart, TierRequest, TierUser
+from reference.tiers.facts import TierFacts, TierNode, TierPart, TierRequest, TierRequestState, TierUser
 
 _PATH = "kvspec_path"  # an attribute of a lock's receipt: the nodes that it was taken on
 TOKEN_BITS = 20  # of a stamp
@@ -228,7 +228,7 @@ class TierReader(Gatherer):
             if kv.holds_mamba and id(kv) not in seen:
                 seen.add(id(kv))
                 own = int(kv.mamba_pool_idx), *buffers_of(kv)
-                yield TierRequest(name, HOLDS, -1, -1, {"state": own}, {}, {})
+                yield TierRequest(name, TierRequestState.HOLDS, -1, -1, {"state": own}, {}, {})
 
     def _evictable(self) -> dict[str, int]:
         return dict.fromkeys(self.kinds, 0)
@@ -269,7 +269,7 @@ class TierReader(Gatherer):
 
 
 class RustTierReader(RustGatherer, TierReader):
-    """Of a tree with its core in Rust, which shows no path when a lock is taken."""
+    """Reads a tree with its core in Rust, which shows no path when a lock is taken."""
 
     def _hook_locks(self) -> None:
         """Full locks on the device begin at the root, however a path is split. The core tells no others."""

@@ -21,7 +21,7 @@ from impl.vocabulary import RequestPhase, require, spelled
 from reference.commands import Close, Decode, Reason, Retract, token_id
 from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import BUSY, IDLE, OVER
+from reference.tiers.facts import TierRequestState
 
 FIRST_THAT_RECEIVES = "0.5.22"
 OUTPUT = 4  # tokens that a request may have, the first included
@@ -431,28 +431,28 @@ class DecodeSide(OnServer):
     def _is_somewhere(self, req: Any) -> bool:
         return any(req is each for each, _ in self.where())
 
-    def where(self) -> list[tuple[Any, str]]:
-        """The requests of all queues, and which they are in."""
+    def where(self) -> list[tuple[Any, TierRequestState]]:
+        """The requests of all queues, with their states."""
         queue = self.queue
         transfers = self.transfers
         failed = self.peers.poll.Failed
 
-        def waits(each: Any) -> str:
-            return "greeted" if each.waiting_for_input else "waits"
+        def waits(each: Any) -> TierRequestState:
+            return TierRequestState.GREETED if each.waiting_for_input else TierRequestState.WAITS
 
-        def or_fails(each: Any, state: str) -> str:
-            return "fails" if each.kv_receiver.state == failed else state
+        def or_fails(each: Any, state: TierRequestState) -> TierRequestState:
+            return TierRequestState.FAILS if each.kv_receiver.state == failed else state
 
         return [
             *((each.req, or_fails(each, waits(each))) for each in queue.queue),
-            *((each.req, or_fails(each, "receives")) for each in transfers.queue),
-            *((entry[0].req, "held") for entry in transfers._deferred_releases),
-            *((req, "retracted") for req in queue.retracted_queue),
-            *((req, "received") for req in self.loop.waiting_queue),
-            *((req, "runs") for req in self.loop.running_batch.reqs),
+            *((each.req, or_fails(each, TierRequestState.RECEIVES)) for each in transfers.queue),
+            *((entry[0].req, TierRequestState.HELD) for entry in transfers._deferred_releases),
+            *((req, TierRequestState.RETRACTED) for req in queue.retracted_queue),
+            *((req, TierRequestState.RECEIVED) for req in self.loop.waiting_queue),
+            *((req, TierRequestState.RUNS) for req in self.loop.running_batch.reqs),
         ]
 
-    def idle(self) -> Iterator[tuple[str, Any, str]]:
+    def idle(self) -> Iterator[tuple[str, Any, TierRequestState]]:
         """Sessions on which no request runs: what each keeps, None for nothing, and its state."""
         lent = {id(turn.req.kv) for turn in self.arrivals.values()}
         slots = self.release.slots(self.server.cache)
@@ -464,11 +464,11 @@ class DecodeSide(OnServer):
             ):
                 continue
             if name in self.arrivals:
-                yield name, slot, IDLE
+                yield name, slot, TierRequestState.IDLE
             elif session is None or self.release.closing(session):
-                yield name, slot, OVER
+                yield name, slot, TierRequestState.OVER
             else:
-                yield name, slot, BUSY if session._inflight else IDLE
+                yield name, slot, TierRequestState.BUSY if session._inflight else TierRequestState.IDLE
 
     def _forget_ended(self) -> None:
         """Requests that were aborted and are in no queue are gone."""

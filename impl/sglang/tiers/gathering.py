@@ -20,8 +20,8 @@ from reference.commands import token_of, tokens_of
 from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    BUSY, GONE, HOLDS, NOWHERE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
-    TierRequest, TierTransfer, TierUser,
+    RECORD_ONLY, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
+    TierRequest, TierRequestState, TierTransfer, TierUser,
 )  # fmt: skip
 
 
@@ -257,7 +257,9 @@ class Gatherer:
         for name, holder in self.server.lock_holders.items():
             if holder.req.kv.holds_mamba:
                 slot = int(holder.req.kv.mamba_pool_idx)
-                yield TierRequest(name, HOLDS, -1, -1, {"state": (slot,)}, {}, {})
+                yield TierRequest(
+                    name, TierRequestState.HOLDS, -1, -1, {"state": (slot,)}, {}, {}
+                )
 
     # -- a storage behind the host ------------------------------------------------------------------
 
@@ -269,11 +271,11 @@ class Gatherer:
         for operation, state in self._at_work():
             states.setdefault(id(operation), (operation, state))
         for asked in self.cache.ongoing_prefetch.values():
-            states.setdefault(id(asked.operation), (asked.operation, GONE))
+            states.setdefault(id(asked.operation), (asked.operation, RECORD_ONLY))
         found = [self._operation(*each) for each in states.values()]
         there = {operation.id for operation, _ in states.values()}
         for number in self.cache.ongoing_backup.keys() - there:
-            found.append(TierOperation(self.jobs.of(("backup", number)), True, "", GONE, {}, {}))
+            found.append(TierOperation(self.jobs.of(("backup", number)), True, "", RECORD_ONLY, {}, {}))
         return tuple(sorted(found))
 
     def _at_work(self) -> Iterator[tuple[Any, str]]:
@@ -363,7 +365,7 @@ class Gatherer:
             rooms.add(room)
             holds = req.kv is not None and req.kv.holds_kv
             found.append(TierRequest(
-                name, states.get(id(req), NOWHERE), req.kv.req_pool_idx if holds else -1,
+                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
                 first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
                 self._writing(room),
             ))  # fmt: skip
@@ -375,11 +377,11 @@ class Gatherer:
                 row = slot.kv.req_pool_idx
                 own = self._own(slot)
                 kept = self._retracted(slot)
-            if slot is not None or state == BUSY:
+            if slot is not None or state is TierRequestState.BUSY:
                 found.append(TierRequest(_session(name), state, row, -1, own, kept, {}))
         for room, to in side.peers.writing.items():
             if room not in rooms:
-                found.append(TierRequest(to.name, GONE, -1, -1, {}, {}, self._writing(room)))
+                found.append(TierRequest(to.name, TierRequestState.GONE, -1, -1, {}, {}, self._writing(room)))
         return {
             "requests": tuple(found),
             "free_rows": tuple(self.server.rows.free_slots),
