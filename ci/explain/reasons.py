@@ -24,7 +24,7 @@ from reference.state import IN_BATCH, Phase, Request, free
 from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
 from reference.radix_tree import Key, nodes, sizes
-from stateful_tests.lockstep.follow import launched
+from stateful_tests.lockstep.follow import requests_of_batch
 from stateful_tests.lockstep.moments import Moment
 from stateful_tests.lockstep.results import Run, Violation
 from stateful_tests.traces.notation import format_command as describe
@@ -175,7 +175,7 @@ def _left(request: Request) -> int:
 def _named(command: Command) -> Sequence[str]:
     """The requests of a command."""
     one = getattr(command, "request", None)
-    return launched(command) if one is None else [one]
+    return requests_of_batch(command) if one is None else [one]
 
 
 def _gone(past: History, name: str) -> str:
@@ -217,7 +217,7 @@ def _taken_back(before: Moment, command: Finish) -> str:
 def _window_lost(past: History, ours: bool) -> str:
     window = past.step.config.geometry.window
     one = past.step.acted
-    for name in [one.name] if one is not None else launched(past.step.command):
+    for name in [one.name] if one is not None else requests_of_batch(past.step.command):
         was = past.before.state.request(name)
         if was is None or was.cursors is None or window is None:
             continue
