@@ -72,7 +72,9 @@ class SelfSchedulingDriver:
         """A client gets what it does not have yet. tokens: all outputs of the request so far."""
         fresh = tuple(tokens[self._delivered[name] :])
         self._delivered[name] = len(tokens)
-        ended = ("stop" if STOP_TOKEN in tokens[-1:] else "length") if finished else ""
+        ended = ""
+        if finished:
+            ended = "stop" if STOP_TOKEN in tokens[-1:] else "length"
         self.outputs.append(Output(name, fresh, ended))
 
     def write(self, block: int, offset: int, stamp: int, group: int = 0) -> None:

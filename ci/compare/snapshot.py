@@ -207,18 +207,17 @@ def _target(request: Request | None) -> int | None:
 def _named_cursors(
     state: State, requests: dict[str, Cursors | None], slots: dict[str, Cursors | None]
 ) -> dict[str, dict[str, int] | str]:
-    """Of requests and slots. What a slot says while its turn runs is nobody's business (REF-1)."""
+    """The cursors of requests and slots, by name. A slot that is lent to a running turn has none (REF-1)."""
     named: dict[str, dict[str, int] | str] = {
         n: _cursors(c or ZERO) for n, c in sorted(requests.items())
     }
     for name, slot in sorted(slots.items()):
         session = state.session(name)
         turn = state.request(session.turn or "") if session is not None else None
-        lent = turn is not None and turn.phase in IN_BATCH
-        lent_to = f"lent to {turn.name}" if turn is not None else ""
-        named[f"slot of {name}"] = (
-            lent_to if lent else _cursors(slot) if slot is not None else "none"
-        )
+        if turn is not None and turn.phase in IN_BATCH:
+            named[f"slot of {name}"] = f"lent to {turn.name}"
+        else:
+            named[f"slot of {name}"] = _cursors(slot) if slot is not None else "none"
     return named
 
 

@@ -153,7 +153,9 @@ class _Drawer:
                 return _node(side["nodes"].get(path))
             case ["lock_holders", name]:
                 locked = side["lock_holders"].get(name)
-                return {"": NOTHING if locked is None else span(0, locked) if locked else "nothing"}
+                if locked is None:
+                    return {"": NOTHING}
+                return {"": span(0, locked) if locked else "nothing"}
             case ["free"]:
                 return {
                     POOL.get(k, k): UNKNOWN if v is None else str(v)

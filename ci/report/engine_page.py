@@ -119,7 +119,10 @@ def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
 
 def _moving(job: Transfer) -> str:
     """A transfer in flight, in words."""
-    state = "completed" if job.completed else "copied" if job.copied else "waits"
+    if job.completed:
+        state = "completed"
+    else:
+        state = "copied" if job.copied else "waits"
     parts = ", ".join(f"block {block}, chunk {chunk}" for _, block, chunk, _ in job.parts)
     return f"{'load' if job.load else 'store'} {job.job} ({state}): {parts}"
 

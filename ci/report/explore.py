@@ -66,9 +66,10 @@ def toured(tour: Tour) -> Data:
     clauses = list(dict.fromkeys(f.clause for f in tour.findings))
     broke = "BROKEN" in clauses
     share = 100 * ran / planned if planned else 100.0
-    outcome = (
-        "the system broke" if broke else f"violates {', '.join(clauses)}" if clauses else "conforms"
-    )
+    if broke:
+        outcome = "the system broke"
+    else:
+        outcome = f"violates {', '.join(clauses)}" if clauses else "conforms"
     if half := bool(tour.stopped) and not clauses:
         outcome = f"incomplete: {tour.stopped}"
     coverage = (

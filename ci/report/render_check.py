@@ -45,7 +45,10 @@ def _new_findings(out: Console, findings: list[Data], base: str | None, *, detai
     for number, found in enumerate(new, 1):
         out.print()
         of = f" {number} of {len(new)}" if len(new) > 1 else ""
-        kind = "flaky" if found["flaky"] else "NEW" if base else "violation"
+        if found["flaky"]:
+            kind = "flaky"
+        else:
+            kind = "NEW" if base else "violation"
         against = f" against {base}" if base else ""
         folded = number > 1 and base is None and not detailed
         finding(out, found, f"{kind}{of}{against}", detailed=detailed, folded=folded)

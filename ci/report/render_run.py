@@ -340,7 +340,10 @@ def _does(row: Data) -> str:
     known = replayed["known"]
     note = replayed["note"]
     where = f" at command {violation['step']}" if violation else ""
-    label = f"known: {known['id']}" if known else "no known fault" if violation else ""
+    if known:
+        label = f"known: {known['id']}"
+    else:
+        label = "no known fault" if violation else ""
     remarks = "; ".join(filter(None, (label, note)))
     return f"{replayed['verdict']}{where}" + (f" ({remarks})" if remarks else "")
 

@@ -196,10 +196,9 @@ class PagingDriver(SelfSchedulingDriver):
         hashes = ledger.block_to_hash.items()
         requests = {}
         for name, state in self._known().items():
-            waits = name in self.scheduler.waiting_requests
-            status = (
-                ("PREEMPTED" if state._true_initial_tokens else "WAITING") if waits else "RUNNING"
-            )
+            status = "RUNNING"
+            if name in self.scheduler.waiting_requests:
+                status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
             table = tuple(map(self._block, pages.block_table.get(name, ())))
             text = tuple(state.initial_tokens + state.generated_tokens)
             requests[name] = RequestFact(status, text, state.position_offset, (table,))

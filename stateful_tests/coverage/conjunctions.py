@@ -149,7 +149,7 @@ def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]
 
 
 def _falls_back(was: State, command: Finish) -> bool:
-    """Of an ordinary request: its rounds have passed a boundary behind its end, and one in front of that."""
+    """Whether rounds of a request without session have passed a boundary behind its end and one before."""
     request = request_of(was, command.request)
     size = was.config.geometry.page_size
     end = request.origin + command.finished_len
@@ -380,7 +380,11 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
         tree = tree if done is None else done[0]
         part = says if done is None else "goes in"
         for length, one in parts:
-            than = ", shorter" if end < length else ", longer" if end > length > 0 else ""
+            than = ""
+            if end < length:
+                than = ", shorter"
+            elif end > length > 0:
+                than = ", longer"
             yield f"two of a batch: one {one}, the next {part}{than}"
         parts.append((end, part))
         for other, r, said in brought:

@@ -136,7 +136,7 @@ class Population:
     def _with_priorities(
         self, rng: random.Random, config: Config, clients: tuple[Client, ...]
     ) -> tuple[Config, tuple[Client, ...]]:
-        """The same where clients state priorities, and who waits may preempt who runs."""
+        """The server and clients with priorities, by which a waiting request may preempt a running one."""
         settings: dict[str, int | bool] = {
             "priority": rng.choice((1, 2)),
             "threshold": rng.choice((0, 0, 1)),
@@ -178,9 +178,15 @@ def triples(config: Config) -> list[Triple]:
     """The switches of a server three at a time, as classes: 0 is off."""
     window = config.window
     page = config.page_size
+    if not window:
+        window_class = 0
+    elif window < page:
+        window_class = 1
+    else:
+        window_class = 2 if window % page else 3
     switches = {
         "page": page - 1,
-        "window": 0 if not window else 1 if window < page else 2 if window % page else 3,
+        "window": window_class,
         "draft": config.draft,
         "overlap": config.overlap,
         "tree": config.tree,
@@ -312,8 +318,11 @@ def talks(
 
 
 def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) -> tuple[Client, ...]:
-    """The same with operators. Behind a host tier with a storage half of the clients come after a flush: they
-    find their texts in the storage alone, and some are aborted while these are read."""
+    """The clients with operators.
+
+    With a storage behind the host tier, half of the clients come after a flush: they find their texts in the
+    storage alone, and some are aborted while these are read.
+    """
     kinds = ["flush", *(rng.choice(OPERATIONS) for _ in range(3))]
     operators = tuple(
         Client(

@@ -240,7 +240,10 @@ class InsertHarness(Harness[Insert]):
             return goes_on, "nothing new", "", "", ""
         there = _in_tree(was.tree, key)
         out = command.chunked and len(lock_holders(now).get(command.holder, ())) < len(key)
-        what = "all there" if there == len(key) else "part there" if there else "nothing there"
+        if there == len(key):
+            what = "all there"
+        else:
+            what = "part there" if there else "nothing there"
         room = "evicts for room" if evicts(was, now) else ""
         tombstone = self._tombstone(command, was.tree, now.tree, key)
         return goes_on, what, tombstone, "kept out" if out else "", room
