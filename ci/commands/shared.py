@@ -132,7 +132,7 @@ class SystemSelector:
         return system
 
     def of(self, trace: Trace) -> SystemSelector:
-        """The same with a trace: where --impl is not given, torch with the bug that the trace names."""
+        """The selector for a trace: without --impl it selects torch with the bug that the trace names."""
         source = click.get_current_context().get_parameter_source("impl")
         if not trace.bug or source is not ParameterSource.DEFAULT:
             return self

@@ -73,7 +73,7 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
 
 
 def by_place(found: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
-    """The same differences, those that show what a violation is about first."""
+    """The differences, sorted: those at the places of a violation come first."""
     about = [key for place in places for key in _keys_of(place, moment)]
     return sorted(found, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
 

@@ -116,7 +116,7 @@ def _states(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
 
 
 def _arrows(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
-    """The same as a table: from, by, to."""
+    """The arrows as a table with the columns from, by and to."""
     rows = "".join(
         f"<tr><td>{escape(says.get(a, 'none'))}</td><td>{escape(commands)}</td>"
         f"<td>{escape(says.get(b, 'none'))}</td></tr>"

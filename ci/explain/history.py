@@ -125,7 +125,7 @@ def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> 
 
 
 def cursors_of(m: Moment, name: str) -> Cursors | None:
-    """Of "r1" or "slot of s1". A slot that is lent says nothing of its own: None."""
+    """The cursors of "r1" or "slot of s1"; None for an unknown name, and for a slot that is lent."""
     session = name.removeprefix("slot of ")
     if session == name:
         facts = m.facts.requests.get(name)

@@ -115,7 +115,7 @@ def _of_slot(slot: int, m: Moment) -> list[Fact]:
     ]
     free = _free(list(states.free).count(slot), "in the free list")
     held = states.stamp(slot)
-    holds = "holds an empty state" if held == EMPTY else f"holds the state after {_folded(held, m)}"
+    holds = "holds an empty state" if held == EMPTY else f"holds the state after {_text_of_state(held, m)}"
     return [
         *(free or ([] if owners else [Fact("", "is neither free nor owned")])),
         Fact("", holds),
@@ -123,8 +123,8 @@ def _of_slot(slot: int, m: Moment) -> list[Fact]:
     ]
 
 
-def _folded(stamp: int, m: Moment) -> str:
-    """Of whose text, and how much of it, a stamp is."""
+def _text_of_state(stamp: int, m: Moment) -> str:
+    """The text of which a recurrent state has the stamp, and how much of it, in words."""
     texts = {name: request.text for name, request in m.facts.requests.items()}
     texts |= {
         f"the history of {name}": session.history for name, session in m.facts.sessions.items()

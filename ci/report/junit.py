@@ -11,8 +11,11 @@ from ci.report.render import changes
 
 
 def text_of(data: Data) -> bytes:
-    """Of `check_data`. A violation fails its clause wherever a machine met it, but for one
-    that was there before or that a known fault explains."""
+    """The JUnit report of a check. data: see `check_data`.
+
+    A violation fails its clause for each machine that met it, unless the base shows it as well or a known
+    fault explains it.
+    """
     base = data["base"] or {"implementation": "", "violates": []}
     violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
     document = JUnitXml(f"kvspec check {data['implementation']}")

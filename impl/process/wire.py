@@ -169,7 +169,7 @@ def copied(view: View) -> View:
 
 
 def copied_facts(facts: BlockFacts) -> BlockFacts:
-    """The same of an engine that schedules by itself."""
+    """A copy of the facts of an engine that schedules by itself. Raises WrongShape."""
     try:
         copy: BlockFacts = _copied("view()", _FACTS, facts)
     except WrongShape as error:

@@ -111,7 +111,7 @@ class SessionRules(StateRules):
         return self.ceil(target)
 
     def swa_free_start(self, target: N, evicted: N) -> N:
-        """The same for SWA pages: those below E went with a window eviction (FREE-2)."""
+        """First token position whose SWA page goes. Pages below E went with a window eviction (FREE-2)."""
         return larger(self.free_start(target), self.ceil(evicted))
 
     def beyond(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:

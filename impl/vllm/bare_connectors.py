@@ -319,7 +319,7 @@ def worker_of(
 
 
 def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
-    """Of a CPU manager (hash and group, chunk, pins), in whichever list of its policy."""
+    """The (hash and group, chunk, pins) of each chunk in the lists of a CPU manager's policy."""
     found = []
     for kept in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
         for key, of_key in kept.items():

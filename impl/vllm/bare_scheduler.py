@@ -162,8 +162,11 @@ def pool_of(config: Any) -> Any:
 
 
 def state_spec(interface: Any, config: Any, group: Any) -> Any:
-    """Of layers with a convolution and a recurrent state. A row of either is (group + 1, stamp); the window
-    of the convolution has a row for each token of a round of drafts."""
+    """The KV cache spec of layers with a convolution and a recurrent state.
+
+    A row of either is (group + 1, stamp). The window of the convolution has a row for each token of a round
+    of drafts.
+    """
     torch = importlib.import_module("torch")
     exports = vars(importlib.import_module("vllm.model_executor.layers.mamba.checkpoint"))
     kept = config.checkpoints and "compute_mamba_prefill_checkpoints" in exports

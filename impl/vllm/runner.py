@@ -290,8 +290,11 @@ class ModelRunnerV1(ModelRunner):
         return Ran(tuple(lanes), results)
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
-        """Of each request of the batch, as `take_draft_token_ids` has it. EAGLE also runs behind a chunk that
-        ends within a text, and is given the token after it; a lookup drafts for who has sampled alone."""
+        """The drafts of each request of the batch, as `take_draft_token_ids` returns them.
+
+        EAGLE also drafts behind a chunk that ends within a text, and gets the token behind the chunk. A
+        lookup drafts only for requests that have sampled.
+        """
         made = {}
         for lane in ran.lanes:
             known = self.text[lane.request][1]

@@ -186,7 +186,7 @@ def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
 
 
 def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
-    """The same on a system of this process."""
+    """Drive a batch of runs on a system of this process, given by its name."""
     return drive(_system(named), plan, batch)
 
 

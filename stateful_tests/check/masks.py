@@ -315,7 +315,7 @@ def beside(
 
 
 def _refusals(run: Run) -> list[bool]:
-    """Of each command before the last, whether it was refused."""
+    """Whether each command before the last was refused."""
     return [isinstance(row.outcome, Refused) for row in run.rows[:-1]]
 
 

@@ -54,7 +54,7 @@ class WayMap(NamedTuple):
         return way in self.functions.get(function, ())
 
     def calling(self, functions: Collection[Function]) -> dict[str, set[Function]]:
-        """Of some functions, those that run in each way."""
+        """Those of some functions that run in each way, by way."""
         return {
             way: {each for each in functions if way in self.functions.get(each, ())}
             for way in self.ways
@@ -98,15 +98,19 @@ def way_map(engine: str) -> WayMap:
 
 
 class Measured(NamedTuple):
-    """Of one function: ways: a bit for each way that calls it; by: the names of the configurations that do;
-    of: of those in the plans of these ways."""
+    """What was measured of a function.
+
+    ways: a bit for each way that calls it.
+    by: names of the configurations that call it.
+    of: names of all configurations in the plans of these ways.
+    """
 
     ways: int = 0
     by: frozenset[str] = frozenset()
     of: frozenset[str] = frozenset()
 
     def also(self, way: int, by: Collection[str], of: Collection[str]) -> Measured:
-        """The same, where it is called in another way as well."""
+        """The measurement together with that of another way that calls the function."""
         return Measured(self.ways | 1 << way, self.by.union(by), self.of.union(of))
 
     @property
@@ -144,7 +148,7 @@ def _by_file(numbers: Mapping[Function, int]) -> dict[str, dict[str, int]]:
 
 
 def _numbers(by_file: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Function, int]]:
-    """The same, read."""
+    """Yield each function with its number, from numbers by file and name."""
     for file, names in by_file.items():
         yield from (((file, name), number) for name, number in names.items())
 

@@ -77,7 +77,7 @@ class Translation:
 
     @classmethod
     def of(cls, *sources: str) -> Translation:
-        """Of the functions of these modules."""
+        """The translation of the functions in these sources."""
         trees = [node for source in sources for node in ast.parse(source).body]
         return cls({node.name: node for node in trees if isinstance(node, ast.FunctionDef)})
 

@@ -176,7 +176,7 @@ def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
 
 
 def _request_of(r: log.RequestState, session: str | None, serial: int) -> Request:
-    """Of one that runs the newest output has no KV yet."""
+    """The state of a request in a snapshot. The newest output of a running one has no KV yet."""
     if r.cursors is None:
         return Request(
             r.request, session, serial, (), r.tokens, r.outputs, Phase.QUEUED, r.retracted

@@ -224,7 +224,7 @@ class Release0510(Objects):
         )
 
     def make_state_rows(self, geometry: Geometry) -> Any:
-        """The same with slots of recurrent state, where that is driven."""
+        """Make the pool of rows with slots of recurrent state, in releases where these are driven."""
         raise NotImplementedError(f"{self.version} with {geometry.states} states")
 
     def make_tracker(self, cache: Any) -> Any:
@@ -320,8 +320,11 @@ class Release0510(Objects):
         self.aborts.waiting(req, cache)
 
     def received_tail(self, length: int, geometry: Geometry, allocator: Any) -> int:
-        """Of a received prompt, the tokens that get SWA slots. A copy of DecodePreallocQueue._swa_tail_len:
-        a server with a tree reserves none there yet (--disaggregation-decode-enable-radix-cache)."""
+        """The number of tokens of a received prompt that get SWA slots.
+
+        A copy of DecodePreallocQueue._swa_tail_len, in which a server with a tree
+        (--disaggregation-decode-enable-radix-cache) reserves none yet.
+        """
         del allocator
         size = geometry.page_size
         window = geometry.window or 0

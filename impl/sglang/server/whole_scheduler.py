@@ -171,7 +171,7 @@ def _stand_ins(release: Release0510) -> None:
 
 
 def _noted(preempt: Callable[..., bool]) -> Callable[..., bool]:
-    """The same, and each preemption is counted."""
+    """The function that decides on a preemption, with a count of the preemptions."""
 
     def preempts(adder: Any, *requests: Any) -> bool:
         done = preempt(adder, *requests)

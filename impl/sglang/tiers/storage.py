@@ -89,7 +89,7 @@ class IOThread:
             raise self._error
 
     def pause(self) -> None:
-        """Of the thread itself: a stop."""
+        """Stop until the next turn. Called in the thread itself."""
         self._back.release()
         self._turn.acquire()
         if self._give_up:

@@ -52,8 +52,10 @@ class BlockStep(HostView):
 
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Of each block that a table names: (request, group, index in the table), null blocks left out. A
-        block that is kept for a step or a transfer in flight, or pinned, has group -1."""
+        """The table entries of each block: (request, group, index in the table), without the null block.
+
+        A block that is pinned, or kept for a step or a transfer in flight, has an entry of group -1.
+        """
         named: dict[int, list[tuple[str, int, int]]] = {}
         for name, fact in self.after.requests.items():
             for group, blocks in enumerate(fact.tables):
