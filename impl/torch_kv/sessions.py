@@ -172,8 +172,7 @@ class SessionRules(StateRules):
     def lend(self, request: KVRequest, slot: Slot) -> None:
         """Give the request its slot's row and a copy of the slot's cursors."""
         request.row = slot.row
-        request.state = slot.state
-        request.state_len = slot.state_len
+        request.state, request.state_len = slot.state, slot.state_len
         self.store.cursors.copy(self.store.slot_cursors, request, slot)
 
     # Window eviction.

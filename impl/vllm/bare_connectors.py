@@ -248,12 +248,9 @@ class Loads:
         done = self.transfers.completed
         self.transfers.completed = []
         output.finished_recving = {self._requests[job] for job in done} or None
-        output.invalid_block_ids = self._invalid
-        self._invalid = set()
-        self.failed = set()
+        output.invalid_block_ids, self._invalid, self.failed = self._invalid, set(), set()
         if self._failed:
-            output.failed_recving = self._failed
-            self._failed = set()
+            output.failed_recving, self._failed = self._failed, set()
         return output
 
     def _begin(self, request: Any, tables: tuple[list[int], ...], local: int, tokens: int) -> None:

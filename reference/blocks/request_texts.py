@@ -218,8 +218,7 @@ class RequestTexts:
         return client_tokens(command.prompt, command.tokens, self._sent)
 
     def _goes(self, bearer: Bearer) -> None:
-        bearer.gone = True
-        bearer.computed = None
+        bearer.gone, bearer.computed = True, None
         self.bearers.pop(bearer.name, None)
 
     def _next_turn(self, bearer: Bearer) -> None:
@@ -233,8 +232,7 @@ class RequestTexts:
         del bearer.text[-1], bearer.stamps[-1]
         extend(bearer.text, bearer.stamps, turn[0])
         bearer.idle = False
-        bearer.outputs = 0
-        bearer.max_tokens = turn[1]
+        bearer.outputs, bearer.max_tokens = 0, turn[1]
         bearer.turned = True
 
     def _lanes(self, facts: BlockFacts) -> list[LaneNote]:

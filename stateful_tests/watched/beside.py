@@ -178,10 +178,8 @@ class Beside:
         """So many lines are missing before this one: up to the next snapshot no state is known. What was
         found before stays: the numbers of the lines say that all were there."""
         self.result.skipped[LOST] += lines
-        self.step.number = None
-        self.step.unpaged = False
-        self.follows = False
-        self.skipping = AFTER_A_GAP
+        self.step.number, self.step.unpaged = None, False
+        self.follows, self.skipping = False, AFTER_A_GAP
 
     def request(self, name: str) -> Request:
         """A request that goes on. Raises Diverged if nobody submitted it."""

@@ -61,8 +61,7 @@ def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> 
         return
     hole = (session.name, session.state) in beside.result.holes
     known = known or deviations.fault_of_resumed_state(beside.header, prefix - session.state, hole)
-    wrong[name, prefix] = known or ""
-    seen.state_ahead = known
+    wrong[name, prefix], seen.state_ahead = known or "", known
     want = (
         f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
     )

@@ -231,8 +231,7 @@ def notes_gaps(beside: Beside, e: log.Event) -> None:
             )
         else:
             skipped[f"step {e.number} comes again"] += 1
-    step.at = e.at
-    step.judged = len(beside.result.mismatches)
+    step.at, step.judged = e.at, len(beside.result.mismatches)
     step.number = e.number
     step.unpaged = beside.header.level == "pages"
 

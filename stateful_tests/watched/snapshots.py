@@ -59,9 +59,7 @@ def begins_empty(beside: Beside, e: log.Stepped) -> None:
     empty = log.Snapshot(0, [], [])
     step = beside.step
     _begin(beside, empty, _state_of(beside, empty))
-    beside.step.number = step.number
-    beside.step.at = step.at
-    beside.step.judged = step.judged
+    beside.step.number, beside.step.at, beside.step.judged = step.number, step.at, step.judged
 
 
 def _compared(beside: Beside, e: log.Snapshot) -> None:

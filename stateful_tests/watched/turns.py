@@ -217,7 +217,6 @@ def flushed(beside: Beside, e: log.Flushed) -> None:
     for session in beside.state.sessions:
         beside.result.reach("a flush of what sessions keep", session.slot is not None)
         beside.state = beside.state.with_session(session._replace(slot=None))
-    beside.pages = PageJudge(beside.geometry)
-    beside.kept_states = KeptStates(beside.header)
+    beside.pages, beside.kept_states = PageJudge(beside.geometry), KeptStates(beside.header)
     beside.tier = None
     beside.reported_offsets.clear()  # what was lost is there again

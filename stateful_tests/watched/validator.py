@@ -55,8 +55,7 @@ class Validator(Beside):
                 self.result.skipped[self.skipping] += 1
         except Diverged as found:
             self.report(found)
-            self.follows = False
-            self.skipping = AFTER_A_MISMATCH
+            self.follows, self.skipping = False, AFTER_A_MISMATCH
             self.result.ended = found.known
             if isinstance(event, log.Snapshot) and not found.known:
                 snapshots.begins(self, event)
