@@ -155,7 +155,8 @@ def main() -> None:
     if not __debug__:  # an assertion of the system under test is a finding
         os.environ.pop("PYTHONOPTIMIZE", None)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "kvspec", *sys.argv[1:]])
-    interrupt, numbers = interrupts(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    interrupt = interrupts()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, interrupt)

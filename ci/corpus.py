@@ -39,7 +39,8 @@ FRUITLESS = 20  # of these in a row that meet nothing new: the rest is out of re
 
 def shortest_lines(scope: Scope) -> Iterator[CorpusLine]:
     """Yield the shortest way to each situation of a scope."""
-    explorer, seen = Explorer(scope, clauses=False), set[str]()
+    explorer = Explorer(scope, clauses=False)
+    seen = set[str]()
     explorer.run()
     for at, state in enumerate(explorer.queue):
         for command, outcome, now in explorer.moves(state):
@@ -72,8 +73,10 @@ def random_lines(wanted: set[str], there: set[str]) -> Iterator[CorpusLine]:
 
     there: situations that have a line.
     """
-    system, full_plan = resolve("reference"), plan("pr", seed=SEED)
-    found, last = {*there}, 0
+    system = resolve("reference")
+    full_plan = plan("pr", seed=SEED)
+    found = {*there}
+    last = 0
     configs = [
         unfitted(machine, preset, mode)
         for preset in full_plan.presets

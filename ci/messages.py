@@ -40,9 +40,11 @@ def message(trace: str, release: str) -> str:
             violation = lockstep.replay(system, load(FOLDER / trace)).violation
     except UnusableImplementation:
         return ""
+    if violation is None:
+        return ""
     told = [
         each.observed
-        for clause, each in (zip(violation.clauses, violation.failures) if violation else ())
+        for clause, each in zip(violation.clauses, violation.failures)
         if clause == "BROKEN" or clause.startswith("CHK-")
     ]
     return told[0] if told else ""

@@ -137,8 +137,8 @@ class Capabilities:
         return not geometry.states or (self.tracks if geometry.tracks else self.recurrent)
 
     def on(self, geometry: Geometry) -> Capabilities:
-        """The same on a geometry: where states are tracked, a server decides how many slots a request takes
-        and which of its states the tree gets."""
+        """The capabilities on a geometry. Where states are tracked, a server decides how many slots a
+        request takes and which of its states the tree gets."""
         if not geometry.tracks:
             return self
         reasons = self.may_refuse | {Reason.OUT_OF_STATES}

@@ -41,7 +41,8 @@ class BlockEngine(SelfSchedulingDriver):
     def reset(self, geometry: EngineConfig) -> None:
         if geometry.drafts:
             raise UnusableImplementation(f"{self.name}: it has no drafts")
-        self.config, self.groups = geometry, geometry.groups
+        self.config = geometry
+        self.groups = geometry.groups
         self.clear(*(group.block_size for group in self.groups))
         self.refs = [0] * (1 + geometry.blocks)
         self.free = deque(range(1, 1 + geometry.blocks))
@@ -132,7 +133,8 @@ class BlockEngine(SelfSchedulingDriver):
 
     def _find(self, request: _Request) -> tuple[int, list[list[int]]]:
         """The longest prefix of which every group has what the next query reads; and its blocks."""
-        stamps, step = chained(request.text), math.lcm(*(g.block_size for g in self.groups))
+        stamps = chained(request.text)
+        step = math.lcm(*(g.block_size for g in self.groups))
         longest = (len(stamps) - 1) // step * step if self.config.caching else 0
         for length in range(longest, 0, -step):
             tables = [self._hit(group, stamps, length) for group in range(len(self.groups))]
@@ -141,7 +143,8 @@ class BlockEngine(SelfSchedulingDriver):
         return 0, [[] for _ in self.groups]
 
     def _hit(self, group: int, stamps: list[int], length: int) -> list[int] | None:
-        size, first = self.groups[group].block_size, self._oldest_read(group, length)
+        size = self.groups[group].block_size
+        first = self._oldest_read(group, length)
         ends = range(size * (first + 1), length + 1, size)
         found = [self.cached.get((group, stamps[end - 1]), NULL) for end in ends]
         return None if NULL in found else [NULL] * first + found
@@ -158,7 +161,9 @@ class BlockEngine(SelfSchedulingDriver):
     # -- a step -----------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        budget, preempted, at = self.config.max_batched_tokens, False, 0
+        budget = self.config.max_batched_tokens
+        preempted = False
+        at = 0
         while at < len(self.running) and budget:
             request = self.running[at]
             count = self._chunk(request, request.computed, budget)
@@ -167,7 +172,8 @@ class BlockEngine(SelfSchedulingDriver):
                 self._preempt(self.running.pop())
             else:
                 self._run(request, count)
-                budget, at = budget - count, at + 1
+                budget -= count
+                at += 1
         while (
             self.waiting and budget and not preempted and len(self.running) < self.config.max_seqs
         ):
@@ -187,7 +193,8 @@ class BlockEngine(SelfSchedulingDriver):
             for table in tables:
                 table[:] = map(self._share, table)
             self.running.append(self.waiting.pop(0))
-            request.status, request.computed = "RUNNING", start
+            request.status = "RUNNING"
+            request.computed = start
             self._run(request, count)
             budget -= count
         self.in_step = bool(self.batch)
@@ -239,7 +246,8 @@ class BlockEngine(SelfSchedulingDriver):
                     self._end(request)
                     continue
             self._leave_behind(request)
-        self.batch, self.in_step = [], False
+        self.batch = []
+        self.in_step = False
 
     def _leave_behind(self, request: _Request) -> None:
         """Give back what the windows have passed."""

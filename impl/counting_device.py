@@ -75,7 +75,9 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> DeviceTensor:
-        size, stride, offset = held.shape, held.stride(), held.storage_offset()
+        size = held.shape
+        stride = held.stride()
+        offset = held.storage_offset()
         # else it could be no view of a tensor made outside that mode
         with torch.inference_mode(False):
             self: DeviceTensor = torch.Tensor._make_wrapper_subclass(
@@ -98,7 +100,8 @@ class DeviceTensor(torch.Tensor):
         parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
             return parts
-        counts, name = _counts[-1], func.overloadpacket.__name__
+        counts = _counts[-1]
+        name = func.overloadpacket.__name__
         counts.operators[name] += 1
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if "out" in kwargs:
@@ -124,7 +127,8 @@ class DeviceTensor(torch.Tensor):
 
 
 def _copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    counts, (here, there) = _counts[-1], (getattr(each, "held", None) for each in (source, to))
+    counts = _counts[-1]
+    here, there = (getattr(each, "held", None) for each in (source, to))
     counts.transfers += here is None
     if there is None or (here is None and not non_blocking):
         counts.wait("copy_")

@@ -39,7 +39,9 @@ class ExampleEngine:
     )
 
     def reset(self, geometry: Geometry) -> None:
-        self.page_size, self.width, self.serial = geometry.page_size, geometry.width, 0
+        self.page_size = geometry.page_size
+        self.width = geometry.width
+        self.serial = 0
         self.free_pages = list(range(1, geometry.full_pages + 1))  # page 0 is padding
         self.free_rows = list(range(geometry.rows))
         self.stamps = [0] * (geometry.full_pages + 1) * geometry.page_size

@@ -79,7 +79,8 @@ class _Loaded:
 
 def loaded(by: str) -> None:
     """Say that the release is loaded, and runs from now on. by: the adapter's file that says what is."""
-    _Loaded.done, _Loaded.by = True, by
+    _Loaded.done = True
+    _Loaded.by = by
 
 
 class Inert:
@@ -259,7 +260,9 @@ def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Cal
                 if isinstance(member, _FUNCTIONS) and f"{node.name}.{member.name}" in names
             ]
             if methods:  # in a class of that name, by which a profiler knows them
-                node.bases, node.keywords, node.decorator_list = [], [], []
+                node.bases = []
+                node.keywords = []
+                node.decorator_list = []
                 node.body = [*methods]
                 chosen.append(node)
                 found |= {method.name: node.name for method in methods}

@@ -48,7 +48,8 @@ def nearest(engine: str, root: Path) -> Nearest:
 
 def distances(engine: str, root: Path) -> dict[str, int]:
     """For each release, how many lines differ, from old to new."""
-    sketch, lines = read(engine), tree_lines(engine, root)
+    sketch = read(engine)
+    lines = tree_lines(engine, root)
     shared = _per_release(sketch, (sketch.lines.get(line, 0) for line in lines))
     every = _per_release(sketch, sketch.lines.values())
     return {
@@ -102,7 +103,8 @@ def neighbours(engine: str, release: str) -> tuple[str, ...]:
 def leans(engine: str, root: Path, release: str) -> bool:
     """Whether a tree that is nearest to a release lies between it and a neighbour: it has lines that the
     neighbour has and the release has not. Such a tree may lack what the release has; any other renamed it."""
-    there, lines = tree_lines(engine, root), release_lines(engine, release)
+    there = tree_lines(engine, root)
+    lines = release_lines(engine, release)
     return any(
         len(there & (release_lines(engine, name) - lines)) >= _LEANS
         for name in neighbours(engine, release)

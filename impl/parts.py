@@ -143,7 +143,9 @@ def require(found: TreeParts, tables: Tables, name: str, root: Path) -> None:
     taken."""
     if not found.missing:
         return
-    near, oldest, newest = found.near, tables.releases[0], tables.releases[-1]
+    near = found.near
+    oldest = tables.releases[0]
+    newest = tables.releases[-1]
     named = probe.named(found.missing)
     guide = f"Nothing was driven: CONTRIBUTING.md, '{tables.guide}', says how to follow it"
     taken = f"taken for {near.release}, the nearest release ({differing(near.lines)})"

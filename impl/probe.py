@@ -68,7 +68,10 @@ class Checkout:
     def __init__(
         self, root: Path, below: str, modules: Bookkeeping, table: Sequence[ApiLine]
     ) -> None:
-        self._root, self._below, self._modules_of, self._table = root, below, modules, table
+        self._root = root
+        self._below = below
+        self._modules_of = modules
+        self._table = table
         self._modules: dict[str, Names | None] = {}
         self._known: dict[tuple[str, str], str | None] = {}
         self._classes: dict[ast.ClassDef, Names] = {}
@@ -119,9 +122,11 @@ class Checkout:
             try:
                 self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
             except (SyntaxError, ValueError) as error:
-                at, why = "", str(error)
+                at = ""
+                why = str(error)
                 if isinstance(error, SyntaxError):
-                    at, why = f":{error.lineno}", error.msg
+                    at = f":{error.lineno}"
+                    why = error.msg
                 says = f"{self._below}/{file}{at}: {type(error).__name__}: {why}"
                 raise UnusableImplementation(f"{self._root}: {says}. Nothing was driven") from error
             except OSError:
@@ -162,7 +167,8 @@ class Checkout:
     def _lacks_text(self, module: Names, use: ast.Compare) -> str | None:
         """Why the code lacks the text that `"x += 1" in "Class.method"` wants, or has what `not in` excludes.
         The text is as `ast.unparse` writes it; a method may be a pattern of shells."""
-        name, text = ast.literal_eval(use.comparators[0]), ast.literal_eval(use.left)
+        name = ast.literal_eval(use.comparators[0])
+        text = ast.literal_eval(use.left)
         first, _, method = name.partition(".")
         node = self._find(module, first)
         if method and isinstance(node, ast.ClassDef):
@@ -178,7 +184,8 @@ class Checkout:
     def _find(self, module: Names, name: str) -> ast.AST | None:
         """Return what a module calls `name`; an import is followed, one of a module that is not loaded is
         None."""
-        node, package = module.get(name), self._modules_of.package
+        node = module.get(name)
+        package = self._modules_of.package
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
             f"{package}."
         ):
@@ -239,7 +246,8 @@ def _parsed(text: str) -> Names:
 @lru_cache(maxsize=1024)
 def _stored(node: ast.ClassDef) -> Names:
     """Return the attributes `self.NAME` that methods of a class set, each with its first place."""
-    found, waiting = [], [*node.body]
+    found = []
+    waiting = [*node.body]
     for statement in waiting:  # statements alone: a file has ten times as many expressions
         for name in ("body", "orelse", "handlers", "finalbody", "cases"):
             waiting += getattr(statement, name, ())

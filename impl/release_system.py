@@ -20,7 +20,7 @@ from impl.wheel_parts import unpack_parts
 from reference.commands import Mode
 from reference.kinds import BLOCKS
 
-# Of engines without sessions, resets of their cache and connectors.
+# What an engine can do that has no sessions, no reset of its cache and no connectors.
 REQUESTS_ALONE = Capabilities(
     kind=BLOCKS.name,
     commands=frozenset({"Add", "Abort", "Schedule", "Update"}),
@@ -31,18 +31,25 @@ REQUESTS_ALONE = Capabilities(
 class ReleaseSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`), in a worker. Raises UnusableImplementation.
 
-    package: its name. releases: that are driven, the oldest first. tables: of its API, each part of which is
-    needed. modules: that are loaded. driver: the module of the worker.
-    kept: beginnings of the names of files that are kept of a wheel; needed: a file or folder without which a
-    wheel is not driven. source: the folder of a checkout that has the package.
+    package: name of the Python package.
+    driver: module that the worker runs.
+    releases: releases that can be driven, the oldest first.
+    remark: what the user of a checkout should know about how it is driven.
+    tables: names of the API that the adapter uses; a release must have all of them.
+    modules: modules of the release that the worker loads.
+    kept_prefixes: path prefixes of the files of a wheel that are unpacked.
+    required_path: file or folder that a wheel must have to be driven.
+    source: folder of a checkout that contains the package.
     """
 
-    package = driver = needed = ""
+    package = ""
+    driver = ""
+    required_path = ""
     releases: tuple[str, ...] = ()
-    remark = ""  # what the user of a checkout should know about how it is driven
+    remark = ""
     tables: Tables
     modules: Bookkeeping
-    kept: tuple[str, ...] = ()
+    kept_prefixes: tuple[str, ...] = ()
     source = "."
     capabilities = REQUESTS_ALONE
 
@@ -54,14 +61,14 @@ class ReleaseSystem(WorkerSystem):
         self.name = str(self.spec)
         self.root: Path
         if path is None:
-            self.root = fetch.release_root(self.package, str(version), self._unpacked)
+            self.root = fetch.release_root(self.package, str(version), self._unpack_wheel)
         else:
             self.root = Path(path, self.source).expanduser().resolve()
-        if not (self.root / (self.needed if path is None else self.package)).exists():
+        if not (self.root / (self.required_path if path is None else self.package)).exists():
             since = "" if path else f"; the first release that is driven is {self.releases[0]}"
             where = path or "its wheel"
             raise UnusableImplementation(
-                f"{self.name}: there is no {self.needed} in {where}{since}"
+                f"{self.name}: there is no {self.required_path} in {where}{since}"
             )
         found = parts.facts(
             self.root, self.tables, self.modules, self.tables.parts, release=version
@@ -74,32 +81,43 @@ class ReleaseSystem(WorkerSystem):
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", self.driver, str(self.root), self.name]
 
-    def _unpacked(self, _: Path, target: Path) -> None:
+    def _unpack_wheel(self, _: Path, target: Path) -> None:
         unpack_parts(self.name, target, self._is_kept)
 
     def _is_kept(self, path: PurePosixPath) -> bool:
-        return path.suffix == ".py" and path.as_posix().startswith(self.kept)
+        return path.suffix == ".py" and path.as_posix().startswith(self.kept_prefixes)
 
 
-def driven_plainly(
+def drive_without_ways(
     system: type[ReleaseSystem],
 ) -> Callable[[SystemSpec, DriveOptions], ReleaseSystem]:
-    """Return the maker of an engine that has one way to run (see `impl.engines.Engine`)."""
+    """Return the `drive` function of an engine without ways (see `impl.engines.Engine`)."""
 
     def drive(spec: SystemSpec, options: DriveOptions) -> ReleaseSystem:
         if spec.ways:
-            nothing = f"nothing goes after a release of {system.package}"
-            raise UnusableImplementation(f"--impl {str(spec)!r}: {nothing}")
+            raise UnusableImplementation(
+                f"--impl {str(spec)!r}: nothing goes after a release of {system.package}"
+            )
         return system(spec.version or None, options.checkout, options.limits)
 
     return drive
 
 
-def work(driver: Callable[[Path, str], Any]) -> int:
-    """Serve the driver of the release that the worker's command line names."""
+def serve_driver(driver: Callable[[Path, str], Any]) -> int:
+    """Run a worker: serve the driver of the release that its command line names (folder, name)."""
     import torch
 
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
-    root, name = Path(sys.argv[1]), sys.argv[2]
-    of = root, "LMDeploy or transformers", "loading.py", "driver.py"
-    return serve(lambda: Guarded(driver(root, name), *of), root)
+    root = Path(sys.argv[1])
+    name = sys.argv[2]
+
+    def guarded() -> Guarded:
+        return Guarded(
+            driver(root, name),
+            root,
+            engine="LMDeploy or transformers",
+            modules="loading.py",
+            values="driver.py",
+        )
+
+    return serve(guarded, root)

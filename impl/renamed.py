@@ -34,7 +34,8 @@ def alias(module: Any, name: str, names: Mapping[str, str]) -> None:
     """Have what this module, or a class in it, calls otherwise answer to `name`. A module that is not loaded
     stays as it is. Raises UnusableImplementation where something else has that name."""
     kind, _, old = name.rpartition(".")
-    owner, new = getattr(module, in_uses(kind, names)) if kind else module, names[name]
+    owner = getattr(module, in_uses(kind, names)) if kind else module
+    new = names[name]
     if kind and not isinstance(owner, type):
         return
     if old in vars(owner):

@@ -26,7 +26,9 @@ class SelfSchedulingDriver:
 
     def clear(self, *block_sizes: int) -> None:
         """Forget all of the run before. block_sizes: of each group (tokens)."""
-        self.block_size, self.block_sizes, self.sent = block_sizes[0], block_sizes, 0
+        self.block_size = block_sizes[0]
+        self.block_sizes = block_sizes
+        self.sent = 0
         self.memory: dict[int, tuple[int, list[int]]] = {}
         self.lanes: list[Lane] = []
         self.outputs: list[Output] = []
@@ -34,7 +36,8 @@ class SelfSchedulingDriver:
         self._delivered: dict[str, int] = {}  # tokens of each request
 
     def apply(self, command: EngineCommand) -> Outcome:
-        self.lanes, self.outputs = [], []
+        self.lanes = []
+        self.outputs = []
         if isinstance(command, Schedule):
             self.stop = command.stop
         try:
@@ -67,8 +70,11 @@ class SelfSchedulingDriver:
 
     def deliver(self, name: str, tokens: Sequence[int], finished: bool) -> None:
         """A client gets what it does not have yet. tokens: all outputs of the request so far."""
-        fresh, self._delivered[name] = tuple(tokens[self._delivered[name] :]), len(tokens)
-        ended = ("stop" if STOP_TOKEN in tokens[-1:] else "length") if finished else ""
+        fresh = tuple(tokens[self._delivered[name] :])
+        self._delivered[name] = len(tokens)
+        ended = ""
+        if finished:
+            ended = "stop" if STOP_TOKEN in tokens[-1:] else "length"
         self.outputs.append(Output(name, fresh, ended))
 
     def write(self, block: int, offset: int, stamp: int, group: int = 0) -> None:

@@ -65,7 +65,7 @@ class SystemSpec:
         return replace(self, version=version, checkout=False)
 
     def in_way(self, way: str) -> SystemSpec:
-        """The same release, run in the ways of a text such as "rust+overlap"."""
+        """The spec of the same release in other ways. way: the ways as text, such as "rust+overlap"."""
         return replace(self, ways=ways_in(way))
 
 

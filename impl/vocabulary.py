@@ -82,6 +82,7 @@ def spelled(prompt: Prompt, start: int = 0, most: int | None = None) -> list[int
     tokens: list[int] = []
     for piece in prompt:
         count = piece.tokens if most is None else min(piece.tokens, most - len(tokens))
-        serial, at = shared_serial(piece.text), start + len(tokens)
+        serial = shared_serial(piece.text)
+        at = start + len(tokens)
         tokens.extend(token_id(serial, position) for position in range(at, at + count))
     return tokens

@@ -41,7 +41,8 @@ class _Ranges(io.RawIOBase):
     """A file on a server, of which only the requested part is read."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._at = url, 0
+        self._url = url
+        self._at = 0
         with urllib.request.urlopen(
             urllib.request.Request(url, method="HEAD"), timeout=_TIMEOUT_S
         ) as reply:

@@ -73,7 +73,8 @@ class WindowedEngine(ExampleEngine):
 
     def _write(self, name: str) -> None:
         """A SWA block for each new page, and KV for each new token."""
-        request, blocks = self.requests[name], self.swa_blocks.setdefault(name, [])
+        request = self.requests[name]
+        blocks = self.swa_blocks.setdefault(name, [])
         for at, slot in enumerate(request.slots):
             page, inside = divmod(at, self.page_size)
             if page == len(blocks):
@@ -89,7 +90,8 @@ class WindowedEngine(ExampleEngine):
             return Refused(Reason.WRONG_PHASE)
         if not 0 <= c.length <= len(request.slots):
             return Refused(Reason.BAD_LENGTH)
-        blocks, end = self.swa_blocks[c.request], max(0, c.length - self.window) // self.page_size
+        blocks = self.swa_blocks[c.request]
+        end = max(0, c.length - self.window) // self.page_size
         self._release(blocks[:end], request.slots[: end * self.page_size])
         blocks[:end] = [0] * end
         return Done((Choice(c.request, swa_evicted_seqlen=self._evicted(c.request)),))

@@ -42,7 +42,9 @@ def counted(state: State) -> list[tuple[str, str, Cursors]]:
 def report(state: State) -> Report:
     """Return what a check finds now, with the share of each holder. It never alarms (CHK-1)."""
     geometry = state.config.geometry
-    size, left, rows = geometry.page_size, free(state), counted(state)
+    size = geometry.page_size
+    left = free(state)
+    rows = counted(state)
     available = {"full": left.full * size, "swa": left.swa * size, "rows": left.rows}
     totals = {
         **{pool: geometry.pages(pool) * size for pool in geometry.pools},

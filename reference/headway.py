@@ -56,7 +56,9 @@ class Headway:
         """The scheduler was called and left this state. due: what others (a device, a network) have to do
         now; a state counts again only once all that was due at the last time has been done. runs: the call
         began a forward pass. counts: a client that could go away holds nothing that others wait for."""
-        self._turn, self._ran, now = self._turn + 1, self._ran + runs, frozenset(due)
+        self._turn += 1
+        self._ran += runs
+        now = frozenset(due)
         if not counts:
             self._visits.clear()
         visit = self._visits.get(state)

@@ -84,9 +84,11 @@ def pages_of(tree: Tree) -> Pages:
 
 def extended(text: Text, prompt: Prompt) -> Text:
     """`text` and then the pieces of a prompt."""
-    runs, end = list(text), text_len(text)
+    runs = list(text)
+    end = text_len(text)
     for piece in prompt:
-        serial, end = shared_serial(piece.text), end + piece.tokens
+        serial = shared_serial(piece.text)
+        end += piece.tokens
         if runs and runs[-1][0] == serial:
             runs.pop()
         runs.append((serial, end))
@@ -122,7 +124,8 @@ def with_room(
 
     Whatever no lock pins is evictable: a node without a lock has none below it.
     """
-    left, geometry = free(state), state.config.geometry
+    left = free(state)
+    geometry = state.config.geometry
     size = geometry.page_size
     missing_full = max(0, pages - left.full) * size
     missing_swa = max(0, swa_pages - left.swa) * size if geometry.window is not None else 0

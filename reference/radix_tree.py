@@ -133,7 +133,8 @@ def lock_of(tree: Tree, holder: str) -> Lock | None:
 def path_of(tree: Tree, key: Key) -> list[Placed]:
     """The nodes that spell `key`, from the root on; the last may go further than `key` does."""
     found: list[Placed] = []
-    children, at = tree.children, 0
+    children = tree.children
+    at = 0
     while at < len(key):
         page = key[at : at + tree.page_size]
         node = next((n for n in children if n.key[: tree.page_size] == page), None)
@@ -399,7 +400,8 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
     cuts = {live_from, len(key)}
     if tree.window is not None:
         cuts.add(max(live_from, len(key) - ceil_page(tree.window, tree.page_size)))
-    ends, now = sorted(cut for cut in cuts if cut > matched), tree.clock + 1
+    ends = sorted(cut for cut in cuts if cut > matched)
+    now = tree.clock + 1
     leaf: tuple[Node, ...] = ()
     for start, end in reversed(list(zip([matched, *ends], ends))):
         leaf = (Node(key[start:end], start >= live_from, now, now, leaf),)

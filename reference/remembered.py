@@ -18,7 +18,8 @@ class remembered(Generic[Of, *Args, R]):  # noqa: N801 (used as functools.cached
 
     def __init__(self, compute: Callable[[Of, *Args], R]) -> None:
         self.compute: Callable[..., R] = compute
-        self.name, self.__doc__ = compute.__name__, compute.__doc__
+        self.name = compute.__name__
+        self.__doc__ = compute.__doc__
 
     def __get__(self, of: Any, _owner: type) -> R:
         value = of.__dict__[self.name] = self.compute(of)

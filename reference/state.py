@@ -123,7 +123,7 @@ class Request(NamedTuple):
 
     @property
     def computed_text(self) -> Text:
-        """The same with what the device has accepted; it has KV up to computed_len."""
+        """Input and outputs, with those that the device has accepted. It has KV up to computed_len."""
         return goes_on(self.history, self.serial, max(self.computed_len, self.origin + self.output))
 
     @property

@@ -56,7 +56,8 @@ def _generate(machine: str, runs: int, can: Capabilities) -> list[Run]:
             geometry = sizes_for(machine, name)
             source = RandomChoices(f"bench/{name}/{number}")
             profile = draw_profile(source, can, machine)
-            state, commands = model.initial(geometry), []
+            state = model.initial(geometry)
+            commands = []
             for _ in range(STEPS):
                 commands.append(propose(state, source, profile))
                 state, _ = model.step(state, commands[-1])

@@ -35,10 +35,14 @@ from stateful_tests.generate import next_command
 from stateful_tests.lockstep import engine, lockstep, tiers as tiered
 from stateful_tests.lockstep.base import AnyLockstep
 
-_DRIVING, _FAULTS = "driving", "known faults"
-_EXPLAINING, _SHRINKING = "explaining", "shrinking"
+_DRIVING = "driving"
+_FAULTS = "known faults"
+_EXPLAINING = "explaining"
+_SHRINKING = "shrinking"
 _PHASES = (_DRIVING, _FAULTS, _EXPLAINING, _SHRINKING)
-_WIRE, _WORKER, _REST = "driving: the wire", "the worker", "the rest"
+_WIRE = "driving: the wire"
+_WORKER = "the worker"
+_REST = "the rest"
 
 
 def _functions() -> dict[Callable[..., Any], str]:
@@ -60,7 +64,7 @@ def _functions() -> dict[Callable[..., Any], str]:
 
 def _methods() -> Iterator[tuple[type, str, str]]:
     """Methods that are timed: their class, their name, and the part."""
-    for name in ("_catch", "_another_cause", "findings"):
+    for name in ("_catch", "_finds_another_cause", "findings"):
         yield finder.Finder, name, _SHRINKING
     for lockstep_kind in (lockstep.Lockstep, engine.EngineLockstep, tiered.TierLockstep):
         yield lockstep_kind, "_look", "driving: facts of a view"
@@ -99,7 +103,8 @@ class _Clock:
             self._inside.pop()
 
     def _count(self, *, at_phase: bool) -> None:
-        now, part = time.process_time(), self._inside[-1] if self._inside else _REST
+        now = time.process_time()
+        part = self._inside[-1] if self._inside else _REST
         self.seconds[part] += now - self._since
         self._since = now
         if at_phase:
@@ -169,7 +174,8 @@ def check(out: ReportOut, impl: str, seed: int, commands: int) -> None:
             with clock.part(_FAULTS):  # looks at the worker a last time
                 pass
         system.close()
-    done, total = sum(result.carried_out.values()), sum(clock.seconds.values())
+    done = sum(result.carried_out.values())
+    total = sum(clock.seconds.values())
     drives = sum(s for name, s in clock.seconds.items() if name.startswith(_DRIVING))
     counted = [
         *sorted(clock.seconds.items(), key=lambda part: -part[1]),

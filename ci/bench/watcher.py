@@ -31,7 +31,8 @@ _CONFIGS = [(tree, overlap) for tree in (False, True) for overlap in (False, Tru
 
 def _clients(count: int) -> tuple[Client, ...]:
     """Eight at a time, two of three with a session of three turns."""
-    rng, found = random.Random(1), []
+    rng = random.Random(1)
+    found = []
     for i in range(1, count + 1):
         turns = tuple(Turn(1, rng.randint(10, 60), rng.randint(20, 60)) for _ in range(3))
         found.append(
@@ -73,7 +74,8 @@ def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             done = run(folder)
             (log,) = logs_of([Path(folder)])
-            validator, started = Validator(log.header), time.process_time()
+            validator = Validator(log.header)
+            started = time.process_time()
             events = sum(1 for _ in map(validator.read, log.lines()))
             read_s = time.process_time() - started
         more = []

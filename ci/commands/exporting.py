@@ -222,14 +222,14 @@ def _others(
 ) -> Iterator[tuple[str, Trace]]:
     """Other traces of the same bug: of the finding whose trace this is, and of the known fault. asks: of a
     trace that is no known fault's own, a replay tells whether it shows one."""
-    from ci.report.data import named_trace
+    from ci.report.data import trace_to_save
     from stateful_tests.lockstep.lockstep import replay
     from stateful_tests.lockstep.check_results import finding_name
 
     path = Path(shipped(file))
     findings = [finding_name(trace.clause or "", number) for number in range(1, 10)]
     names = [
-        named_trace(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
+        trace_to_save(finding, trace, str(selector.spec))[0] for finding in findings if trace.clause
     ]
     for beside in (path.with_name(name) for name in names if path.name in names):
         if beside != path and beside.is_file():
@@ -303,7 +303,8 @@ def _tested(
         scratch = Path(made, "exported.py")
         Path(made, f"{SHARED}.py").write_text(module, encoding="utf-8")
         scratch.write_text(text, encoding="utf-8")
-        wanted, runs = [(system.name, FAILS)], [(system.root, system.release, [scratch])]
+        wanted = [(system.name, FAILS)]
+        runs = [(system.root, system.release, [scratch])]
         if target is not None:
             wanted.append((target.name, 0))
             runs.append((target.root, target.version, [scratch]))
@@ -366,7 +367,9 @@ def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) ->
     hook = engine(selector.spec.engine).test_hook
     with closing(selector.resolve()) as system:
         assert isinstance(system, WorkerSystem) and system.root is not None
-        name, root, release = system.name, system.root, system.release
+        name = system.name
+        root = system.root
+        release = system.release
     codes = []
     for file, text in zip(files, texts):
         [(code, output)] = outcomes((root, release, [Path(file).absolute()]), hook=hook(text))

@@ -180,13 +180,14 @@ def _changed(
             return
         noted_clauses.update(violation.clauses)
         early[violation.clause] = run
-        note(report.first_word(run, "" if before is None else before.name))
+        note(report.violation_line(run, "" if before is None else before.name))
 
     revision = how.since or (base.name if base is not None else "")
     note(f"since {revision}: looks for runs that call what changed")
     changed: Changes | None = None
     spec = system_spec(system)
-    engine_ways, own_way = way_map(spec.engine), spec.way
+    engine_ways = way_map(spec.engine)
+    own_way = spec.way
     with unusable(f"--since {revision:.80}: ", ValueError), cut_short:
         lines = [
             line
@@ -245,7 +246,8 @@ def _drive_ways(
 ) -> None:
     """Drive other ways in which changed functions run, until something is found. The result of the check says
     what each showed, and which were not driven."""
-    plain, base_name = SystemSpec(system_spec(system).engine), how.base
+    plain = SystemSpec(system_spec(system).engine)
+    base_name = how.base
     if base_name is not None and base_name.startswith(f"{plain}=="):
         base_name = str(SystemSpec.parse(base_name).in_way(""))
     stops = bool(result.new) or result.interrupted

@@ -60,7 +60,9 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
         changed = {
             name: options.pop(name) or None for name in ("presets", "examples", "steps", "machines")
         }
-        modes = None if mode is None else tuple(Mode) if mode == "both" else (Mode(mode),)
+        modes = None
+        if mode is not None:
+            modes = tuple(Mode) if mode == "both" else (Mode(mode),)
         with unusable("--", ValueError):
             plan = tiers.plan(
                 tier, modes=modes, seed=options.pop("seed"), time_limit_s=time_limit, **changed

@@ -132,7 +132,8 @@ def replay(
 
     replays: list[Data] = []
     with ExitStack() as opened:
-        before, system = None, None
+        before = None
+        system = None
         if base is not None:
             compared, system = bases.with_system(base, selector, None, opened)
             before = compared and compared.system

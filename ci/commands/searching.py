@@ -107,7 +107,8 @@ def _each(
     from ci.report.progress import Progress
     from stateful_tests.explore.search import INTERRUPTED
 
-    reports, stopped = [], ""
+    reports = []
+    stopped = ""
     for scope in scopes:
         if stopped != INTERRUPTED:
             with Progress() as progress:

@@ -180,7 +180,9 @@ def _require_pair_tiers(given: dict[str, int | bool]) -> None:
     if given.get("decode_hicache") and not given.setdefault("decode_tree", True):
         raise Unusable("--set decode_hicache: the tier of D's tree; needs --set decode_tree=1")
     for field, others in _WITHOUT.items():
-        for other in others if given.get(field) else ():
+        if not given.get(field):
+            continue
+        for other in others:
             if given.setdefault(other, 0):
                 raise Unusable(f"--set {other}: not in a pair with --set {field}")
     if given.get("hicache") and given.get("prefill_complete") and given.setdefault("policy", 2) != 2:

@@ -112,7 +112,8 @@ def validate(
         raise Unusable("validate: give a LOG, a file or a folder that the watcher wrote")
     if release is not None and not looked_for("sglang", release):
         raise Unusable(f"--release {release:.40}: nobody has looked for its faults")
-    readings, reports = LogReadings(logs, release), []
+    readings = LogReadings(logs, release)
+    reports = []
     if follow:
         at_once = out.file is None
         readings.follow(
@@ -129,7 +130,8 @@ def validate(
     if not readings.logs:
         raise Unusable(f"{logs[0]}: there is no .jsonl in this folder")
     for reading in readings.logs.values():
-        read, log = reading.validator, reading.log
+        read = reading.validator
+        log = reading.log
         data = servers.validation(log.name, log.header, read.result, reading.seconds, log)
         if save_dir is not None and read.result.found:
             if (trace := read.trace()) is None:
@@ -342,7 +344,8 @@ def _live(
     from impl.sglang.server.over_http import LiveServer
     from stateful_tests.watched import live, population
 
-    python, rng = environment.python_of(release), random.Random(seed)
+    python = environment.python_of(release)
+    rng = random.Random(seed)
     config = population.configuration(
         rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **given}
     )

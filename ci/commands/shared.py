@@ -134,7 +134,7 @@ class SystemSelector:
         return system
 
     def of(self, trace: Trace) -> SystemSelector:
-        """The same with a trace: where --impl is not given, torch with the bug that the trace names."""
+        """The selector for a trace: without --impl it selects torch with the bug that the trace names."""
         source = click.get_current_context().get_parameter_source("impl")
         if not trace.bug or source is not ParameterSource.DEFAULT:
             return self
@@ -330,10 +330,10 @@ def save_traces(
     from ci.report import page
     from stateful_tests.traces import files as traces
 
-    for group, found in zip(report.groups(findings), reports, strict=True):
+    for group, found in zip(report.group_by_cause(findings), reports, strict=True):
         saved: dict[tuple[AnyCommand, ...], str] = {}
-        for clause, each in zip(found["clauses"], report.shown_by(group), strict=True):
-            name, trace = report.named_trace(each.name, each.run.trace, each.run.system)
+        for clause, each in zip(found["clauses"], report.findings_to_save(group), strict=True):
+            name, trace = report.trace_to_save(each.name, each.run.trace, each.run.system)
             path = Path(folder, name)
             try:
                 if trace.commands not in saved:
@@ -365,7 +365,10 @@ class Saved:
     def __init__(
         self, system: str, folder: str, say: Callable[[str], None], base: str | None = None
     ) -> None:
-        self._system, self._folder, self._say, self._base = system, folder, say, base
+        self._system = system
+        self._folder = folder
+        self._say = say
+        self._base = base
         self._there: dict[Path, Trace] = {}
         self._said: set[str] = set()
         self._unsaid: set[Path] = set()
@@ -381,7 +384,7 @@ class Saved:
         for clause, trace in traces.items():
             together.setdefault((trace.geometry, trace.mode, trace.commands), []).append(clause)
         for first, *also in together.values():
-            name, trace = report.named_trace(first, traces[first], self._system)
+            name, trace = report.trace_to_save(first, traces[first], self._system)
             path = Path(self._folder, name)
             if self._there.get(path) != trace:
                 try:

@@ -27,7 +27,9 @@ class LogReading:
     """One log and its validator. unreadable: why the rest of it could not be read; seconds: spent on it."""
 
     def __init__(self, log: WatchLog, release: str | None) -> None:
-        self.log, self.unreadable, self.seconds = log, "", 0.0
+        self.log = log
+        self.unreadable = ""
+        self.seconds = 0.0
         if release is not None:
             log.header = replace(log.header, release=release)
         self.validator = Validator(log.header)
@@ -35,7 +37,8 @@ class LogReading:
     def read(self, growing: Callable[[], bool] | None = None, tell: Tell = lambda _: None) -> None:
         """Read it to its end. growing: wait there as long as this says so. tell: what to do with a mismatch
         that no known fault explains."""
-        started, result = time.perf_counter(), self.validator.result
+        started = time.perf_counter()
+        result = self.validator.result
         try:
             for line in self.log.lines(growing):
                 reported = len(result.mismatches)
@@ -64,7 +67,8 @@ class LogReadings:
     """Every log in some files and folders. no_logs: why other files are none."""
 
     def __init__(self, given: Sequence[str], release: str | None) -> None:
-        self._given, self._release = given, release
+        self._given = given
+        self._release = release
         self.logs: dict[Path, LogReading] = {}
         self.no_logs: dict[Path, str] = {}
 
@@ -102,7 +106,8 @@ class LogReadings:
     def follow(self, tell: Tell | None, begins: Begins) -> None:
         """All at once, and those that begin meanwhile, until the processes that write them have ended or an
         interrupt. A folder may have no log yet. begins: what to do with each log as it begins."""
-        stopped, telling = threading.Event(), threading.Lock()
+        stopped = threading.Event()
+        telling = threading.Lock()
         threads: list[threading.Thread] = []
 
         def one_at_a_time(found: Mismatch) -> None:

@@ -73,7 +73,7 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
 
 
 def by_place(found: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
-    """The same differences, those that show what a violation is about first."""
+    """The differences, sorted: those at the places of a violation come first."""
     about = [key for place in places for key in _keys_of(place, moment)]
     return sorted(found, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
 
@@ -99,7 +99,8 @@ def _keys_of(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
         case AtNode(path):
             yield "nodes", path_text(path)
         case AtTreePage(path):
-            tree, ours = moment.facts.tree, moment.state.tree
+            tree = moment.facts.tree
+            ours = moment.state.tree
             paths = [n.path for n in tree.nodes] if tree is not None else []
             paths += [p.path for p in nodes(ours)] if ours is not None else []
             yield from (("nodes", path_text(p)) for p in paths if p[: len(path)] == path)
@@ -154,7 +155,8 @@ def _account_differences(ref: Data, got: Data) -> Iterator[Data]:
 
 def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     """Pages by owner: those with none or several, those of each holder by position, and how many are free."""
-    pools, size = moment.facts.pools, moment.state.config.geometry.page_size
+    pools = moment.facts.pools
+    size = moment.state.config.geometry.page_size
     for pool, pages in pools.items():
         for page, cell in got["pools"][pool].items():
             if wrong := trouble(page, pages.size, len(cell["owners"]), cell["free"]):
@@ -234,13 +236,15 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
 
 def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Iterator[Data]:
     """The first page of a holder's prefix that is another one than the tree's."""
-    geometry, seen = moment.state.config.geometry, moment.facts.holders.get(holder.name)
+    geometry = moment.state.config.geometry
+    seen = moment.facts.holders.get(holder.name)
     if seen is None:
         return
     size = geometry.page_size
     path = tree_key(text_tokens(holder.text), geometry.bigram)[: holder.cursors.cache_protected_len]
     for end in range(size, len(path) + 1, size):
-        page, row = tree.pages.get(path[:end]), list(seen.prefix[end - size : end])
+        page = tree.pages.get(path[:end])
+        row = list(seen.prefix[end - size : end])
         if page is not None and tuple(row) != page[0]:
             about = f"slots of {holder.name} at [{end - size}, {end})"
             key = ("holders", holder.name, "prefix", str(end // size - 1))

@@ -47,7 +47,8 @@ def moment_of(run: Run, index: int) -> Moment | None:
 
 
 def _snapshot(run: Run, index: int) -> Data:
-    moment, row = moment_of(run, index), run.rows[index]
+    moment = moment_of(run, index)
+    row = run.rows[index]
     assert moment is not None
     outcome: Outcome | None = moment.step.outcome if moment.step is not None else None
     if (
@@ -66,7 +67,8 @@ def _snapshot(run: Run, index: int) -> Data:
     if isinstance(outcome, Broken) and moment.step is None:
         made["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
     else:
-        found, violation = [*differences(moment, reference, system, run.waived)], run.violation
+        found = [*differences(moment, reference, system, run.waived)]
+        violation = run.violation
         places = violation.failure.at if violation is not None and violation.step == index else ()
         if violation is not None and places and not found:  # both sides have it, and neither may
             about = difference(
@@ -90,7 +92,8 @@ def _left(full: int, swa: int, window: int | None) -> dict[str, int | None]:
 def reference_side(moment: Moment) -> Data:
     """Owners: who owns which pages of its sequence, what is free."""
     state = moment.state
-    geometry, left = state.config.geometry, free(state)
+    geometry = state.config.geometry
+    left = free(state)
     shown = {
         h.name: {
             "who": _who(_turn(state, h.name)),
@@ -133,7 +136,9 @@ def reference_side(moment: Moment) -> Data:
 
 def system_side(moment: Moment) -> Data:
     """The physical view by role: the same facts, with the pages and rows that they lie in."""
-    facts, view, state = moment.facts, moment.view, moment.state
+    facts = moment.facts
+    view = moment.view
+    state = moment.state
     geometry = state.config.geometry
     owned: dict[tuple[str, str], dict[int, int]] = {}
     for pool, pages in facts.pools.items():
@@ -202,18 +207,17 @@ def _target(request: Request | None) -> int | None:
 def _named_cursors(
     state: State, requests: dict[str, Cursors | None], slots: dict[str, Cursors | None]
 ) -> dict[str, dict[str, int] | str]:
-    """Of requests and slots. What a slot says while its turn runs is nobody's business (REF-1)."""
+    """The cursors of requests and slots, by name. A slot that is lent to a running turn has none (REF-1)."""
     named: dict[str, dict[str, int] | str] = {
         n: _cursors(c or ZERO) for n, c in sorted(requests.items())
     }
     for name, slot in sorted(slots.items()):
         session = state.session(name)
         turn = state.request(session.turn or "") if session is not None else None
-        lent = turn is not None and turn.phase in IN_BATCH
-        lent_to = f"lent to {turn.name}" if turn is not None else ""
-        named[f"slot of {name}"] = (
-            lent_to if lent else _cursors(slot) if slot is not None else "none"
-        )
+        if turn is not None and turn.phase in IN_BATCH:
+            named[f"slot of {name}"] = f"lent to {turn.name}"
+        else:
+            named[f"slot of {name}"] = _cursors(slot) if slot is not None else "none"
     return named
 
 
@@ -292,7 +296,8 @@ def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
     window = state.config.geometry.window
     found: dict[str, dict[str, list[int]]] = {}
     for h in holders(state):
-        seen, wrong = facts.holders.get(h.name), {"full": list[int](), "swa": list[int]()}
+        seen = facts.holders.get(h.name)
+        wrong = {"full": list[int](), "swa": list[int]()}
         if seen is not None:
             for pool in state.config.geometry.pools:
                 start, want, got = reads(h, seen, pool, window)

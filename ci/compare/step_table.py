@@ -69,7 +69,9 @@ class _Drawer:
     def __init__(
         self, states: list[Data], page_size: int, letters: str, most: int, nodes: int
     ) -> None:
-        self.page_size, self.letters, self.last = page_size, letters, states[-1]
+        self.page_size = page_size
+        self.letters = letters
+        self.last = states[-1]
         self.differences = {tuple(d["key"]): d for d in self.last["differences"]}
         self.columns = self._columns(states, most, nodes)
 
@@ -151,7 +153,9 @@ class _Drawer:
                 return _node(side["nodes"].get(path))
             case ["lock_holders", name]:
                 locked = side["lock_holders"].get(name)
-                return {"": NOTHING if locked is None else span(0, locked) if locked else "nothing"}
+                if locked is None:
+                    return {"": NOTHING}
+                return {"": span(0, locked) if locked else "nothing"}
             case ["free"]:
                 return {
                     POOL.get(k, k): UNKNOWN if v is None else str(v)
@@ -192,7 +196,8 @@ def _node(node: Data | None) -> Cell:
     """A node's positions and SWA KV, and how many locks count on it, of its full and of its SWA KV."""
     if node is None:
         return {"": NOTHING}
-    where, locks = span(node["start"], node["end"]), str(node["full_locks"])
+    where = span(node["start"], node["end"])
+    locks = str(node["full_locks"])
     if node["live"] is not None:
         where = f"{where} {swa_of(node['live'])}"
         return {"": where, "locks": locks, "/": str(node["swa_locks"])}
@@ -233,7 +238,8 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
             )
             wrong = rule.get(label) not in (value, UNKNOWN)
             if value == NOTHING != was.get(label, NOTHING):
-                value, changed = "gone", True
+                value = "gone"
+                changed = True
             marked = f"{'!' if wrong else ''}{value}{'*' if changed else ''}"
             text.append(f"{label} {marked}".lstrip())
         texts.append(" ".join(text).replace(" / ", "/"))

@@ -66,12 +66,12 @@ def _row(fault: KnownFault, repository: str) -> str:
 
 
 def _linked(text: str, repository: str) -> str:
-    """Numbers of issues as links."""
+    """The text with links in place of the numbers of issues."""
     return re.sub(r"#(\d+)", rf"[#\1](https://github.com/{repository}/issues/\1)", text)
 
 
 def table() -> list[Data]:
-    """The same for the page: a row a fault, with every release that has it."""
+    """The rows of the HTML page: one for each known fault, with every release that has it."""
     return [
         {
             "fault": fault,
@@ -108,7 +108,11 @@ def named_bugs() -> list[Data]:
 
 
 def known_bugs() -> list[Data]:
-    """The same for `kvspec bugs`. source: the releases; replay: the commands that show it on the newest."""
+    """The known faults for `kvspec bugs`.
+
+    source: the releases that have the fault.
+    replay: the commands that show it on the newest of them.
+    """
     return [dict(row) for row in _known_bugs()]
 
 

@@ -101,7 +101,8 @@ def _states(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
         parts.append(f'<text x="{x[name]}" y="20">{escape(title)}</text>')
         parts.append(f'<path class="life" d="M{x[name]} 28V{high}"/>')
     for at, (a, b, commands) in enumerate(arrows):
-        y, end = 60 + 28 * at, x[b]
+        y = 60 + 28 * at
+        end = x[b]
         if a == b:
             parts.append(f'<path d="M{end} {y - 12}h24v12H{end + 5}"/>')
         else:
@@ -115,7 +116,7 @@ def _states(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
 
 
 def _arrows(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
-    """The same as a table: from, by, to."""
+    """The arrows as a table with the columns from, by and to."""
     rows = "".join(
         f"<tr><td>{escape(says.get(a, 'none'))}</td><td>{escape(commands)}</td>"
         f"<td>{escape(says.get(b, 'none'))}</td></tr>"
@@ -127,7 +128,8 @@ def _arrows(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
 
 def _link(found: re.Match[str]) -> str:
     """Files of the repository are named, fixtures as `kvspec replay` takes them; the web stays a link."""
-    target, words = found[1], found[2]
+    target = found[1]
+    words = found[2]
     if target.startswith("https:"):
         return found[0]
     if "SPEC.md#" in target:

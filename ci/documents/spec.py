@@ -251,11 +251,14 @@ def _modes(bug: Bug) -> str:
 def _steps(trace: Trace) -> list[Data]:
     """The worked example, command by command: cursors after, what is freed, the row as a picture."""
     freed = [row.freed for row in lockstep.replay(ReferenceSystem(), trace).rows]
-    state, steps, target = model.initial(trace.sizes(Geometry), trace.mode), list[Data](), None
+    state = model.initial(trace.sizes(Geometry), trace.mode)
+    steps = list[Data]()
+    target = None
     for command, gone, following in zip(
         trace.row_commands, freed, (*trace.row_commands[1:], None), strict=True
     ):
-        cut, (state, _) = target, model.step(state, command)
+        cut = target
+        state, _ = model.step(state, command)
         target = _target(state, following)
         whose, cursors = _held(state)
         session = state.sessions[0] if state.sessions else None
@@ -286,7 +289,8 @@ def _tree_steps() -> dict[str, Data]:
     )
     shown = {}
     for name, command in run:
-        before, (state, outcome) = state, model.step(state, command)
+        before = state
+        state, outcome = model.step(state, command)
         assert isinstance(outcome, Done), (command, outcome)
         shown[name] = {"drawn": steps.DrawnStep(command, before, state, outcome).drawn()}
     return shown

@@ -54,7 +54,8 @@ def steps(trace: Trace) -> Iterator[DrawnStep]:
     """The trace on the reference."""
     state = model.initial(trace.sizes(Geometry), trace.mode)
     for command in trace.row_commands:
-        before, (state, outcome) = state, model.step(state, command)
+        before = state
+        state, outcome = model.step(state, command)
         yield DrawnStep(command, before, state, outcome)
 
 
@@ -83,7 +84,8 @@ def _level(text: str, other: str) -> list[str]:
 
 def blocks(state: State) -> Blocks:
     """Each row, the radix tree, sessions and requests without a row, and what is free."""
-    geometry, drawn = state.config.geometry, Blocks()
+    geometry = state.config.geometry
+    drawn = Blocks()
     for holder in holders(state):
         whose = (
             f", lent to {holder.request.name}" if holder.request and holder.request.session else ""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ci.explain import reasons
 from ci.explain.history import Claim, History, Past
 from ci.explain.stories import of_kind, stories
-from impl.process.failures import fails_at_start, of_a_command
+from impl.process.failures import fails_at_start, failed_in_command
 from reference.clauses.step import Step
 from reference.commands import Broken
 from reference.kinds import kind_of_config
@@ -34,21 +34,20 @@ def because(run: Run) -> Because | None:
     violation = run.violation
     if violation is None or len(run.history) < 2 or len(run.rows) != violation.step + 1:
         return None
-    step, row = run.history[-1].step, run.rows[violation.step]
+    step = run.history[-1].step
+    row = run.rows[violation.step]
     if violation.clause == "TRACE":
         why = reasons.refusal(run, violation.step)
         text = f"command {violation.step} ({describe(row.command)}): {violation.expected}"
         text += f", {violation.observed}"
         return Because(f"{text}: {why}." if why else f"{text}.")
     if step is None:
-        here, broke = (
-            f"command {violation.step} ({describe(row.command)})",
-            violation.observed.rstrip("."),
-        )
+        here = f"command {violation.step} ({describe(row.command)})"
+        broke = violation.observed.rstrip(".")
         if fails_at_start(broke):
             return Because(f"no command has a part in it: {broke}.")
         failed = f"{here} makes the system fail, {broke}"
-        if not of_a_command(broke):
+        if not failed_in_command(broke):
             return Because(f"after {here}: {broke}.")
         ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
         return Because(f"{failed}{ruled}.")
@@ -70,11 +69,9 @@ def because(run: Run) -> Because | None:
 
 def _described(past: Past[AnyMoment]) -> str:
     """The clause's own head, and the stories of its places."""
-    head, since, sentence = (
-        past.violation.failure.head,
-        past.violation.since,
-        "; ".join(stories(past)),
-    )
+    head = past.violation.failure.head
+    since = past.violation.since
+    sentence = "; ".join(stories(past))
     checked = f"; the check fails from {past.command(since)} on" if since is not None else ""
     if head:
         return f"{past.here} {head}{f': {sentence}' if sentence else checked}"

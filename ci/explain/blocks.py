@@ -89,7 +89,8 @@ def _range(place: AtTable, m: EngineMoment) -> str:
 
 def events(past: Past[EngineMoment]) -> list[str]:
     """Return what the facts of one moment do not show: who wrote a block last, and what a query sees."""
-    at, step = past.violation.failure.at, past.now.step
+    at = past.violation.failure.at
+    step = past.now.step
     assert step is not None
     events = [_written(past, block) for block in sorted(blocks_of(at, past.now))]
     first = at[0] if at else None
@@ -117,7 +118,8 @@ def _moved(past: Past[EngineMoment], chunk: int) -> str:
 
 def _written(past: Past[EngineMoment], block: int) -> str:
     """Say who wrote into a block last, which positions, and when; before an entry read the state in it."""
-    moments, step = list(enumerate(past.moments, past.run.history_start)), past.now.step
+    moments = list(enumerate(past.moments, past.run.history_start))
+    step = past.now.step
     assert step is not None
     if isinstance(past.violation.failure.at[0], AtCount):
         moments.pop()

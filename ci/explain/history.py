@@ -36,8 +36,11 @@ class Past(Generic[_Moment]):
     """A run that ended with a violation, at whose last moment one stands and looks back."""
 
     def __init__(self, run: Run, violation: Violation, moments: Sequence[_Moment]) -> None:
-        self.run, self.violation, self.moments = run, violation, moments
-        self.now, self.before = moments[-1], moments[-2]
+        self.run = run
+        self.violation = violation
+        self.moments = moments
+        self.now = moments[-1]
+        self.before = moments[-2]
         self.claims: list[Claim] = []
 
     def command(self, index: int) -> str:
@@ -113,7 +116,8 @@ class History(Past[Moment]):
 
     def __init__(self, run: Run, violation: Violation, step: Step) -> None:
         super().__init__(run, violation, run.moments(Moment))
-        self.step, self.page_size = step, step.config.geometry.page_size
+        self.step = step
+        self.page_size = step.config.geometry.page_size
 
 
 def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> bool:
@@ -121,7 +125,7 @@ def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> 
 
 
 def cursors_of(m: Moment, name: str) -> Cursors | None:
-    """Of "r1" or "slot of s1". A slot that is lent says nothing of its own: None."""
+    """The cursors of "r1" or "slot of s1"; None for an unknown name, and for a slot that is lent."""
     session = name.removeprefix("slot of ")
     if session == name:
         facts = m.facts.requests.get(name)

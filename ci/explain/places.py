@@ -115,7 +115,7 @@ def _of_slot(slot: int, m: Moment) -> list[Fact]:
     ]
     free = _free(list(states.free).count(slot), "in the free list")
     held = states.stamp(slot)
-    holds = "holds an empty state" if held == EMPTY else f"holds the state after {_folded(held, m)}"
+    holds = "holds an empty state" if held == EMPTY else f"holds the state after {_text_of_state(held, m)}"
     return [
         *(free or ([] if owners else [Fact("", "is neither free nor owned")])),
         Fact("", holds),
@@ -123,8 +123,8 @@ def _of_slot(slot: int, m: Moment) -> list[Fact]:
     ]
 
 
-def _folded(stamp: int, m: Moment) -> str:
-    """Of whose text, and how much of it, a stamp is."""
+def _text_of_state(stamp: int, m: Moment) -> str:
+    """The text of which a recurrent state has the stamp, and how much of it, in words."""
     texts = {name: request.text for name, request in m.facts.requests.items()}
     texts |= {
         f"the history of {name}": session.history for name, session in m.facts.sessions.items()
@@ -142,7 +142,8 @@ def _folded(stamp: int, m: Moment) -> str:
 
 
 def _life(place: AtNamed, m: Moment) -> list[Fact]:
-    name, session = place.name, m.facts.sessions.get(place.name)
+    name = place.name
+    session = m.facts.sessions.get(place.name)
     match place.kind:
         case "slot" if session is not None and session.slot is not None:
             return [Fact("", f"keeps {counted(session.slot.kv_committed_len, 'committed token')}")]
@@ -155,7 +156,8 @@ def _life(place: AtNamed, m: Moment) -> list[Fact]:
 
 def _tokens(m: Moment, owner: str) -> Sequence[int] | None:
     """The history of a session, or the text of a request."""
-    session, request = m.facts.sessions.get(owner), m.facts.requests.get(owner)
+    session = m.facts.sessions.get(owner)
+    request = m.facts.requests.get(owner)
     if session is not None:
         return session.history
     return request.text if request is not None else None
@@ -179,9 +181,12 @@ def _read_at(place: AtPosition, m: Moment) -> list[Fact]:
     full = slot_of(m, place.owner, place.position)
     if not full:
         return [Fact("", "has no slot")]
-    facts, stamps, slot = [Fact("", f"has full slot {full}")], m.view.full_stamps, full
+    facts = [Fact("", f"has full slot {full}")]
+    stamps = m.view.full_stamps
+    slot = full
     if place.pool == "swa":
-        slot, stamps = entry(m, full), m.view.swa_stamps
+        slot = entry(m, full)
+        stamps = m.view.swa_stamps
         facts.append(Fact("", f"has SWA slot {slot}" if slot else "has no SWA slot"))
     if slot < len(stamps) and place.must is not None:
         held = stamp_text(stamps[slot]) if stamps[slot] else "no committed token"
@@ -281,7 +286,8 @@ def entry(m: Moment, slot: int) -> int:
 
 def slot_of(m: Moment, holder: str, position: int) -> int:
     """The full slot that a row, or what a lock owner has locked, names at a position; 0 for none."""
-    facts, tree = m.facts.holders.get(holder), m.facts.tree
+    facts = m.facts.holders.get(holder)
+    tree = m.facts.tree
     cells: Sequence[int] = m.view.rows.get(facts.row, ()) if facts is not None else ()
     if facts is None and tree is not None:
         cells = tree.lock_holders.get(holder, ())

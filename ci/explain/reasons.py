@@ -24,7 +24,7 @@ from reference.state import IN_BATCH, Phase, Request, free
 from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
 from reference.radix_tree import Key, nodes, sizes
-from stateful_tests.lockstep.follow import launched
+from stateful_tests.lockstep.follow import requests_of_batch
 from stateful_tests.lockstep.moments import Moment
 from stateful_tests.lockstep.results import Run, Violation
 from stateful_tests.traces.notation import format_command as describe
@@ -51,7 +51,8 @@ def _outcome(past: History) -> str | None:
 def refusal(run: Run, index: int) -> str:
     """Why the rules refuse a command of a replayed trace, in words; "" where they do not, and of commands
     that they have none for."""
-    row, at = run.rows[index], index - run.history_start
+    row = run.rows[index]
+    at = index - run.history_start
     if not isinstance(row.outcome, Refused) or type(row.command) not in RULES_OF:
         return ""
     step = run.history[at].step if at > 0 else None
@@ -79,12 +80,14 @@ def _why(past: History) -> str:
 def _condition_and_fact(past: History) -> tuple[str, str]:
     """Return what the rules say of a refusal, where that says more than the fact, and the fact here; or
     ""."""
-    step, was = past.step, past.before.state
+    step = past.step
+    was = past.before.state
     ours = isinstance(step.expected, Refused)
     refusal = step.expected if ours else step.outcome
     if not isinstance(refusal, Refused):
         return "", ""
-    reason, request = refusal.reason, step.acted
+    reason = refusal.reason
+    request = step.acted
     if reason is Reason.TURN_IN_FLIGHT and (fact := _turn_in_flight(past)):
         return "", fact
     if reason is Reason.WINDOW_LOST:
@@ -100,7 +103,8 @@ def _condition_and_fact(past: History) -> tuple[str, str]:
         return condition, _lengths(past)
     request = next(iter(_not_ready(step)), request)
     if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
-        name, phase = request.name, request.phase
+        name = request.name
+        phase = request.phase
         again = " again" if phase is Phase.QUEUED and request.started else ""
         is_so = f"{name} is {phase.value}{again}"
         so = past.first_since(
@@ -116,7 +120,8 @@ def _turn_in_flight(past: History) -> str:
     session = past.before.state.session(command.session) if isinstance(command, Submit) else None
     if session is None or session.turn is None:
         return ""
-    name, turn = session.name, session.turn
+    name = session.name
+    turn = session.turn
     since = past.first_since(
         f"{turn} is the turn of {name}",
         lambda m: getattr(m.state.session(name), "turn", "") == turn,
@@ -128,7 +133,8 @@ def _room(past: History, pool: str) -> str:
     """The pages that a pool has for a command, and how many it takes; "" where the count makes no sense."""
     was = past.before.state
     at = {"full": 0, "swa": 2}[pool]
-    left, evictable = free(was), sizes(was.tree)[at] if was.tree is not None else 0
+    left = free(was)
+    evictable = sizes(was.tree)[at] if was.tree is not None else 0
     if min(left.full, left.swa) < 0:
         return ""  # row and tree, each with pages of its own, had more than there are
     pages = counted(getattr(left, pool), f"{POOL[pool]} page")
@@ -169,7 +175,7 @@ def _left(request: Request) -> int:
 def _named(command: Command) -> Sequence[str]:
     """The requests of a command."""
     one = getattr(command, "request", None)
-    return launched(command) if one is None else [one]
+    return requests_of_batch(command) if one is None else [one]
 
 
 def _gone(past: History, name: str) -> str:
@@ -198,7 +204,8 @@ def _taken_back(before: Moment, command: Finish) -> str:
     """Say what a finish would take back that no scheduler does."""
     request = before.state.request(command.request)
     assert request is not None  # else the refusal has another reason
-    target, processed = request.origin + command.finished_len, request.processed_outputs[0]
+    target = request.origin + command.finished_len
+    processed = request.processed_outputs[0]
     if target < request.evicted:
         evicted = counted(request.evicted, "token")
         return f"window eviction has counted {evicted}, and the finish keeps {target}"
@@ -210,15 +217,13 @@ def _taken_back(before: Moment, command: Finish) -> str:
 def _window_lost(past: History, ours: bool) -> str:
     window = past.step.config.geometry.window
     one = past.step.acted
-    for name in [one.name] if one is not None else launched(past.step.command):
+    for name in [one.name] if one is not None else requests_of_batch(past.step.command):
         was = past.before.state.request(name)
         if was is None or was.cursors is None or window is None:
             continue
         c = was.cursors
-        start, at = (
-            max(0, c.kv_committed_len - window),
-            f"the window of {name} at {c.kv_committed_len}",
-        )
+        start = max(0, c.kv_committed_len - window)
+        at = f"the window of {name} at {c.kv_committed_len}"
         if not ours:
             return f"{at} is there: it starts at {start}"
         if evicted_below(c) > start:
@@ -234,7 +239,9 @@ def _evicted_to(m: Moment, name: str, value: int) -> bool:
 
 def _shape(past: History) -> str | None:
     """TREE-11: nodes that stand or went, and when each was last used."""
-    tree, state, before = past.now.facts.tree, past.now.state, past.before.state
+    tree = past.now.facts.tree
+    state = past.now.state
+    before = past.before.state
     if tree is None or state.tree is None or before.tree is None:
         return None
     ours = {p.path: p.node.live for p in nodes(state.tree)}

@@ -56,7 +56,8 @@ def _few(at: Iterable[Place]) -> list[Place]:
 def story(past: Past[AnyMoment], place: Place, called: Callable[[Any, Any], str], facts_at: FactsAt) -> str:
     """Tell the facts about a place now, each since when; for a thing that nobody has those until then.
     Empty for a kind of place that has no facts."""
-    name, facts = called(place, past.now), facts_at(place, past.now)
+    name = called(place, past.now)
+    facts = facts_at(place, past.now)
     if not facts:
         return ""
 
@@ -150,7 +151,8 @@ def _fate(
     whose: dict[str, list[str]],
     off: list[AtCursor],
 ) -> str:
-    (index, got, must, taken), several = fate, len(off) > 1
+    index, got, must, taken = fate
+    several = len(off) > 1
     who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
     verb = f"{'are' if several else 'is'} {got} {past.at(index)}"
     if index == past.violation.step:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ci.explain.history import Past
 from ci.explain.places import Fact
 from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Place
-from reference.tiers.facts import TierFacts
+from reference.tiers.facts import TierFacts, TierTransfer
 from stateful_tests.lockstep.moments import TierMoment
 
 
@@ -32,18 +32,21 @@ def facts_at(place: Place, m: TierMoment) -> list[Fact]:
         case AtTreeNode(node):
             return _of_node(facts, node)
         case AtTransfer(job):
-            found = [
-                Fact(
-                    "",
-                    "has completed" if each.completed else "has copied" if each.copied else "waits",
-                )
-                for each in facts.transfers
-                if each.job == job
+            transfers = [
+                Fact("", _progress(each)) for each in facts.transfers if each.job == job
             ]
-            return found + [
+            operations = [
                 Fact("", f"is at: {op.state}") for op in facts.operations if op.job == job
             ]
+            return transfers + operations
     return []
+
+
+def _progress(transfer: TierTransfer) -> str:
+    """How far a transfer has come, in words."""
+    if transfer.completed:
+        return "has completed"
+    return "has copied" if transfer.copied else "waits"
 
 
 def _tier(host: bool) -> str:

@@ -148,7 +148,10 @@ def _other_state(run: RecordedRun) -> Asserts | None:
 
 def _state(run: RecordedRun) -> Iterator[_Fact]:
     """Yield what the release's objects show at the end."""
-    state, view, page, last = run.after.state, run.after.view, run.page_size, run.last
+    state = run.after.state
+    view = run.after.view
+    page = run.page_size
+    last = run.last
     if isinstance(last, Submit):
         sent = variable(last.request)  # rejected, it may have run: then its mark has moved on
         done = [isinstance(outcome, Done) for outcome in (run.step.expected, run.step.outcome)]
@@ -157,11 +160,9 @@ def _state(run: RecordedRun) -> Iterator[_Fact]:
         there = state.session(name) is not None, name in view.sessions
         yield _Fact(("session", name), f"{quoted(name)} in server.sessions", *there)
     for session in state.sessions:
-        seen, turn, name = (
-            view.sessions.get(session.name),
-            state.request(session.turn),
-            session.name,
-        )
+        seen = view.sessions.get(session.name)
+        turn = state.request(session.turn)
+        name = session.name
         if seen is None:
             continue
         found = f"server.sessions.get({quoted(name)})"
@@ -214,7 +215,8 @@ def _cursors(
 
 def _terms(run: RecordedRun, check: str) -> list[str]:
     """The terms that a check counts other than it should."""
-    expected, outcome = run.step.expected, run.step.outcome
+    expected = run.step.expected
+    outcome = run.step.outcome
     assert isinstance(expected, Done) and isinstance(outcome, Done)
     if expected.report is None or outcome.report is None:
         raise NotExportable(
@@ -236,12 +238,11 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
     """Assert what an eviction frees, against what it was to free and what it reports."""
     if not isinstance(run.last, Evict) or run.before.view.tree is None:
         return None
-    before, after, reported = (
-        run.before.view,
-        run.after.view,
-        getattr(run.step.outcome, "freed", None),
-    )
-    two, tree = run.window is not None, run.before.view.tree
+    before = run.before.view
+    after = run.after.view
+    reported = getattr(run.step.outcome, "freed", None)
+    two = run.window is not None
+    tree = run.before.view.tree
     held = {"full": [(n.slots, n.full_locks) for n in tree.nodes], "swa": []}
     pools = [("full", before.free_full, after.free_full, "num_tokens_evicted")]
     if two:
@@ -270,8 +271,10 @@ def _freed_tokens(run: RecordedRun) -> Asserts | None:
 def _page(run: RecordedRun, place: AtPage) -> Asserts | None:
     """A page that is free and should not be, or is owned twice, or by nobody."""
     pool, page = place
-    facts, size = run.after.facts.pools[pool], run.page_size
-    free_list, times = f"free_pages({_allocator(run, pool)})", list(facts.free).count(page)
+    facts = run.after.facts.pools[pool]
+    size = run.page_size
+    free_list = f"free_pages({_allocator(run, pool)})"
+    times = list(facts.free).count(page)
     if times > 1:
         return Asserts([f"free = {free_list}", "self.assertEqual(len(free), len(set(free)))"])
     if not 1 <= page <= facts.size:
@@ -346,7 +349,8 @@ def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
 
 def _row(run: RecordedRun, place: AtRow) -> Asserts | None:
     """A row that is held and free, or free twice."""
-    facts, rows = run.after.facts, "server.rows.free_slots"
+    facts = run.after.facts
+    rows = "server.rows.free_slots"
     if list(facts.free_rows).count(place.row) > 1:
         return Asserts([f"self.assertEqual(len({rows}), len(set({rows})))"])
     held = [name for name, seen in facts.holders.items() if seen.row == place.row]
@@ -359,11 +363,13 @@ def _row(run: RecordedRun, place: AtRow) -> Asserts | None:
 def _position(run: RecordedRun, place: AtPosition) -> Asserts | None:
     """A position whose slot is not the right one: out of order in its page, not the tree's, or unmapped."""
     owner, pool, position, _ = place
-    facts, seen = run.after.facts, run.after.facts.holders.get(owner)
+    facts = run.after.facts
+    seen = run.after.facts.holders.get(owner)
     if seen is None:
         if owner not in lock_holders(run.after.state):
             return None
-        name, key = variable(owner), in_tree(run.geometry, lock_holders(run.after.state)[owner])
+        name = variable(owner)
+        key = in_tree(run.geometry, lock_holders(run.after.state)[owner])
         locked = f"{name}.prefix_indices"
         if not run.kind.keeps_slots:
             locked = f"server.cache.path_device_indices({name}.last_node)"

@@ -88,7 +88,8 @@ def versions(implementation: str) -> list[str]:
 
 def story(data: Data, file: str, options: str, titles: Titles = GENERATED_TITLES) -> str:
     """Return Markdown from `report.replay_data` of a run with a violation."""
-    trace, violation = data["trace"], data["violation"]
+    trace = data["trace"]
+    violation = data["violation"]
     clauses = [(violation["clause"], violation["expected"], violation["observed"])]
     clauses += [(clause, *sides) for clause, sides in zip(violation["also"], violation["details"])]
     command = data["rows"][violation["step"]]["command"]

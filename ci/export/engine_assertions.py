@@ -35,7 +35,8 @@ _COUNTS: dict[tuple[str, str], str] = {
 def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> list[str]:
     """The lines that assert what a clause (not BROKEN) expects; none where no object of the scheduler shows
     it. tokens: as the test writes them."""
-    violation, now = run.violation, run.moments(EngineMoment)[-1]
+    violation = run.violation
+    now = run.moments(EngineMoment)[-1]
     assert violation is not None and now.step is not None
     config = run.trace.sizes(EngineConfig)
     if clause == "PRO-1" and isinstance(run.rows[-1].outcome, Refused):
@@ -66,7 +67,8 @@ def asserted(run: Run, clause: str, tokens: Callable[[Sequence[int]], str]) -> l
 
 
 def _of_place(now: EngineMoment, clause: str, place: AtTable, config: EngineConfig) -> list[str]:
-    who, group = place.request, place.group
+    who = place.request
+    group = place.group
     if who not in now.facts.requests or now.step is None:
         return []
     if clause in ("WIN-1", "BLK-5"):
@@ -77,10 +79,8 @@ def _of_place(now: EngineMoment, clause: str, place: AtTable, config: EngineConf
         start, end = lane.start, lane.start + len(lane.tokens) - lane.drafts
     start = window_start(config.groups[group], start)
     found = clause in ("HIT-1", "READ-3", "READ-4") and start < end
-    reads, text = (
-        f'engine.reads("{who}", {group}, {start}, {end})',
-        f'engine.text("{who}", {start}, {end})',
-    )
+    reads = f'engine.reads("{who}", {group}, {start}, {end})'
+    text = f'engine.text("{who}", {start}, {end})'
     return [f"self.assertEqual({reads}, {text})"] if found else []
 
 

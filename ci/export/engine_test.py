@@ -216,7 +216,9 @@ class _Steps:
     """Commands as calls of the engine, with small numbers for tokens."""
 
     def __init__(self, run: Run, system: VLLMSystem) -> None:
-        self.run, self.system, self.sent = run, system, 0
+        self.run = run
+        self.system = system
+        self.sent = 0
         self.loaded = LoadedWeights()
         self.small: dict[int, int] = {1: 1}  # the stop token is one
         # of each entry: what it computes, and the token of its request's text behind that
@@ -260,7 +262,8 @@ class _Steps:
                         ]
                     )
                 for note, text in zip(notes, texts):
-                    who, start = note.lane.request, note.lane.start
+                    who = note.lane.request
+                    start = note.lane.start
                     yield f'engine.computes("{who}", {start}, {self.tokens(text)})'
                 if notes and self.run.trace.sizes(EngineConfig).connects:
                     yield "engine.forwarded()"
@@ -289,7 +292,8 @@ class _Steps:
         for token in tokens:
             if token not in self.small:
                 self.small[token] = base + len(self.small)
-        numbers, at = [self.small[token] for token in tokens], 0
+        numbers = [self.small[token] for token in tokens]
+        at = 0
         parts: list[str] = []
         while at < len(numbers):
             end = next(

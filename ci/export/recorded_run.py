@@ -127,7 +127,7 @@ class RecordedRun(NamedTuple):
         return self.slot(session) if session != owner else f"{variable(owner)}{self.holder}"
 
     def bound_cursors(self, owner: str) -> tuple[list[str], str]:
-        """The same with the lines that it needs, so as to be short."""
+        """A short expression for the cursors of an owner, and the lines that must precede it."""
         held = self.of_cursors(owner)
         return ([f"slot = {held}"], "slot") if owner.startswith("slot of ") else ([], held)
 
@@ -136,7 +136,7 @@ class RecordedRun(NamedTuple):
         return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {position}]"
 
     def bound(self, holder: str, moment: Moment) -> tuple[list[str], str]:
-        """The same with the lines that it needs, so as to be short."""
+        """A short expression for the holder of a row, and the lines that must precede it."""
         held = self.whose(holder, moment)
         return ([f"slot = {held}"], "slot") if held == self.slot(holder) else ([], held)
 

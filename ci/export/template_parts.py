@@ -179,7 +179,8 @@ def _rendered(
 ) -> str:
     """The template. servers: sizes with chunks alone, with a tree, and with a tree and a window. parameters:
     those of the server."""
-    order, kind = list(TABLE), system.kind
+    order = list(TABLE)
+    kind = system.kind
     sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]
     oldest, newest = sorted_kinds[0], sorted_kinds[-1]
 
@@ -199,7 +200,8 @@ def _rendered(
 
 def _imported(what: str, oldest: type[Release0510], newest: type[Release0510]) -> str:
     """The lines that import something of the newest release, or where that fails, of the oldest."""
-    lines, older = _import_lines(what, newest), _import_lines(what, oldest)
+    lines = _import_lines(what, newest)
+    older = _import_lines(what, oldest)
     if lines == older:
         return "\n".join(lines)
     since = next(version for version, kind in TABLE.items() if _import_lines(what, kind) == lines)

@@ -86,7 +86,9 @@ def _contents(run: RecordedRun) -> Asserts | None:
     found = wrong_token(run.step)
     if found is None:
         return None
-    node, pool, at = found[0], found[1], found[0].start + found[2]
+    node = found[0]
+    pool = found[1]
+    at = found[0].start + found[2]
     had, has = (
         slots_of(moment.view, node.path, run.page_size) for moment in (run.before, run.after)
     )
@@ -94,19 +96,15 @@ def _contents(run: RecordedRun) -> Asserts | None:
         return None
     tokens = tokens_of(node.path)
     slots = f"tree_slots(server.cache, tokens{within(run.geometry, tokens)})"
-    notes, right, after = (
-        [f"tokens = {ids_text(spelled(run.geometry, tokens))}", f"before = {slots}"],
-        "before",
-        "",
-    )
+    notes = [f"tokens = {ids_text(spelled(run.geometry, tokens))}", f"before = {slots}"]
+    right = "before"
+    after = ""
     for name, text in _inserters(run).items():
         if tuple(text[: len(tokens)]) == tokens:
             row = run.row(variable(name) + run.holder, end=str(len(node.path)))
             notes.insert(0, f"row = {row}.tolist()")
-            right, after = (
-                "before, row",
-                "" if isinstance(run.last, Finish) else r"checkpoint\(|hand_in\(",
-            )
+            right = "before, row"
+            after = "" if isinstance(run.last, Finish) else r"checkpoint\(|hand_in\("
             break
     lines = [f"for slot, *written in zip({slots}, {right}):", "    self.assertIn(slot, written)"]
     return Asserts(lines, notes, after)
@@ -114,7 +112,8 @@ def _contents(run: RecordedRun) -> Asserts | None:
 
 def _inserters(run: RecordedRun) -> dict[str, Sequence[int]]:
     """Return the texts that the last command may have put into the tree, by owner."""
-    last, texts = run.last, {name: r.text for name, r in run.before.view.requests.items()}
+    last = run.last
+    texts = {name: r.text for name, r in run.before.view.requests.items()}
     if isinstance(last, Insert):
         return {last.holder: key_of(last.prompt)}
     if isinstance(last, Finish):

@@ -96,7 +96,8 @@ _STANDS_FOR = {
 
 def _pattern(lines: Sequence[str]) -> re.Pattern[str]:
     """Matches these lines of _TOGETHER."""
-    seen, text = set[str](), ""
+    seen = set[str]()
+    text = ""
     for line in lines:
         parts = re.split(r"\{(\w+)\}", line.removeprefix("?"))
         for at, part in enumerate(parts):
@@ -128,7 +129,8 @@ class ReleaseTarget(NamedTuple):
 def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
-        root, name = checkout_root(text), f"a checkout{git_description(text)}"
+        root = checkout_root(text)
+        name = f"a checkout{git_description(text)}"
         return ReleaseTarget(name, releases.detect(root).release.version, root)
     version = releases.supported(text.removeprefix("sglang==")).version
     return ReleaseTarget(f"sglang=={version}", version, release_root(version))
@@ -152,7 +154,9 @@ def unit_test(
     started(trace.geometry, "")  # raises what it can before the run
     run = _record(trace, system)
     violation = run.violation
-    clause, wanted, observed = run.clause, violation.expected, violation.observed
+    clause = run.clause
+    wanted = violation.expected
+    observed = violation.observed
     if clause != violation.clause:
         wanted, observed = violation.details[violation.also.index(clause)]
     command, outcome, calls = run.steps[-1]
@@ -263,14 +267,16 @@ def _record(trace: Trace, system: SGLangSystem | TierSystem) -> RecordedRun:
         system.noted = Noted()
         before = lockstep.moment()
         outcome = lockstep.do(command)
-        check, last = isinstance(command, (CheckBusy, CheckIdle)), lockstep.violation is not None
+        check = isinstance(command, (CheckBusy, CheckIdle))
+        last = lockstep.violation is not None
         if not check or last:  # a check that is content only looks
             steps.append((format_command(command), outcome, system.noted.calls))
         if (violation := lockstep.violation) is not None:
             clause = trace.clause if trace.clause in violation.clauses else violation.clause
             if "BROKEN" in violation.clauses and not check:
                 clause = "BROKEN"  # nothing else of the release can be asked any more
-            kind, after = system.kind, lockstep.moment()
+            kind = system.kind
+            after = lockstep.moment()
             unified = of_kind.is_unified(kind, trace.geometry)
             return RecordedRun(
                 steps, command, violation, clause, before, after, kind, unified, geometry

@@ -117,7 +117,10 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
     source = (ROOT / mutant.path).read_bytes()
     old, new = (text.decode().splitlines() for text in (source, mutant.applied(source)))
     diff = list(difflib.unified_diff(old, new, n=0, lineterm=""))[3:]
-    verdict = "noticed" if noticed and noticed.by else "accepted" if reason else "survived"
+    if noticed and noticed.by:
+        verdict = "noticed"
+    else:
+        verdict = "accepted" if reason else "survived"
     found = {} if noticed is None else {name: getattr(noticed, name) for name in noticed.__slots__}
     return {
         "name": mutant.name,

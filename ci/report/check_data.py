@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from ci import Data
-from ci.report.data import fields_of, finding_data, groups, rate, sentence, title
+from ci.report.data import fields_of, finding_data, group_by_cause, rate, sentence, title
 from ci.report.verdict import check_verdict, not_declared, said, waived
 from impl.adapter import Capabilities
 from stateful_tests.check.bases import Base
@@ -61,7 +61,10 @@ def check_data(
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "stopped_early": result.stopped,
-        "findings": [finding_data(group, base and base.name, changed) for group in groups(result.findings)],
+        "findings": [
+            finding_data(group, base and base.name, changed)
+            for group in group_by_cause(result.findings)
+        ],
         "base": base and _base(base, result),
         "known": [_known(mask, result) for mask in masks],
         "since": _since(changed) if changed is not None and changed.revision else None,

@@ -1,6 +1,6 @@
-"""Reports as data: what the command line prints and what `--json` gives are both made from this.
+"""Reports as dictionaries, from which both the printed text and the output of `--json` are made.
 
-The text is rendered from these dictionaries alone, so that no figure is in one and not in the other.
+The text is rendered from these dictionaries alone, so that both have the same figures.
 """
 
 import json
@@ -30,32 +30,30 @@ from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
 
-# What can be reported without being a clause.
-_OTHER = {
+# Findings that are not of a clause.
+_NOT_CLAUSES = {
     "BROKEN": "The system carries a command out or refuses it; it does not fail.",
     "TRACE": "The trace states an outcome that the rules contradict.",
 }
 
 
 def why(clause: str) -> str:
-    """Why a clause matters."""
+    """The sentence that says why a clause matters; "" if there is none."""
     return EVERY_CLAUSE[clause].why if clause in EVERY_CLAUSE else ""
 
 
 def title(clause: str) -> str:
-    """Return the title of a clause."""
+    """The title of a clause; "" if there is none."""
     if clause == "BROKEN":
         return "the system broke"
     return EVERY_CLAUSE[clause].title if clause in EVERY_CLAUSE else ""
 
 
 def sentence(clause: str) -> str:
-    """Return the sentence of a clause."""
-    return (
-        EVERY_CLAUSE[clause].sentence
-        if clause in EVERY_CLAUSE
-        else _OTHER.get(clause, "(unknown clause)")
-    )
+    """The sentence of a clause."""
+    if clause in EVERY_CLAUSE:
+        return EVERY_CLAUSE[clause].sentence
+    return _NOT_CLAUSES.get(clause, "(unknown clause)")
 
 
 def rate(commands: int, seconds: float) -> int:
@@ -64,51 +62,56 @@ def rate(commands: int, seconds: float) -> int:
 
 
 def fields_of(source: object, names: str) -> Data:
-    """Fields of a result that a report has as they are; JSON has lists alone."""
-    found = {name: getattr(source, name) for name in names.split()}
+    """The named fields of a result, tuples as lists, as in JSON. names: separated by spaces."""
+    values = {name: getattr(source, name) for name in names.split()}
     return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
+        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
     }
 
 
-def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one cause together: those with the identical trace, and behind them those whose own
-    smallest trace violates a clause of theirs at the same step. A cause stands where the first of its
-    findings does."""
+def group_by_cause(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Group findings of one cause, in the order of the first finding of each group.
+
+    Findings with the identical trace have one cause. A finding also joins the group of another clause that
+    its own smallest trace violates at the same step, and stands behind its findings.
+    """
     findings = list(findings)
-    together: dict[tuple[object, ...], list[Finding]] = {}
+    by_trace: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         trace = finding.run.trace
-        together.setdefault((trace.geometry, trace.mode, trace.commands), []).append(finding)
-    alike = list(together.values())
-    beside = [_beside(at, alike) for at in range(len(alike))]
+        by_trace.setdefault((trace.geometry, trace.mode, trace.commands), []).append(finding)
+    groups = list(by_trace.values())
+    joined = [_group_to_join(index, groups) for index in range(len(groups))]
 
-    def cause(at: int) -> int:
-        path = [at]
-        while beside[path[-1]] not in path:
-            path.append(beside[path[-1]])
-        # each is beside the next: the smallest trace shows it
-        around = path[path.index(beside[path[-1]]) :]
-        return min(around, key=lambda each: (len(alike[each][0].run.trace.commands), each))
+    def cause(index: int) -> int:
+        """The group at which joining ends. In a cycle that is the group with the smallest trace."""
+        path = [index]
+        while joined[path[-1]] not in path:
+            path.append(joined[path[-1]])
+        cycle = path[path.index(joined[path[-1]]) :]
+        return min(cycle, key=lambda i: (len(groups[i][0].run.trace.commands), i))
 
-    causes = [cause(at) for at in range(len(alike))]
-    grouped = {at: alike[at] for at in sorted(causes)}
-    for at, of in enumerate(causes):
-        if at != of:
-            grouped[of] = grouped[of] + alike[at]
+    causes = [cause(index) for index in range(len(groups))]
+    grouped = {index: groups[index] for index in sorted(causes)}
+    for index, cause_index in enumerate(causes):
+        if index != cause_index:
+            grouped[cause_index] = grouped[cause_index] + groups[index]
     place = {id(finding): at for at, finding in enumerate(findings)}
     return sorted(grouped.values(), key=lambda group: min(place[id(each)] for each in group))
 
 
 def _standing(finding: Finding) -> tuple[bool, bool]:
-    """The fields that findings of one group share."""
+    """The fields that all findings of a group share."""
     return finding.old, finding.known_elsewhere
 
 
-def _beside(at: int, groups: list[list[Finding]]) -> int:
-    """The group of which a clause fails at the step of this one as well; itself where there is none. Another
-    trace of a clause has another cause."""
-    first, own = groups[at][0], {f.clause for f in groups[at]}
+def _group_to_join(index: int, groups: list[list[Finding]]) -> int:
+    """The index of another group with a clause that fails at the last step of this one; else `index`.
+
+    A second trace of a clause has another cause, so its group joins none.
+    """
+    first = groups[index][0]
+    own = {f.clause for f in groups[index]}
     assert first.run.violation is not None
     failing = [clause for clause in first.run.violation.clauses if clause not in own]
     if first.number == 1:
@@ -117,18 +120,22 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
                 names = {f.name for f in group if _standing(f) == _standing(first)}
                 if clause in names:
                     return other
-    return at
+    return index
 
 
 def finding_data(
     group: list[Finding], base: str | None = None, changed: Changes | None = None
 ) -> Data:
-    """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
-    clause, or of all. no_witness: why no trace shows them where the base violates nothing.
-    saved: where the trace is, of the first or of a clause. flaky:
-    not every replay shows them. looked_up: what other releases show of the trace; known_elsewhere: it is a
-    known fault of a release that the tree has a part of. changed: functions changed since a revision that the
-    trace calls, and the commands that call them."""
+    """The report of a group of findings, with the trace of the first.
+
+    also_in: the base if it violates the clause as well; for the group, if it violates all clauses.
+    no_witness: why there is no trace on which the base conforms.
+    saved: file of the trace; for the group, that of its first finding.
+    flaky: not every replay shows the violation.
+    looked_up: what other releases show on the trace.
+    known_elsewhere: it is a known fault of a release of which the tree has a part.
+    changed: functions changed since a revision that the trace calls, and the commands that call them.
+    """
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -162,41 +169,49 @@ def finding_data(
 
 
 def _looked_up(finding: Finding) -> Data | None:
-    """A finding's trace on the releases, as they show it."""
-    found, violation = finding.looked_up, finding.run.violation
+    """What the releases show on the trace of a finding; None if it was not looked up."""
+    found = finding.looked_up
     if found is None:
         return None
+    violation = finding.run.violation
     observed = violation.failure.observed if violation is not None else ""
     return found._asdict() | {"text": found.text(finding.clause, observed)}
 
 
 def _changed(run: Run, changed: Changes) -> list[Data]:
-    """The last call first: what ran long before a fault is less likely its cause."""
+    """The changed functions that a run calls, the one called last first: it is the likeliest cause."""
     called = sorted(changed.among(run.called).items(), key=lambda each: -each[1][-1])
     return [{"function": f"{file}: {name}", "steps": steps} for (file, name), steps in called]
 
 
-def first_word(run: Run, base: str) -> str:
-    """Of a violation that was just found, in a line: the check goes on, and shrinks it."""
-    violation, told = run.violation, because(run)
+def violation_line(run: Run, base: str) -> str:
+    """One line on a violation that was just found, printed before it is shrunk."""
+    violation = run.violation
     assert violation is not None
-    where = f"NEW against {base}" if base else "violation"
-    sides = f"expected {violation.expected}; observed {violation.observed}"
-    return f"{where}: {', '.join(violation.clauses)}: {told.text if told is not None else sides}"
+    kind = f"NEW against {base}" if base else "violation"
+    reason = because(run)
+    if reason is not None:
+        text = reason.text
+    else:
+        text = f"expected {violation.expected}; observed {violation.observed}"
+    return f"{kind}: {', '.join(violation.clauses)}: {text}"
 
 
 def run_data(run: Run, known: KnownFault | None = None) -> Data:
-    """A replayed trace: its header, every step with what it changed, the violation, and the known fault that
-    explains it."""
+    """The report of a replayed trace: its header, every step with what it changed, and the violation.
+
+    known: the known fault that explains the violation.
+    """
     violation = run.violation
     last = violation.step if violation is not None else None
     first = violation.first_violation if violation is not None else None
+    called = list(run.called[last]) if last is not None and last < len(run.called) else []
     return {
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
         "rows": [row_data(run, index, index == last) for index in range(len(run.rows))],
         **_explained(run),
-        "called": list(run.called[last]) if last is not None and last < len(run.called) else [],
+        "called": called,
         "calls": telling_calls(run),
         "violation": violation
         and {
@@ -211,20 +226,25 @@ def run_data(run: Run, known: KnownFault | None = None) -> Data:
 
 
 def _explained(run: Run) -> Data:
-    """Why the violation cannot be, where the sides differ, and how it came to that."""
-    told = because(run)
-    drawn = told is not None and kind_of_config(run.trace.geometry).modelled
-    states = snapshot.snapshots(run, step_table.MAX_ROWS) if drawn else []
+    """The reason of the violation, the differences at its step, and the steps that led to it as a table."""
+    reason = because(run)
+    has_states = reason is not None and kind_of_config(run.trace.geometry).modelled
+    states = snapshot.snapshots(run, step_table.MAX_ROWS) if has_states else []
     return {
-        "because": told.text if told is not None else None,
+        "because": reason.text if reason is not None else None,
         "differences": states[-1]["differences"] if states else [],
         "step_table": step_table.step_table(run, states) if states else None,
     }
 
 
 def row_data(run: Run, index: int, marked: bool) -> Data:
-    """A replayed command, and what it changed in the reference; why: of a refusal, in words."""
-    row, reason = run.rows[index], refusal(run, index)
+    """The report of a replayed command: its outcome, and what it changed in the reference.
+
+    why: the reason of a refusal in words.
+    violates: the command violates a clause (`marked`).
+    """
+    row = run.rows[index]
+    reason = refusal(run, index)
     return ({"why": reason} if reason else {}) | {
         "step": index,
         "command": format_command(row.command),
@@ -242,50 +262,67 @@ def row_data(run: Run, index: int, marked: bool) -> Data:
 def replay_data(
     file: str, run: Run, base: AnySystem | None = None, known: KnownFault | None = None
 ) -> Data:
-    """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself.
+    """The report of a replayed trace file: `run_data`, and a verdict that heeds the bug and the clause that
+    the trace names.
 
-    base: what was there before; what it violates as well does not fail the replay. known: the fault that
-    explains the violation.
+    base: the system before the change. A violation that it shows as well does not fail the replay.
+    known: the known fault that explains the violation.
     """
-    trace, violation = run.trace, run.violation
-    note, also_in = "", None
+    trace = run.trace
+    violation = run.violation
+    note = ""
+    also_in: str | None = None
     if trace.bug is not None and trace.bug not in BUGS:
         note = f"there is no bug called {trace.bug}"
-    if trace.clause is not None and trace.clause not in EVERY_CLAUSE and trace.clause not in _OTHER:
+    if trace.clause is not None and trace.clause not in {*EVERY_CLAUSE, *_NOT_CLAUSES}:
         note = f"there is no clause called {trace.clause}"
     if violation is None:
-        verdict, end = "conforms", Ending.CONFORMS
+        verdict = "conforms"
+        end = Ending.CONFORMS
         if trace.bug is not None and run.system.endswith(f"+{trace.bug}"):
             note = f"the trace is there to show {trace.bug}, and does not"
     elif "BROKEN" in violation.clauses:
-        verdict, end = "broke", Ending.BROKE
+        verdict = "broke"
+        end = Ending.BROKE
     else:
-        verdict, end = f"violates {', '.join(violation.clauses)}", Ending.VIOLATED
+        verdict = f"violates {', '.join(violation.clauses)}"
+        end = Ending.VIOLATED
         if trace.clause is not None and trace.clause not in violation.clauses:
             note = f"first; the trace names {trace.clause}"
     if violation is not None and base is not None:
         before = violated(base, trace, trace.clause or violation.clause)
         if before and set(violation.clauses) <= set(before):
-            note, also_in = f"{base.name} violates it as well", base.name
+            note = f"{base.name} violates it as well"
+            also_in = base.name
             end = Ending.CONFORMS
+        elif before:
+            note = f"new: {base.name} violates {', '.join(before)}"
         else:
-            shows = f"violates {', '.join(before)}" if before else "conforms"
-            note = f"new: {base.name} {shows if before is not None else 'cannot run the trace'}"
-            known = known if before else None  # what the base does not show is no fault of its
-    head = {"file": file, "verdict": verdict, "note": note, "exit_code": end}
-    head |= {"unstated_refusals": unstated_refusals(run), "mostly_refused": mostly_refused(run)}
-    return head | {"base": base and base.name, "also_in": also_in} | run_data(run, known)
+            shows = "conforms" if before is not None else "cannot run the trace"
+            note = f"new: {base.name} {shows}"
+            known = None  # the base does not show it, so it is no fault of the base
+    head = {
+        "file": file,
+        "verdict": verdict,
+        "note": note,
+        "exit_code": end,
+        "unstated_refusals": unstated_refusals(run),
+        "mostly_refused": mostly_refused(run),
+        "base": base and base.name,
+        "also_in": also_in,
+    }
+    return head | run_data(run, known)
 
 
-def shown_by(group: list[Finding]) -> list[Finding]:
-    """Of each finding of a group the one whose trace is kept for it: the first where its trace shows it."""
+def findings_to_save(group: list[Finding]) -> list[Finding]:
+    """For each finding of a group the one whose trace is saved: the first if its trace shows the clause."""
     first = group[0]
     assert first.run.violation is not None
     return [first if f.clause in first.run.violation.clauses else f for f in group]
 
 
-def named_trace(finding: str, trace: Trace, system: str) -> tuple[str, Trace]:
-    """The same for the trace of a finding on a system."""
+def trace_to_save(finding: str, trace: Trace, system: str) -> tuple[str, Trace]:
+    """The file name for the trace of a finding on a system, and the trace with its clause and bug."""
     bug = trace.bug or SystemSpec.parse(system).bug
     name = re.sub(r"[^a-z0-9.]+", "-", f"{finding} {system}".lower()).strip("-.")
     return f"{name[:100]}.json", replace(trace, clause=finding.split()[0], bug=bug)

@@ -17,7 +17,8 @@ MAX_STEPS = 200  # a page of a long trace shows its end
 
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each."""
-    history, first = run.moments(EngineMoment), max(run.history_start, len(run.rows) - MAX_STEPS - 1)
+    history = run.moments(EngineMoment)
+    first = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     names = list(dict.fromkeys(name for moment in history for name in moment.facts.requests))
     hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
     pairs = enumerate(pairwise(history), run.history_start + 1)
@@ -25,7 +26,9 @@ def states(run: Run) -> list[Data]:
 
 
 def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[str, str]) -> Data:
-    row, config, facts = run.rows[at], run.trace.sizes(EngineConfig), now.facts
+    row = run.rows[at]
+    config = run.trace.sizes(EngineConfig)
+    facts = now.facts
     violation = run.violation if run.violation is not None and run.violation.step == at else None
     stake = blocks_of(violation.failure.at, now) if violation is not None else set()
     requests, pool = drawn(config, was, now, stake, hues)
@@ -97,7 +100,8 @@ def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
     """Host memory, a cell each chunk: whether a hash names it, and the blocks that it holds KV of."""
     if facts.host is None:
         return []
-    cells, before = [], was.host.memory if was.host is not None else ()
+    cells = []
+    before = was.host.memory if was.host is not None else ()
     keys = {key.chunk: key for key in facts.host.keys}
     for chunk, held in enumerate(facts.host.memory):
         key = keys.get(chunk)
@@ -115,7 +119,10 @@ def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
 
 def _moving(job: Transfer) -> str:
     """A transfer in flight, in words."""
-    state = "completed" if job.completed else "copied" if job.copied else "waits"
+    if job.completed:
+        state = "completed"
+    else:
+        state = "copied" if job.copied else "waits"
     parts = ", ".join(f"block {block}, chunk {chunk}" for _, block, chunk, _ in job.parts)
     return f"{'load' if job.load else 'store'} {job.job} ({state}): {parts}"
 
@@ -152,7 +159,8 @@ def template_values(data: Data, run: Run, steps: list[Data], config: EngineConfi
 def step_table(steps: list[Data]) -> Data:
     """A row for each command, a column for each request: its count, and its blocks group by group."""
     names = list(dict.fromkeys(request["name"] for step in steps for request in step["requests"]))
-    rows, before = [], dict.fromkeys([*names, ""], "")
+    rows = []
+    before = dict.fromkeys([*names, ""], "")
     for step in steps:
         there = {request["name"]: request for request in step["requests"]}
         now = {name: _cell(there[name]) if name in there else "" for name in names}

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ci import Data
 from ci.report import render, render_run
-from ci.report.data import finding_data, groups, rate, fields_of
+from ci.report.data import finding_data, group_by_cause, rate, fields_of
 from reference.clauses import CLAUSES
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.generate.scope import Scope
@@ -25,7 +25,7 @@ def _sizes(scope: Any) -> Data:
 
 def findings_data(found: Sequence[Finding]) -> list[Data]:
     """Findings as `kvspec check` reports them."""
-    return [finding_data(group) for group in groups(found)]
+    return [finding_data(group) for group in group_by_cause(found)]
 
 
 def explored(result: Exploration) -> Data:
@@ -66,9 +66,10 @@ def toured(tour: Tour) -> Data:
     clauses = list(dict.fromkeys(f.clause for f in tour.findings))
     broke = "BROKEN" in clauses
     share = 100 * ran / planned if planned else 100.0
-    outcome = (
-        "the system broke" if broke else f"violates {', '.join(clauses)}" if clauses else "conforms"
-    )
+    if broke:
+        outcome = "the system broke"
+    else:
+        outcome = f"violates {', '.join(clauses)}" if clauses else "conforms"
     if half := bool(tour.stopped) and not clauses:
         outcome = f"incomplete: {tour.stopped}"
     coverage = (

@@ -11,8 +11,11 @@ from ci.report.render import changes
 
 
 def text_of(data: Data) -> bytes:
-    """Of `check_data`. A violation fails its clause wherever a machine met it, but for one
-    that was there before or that a known fault explains."""
+    """The JUnit report of a check. data: see `check_data`.
+
+    A violation fails its clause for each machine that met it, unless the base shows it as well or a known
+    fault explains it.
+    """
     base = data["base"] or {"implementation": "", "violates": []}
     violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
     document = JUnitXml(f"kvspec check {data['implementation']}")
@@ -76,7 +79,8 @@ def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> F
     """A violated clause: what it says, and the smallest trace."""
     lines = [f"saved  {clause['saved']}", f"replay {found['replay']}"] if found["saved"] else []
     for row in found["rows"]:
-        mark, text = ">" if row["violates"] else " ", "; ".join([row["outcome"], *changes(row)])
+        mark = ">" if row["violates"] else " "
+        text = "; ".join([row["outcome"], *changes(row)])
         lines.append(f"{mark} {row['step']:>3} {row['command']}: {text}")
     if (violation := found["violation"]) is not None:
         lines += [f"expected {violation['expected']}", f"observed {violation['observed']}"]

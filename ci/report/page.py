@@ -88,11 +88,13 @@ def _content(data: Data, run: Run) -> Data:
         (_extent(side) for s in shown for side in (s["reference"], s["system"])), default=1
     )
     used = {pool: _used(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
-    steps, before = [], None
+    steps = []
+    before = None
     for state in shown:
         differs = {tuple(d["key"]) for d in state["differences"]}
         row = data["rows"][state["step"]]
         names = ("reference", "system") if two_sided else ("reference",)
+        shown_pools = geometry.pools if two_sided else ()
         steps.append(
             {
                 **{k: state[k] for k in ("step", "command", "differences")},
@@ -100,8 +102,7 @@ def _content(data: Data, run: Run) -> Data:
                 "changes": render.changes(row),
                 "sides": [_side(name, state, run, owners, length) for name in names],
                 "pools": [
-                    _pool(pool, state, before, geometry, owners, used[pool])
-                    for pool in (geometry.pools if two_sided else ())
+                    _pool(pool, state, before, geometry, owners, used[pool]) for pool in shown_pools
                 ],
                 "differs": differs,
             }
@@ -214,7 +215,8 @@ def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
 def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
     side, other = state[name], state["system" if name == "reference" else "reference"]
     cut = _cut(run, state["step"], side)
-    geometry, physical = run.trace.sizes(Geometry), name == "system"
+    geometry = run.trace.sizes(Geometry)
+    physical = name == "system"
     holders = [
         {
             "name": who,
@@ -300,6 +302,7 @@ def _pool(
         wrong = trouble(number, geometry.pages(pool), len(cell["owners"]), cell["free"])
         who = [_owner(name, owners) for name, _ in cell["owners"]]
         tags = [*(o["tag"] for o in who), *(["free"] * cell["free"] if wrong else [])][:3]
+        without_owner = "free" if cell["free"] else "lost"
         size = geometry.page_size
         places = [
             f"{name.removeprefix('tree ')} [{at * size}, {(at + 1) * size})"
@@ -309,7 +312,7 @@ def _pool(
         cells.append(
             {
                 "number": number,
-                "hue": who[0]["hue"] if who else "lost" if not cell["free"] else "free",
+                "hue": who[0]["hue"] if who else without_owner,
                 "hue2": who[1]["hue"] if len(who) > 1 else "",
                 "tags": tags if wrong or who else [],
                 "wrong": wrong,

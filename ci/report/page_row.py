@@ -1,4 +1,4 @@
-"""A row on a page: positions from left to right, a strip for each pool, the cursors as marks."""
+"""The drawing of a row on a page: positions from left to right, a lane for each pool, cursors as marks."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -9,9 +9,9 @@ from ci.compare.differences import CURSORS, POOL, trouble
 from reference.geometry import Geometry
 from stateful_tests.lockstep.pictures import span
 
-UNIT = 36.0  # width of a token in a drawing, where there is room
-DRAWING_WIDTH = 560.0
-CHARACTER = 6.6  # width of one in a mark
+UNIT = 36.0  # the largest width of a token (px)
+DRAWING_WIDTH = 560.0  # (px)
+CHARACTER = 6.6  # width of a character in a mark (px)
 
 
 def drawing(
@@ -22,8 +22,14 @@ def drawing(
     length: int,
     cut: tuple[str, int, str] | None,
 ) -> Data:
-    """Return the data that the template draws. length: positions that the rows of the page need. cut: whose
-    row the command cuts, where, and what that place is called."""
+    """The data that the template draws for the row of a holder.
+
+    who: the holder.
+    state: a snapshot of both sides (ci/compare/snapshot.py).
+    physical: the row of the system is drawn; otherwise that of the reference.
+    length: positions for which the page has room.
+    cut: (holder, position, name of that position) if the command cuts a row.
+    """
     sides = ("system", "reference") if physical else ("reference", "system")
     holder, other = (state[name]["holders"].get(who) for name in sides)
     size = geometry.page_size
@@ -31,50 +37,55 @@ def drawing(
     pages = max(1, -(-length // size))
     unit = min(UNIT, DRAWING_WIDTH / (pages * size))
     keys = [d["key"] for d in state["differences"]]
-    # not what the tree has
+    # Pages of the prefix that are not those of the tree.
     foreign = {int(key[3]) for key in keys if key[:3] == ["holders", who, "prefix"]}
     theirs = {pool: set(other[pool]) if other is not None else set() for pool in geometry.pools}
-    of_system = state["system"]["pools"] if physical else None
-    row = _Row(holder, theirs, foreign, of_system, geometry, unit)
-    cuts = [*_cuts(cursors, pages * size, size, unit)]
+    pool_pages = state["system"]["pools"] if physical else None
+    row = _Row(holder, theirs, foreign, pool_pages, geometry, unit)
+    segments = [*_segment_bounds(cursors, pages * size, size, unit)]
     lanes = [
-        {"pool": POOL[pool], "segments": [row.segment(start, end, pool) for start, end in cuts]}
+        {"pool": POOL[pool], "segments": [row.segment(start, end, pool) for start, end in segments]}
         for pool in geometry.pools
     ]
-    target, called = holder["target"], "target"
+    target = holder["target"]
+    target_name = "target"
     if cut is not None and cut[0] == who:
-        _, target, called = cut
-    off = {k for k in CURSORS if other is not None and other["cursors"][k] != cursors[k]}
-    top = _marks(cursors, off, geometry, unit)
-    height = 20 * (1 + max((m["level"] for m in top), default=0))
+        _, target, target_name = cut
+    differing = {k for k in CURSORS if other is not None and other["cursors"][k] != cursors[k]}
+    marks = _marks(cursors, differing, geometry, unit)
+    marks_height = 20 * (1 + max((mark["level"] for mark in marks), default=0))
     return {
         "width": pages * size * unit,
-        "top": height,
-        "height": height + 30 * len(lanes) + 22,
+        "top": marks_height,
+        "height": marks_height + 30 * len(lanes) + 22,
         "lanes": lanes,
-        "marks": top,
-        "target": target if target is None else {"x": target * unit, "text": f"{called} {target}"},
+        "marks": marks,
+        "target": None
+        if target is None
+        else {"x": target * unit, "text": f"{target_name} {target}"},
         "window": _window(cursors, geometry, unit),
         "bounds": _page_bounds(cursors, size, unit),
-        "label": _spoken(who, holder, geometry),
+        "label": _description(who, holder, geometry),
     }
 
 
-def _marks(cursors: Data, off: set[str], geometry: Geometry, unit: float) -> list[Data]:
-    """The cursors above a row; those of one position share a mark. off: those that the other side has
-    elsewhere."""
+def _marks(cursors: Data, differing: set[str], geometry: Geometry, unit: float) -> list[Data]:
+    """The marks of the cursors above a row; cursors at one position share a mark.
+
+    differing: cursors that have another position on the other side.
+    """
     marks: dict[int, list[str]] = {}
     for letter, position in cursors.items():
         if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree or position):
             marks.setdefault(position, []).append(letter)
-    return _levels(
-        (position * unit, f"{' '.join(letters)} {position}", bool(off & set(letters)))
+    return _stacked(
+        (position * unit, f"{' '.join(letters)} {position}", bool(differing & set(letters)))
         for position, letters in sorted(marks.items())
     )
 
 
 def _window(cursors: Data, geometry: Geometry, unit: float) -> Data | None:
-    """The window that ends at the last committed token."""
+    """The attention window that ends at the last committed token; None without one."""
     if not geometry.window:
         return None
     start = max(0, cursors["C"] - geometry.window)
@@ -84,18 +95,21 @@ def _window(cursors: Data, geometry: Geometry, unit: float) -> Data | None:
 
 
 def _page_bounds(cursors: Data, size: int, unit: float) -> list[float]:
-    """Return the bounds of pages, if they are wide enough to be told apart."""
+    """The x positions of page bounds; empty if pages are too narrow to be told apart."""
     if size == 1 or size * unit <= 8:
         return []
-    used = -(-max(cursors["A"], cursors["C"]) // size) * size
-    return [at * unit for at in range(0, used + size, size)]
+    end = -(-max(cursors["A"], cursors["C"]) // size) * size
+    return [position * unit for position in range(0, end + size, size)]
 
 
 class _Row(NamedTuple):
-    """A holder's row on one side, and what is seen of it on the other.
+    """The row of a holder on one side, with what is compared on the other.
 
-    holder: as a snapshot has it. theirs: pool -> pages that the other side has. foreign: pages that are not
-    the tree's. pages: the system's pages by pool, None on the reference's side. unit: width of a token.
+    holder: the holder in a snapshot.
+    theirs: indices of the pages that the other side has, by pool.
+    foreign: indices of pages of the prefix that are not those of the tree.
+    pages: the system's pages by pool; None for a row of the reference.
+    unit: width of a token (px).
     """
 
     holder: Data
@@ -106,37 +120,47 @@ class _Row(NamedTuple):
     unit: float
 
     def segment(self, start: int, end: int, pool: str) -> Data:
-        """Positions [start, end) of a pool, all of one page and one kind."""
-        size, mine = self.geometry.page_size, self.holder[pool]
-        page, of_tree = start // size, start < self.holder["cursors"]["R"]
-        kind, number = self._kind(start, pool), mine.get(page)
-        if of_tree:
-            prefix = (
-                self.holder.get("prefix", ()) if self.pages is not None and pool == "full" else ()
-            )
-            number = prefix[page] if page < len(prefix) else None
-        bad = self._bad(pool, page, number, of_tree)
-        misread = [
-            p for p in sorted(self.holder.get("wrong", {}).get(pool, ())) if start <= p < end
-        ]
+        """Positions [start, end) of a pool, which lie in one page and are of one kind."""
+        size = self.geometry.page_size
+        page = start // size
+        mine = self.holder[pool]
+        kind = self._kind(start, pool)
+        of_tree = start < self.holder["cursors"]["R"]
+        number = self._tree_page(pool, page) if of_tree else mine.get(page)
+        bad = self._trouble(pool, page, number, of_tree)
+        wrong = self.holder.get("wrong", {}).get(pool, ())
+        misread = [position for position in sorted(wrong) if start <= position < end]
         title = f"{POOL[pool]} {span(start, end)}: {_MEANING[kind]}"
         if misread:
             title += f"; position {misread[0]} reads another token's KV"
         if number is not None:
             title += f", page {number}" + (f" ({bad})" if bad else "")
         room = min(size - start % size, end - start) * self.unit
-        shown = number is not None and start % size == 0 and len(str(number)) * CHARACTER < room
+        fits = number is not None and start % size == 0 and len(str(number)) * CHARACTER < room
+        if misread:
+            text = "✗"
+        else:
+            text = str(number) if fits else ""
         return {
             "x": start * self.unit,
             "width": (end - start) * self.unit,
             "kind": kind,
             "differs": bool(bad) or (not of_tree and (page in mine) != (page in self.theirs[pool])),
-            "text": "✗" if misread else str(number) if shown else "",
+            "text": text,
             "title": title,
         }
 
+    def _tree_page(self, pool: str, page: int) -> int | None:
+        """The number of a page of the locked prefix, if the system shows it."""
+        if self.pages is None or pool != "full":
+            return None
+        prefix = self.holder.get("prefix", ())
+        return prefix[page] if page < len(prefix) else None
+
     def _kind(self, start: int, pool: str) -> str:
-        cursors, size = self.holder["cursors"], self.geometry.page_size
+        """The kind of a segment, a key of _MEANING."""
+        cursors = self.holder["cursors"]
+        size = self.geometry.page_size
         if start < cursors["R"]:
             return "tree"
         if start // size in self.holder[pool]:
@@ -147,14 +171,13 @@ class _Row(NamedTuple):
             return "none"
         return "evicted" if pool == "swa" and start < cursors["E"] else "hole"
 
-    def _bad(self, pool: str, page: int, number: int | None, of_tree: bool) -> str:
-        """Say what is wrong with the page that lies there; empty on the reference's side."""
+    def _trouble(self, pool: str, page: int, number: int | None, of_tree: bool) -> str:
+        """What is wrong with a page of the system, in words; "" if nothing is, and for the reference."""
         if self.pages is None:
             return ""
         if of_tree:
-            return (
-                "not the page that the tree has" if pool == "full" and page in self.foreign else ""
-            )
+            is_foreign = pool == "full" and page in self.foreign
+            return "not the page that the tree has" if is_foreign else ""
         cell = self.pages[pool].get(number)
         if number is None or cell is None:
             return ""
@@ -172,28 +195,30 @@ _MEANING = {
 }
 
 
-def _cuts(cursors: dict[str, int], end: int, size: int, unit: float) -> Iterable[tuple[int, int]]:
-    """Stretches of one kind: between page boundaries (where they can be seen) and cursors."""
-    at = {0, end, *(c for c in cursors.values() if 0 < c < end)}
+def _segment_bounds(
+    cursors: dict[str, int], end: int, size: int, unit: float
+) -> Iterable[tuple[int, int]]:
+    """The (start, end) of each segment: cut at cursors, and at page bounds if they are wide enough."""
+    bounds = {0, end, *(c for c in cursors.values() if 0 < c < end)}
     if size * unit >= 4:
-        at |= set(range(0, end, size))
-    return pairwise(sorted(at))
+        bounds |= set(range(0, end, size))
+    return pairwise(sorted(bounds))
 
 
-def _levels(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
-    """Marks that would overlap go one above the other."""
-    ends: list[float] = []
-    made = []
+def _stacked(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
+    """The marks, of which overlapping ones lie on different levels. marks: (x, text, differs)."""
+    ends: list[float] = []  # by level
+    stacked = []
     for x, text, differs in marks:
         width = len(text) * CHARACTER + 6
         level = next((i for i, end in enumerate(ends) if end <= x - width / 2), len(ends))
         ends[level : level + 1] = [x + width / 2]
-        made.append({"x": x, "text": text, "level": level, "differs": differs})
-    return made
+        stacked.append({"x": x, "text": text, "level": level, "differs": differs})
+    return stacked
 
 
-def _spoken(who: str, holder: Data, geometry: Geometry) -> str:
-    """The drawing in words, for those who do not see it."""
+def _description(who: str, holder: Data, geometry: Geometry) -> str:
+    """The drawing in words, for screen readers."""
     c = holder["cursors"]
     parts = [f"row of {who}: {CURSORS['C']} {c['C']}, {CURSORS['A']} {c['A']}"]
     if geometry.window:

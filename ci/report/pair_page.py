@@ -15,7 +15,8 @@ from stateful_tests.traces.notation import format_command, format_outcome
 
 def states(run: Run) -> list[Data]:
     """Each step that the page shows has these data: P's pool, and D's in the place of host memory."""
-    history, first = run.moments(PairMoment), max(run.history_start, len(run.rows) - MAX_STEPS - 1)
+    history = run.moments(PairMoment)
+    first = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     names = dict.fromkeys(
         name for moment in history for s in SERVERS for name in moment.facts.of(s).requests
     )
@@ -25,7 +26,8 @@ def states(run: Run) -> list[Data]:
 
 
 def _state(run: Run, at: int, was: PairMoment, now: PairMoment, hues: dict[str, str]) -> Data:
-    row, config = run.rows[at], run.trace.sizes(PairConfig)
+    row = run.rows[at]
+    config = run.trace.sizes(PairConfig)
     violation = run.violation if run.violation is not None and run.violation.step == at else None
     requests: list[Data] = []
     pools: dict[str, list[Data]] = {}

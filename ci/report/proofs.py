@@ -10,8 +10,7 @@ from ci.report import render
 from stateful_tests.lockstep.endings import ending
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove import window_theorem
-
-_VERDICTS = (proofs.PROVED, proofs.REFUTED, proofs.UNDECIDED)
+from stateful_tests.prove.obligations import ProofVerdict
 
 
 def collect(names: Iterable[str]) -> Data:
@@ -20,23 +19,27 @@ def collect(names: Iterable[str]) -> Data:
     Raises KeyError for a name that stands for none.
     """
     selected = tuple(names)
-    obligations, began = proofs.chosen(selected), time.perf_counter()
+    obligations = proofs.chosen(selected)
+    began = time.perf_counter()
     found = [
         {
             "name": proof.obligation.name,
             "claim": proof.obligation.claim,
-            "verdict": proof.verdict,
+            "verdict": proof.verdict.value,
             "counterexample": proof.counterexample or None,
             "note": proof.note,
             "seconds": round(proof.seconds, 3),
         }
         for proof in proofs.prove(obligations)
     ]
-    counts = {verdict: sum(one["verdict"] == verdict for one in found) for verdict in _VERDICTS}
+    counts = {
+        verdict.value: sum(proof["verdict"] == verdict for proof in found)
+        for verdict in ProofVerdict
+    }
     return {
         "format": "kvspec-proofs",
         "version": 2,
-        "exit_code": ending(violated=counts[proofs.PROVED] < len(found)),
+        "exit_code": ending(violated=counts[ProofVerdict.PROVED] < len(found)),
         **counts,
         "seconds": round(time.perf_counter() - began, 3),
         "obligations": found,
@@ -48,11 +51,11 @@ def text(out: Console, data: Data) -> None:
     """The whole report: a line for each obligation, then what is not proved."""
     render.say(out, "For all page sizes, windows and lengths (z3):")
     for shown in data["obligations"]:
-        mark = "  " if shown["verdict"] == proofs.PROVED else f"  {shown['verdict'].upper()} "
+        mark = "  " if shown["verdict"] == ProofVerdict.PROVED else f"  {shown['verdict'].upper()} "
         render.say(
             out, f"{mark}{shown['name']}: {shown['claim']} ({1000 * shown['seconds']:.0f} ms)"
         )
-        if shown["verdict"] != proofs.PROVED:
+        if shown["verdict"] != ProofVerdict.PROVED:
             found = (shown["counterexample"] or {}).items()
             numbers = ", ".join(f"{name} {value}" for name, value in found)
             line = f"    {shown['note']}" + (f"; with {numbers}" if numbers else "")
@@ -62,7 +65,8 @@ def text(out: Console, data: Data) -> None:
         render.say(out, "When a turn comes back behind its window", style="bold")
         render.say(out, data["theorem"])
     out.print()
-    bad = "".join(f", {data[verdict]} {verdict}" for verdict in _VERDICTS[1:] if data[verdict])
+    not_proved = (ProofVerdict.REFUTED, ProofVerdict.UNDECIDED)
+    bad = "".join(f", {data[verdict]} {verdict}" for verdict in not_proved if data[verdict])
     verdict = (
         f"{data['proved']} of {len(data['obligations'])} proved{bad} in {data['seconds']:.1f} s"
     )

@@ -45,7 +45,10 @@ def _new_findings(out: Console, findings: list[Data], base: str | None, *, detai
     for number, found in enumerate(new, 1):
         out.print()
         of = f" {number} of {len(new)}" if len(new) > 1 else ""
-        kind = "flaky" if found["flaky"] else "NEW" if base else "violation"
+        if found["flaky"]:
+            kind = "flaky"
+        else:
+            kind = "NEW" if base else "violation"
         against = f" against {base}" if base else ""
         folded = number > 1 and base is None and not detailed
         finding(out, found, f"{kind}{of}{against}", detailed=detailed, folded=folded)
@@ -79,7 +82,8 @@ def _saved(found: Data) -> str:
 
 def _reached(data: Data, hint: str) -> str:
     """How much of the plan was carried out, and what it reached. hint: the option that shows more."""
-    required, clauses = data["situations"]["asked"], len(data["clauses"])
+    required = data["situations"]["asked"]
+    clauses = len(data["clauses"])
     reached = data["situations"]["reached"]
     parts = []
     if reached or required:
@@ -93,9 +97,12 @@ def _reached(data: Data, hint: str) -> str:
 def _of_the_plan(data: Data) -> str:
     """The commands or runs that were carried out, of those of the plan."""
     if asked := data["commands_asked"]:
-        done, what = data["commands_carried_out"], "commands"
+        done = data["commands_carried_out"]
+        what = "commands"
     else:
-        asked, done, what = data["examples_planned"] or 0, data["examples"], "runs"
+        asked = data["examples_planned"] or 0
+        done = data["examples"]
+        what = "runs"
     if done >= asked:
         return f"{asked:,} {what}"
     enough = " (ended early: nothing new came)" if data["stopped_early"] else ""
@@ -208,7 +215,8 @@ def releases(out: Console, data: Data) -> None:
     machines = data["machines"]
     lines = [["release", "commands", "seconds", *machines, "not checked"]]
     for row in data["releases"]:
-        name, check = SystemSpec.parse(row["implementation"]).short, row["check"]
+        name = SystemSpec.parse(row["implementation"]).short
+        check = row["check"]
         if check is None:
             lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
             continue

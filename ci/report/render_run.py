@@ -57,7 +57,8 @@ def _often(clause: Data) -> str:
 
 def _in_short(data: Data, apart: str) -> dict[str, str]:
     """Why the run is wrong, and what else a reader should know. apart: what the trace does without."""
-    first, violation = data["clauses"][0], data["violation"]
+    first = data["clauses"][0]
+    violation = data["violation"]
     because = (
         data["because"] or f"expected {violation['expected']}; observed {violation['observed']}"
     )
@@ -92,7 +93,8 @@ def _files(out: Console, data: Data) -> None:
 
 def run(out: Console, data: Data, *, detailed: bool = True) -> None:
     """The violation that a trace ends with, and the trace as a table of commands."""
-    trace, violation = data["trace"], data["violation"]
+    trace = data["trace"]
+    violation = data["violation"]
     if data["step_table"] is not None:
         _step_table(out, data)
     else:
@@ -115,7 +117,8 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
                 f"step {since} ({rows[since]['command']}): run before it, the check balances"
             )
         if (first := violation["first_violation"]) is not None:
-            before, command = ", ".join(first["clauses"]), rows[first["step"]]["command"]
+            before = ", ".join(first["clauses"])
+            command = rows[first["step"]]["command"]
             words["first_violation"] = (
                 f"step {first['step']} ({command}) violates {before};"
                 f" from there on only {violation['clause']} is checked"
@@ -227,7 +230,8 @@ class _Cell:
 
 def _step_table(out: Console, data: Data) -> None:
     """Print who has what after each command; the last twice, as expected and as observed."""
-    rows, columns = data["step_table"]["rows"], data["step_table"]["columns"]
+    rows = data["step_table"]["rows"]
+    columns = data["step_table"]["columns"]
     _left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
     made = table("#", "command", *map(plain, columns))
     made.columns[1].max_width = 30  # so that there is room for cursors
@@ -329,12 +333,18 @@ def replays(out: Console, data: Data) -> None:
 
 def _does(row: Data) -> str:
     """Say in a line what a trace does on a release."""
-    replayed, why = row["replay"], (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
+    replayed = row["replay"]
+    why = (row["unusable"] or "").removeprefix(f"{row['implementation']} ")
     if replayed is None:
         return f"cannot be driven: {why}"
-    violation, known, note = replayed["violation"], replayed["known"], replayed["note"]
+    violation = replayed["violation"]
+    known = replayed["known"]
+    note = replayed["note"]
     where = f" at command {violation['step']}" if violation else ""
-    label = f"known: {known['id']}" if known else "no known fault" if violation else ""
+    if known:
+        label = f"known: {known['id']}"
+    else:
+        label = "no known fault" if violation else ""
     remarks = "; ".join(filter(None, (label, note)))
     return f"{replayed['verdict']}{where}" + (f" ({remarks})" if remarks else "")
 

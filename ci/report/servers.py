@@ -92,7 +92,7 @@ def _known(name: str, times: int, found: Validated) -> Data:
 
 
 def validation_verdict(logs: list[Data], unusable: int = 0) -> str:
-    """Of a log, or of all together, in the words of a check. unusable: other files, which are no logs."""
+    """The verdict on one log or on several. unusable: number of files that are no logs."""
     number = sum(len(log["mismatches"]) + log["more_mismatches"] for log in logs)
     known: Counter[str] = Counter()
     for log in logs:
@@ -409,7 +409,10 @@ def _served_verdict(data: Data, new: int) -> str:
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
     done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
     masked = data["known"] or data["old"] or data["findings"]
-    what = f"{new} findings" if new else "nothing new" if masked else "conforms"
+    if new:
+        what = f"{new} findings"
+    else:
+        what = "nothing new" if masked else "conforms"
     what += f", known faults: {', '.join(data['known'])}," if data["known"] else ""
     if data["interrupted"]:
         what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"

@@ -19,13 +19,16 @@ Stake = tuple[set[tuple[bool, str, int]], set[int]]  # slots and nodes that a fa
 
 def states(run: Run) -> list[Data]:
     """Return the data of the page, a step each: nodes stand in the place of an engine's requests."""
-    history, first = run.moments(TierMoment), max(run.history_start, len(run.rows) - MAX_STEPS - 1)
+    history = run.moments(TierMoment)
+    first = max(run.history_start, len(run.rows) - MAX_STEPS - 1)
     pairs = enumerate(pairwise(history), run.history_start + 1)
     return [_state(run, at, was, now) for at, (was, now) in pairs if at > first]
 
 
 def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
-    row, facts, config = run.rows[at], now.facts, run.trace.sizes(TierConfig)
+    row = run.rows[at]
+    facts = now.facts
+    config = run.trace.sizes(TierConfig)
     violation = run.violation if run.violation is not None and run.violation.step == at else None
     places = violation.failure.at if violation is not None else ()
     stake = (
@@ -84,7 +87,8 @@ def _node(node: TierNode, was: TierFacts, stake: Stake) -> Data:
 
 def _pool(host: bool, slots: range, facts: TierFacts, was: TierFacts, stake: Stake) -> list[Data]:
     """The slots of full KV on one tier, and the nodes that have them."""
-    owners, before = _owners(facts, host), _owners(was, host)
+    owners = _owners(facts, host)
+    before = _owners(was, host)
     memory = (facts.host_memory if host else facts.memory)["full"]
     return [
         {

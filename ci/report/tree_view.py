@@ -13,7 +13,7 @@ from reference import model
 from reference.commands import Outcome
 from reference.state import State, free
 from reference.prefix_cache import path_text
-from reference.radix_tree import Key, Lock, Tree, nodes, sizes
+from reference.radix_tree import Key, Lock, Placed, Tree, nodes, sizes
 from reference.tree_eviction import evict
 from stateful_tests.lockstep import pictures
 from stateful_tests.lockstep.results import Trace
@@ -70,7 +70,7 @@ def _nodes(tree: Tree) -> list[Data]:
             "parent": index.get(p.path[: p.start]),
             "children": [path_text(child.key) for child in p.node.children],
             "pages": len(p.node.key) // tree.page_size,
-            "swa": None if tree.window is None else "live" if p.node.live else "tombstone",
+            "swa": _swa_state(tree, p),
             "full_locked_by": lockers(tree, p)[0],
             "swa_locked_by": lockers(tree, p)[1],
             "full_rank": full.get(p.path),
@@ -78,6 +78,13 @@ def _nodes(tree: Tree) -> list[Data]:
         }
         for p in placed
     ]
+
+
+def _swa_state(tree: Tree, placed: Placed) -> str | None:
+    """Whether a node has its SWA KV; None without a window."""
+    if tree.window is None:
+        return None
+    return "live" if placed.node.live else "tombstone"
 
 
 def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
@@ -96,7 +103,9 @@ def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
 
 def _pools(state: State, tree: Tree) -> list[Data]:
     """Return the tree's share of each pool, and how much of it can be evicted."""
-    geometry, counted, left = state.config.geometry, sizes(tree), free(state)
+    geometry = state.config.geometry
+    counted = sizes(tree)
+    left = free(state)
     sums = {"full": (*counted[:2], left.full), "swa": (*counted[2:], left.swa)}
     return [
         {

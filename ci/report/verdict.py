@@ -1,4 +1,4 @@
-"""The verdict of a check: a part for each thing that it says, in this order, and what it stands on."""
+"""The verdict of a check in one line: what was found, then what was driven."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stateful_tests.check.tiers import CORPUS
 from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.check_results import CheckResult
 
-_MANY = 3  # known faults, which are counted then
-_Part = tuple[bool, str]  # whether the verdict says it, and what
+_MANY = 3  # from so many known faults on they are counted, not named
+_Part = tuple[bool, str]  # (whether the verdict has this part, its text)
 
 
 def check_verdict(
     result: CheckResult, masks: Sequence[Mask], capabilities: Capabilities, base: Base | None
 ) -> str:
-    """Such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
+    """A line such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
     parts = [said(result, masks, base)]
     parts += [f"{_way(way)}: {words.replace('; ', ', ')}" for way, words in result.ways.items()]
     parts += [f"not driven: {ways} ({why})" for why, ways in _not_driven(result).items()]
@@ -32,7 +32,7 @@ def check_verdict(
 
 
 def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
-    """Say what a check found, or that it conforms."""
+    """What a check found, in words, or "conforms"."""
     seen_before = _seen_before(result, masks, base)
     nothing_new = not result.new and any(holds for holds, _ in seen_before)
     parts = [*_new(result), (nothing_new, "nothing new"), *seen_before, *_end(result)]
@@ -40,7 +40,7 @@ def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
 
 
 def _new(result: CheckResult) -> list[_Part]:
-    """Name the findings that fail the check."""
+    """The parts on findings that fail the check."""
     broken = [f.clause for f in result.new if not f.flaky and f.clause != "BROKEN"]
     flaky = [f.clause for f in result.new if f.flaky]
     return [
@@ -51,7 +51,7 @@ def _new(result: CheckResult) -> list[_Part]:
 
 
 def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> list[_Part]:
-    """Name the findings that the base or a release has as well."""
+    """The parts on findings that the base or a release shows as well."""
     of_base = [finding for finding in result.findings if finding.old]
     old = sorted({finding.clause for finding in of_base if not finding.no_witness})
     untold = sorted({finding.clause for finding in of_base if finding.no_witness})
@@ -70,20 +70,21 @@ def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) 
 
 
 def _end(result: CheckResult) -> list[_Part]:
-    """Why the check ended before its plan did."""
-    cut, missing = result.interrupted, "; ".join(result.incomplete)
-    incomplete = not cut and not result.new and bool(missing)
-    timed_out = not cut and bool(result.new) and result.timed_out
+    """The parts on a check that ended before its plan."""
+    interrupted = result.interrupted
+    missing = "; ".join(result.incomplete)
+    incomplete = not interrupted and not result.new and bool(missing)
+    timed_out = not interrupted and bool(result.new) and result.timed_out
     return [
         (bool(result.broke_off), f"could not be driven on: {result.broke_off}"),
-        (cut, f"interrupted after {result.so_far}"),
+        (interrupted, f"interrupted after {result.so_far}"),
         (incomplete, f"incomplete: nothing was found, but {missing}"),
         (timed_out, f"{result.so_far} until the time limit"),
     ]
 
 
 def _not_driven(result: CheckResult) -> dict[str, str]:
-    """Why ways were not driven, or the command that drives them with WAY for their names -> these ways."""
+    """The ways that were not driven, by the reason or by the command that drives them (WAY for a name)."""
     ways: dict[str, list[str]] = {}
     for way, why in result.not_driven.items():
         ways.setdefault(why.replace(f"+{way} ", "+WAY ") if way else why, []).append(way)
@@ -98,10 +99,9 @@ def _way(way: str) -> str:
 
 
 def covered(result: CheckResult) -> str:
-    """Say what was carried out: a verdict is worth as much."""
-    presets = len(
-        {each.preset for each in result.machines if each.examples and each.name != CORPUS}
-    )
+    """What was carried out, in words."""
+    driven = [each for each in result.machines if each.examples and each.name != CORPUS]
+    presets = len({each.preset for each in driven})
     counts = (
         _count(result.done, "command"),
         _count(len(result.carried_out), "kind"),
@@ -112,7 +112,7 @@ def covered(result: CheckResult) -> str:
 
 
 def not_declared(can: Capabilities) -> list[str]:
-    """Commands and kinds of models that a system of this kind may have, and this one does not offer."""
+    """Commands and kinds of models that a system of this kind may offer and this one does not."""
     kind = can.system_kind
     commands = [
         kind_name(command).replace("_", " ")
@@ -124,22 +124,22 @@ def not_declared(can: Capabilities) -> list[str]:
         "a radix tree": can.tree,
         "recurrent state": can.recurrent or can.tracks,
     }
-    return commands + [
-        model for model, there in models.items() if shown(kind.name).models and not there
-    ]
+    if not shown(kind.name).models:
+        return commands
+    return commands + [model for model, is_offered in models.items() if not is_offered]
 
 
 def waived(clause: str, capabilities: Capabilities) -> str | None:
-    """Why a clause was not checked."""
+    """Why a clause was not checked; None if it was."""
     known = capabilities.known.get(clause)
     return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
 
 
 def _known(faults: Sequence[str]) -> str:
-    """By name while they fit the line; a report lists all with -v."""
-    return (
-        f"known faults: {_names(faults)}" if len(faults) < _MANY else f"{len(faults)} known faults"
-    )
+    """The known faults, by name if they are few. A report lists all with -v."""
+    if len(faults) < _MANY:
+        return f"known faults: {_names(faults)}"
+    return f"{len(faults)} known faults"
 
 
 def _names(names: Sequence[str]) -> str:

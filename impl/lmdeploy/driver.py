@@ -24,7 +24,7 @@ from impl.lmdeploy.engine_methods import longest_session_of, sleep_of
 from impl.lmdeploy.states import CheckpointedStates
 from impl.optional import either, optional
 from impl.process.failures import SystemFailed
-from impl.release_system import work
+from impl.release_system import serve_driver
 from impl.request_sources import RequestSources
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.stand_ins import Values, taken
@@ -55,12 +55,15 @@ class LMDeployDriver(SelfSchedulingDriver):
     capabilities = CAPABILITIES
 
     def __init__(self, root: Path, name: str = "lmdeploy") -> None:
-        self.name, self._of = name, load(root)
-        maker, loop = self._of["inputs_maker"], self._of["engine_loop"]
+        self.name = name
+        self._of = load(root)
+        maker = self._of["inputs_maker"]
+        loop = self._of["engine_loop"]
         maker.ModelInputs = maker.ModelInputsDelta = BatchInputs
         maker.fill_logits_indices = lambda inputs, *_: inputs
         loop.InferOutput = Values
-        self._sleep, self._longest_session = sleep_of(root), longest_session_of(root)
+        self._sleep = sleep_of(root)
+        self._longest_session = longest_session_of(root)
 
     def reset(self, geometry: EngineConfig) -> None:
         [group, *more] = geometry.groups
@@ -69,7 +72,8 @@ class LMDeployDriver(SelfSchedulingDriver):
             alone = "no drafts, no connector, chunked prompts, states where chunks end alone"
             raise UnusableImplementation(f"lmdeploy: one group, and one with state; {alone}")
         self.clear(size := group.block_size)
-        self.config, self._states = geometry, CheckpointedStates(geometry)
+        self.config = geometry
+        self._states = CheckpointedStates(geometry)
         slots = self._states.blocks * size
         caching = geometry.caching and group.window is None
         cache = self._of["config"].CacheConfig(
@@ -118,7 +122,8 @@ class LMDeployDriver(SelfSchedulingDriver):
         self._past: dict[int, int] = {}
         self._ending: list[int] = []
         self._released: list[str] = []
-        self.sources, self.new_weights = RequestSources(), False
+        self.sources = RequestSources()
+        self.new_weights = False
         loaded("impl/lmdeploy/loading.py")
 
     def _maker(self, plan: Any, cache: Any) -> Any:
@@ -145,7 +150,8 @@ class LMDeployDriver(SelfSchedulingDriver):
         return module.InputsMakerAsync(**taken(module.InputsMakerAsync, parts))
 
     def carry_out(self, command: EngineCommand) -> None:
-        self._released, self.new_weights = [], False
+        self._released = []
+        self.new_weights = False
         match command:
             case Schedule():
                 require(not self._dispatched_next, Reason.WRONG_PHASE)
@@ -262,21 +268,25 @@ class LMDeployDriver(SelfSchedulingDriver):
         if delta is not None and delta.indice_cpu is not None:
             self._rows = [self._rows[at] for at in delta.indice_cpu]
         samples = inputs is None or not inputs.is_chunk or bool(inputs.is_last_chunk)
-        batch, source = ([(row, [row.token]) for row in self._rows], delta)
+        batch = [(row, [row.token]) for row in self._rows]
+        source = delta
         if inputs is not None:
-            batch, source = list(_prefilled(inputs, running, self.sources)), inputs
+            batch = list(_prefilled(inputs, running, self.sources))
+            source = inputs
             self._rows += [row for row, _ in batch] if samples else []
         if [row.seq for row, _ in batch] != running:
             raise SystemFailed("the worker has another batch than the engine")
         tokens, stopped = [], []
-        ignored, tables = source.num_ignored_history.tolist(), source.block_offsets.tolist()
+        ignored = source.num_ignored_history.tolist()
+        tables = source.block_offsets.tolist()
         for (row, given), skipped, table in zip(batch, ignored, tables):
             table = [0] * (skipped // self.block_size) + table
             tokens.append(self._run(row, given, table, samples))
             row.left -= samples
             stopped.append(samples and (row.left <= 0 or row.token == STOP_TOKEN))
         if inputs is None:
-            delta.seq_length, delta.is_decoding = torch.ones(len(batch), dtype=torch.long), True
+            delta.seq_length = torch.ones(len(batch), dtype=torch.long)
+            delta.is_decoding = True
         return Values(
             next_token_ids=torch.tensor(tokens),
             stopped=torch.tensor(stopped),
@@ -286,7 +296,8 @@ class LMDeployDriver(SelfSchedulingDriver):
         )
 
     def _run(self, row: Any, tokens: list[int], table: list[int], samples: bool) -> int:
-        start, stamps = row.past, chained(tokens, row.stamp)
+        start = row.past
+        stamps = chained(tokens, row.stamp)
         for position, stamp in enumerate(stamps, start):
             at, offset = divmod(position, self.block_size)
             if at < len(table):
@@ -294,7 +305,8 @@ class LMDeployDriver(SelfSchedulingDriver):
         origin = self.sources.origin_of(row.seq.session_id)
         states = self._states.fold(row.slot, start, tokens, origin)
         name = self._names.get(row.seq.session_id, "")
-        row.past, row.stamp = start + len(tokens), stamps[-1]
+        row.past = start + len(tokens)
+        row.stamp = stamps[-1]
         row.token = self.sample(name, row.stamp)
         self._past[row.seq.session_id] = row.past
         if name:
@@ -316,11 +328,13 @@ class LMDeployDriver(SelfSchedulingDriver):
 
     def view(self) -> BlockFacts:
         allocator = self.scheduler.block_manager.allocator
-        of, pool = allocator._log_mem.phy_map.tolist(), allocator._gpu_allocator
+        of = allocator._log_mem.phy_map.tolist()
+        pool = allocator._gpu_allocator
         states, slots = self._states, self.scheduler.state_manager
         published, copied = self._cached(of)
         cached = [each.block for each in published]
-        requests, kept = {}, list(copied)
+        requests = {}
+        kept = list(copied)
         for sequence in self.scheduler.seq_manager.get_all_sequences():
             row = [of[block] for block in sequence.logical_blocks.get_real_blocks().tolist()]
             state = states.table(sequence.logical_state)
@@ -387,7 +401,8 @@ class LMDeployDriver(SelfSchedulingDriver):
 
     def _request(self, sequence: Any, row: list[int], state: tuple[int, ...]) -> RequestFact:
         """Its count is made at outputs: what batches in flight have computed is added."""
-        status, computed = sequence.status.name, sequence.num_history_ids
+        status = sequence.status.name
+        computed = sequence.num_history_ids
         if status in ("READY", "RUNNING"):
             status = "RUNNING"
             if any(sequence in batch for batch, *_ in self._flights):
@@ -435,4 +450,4 @@ def _ran(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    raise SystemExit(work(LMDeployDriver))
+    raise SystemExit(serve_driver(LMDeployDriver))

@@ -42,8 +42,8 @@ class LMDeploySystem(ReleaseSystem):
     modules = Bookkeeping("lmdeploy", _LOADED, imported_only=("pydantic",))
     driver = "impl.lmdeploy.driver"
     capabilities = CAPABILITIES
-    kept = ("lmdeploy/pytorch/", "lmdeploy/messages.py", "lmdeploy/version.py")
-    needed = "lmdeploy/pytorch/paging/block_trie/trie.py"  # since 0.16.0
+    kept_prefixes = ("lmdeploy/pytorch/", "lmdeploy/messages.py", "lmdeploy/version.py")
+    required_path = "lmdeploy/pytorch/paging/block_trie/trie.py"  # since 0.16.0
 
 
 def load(root: Path) -> dict[str, Any]:

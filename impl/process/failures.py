@@ -1,5 +1,5 @@
-"""Why a system broke, in one line. What stands before the first colon is the kind of failure: it stays the
-same while a trace shrinks."""
+"""One line that says why a system broke. The text before the first colon is the kind of failure, which must
+stay the same while a trace is shrunk."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from impl.bare import is_bare
 from reference.commands import Outcome
 from reference.kinds import AnyCommand, AnyConfig
 
-# Our own folder, and what its modules are called: `impl`, or `kvspec.impl` where that is installed.
+# The folder of the adapters, and the prefix of their modules: `impl.`, or `kvspec.impl.` in a wheel.
 _IMPL = Path(__file__).resolve().parents[1]
-_OURS = __name__.removesuffix("process.failures")
+_OUR_PREFIX = __name__.removesuffix("process.failures")
 
-RESET, VIEW, FIRST_VIEW = "reset", "view()", "the first view()"  # what fails where no command does
+# What failed, if it was no command.
+RESET = "reset"
+VIEW = "view()"
+FIRST_VIEW = "the first view()"
 Place = tuple[str, int, str]  # file, line, function
-_DEVICE = str(_IMPL / "counting_device.py")  # raises for whoever called an operator
+_DEVICE = str(_IMPL / "counting_device.py")  # its exceptions are those of the caller of an operator
 _LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), _DEVICE)
 
 
@@ -38,8 +41,8 @@ class WrongShape(TypeError):
 
 
 @contextmanager
-def said_of(what: str, root: Path | None = None) -> Iterator[None]:
-    """A failure in here is one of `what`, neither of a command nor of ours. Raises SystemFailed."""
+def failing_as(what: str, root: Path | None = None) -> Iterator[None]:
+    """A context whose exceptions are failures of `what`, not of a command. Raises SystemFailed."""
     try:
         yield
     except (UnusableImplementation, SystemFailed):
@@ -47,7 +50,7 @@ def said_of(what: str, root: Path | None = None) -> Iterator[None]:
     except WrongShape as error:
         raise SystemFailed(f"TypeError: {str(error).replace('view()', what, 1)}") from error
     except (Exception, SystemExit) as error:
-        raise SystemFailed(f"{what} raises {described(error, root)}") from error
+        raise SystemFailed(f"{what} raises {describe_error(error, root)}") from error
 
 
 def fails_at_start(failure: str) -> bool:
@@ -55,21 +58,23 @@ def fails_at_start(failure: str) -> bool:
     return failure.removeprefix("TypeError: ").startswith((f"{RESET} raises", FIRST_VIEW))
 
 
-def of_a_command(failure: str) -> bool:
+def failed_in_command(failure: str) -> bool:
     """Whether a command failed, not the view after it and nothing before it."""
     return not (fails_at_start(failure) or failure.removeprefix("TypeError: ").startswith(VIEW))
 
 
-_AFTER_ANOTHER = "after an earlier panic"
+_LATER_PANIC = "after an earlier panic"  # in the message of an extension that has panicked before
 
 
-def described(error: BaseException, root: Path | None = None) -> str:
-    """Type, message, and the line that raised it: the last one below `root`, else outside of libraries. That
-    line is the message of an exception without one, such as a bare assert."""
-    # the first is of whoever called the system
-    while _AFTER_ANOTHER in str(error) and error.__context__ is not None:
-        error = error.__context__  # what follows a panic of an extension tells nothing
-    frames = traceback.extract_tb(error.__traceback__)[1:]
+def describe_error(error: BaseException, root: Path | None = None) -> str:
+    """The type and message of an exception, and the line that raised it.
+
+    That line is the last one in a file below `root`, or without a root the last one outside of libraries. Its
+    source is the message of an exception that has none, such as a bare assert.
+    """
+    while _LATER_PANIC in str(error) and error.__context__ is not None:
+        error = error.__context__  # the first panic of an extension is the cause
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # without the caller of the system
     places = [(f.filename, f.lineno or 0, f.name) for f in frames]
     if isinstance(error, SystemFailed):
         return str(error)
@@ -77,92 +82,100 @@ def described(error: BaseException, root: Path | None = None) -> str:
         return f"TypeError: {error}"
     message = " ".join(str(error).split())[:300]
     if not message and places:
-        file, line, _ = _own(places, root)
+        file, line, _ = _innermost_place(places, root)
         message = linecache.getline(file, line).strip()
-    return f"{type(error).__name__}: {message}{_at(places, root)}"
+    return f"{type(error).__name__}: {message}{_location(places, root)}"
 
 
 @contextmanager
-def own_errors(
+def raising_misfit(
     root: Path, misfit: str, engine: str, modules: str, unset: str, values: str
 ) -> Iterator[None]:
-    """An error in the adapter of the files under `root` is reported as the adapter's, never as the release's:
-    it raises Misfit.
+    """A context in which an error of the adapter is no failure of the release: it raises Misfit instead.
 
-    modules: its file that says what is loaded; values: the one with settings; unset: a pattern of a line that
-    asks for one that is None.
+    root: folder of the release.
+    misfit: what the message says of that folder.
+    engine: name of the engine.
+    modules: file of the adapter that says which modules are loaded.
+    unset: pattern of a source line that reads a setting, for errors about None.
+    values: file of the adapter with its stand-ins and settings.
     """
     try:
         yield
     except (UnusableImplementation, SystemFailed):
         raise
     except Exception as error:
-        if (why := _fault_of_adapter(error, root, modules, unset, values)) is None:
+        why = _fault_of_adapter(error, root, modules, unset, values)
+        if why is None:
             raise
         where = f"CONTRIBUTING.md, 'A new release of {engine}'"
         raise Misfit(f"{root} {misfit}: {why} ({where})") from error
 
 
 def refuses(error: Exception, root: Path) -> bool:
-    """Whether the files under `root` refuse a configuration: it is their own line that says no."""
-    places = [
+    """Whether the release under `root` refuses a configuration: a line of its own raised the error."""
+    files = [
         Path(frame.filename)
         for frame in traceback.extract_tb(error.__traceback__)
         if Path(frame.filename).is_relative_to(root) or Path(frame.filename).is_relative_to(_IMPL)
     ]
-    said = isinstance(error, AssertionError | ValueError | NotImplementedError)
-    return said and bool(places) and places[-1].is_relative_to(root)
+    if not isinstance(error, AssertionError | ValueError | NotImplementedError):
+        return False
+    return bool(files) and files[-1].is_relative_to(root)
 
 
 SETTING = r"\w*config\.\w+"  # a line that asks for a setting
 
 
 class Guarded:
-    """A driver of the files under `root` whose own errors are none of theirs: see `own_errors`.
-
-    engine, modules, values: as there.
-    """
+    """A driver whose own errors raise Misfit: see `raising_misfit`, also for the arguments."""
 
     def __init__(self, driver: Any, root: Path, engine: str, modules: str, values: str) -> None:
-        self.driver, self.name = driver, driver.name
-        self.capabilities, self.close = driver.capabilities, driver.close
-        self._of = root, "does not fit the adapter", engine, modules, SETTING, values
+        self.driver = driver
+        self.name = driver.name
+        self.capabilities = driver.capabilities
+        self.close = driver.close
+        self._guard_arguments = (
+            root, "does not fit the adapter", engine, modules, SETTING, values
+        )  # fmt: skip
 
     def reset(self, geometry: AnyConfig) -> None:
-        with own_errors(*self._of):
+        with raising_misfit(*self._guard_arguments):
             self.driver.reset(geometry)
 
     def apply(self, command: AnyCommand) -> Outcome:
-        with own_errors(*self._of):
+        with raising_misfit(*self._guard_arguments):
             outcome: Outcome = self.driver.apply(command)
         return outcome
 
     def view(self) -> Any:
-        with own_errors(*self._of):
+        with raising_misfit(*self._guard_arguments):
             return self.driver.view()
 
 
 def _fault_of_adapter(
     error: Exception, root: Path, modules: str, unset: str, values: str
 ) -> str | None:
-    """Why the adapter does not fit, where that is what raised `error`."""
+    """Why the adapter does not fit the release; None if `error` is no fault of the adapter."""
     message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     asked = getattr(error, "obj", None)
-    stands_in = _is_ours(type(asked)) or is_bare(asked)
+    is_stand_in = _is_ours(type(asked)) or is_bare(asked)
     # Arguments that a stand-in does not take, or a stand-in that a library was given.
     if named := re.search(r"^TypeError: (\w+)\.\w+\(\)|\bgot (\w+)|'(\w+)' object", message):
-        ours = [vars(module) for name, module in sys.modules.items() if name.startswith(_OURS)]
-        kinds = (names.get(named[named.lastindex or 0]) for names in ours)
-        stands_in |= any(getattr(each, "__module__", "").startswith(_OURS) for each in kinds)
+        modules_of_adapter = [
+            vars(module) for name, module in sys.modules.items() if name.startswith(_OUR_PREFIX)
+        ]
+        kinds = (names.get(named[named.lastindex or 0]) for names in modules_of_adapter)
+        is_stand_in |= any(getattr(kind, "__module__", "").startswith(_OUR_PREFIX) for kind in kinds)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if stands_in and frame.name == "__getattr__" and file.is_relative_to(_IMPL):
-            continue  # whoever asked is what counts
+        if is_stand_in and frame.name == "__getattr__" and file.is_relative_to(_IMPL):
+            continue  # the caller is the place
         if file.is_relative_to(_IMPL):
             return f"{message} at {file.relative_to(_IMPL.parent)}:{frame.lineno}, in the adapter"
         if file.is_relative_to(root):
             at = f"at {file.relative_to(root)}:{frame.lineno}"
-            if stands_in:
+            if is_stand_in:
                 return f"{message} {at}, which asks more of the adapter's stand-in ({values})"
             if "'Inert" in message:
                 return f"{message} {at}, which uses a module that is not loaded ({modules})"
@@ -173,42 +186,43 @@ def _fault_of_adapter(
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether a class is the adapter's; its driver may be what the worker runs."""
+    """Whether a class is one of the adapters', which may run as the main module of a worker."""
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    return kind.__module__.startswith(_OURS) or (
+    return kind.__module__.startswith(_OUR_PREFIX) or (
         kind.__module__ == "__main__"
         and file is not None
         and Path(file).resolve().is_relative_to(_IMPL)
     )
 
 
-def kind_of(failure: str) -> str:
-    """The exception's type, or how else a system ended: "SIGSEGV", "hang"."""
+def kind_of_failure(failure: str) -> str:
+    """The type of the exception, or another way in which a system ended, such as "SIGSEGV" or "hang"."""
     return failure.partition(":")[0]
 
 
 def stack(output: str, root: Path | None = None) -> str:
-    """Return the stack of a worker when faulthandler wrote this, the last call first."""
+    """The place of a worker's innermost call, from the output of faulthandler."""
     _, _, last = output.rpartition("(most recent call first):")
     places = re.findall(r'^ +File "(.*)", line (\d+) in (.*)$', last, re.MULTILINE)
-    return _at([(file, int(line), name) for file, line, name in reversed(places)], root)
+    return _location([(file, int(line), name) for file, line, name in reversed(places)], root)
 
 
-def _own(places: list[Place], root: Path | None) -> Place:
-    own = [
-        p
-        for p in places
-        if (p[0].startswith(str(root)) if root else not p[0].startswith(_LIBRARIES))
-    ]
+def _innermost_place(places: list[Place], root: Path | None) -> Place:
+    """The last place below `root`, or without a root outside of libraries; else the last of all."""
+    if root:
+        own = [place for place in places if place[0].startswith(str(root))]
+    else:
+        own = [place for place in places if not place[0].startswith(_LIBRARIES)]
     return (own or places)[-1]
 
 
-def _at(places: list[Place], root: Path | None) -> str:
+def _location(places: list[Place], root: Path | None) -> str:
     if not places:
         return ""
-    file, line, name = _own(places, root)
+    file, line, name = _innermost_place(places, root)
     if root is None:
         return f" at {Path(file).name}:{line} in {name}"
-    below = file.startswith(str(root))
-    return f" at {os.path.relpath(file, root) if below else f'kvspec:{Path(file).name}'}:{line}"
+    if file.startswith(str(root)):
+        return f" at {os.path.relpath(file, root)}:{line}"
+    return f" at kvspec:{Path(file).name}:{line}"

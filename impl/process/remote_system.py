@@ -99,7 +99,8 @@ class WorkerSystem:
         assert self._errors is not None
         if self._errors.seek(0, os.SEEK_END) > _SAID:
             self._errors.truncate(0)
-        self._view, self._broken = None, None
+        self._view = None
+        self._broken = None
         reply = self._ask(wire.RESETS[type(geometry)](geometry=geometry))
         if not isinstance(reply, wire.StepReply):
             raise SystemFailed(self._broken)
@@ -165,7 +166,10 @@ class WorkerSystem:
 
     def _end(self) -> str:
         """End the worker; why it could not close its system, or ""."""
-        alive, unclosed, process, self._process = self.alive, "", self._process, None
+        alive = self.alive
+        unclosed = ""
+        process = self._process
+        self._process = None
         if process is not None:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
@@ -255,7 +259,8 @@ class WorkerSystem:
         """
         assert self._process is not None
         assert self._process.stdout is not None
-        began, looks = time.monotonic(), count(1)
+        began = time.monotonic()
+        looks = count(1)
 
         def look() -> None:
             if self._memory_mb() > self.limits.memory_mb:
@@ -335,7 +340,8 @@ class StrangerSystem(WorkerSystem):
         if limits.timeout_s != LIMITS.timeout_s:
             limits = replace(limits, start_s=max(_LEAST_START_S, limits.timeout_s))
         super().__init__(limits)
-        self.factory, self.name = factory, f"--impl {factory}"
+        self.factory = factory
+        self.name = f"--impl {factory}"
         ready = self.start()
         self.name = ready.name
         self.capabilities = replace(ready.capabilities, new_views=True)  # read from a message

@@ -134,7 +134,8 @@ _OUTCOMES: dict[type, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (Done, Refused, Broken)
 }
 _FACTS = msgspec.msgpack.Decoder(BlockFacts)
-_VIEW, _CAPABILITIES = msgspec.msgpack.Decoder(View), msgspec.msgpack.Decoder(Capabilities)
+_VIEW = msgspec.msgpack.Decoder(View)
+_CAPABILITIES = msgspec.msgpack.Decoder(Capabilities)
 _OF_KINDS = [*MESSAGES.values()]
 ASKS: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(
     Union[Apply, *(each.reset for each in _OF_KINDS)]
@@ -168,7 +169,7 @@ def copied(view: View) -> View:
 
 
 def copied_facts(facts: BlockFacts) -> BlockFacts:
-    """The same of an engine that schedules by itself."""
+    """A copy of the facts of an engine that schedules by itself. Raises WrongShape."""
     try:
         copy: BlockFacts = _copied("view()", _FACTS, facts)
     except WrongShape as error:
@@ -211,7 +212,8 @@ def _contradiction(can: Capabilities) -> str:
         {k.__name__ for k in kinds} & can.commands for kinds in (TREE_COMMANDS, COMMANDS)
     )
     given -= {"Abort"}
-    schedules, by_commands = can.system_kind is BLOCKS, kind_by_commands(can.commands)
+    schedules = can.system_kind is BLOCKS
+    by_commands = kind_by_commands(can.commands)
     cases = {
         f"kind: {can.kind}: its commands are those of {by_commands.name}": (
             can.system_kind is not by_commands

@@ -23,7 +23,7 @@ import msgspec
 
 from impl.adapter import AnySystem, Misfit, System, UnusableImplementation, View
 from impl.process import wire
-from impl.process.failures import FIRST_VIEW, RESET, VIEW, described, said_of
+from impl.process.failures import FIRST_VIEW, RESET, VIEW, describe_error, failing_as
 from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 from reference.kinds import BLOCKS
@@ -36,10 +36,11 @@ _OFFERED = ("name", "capabilities", "reset", "apply", "view", "close")
 def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     """Drive what `make` gives until the messages end. Returns an exit status.
 
-    root: see `described`. What a system has `noted` of its last command is sent with the reply.
+    root: see `describe_error`. What a system has `noted` of its last command is sent with the reply.
     """
     # Whatever a system prints or reads must not get between the messages.
-    out, asks = os.fdopen(os.dup(1), "wb"), os.dup(0)
+    out = os.fdopen(os.dup(1), "wb")
+    asks = os.dup(0)
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -59,7 +60,8 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     gc.freeze()
     gc.enable()
     while (body := wire.receive(asks)) is not None:
-        ask, called = wire.ASKS.decode(body), dict[str, dict[str, None]]()
+        ask = wire.ASKS.decode(body)
+        called = dict[str, dict[str, None]]()
         if ask.called:
             sys.setprofile(_noting(called, root or _folder_of(system)))
         try:
@@ -78,14 +80,15 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     try:
         system.close()
     except BaseException as error:
-        os.write(2, f"{described(error, root)}\n".encode())
+        os.write(2, f"{describe_error(error, root)}\n".encode())
         os._exit(1)
     os._exit(0)  # at once, whatever else it has running
 
 
 def _noting(called: dict[str, dict[str, None]], root: Path) -> Callable[..., None]:
     """A profiler that notes the functions called of each file under `root` in `called`."""
-    below, own = f"{root}{os.sep}", frozenset({"view", "apply"})
+    below = f"{root}{os.sep}"
+    own = frozenset({"view", "apply"})
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
@@ -103,7 +106,7 @@ def _folder_of(system: object) -> Path:
 
 def _answer(system: Any, ask: wire.Ask, root: Path | None) -> wire.StepReply | wire.WorkerFailure:
     if not isinstance(ask, wire.Apply):
-        with said_of(RESET, root):
+        with failing_as(RESET, root):
             system.reset(ask.geometry)
         return _reply(_seen(system, root, FIRST_VIEW))
     outcome = wire.checked(system.apply(wire.unpack_command(ask)))
@@ -128,7 +131,7 @@ def _left(error: str, view: Any) -> wire.WorkerFailure:
 
 def _seen(system: Any, root: Path | None, what: str = VIEW) -> Any:
     """Return the view of a system. A driver of ours has made that of a release."""
-    with said_of(what, root):
+    with failing_as(what, root):
         view: Any = system.view()
         judged = type(view) in wire.OF_FACTS and type(view) is not View
         if judged and (root is not None or type(view) is not BlockFacts):
@@ -140,7 +143,7 @@ def _seen(system: Any, root: Path | None, what: str = VIEW) -> Any:
 def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:
     if isinstance(error, UnusableImplementation):
         return wire.WorkerFailure(str(error), unusable=True, misfit=isinstance(error, Misfit))
-    return wire.WorkerFailure(described(error, root))
+    return wire.WorkerFailure(describe_error(error, root))
 
 
 def end_with_parent() -> None:

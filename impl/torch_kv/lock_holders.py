@@ -56,7 +56,8 @@ class LockHolders(Steps):
         self.dismiss(command.holder)
 
     def unlock_swa(self, command: UnlockSwa) -> None:
-        holder, request = command.holder, self.requests.get(command.holder)
+        holder = command.holder
+        request = self.requests.get(command.holder)
         require(request is not None or holder in self.lock_holders, Reason.UNKNOWN_REQUEST)
         waits = request is not None and request.phase in (
             RequestPhase.QUEUED,
@@ -73,7 +74,8 @@ class LockHolders(Steps):
         tree.unlock_swa(self.locks[holder])
 
     def insert(self, command: Insert) -> None:
-        length, lock_holder = prompt_len(command.prompt), self.lock_holders.get(command.holder)
+        length = prompt_len(command.prompt)
+        lock_holder = self.lock_holders.get(command.holder)
         require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
         require(lock_holder is not None or not self.taken(command.holder), Reason.REQUEST_EXISTS)
         locked: Key = () if lock_holder is None else lock_holder.key

@@ -1,7 +1,7 @@
-"""The memory checks: the sums of both pools and of the rows, one pass on the device.
+"""The memory checks: the sums of both pools and of the rows, in one pass on the device.
 
-The host knows which rows are in use and by whom, so it names them; the lengths are read from the
-device cursors, all at once, and the sums come back in one transfer.
+The host knows which rows are in use and who has them. The lengths of all rows are read at once from the
+cursors on the device, and the sums come back in one transfer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from impl.vocabulary import IN_BATCH, require
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 
 HELD, UNCACHED = "session_held", "uncached"
-Named = list[tuple[str, KVRequest | Slot]]  # (session or request, who has its row)
+Named = list[tuple[str, KVRequest | Slot]]  # (session or request, owner of its row)
 
 
 class MemoryChecks(PrefixRules):
-    """The running batches, as a scheduler keeps them, and the checks that count through them.
+    """The running batches, as a scheduler keeps them, and the checks that count by them.
 
-    last_batch: what ran last. running_batch: whoever was under way when it was launched; after a decode
-    of all of them both are the same object. They go on listing a request that ends until the next launch.
+    last_batch: the batch that ran last.
+    running_batch: requests that were running when it was launched. After a decode of all of them both are
+    the same object. A finished request stays in both until the next launch.
     """
 
     requests: dict[str, KVRequest]
@@ -32,37 +33,37 @@ class MemoryChecks(PrefixRules):
     running_batch: list[KVRequest]
 
     def launch(self, requests: Sequence[KVRequest]) -> None:
-        """A batch of these requests runs: the one before is merged into those under way."""
+        """Launch a batch of these requests. The last batch is merged into the running requests."""
         self.running_batch = running = [
             request for request in self._merged() if request.row is not None
         ]
         self.last_batch = running if set(requests) == set(running) else list(requests)
 
     def leave(self, request: KVRequest) -> None:
-        """A retracted request is taken out of the batches at once."""
+        """Remove a retracted request from the batches at once."""
         for batch in (self.last_batch, self.running_batch):
             if request in batch:
                 batch.remove(request)
 
-    # Who counts as what.
+    # What a request or slot counts as.
 
     def listed(self) -> list[KVRequest]:
-        """Requests of both batches, each once: the two may be one object (#21499)."""
+        """Requests of both batches, each once, because the two may be one object (#21499)."""
         return self._merged()
 
     def _merged(self) -> list[KVRequest]:
         return list(dict.fromkeys((*self.running_batch, *self.last_batch)))
 
     def active(self) -> list[KVRequest]:
-        """Requests whose KV is their own: a finished one has given it back (#22753)."""
+        """Requests with KV of their own; a finished one has given it back (#22753)."""
         return [request for request in self.listed() if request.row is not None]
 
     def active_rows(self) -> set[int | None]:
-        """Rows that are counted through a request; recomputed at every check."""
+        """Rows that count through a request, computed anew by every check."""
         return {request.row for request in self.active()}
 
     def held(self) -> Named:
-        """Slots whose KV no batch uses; a lent one counts through its request (#22213)."""
+        """Session slots that no batch uses. A lent slot counts through its request (#22213)."""
         active = self.active_rows()
         slots = [(s.name, s.slot) for s in self.sessions.values() if s.slot is not None]
         return [(name, slot) for name, slot in slots if slot.row not in active]
@@ -70,7 +71,7 @@ class MemoryChecks(PrefixRules):
     def uncached(self) -> Named:
         return [(request.name, request) for request in self.active()]
 
-    # How much.
+    # How much it counts.
 
     def counted_full(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:  # noqa: ARG002
         """Tokens of the full pool per row: whole pages past R (CHK-2)."""
@@ -81,7 +82,7 @@ class MemoryChecks(PrefixRules):
         return self.ceil(allocated) - self.ceil(larger(protected, evicted))
 
     def amounts(self, held: Named, uncached: Named) -> Tensor:
-        """Tokens per row, held ones first: int64 [pools, rows] on the device."""
+        """Tokens of each row, rows of slots first: int64 [pools, rows] on the device."""
         store = self.store
         rows = torch.tensor([h.row for _, h in (*held, *uncached)], dtype=torch.int64)
         rows = rows.to(store.device, non_blocking=True)
@@ -98,8 +99,12 @@ class MemoryChecks(PrefixRules):
         return torch.stack(pools)
 
     def report(self, *, log: bool = False) -> Report:
-        """Count both pools and the rows. Waits for the device once."""
-        store, size = self.store, self.page_size
+        """Count both pools and the rows. Waits for the device once.
+
+        log: the report has an entry for each row.
+        """
+        store = self.store
+        size = self.page_size
         held, uncached = self.held(), self.uncached()
         each = self.amounts(held, uncached).tolist()
         accounts, entries = [], []

@@ -44,7 +44,7 @@ class PagePool:
         return self._stack[self._top :]
 
     def free_list(self) -> list[int]:
-        """The same on the host: the device is waited for."""
+        """The free list on the host. Waits for the device."""
         listed: list[int] = self._stack.tolist()
         return listed[self._top :]
 

@@ -104,7 +104,8 @@ class PrefixRules(SessionRules):
             request.row = self.store.free_rows.pop()
         found = [(r, r.prefix) for r in requests if r.prefix is not None and r.prefix.numel()]
         if found:
-            started, slots = [request for request, _ in found], [prefix for _, prefix in found]
+            started = [request for request, _ in found]
+            slots = [prefix for _, prefix in found]
             lengths = [request.cursors.cache_protected_len for request in started]
             lanes = Lanes(self.store.device, started, lengths)
             self.store.cursors.move(lanes, self.matched)
@@ -134,7 +135,8 @@ class PrefixRules(SessionRules):
                 lanes, lengths, self.row_slots(lanes, lengths), strict=True
             ):
                 key = tree_key(request.text[: length + self.bigram], self.bigram)
-                holder, owned_from = self.holder_of(request), self.owned_from(request.cursors)
+                holder = self.holder_of(request)
+                owned_from = self.owned_from(request.cursors)
                 if self.keep(holder, key, own, *owned_from, partial(self.checkpoint, request)):
                     kept.append(request)
                     ends.append(length)

@@ -243,7 +243,7 @@ class RadixTree(NodeStates, EvictionQueues):
         return best
 
     def refresh_from(self, length: int) -> int:
-        """Of a prefix that was used, SWA KV beyond this position was: one window (#26615)."""
+        """The position from which on a use of a prefix used SWA KV: one window before its end (#26615)."""
         assert self.window is not None
         return length - self.window
 

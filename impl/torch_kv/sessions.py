@@ -111,7 +111,7 @@ class SessionRules(StateRules):
         return self.ceil(target)
 
     def swa_free_start(self, target: N, evicted: N) -> N:
-        """The same for SWA pages: those below E went with a window eviction (FREE-2)."""
+        """First token position whose SWA page goes. Pages below E went with a window eviction (FREE-2)."""
         return larger(self.free_start(target), self.ceil(evicted))
 
     def beyond(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
@@ -171,7 +171,8 @@ class SessionRules(StateRules):
 
     def lend(self, request: KVRequest, slot: Slot) -> None:
         """Give the request its slot's row and a copy of the slot's cursors."""
-        request.row, request.state, request.state_len = slot.row, slot.state, slot.state_len
+        request.row = slot.row
+        request.state, request.state_len = slot.state, slot.state_len
         self.store.cursors.copy(self.store.slot_cursors, request, slot)
 
     # Window eviction.
@@ -197,11 +198,10 @@ class SessionRules(StateRules):
 
     def evict_window(self, request: KVRequest, length: int) -> None:
         """Free the SWA pages [E, new E) of a row."""
-        size, reach = self.page_size, self.eviction_reach(request.cursors, length)
-        first, frontier = (
-            self.eviction_start(request.cursors),
-            self.evicted(request.cursors, reach)[2],
-        )
+        size = self.page_size
+        reach = self.eviction_reach(request.cursors, length)
+        first = self.eviction_start(request.cursors)
+        frontier = self.evicted(request.cursors, reach)[2]
         pages = len(range(first, frontier, size))
         lanes = Lanes(self.store.device, [request], [reach])
         before, after = self.store.cursors.move(lanes, self.evicted)

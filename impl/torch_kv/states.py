@@ -179,7 +179,8 @@ class StateRules:
         """The state after `length` tokens of a request that has finished, for the tree."""
         if self.tracks:
             return self.take_tracked(request, length)
-        slot, request.state = request.state, None
+        slot = request.state
+        request.state = None
         return slot
 
     def brings_state(self, request: KVRequest, length: int) -> bool:

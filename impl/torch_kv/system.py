@@ -251,7 +251,8 @@ class TorchKV(LockHolders):
         RowCursors of whoever has a row are the device's, never the mirror's.
         """
         store = self.store
-        lines, slot_lines = store.cursors.lines.tolist(), store.slot_cursors.lines.tolist()
+        lines = store.cursors.lines.tolist()
+        slot_lines = store.slot_cursors.lines.tolist()
         sessions = {}
         requests = {}
         extent: dict[int, int] = {}  # row -> slots to show
@@ -265,7 +266,8 @@ class TorchKV(LockHolders):
                 tuple(session.history), session.closing, row, cursors
             )
         for name, request in self.requests.items():
-            row, cursors = request.row, None
+            row = request.row
+            cursors = None
             if row is not None:
                 cursors = adapter.Cursors(*lines[row])
                 extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
@@ -277,10 +279,8 @@ class TorchKV(LockHolders):
                 bearer, request.origin, tuple(request.text), row, cursors
             )
         swa = store.swa
-        full_to_swa, cells = (
-            store.full_to_swa.tolist(),
-            store.req_to_token.tolist() if extent else [],
-        )
+        full_to_swa = store.full_to_swa.tolist()
+        cells = store.req_to_token.tolist() if extent else []
         return adapter.View(
             sessions=sessions,
             requests=requests,

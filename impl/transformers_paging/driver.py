@@ -11,7 +11,7 @@ import torch
 from impl.adapter import UnusableImplementation
 from impl.bare import bare
 from impl.isolation import loaded
-from impl.release_system import work
+from impl.release_system import serve_driver
 from impl.self_scheduling import SelfSchedulingDriver
 from impl.transformers_paging.loading import load
 from impl.stand_ins import Values
@@ -26,7 +26,9 @@ class PagingDriver(SelfSchedulingDriver):
     """One release under `root`, in this process."""
 
     def __init__(self, root: Path, name: str = "transformers") -> None:
-        self.name, self.root, self._of = name, root, load(root)
+        self.name = name
+        self.root = root
+        self._of = load(root)
         self._of["cache"].get_device_and_memory_breakdown = lambda: (
             torch.device("cpu"),
             1 << 40,
@@ -141,8 +143,11 @@ class PagingDriver(SelfSchedulingDriver):
         self._tokens: list[int] = []
         stride = self._pages.block_physical_stride
         for future in requests_in_batch:
-            state, past, count = future.state, future.state.position_offset, future.query_length
-            name, tokens = state.request_id, tuple(state.tokens_to_process)
+            state = future.state
+            past = future.state.position_offset
+            count = future.query_length
+            name = state.request_id
+            tokens = tuple(state.tokens_to_process)
             read: list[list[int]] = [[]]
             write: list[list[int]] = [[]]
             self.cache.extend_read_and_write_indices(name, past, count, read, write)
@@ -179,7 +184,9 @@ class PagingDriver(SelfSchedulingDriver):
         return int(raw - 2 * self._pages.blocks_per_sector + 1)
 
     def view(self) -> BlockFacts:
-        pages, ledger, pool = self._pages, self._pages.ledger, self.cache.pool
+        pages = self._pages
+        ledger = self._pages.ledger
+        pool = self.cache.pool
         per = pages.blocks_per_sector
         free = [leaf for tree in pool._free_blocks[0].trees.values() for leaf in tree]
         free += [sector * per + at for sector in pool.free_sectors for at in range(per)]
@@ -189,10 +196,9 @@ class PagingDriver(SelfSchedulingDriver):
         hashes = ledger.block_to_hash.items()
         requests = {}
         for name, state in self._known().items():
-            waits = name in self.scheduler.waiting_requests
-            status = (
-                ("PREEMPTED" if state._true_initial_tokens else "WAITING") if waits else "RUNNING"
-            )
+            status = "RUNNING"
+            if name in self.scheduler.waiting_requests:
+                status = "PREEMPTED" if state._true_initial_tokens else "WAITING"
             table = tuple(map(self._block, pages.block_table.get(name, ())))
             text = tuple(state.initial_tokens + state.generated_tokens)
             requests[name] = RequestFact(status, text, state.position_offset, (table,))
@@ -217,4 +223,4 @@ def _nothing(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(work(PagingDriver))
+    raise SystemExit(serve_driver(PagingDriver))

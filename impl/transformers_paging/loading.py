@@ -24,8 +24,8 @@ class TransformersSystem(ReleaseSystem):
     tables = TABLES
     modules = Bookkeeping("transformers", (PACKAGE,), imported_only=("tqdm", "psutil"))
     driver = "impl.transformers_paging.driver"
-    kept = (f"{_FOLDER}/",)
-    needed = f"{_FOLDER}/cache_allocators"  # which later releases have
+    kept_prefixes = (f"{_FOLDER}/",)
+    required_path = f"{_FOLDER}/cache_allocators"  # which later releases have
     source = "src"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from impl.engines import Engine
-from impl.release_system import driven_plainly
+from impl.release_system import drive_without_ways
 from impl.transformers_paging.loading import TransformersSystem
 
 ENGINE = Engine(
@@ -12,7 +12,7 @@ ENGINE = Engine(
     repository="huggingface/transformers",
     about="Its continuous batching.",
     releases=TransformersSystem.releases,
-    drive=driven_plainly(TransformersSystem),
+    drive=drive_without_ways(TransformersSystem),
     test_hook=lambda _: "impl.transformers_paging.loading:for_tests",
     sketched=("transformers/generation/continuous_batching/**/*.py",),
 )

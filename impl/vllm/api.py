@@ -240,8 +240,10 @@ def facts(
 
 
 def renamed_in(root: Path) -> dict[str, str]:
-    """Of RENAMED what the files under `root` have by the new name. Raises UnusableImplementation for a name that
-    no table has."""
+    """The names of RENAMED that the files under `root` have by the new name.
+
+    Raises UnusableImplementation for a name that no table has.
+    """
     checkout = probe.Checkout(root, "vllm", VLLM, ())
 
     def lacks(name: str, table: str) -> bool:

@@ -21,7 +21,9 @@ class DeviceJob:
     """A transfer that was submitted. parts: (group, block, chunk, index in the chunk) of each block."""
 
     def __init__(self, job: int, load: bool, parts: tuple[Any, ...]) -> None:
-        self.job, self.load, self.parts = job, load, parts
+        self.job = job
+        self.load = load
+        self.parts = parts
         self.copied = False
 
 
@@ -33,7 +35,9 @@ class Transfers:
     """
 
     def __init__(self, blocks: dict[int, Any], config: Any, empty: Any) -> None:
-        self._blocks, self._config, self.empty = blocks, config, empty
+        self._blocks = blocks
+        self._config = config
+        self.empty = empty
         self.host: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
         self.queues: dict[bool, deque[DeviceJob]] = {False: deque(), True: deque()}
         self.completed: list[int] = []
@@ -65,7 +69,8 @@ class Transfers:
         modules = map(importlib.import_module, names)
         kinds = [optional(module, "TransferResult", None) for module in modules]
         kind = next(filter(None, kinds))
-        done, self.completed = self.completed, []
+        done = self.completed
+        self.completed = []
         return [kind(job_id=job, success=True) for job in done]
 
     def shutdown(self) -> None:
@@ -78,8 +83,10 @@ class Transfers:
 
     def parts(self, blocks: Any, host: Any) -> tuple[Any, ...]:
         """Return the parts of a job, as cpu/gpu_worker.py walks its two lists."""
-        size, parts = self._config.chunk_blocks, []
-        ids, chunks = iter(map(int, blocks.block_ids)), [int(chunk) for chunk in host.block_ids]
+        size = self._config.chunk_blocks
+        parts = []
+        ids = iter(map(int, blocks.block_ids))
+        chunks = [int(chunk) for chunk in host.block_ids]
         at = 0
         for group, (count, first) in enumerate(zip(blocks.group_sizes, blocks.block_indices)):
             skipped = first % size if count else 0
@@ -150,7 +157,8 @@ class Offloads:
         self.worker.wait_for_save()
         sending, recving = self.worker.get_finished(scheduled.finished_req_ids)
         output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput()
-        output.finished_sending, output.finished_recving = sending or None, recving or None
+        output.finished_sending = sending or None
+        output.finished_recving = recving or None
         output.kv_connector_worker_meta = self.worker.build_connector_worker_meta()
         self.worker.clear_connector_metadata()
         return output
@@ -215,7 +223,9 @@ class Loads:
         self, scheduler: Any, transfers: Transfers, config: Any, written: Callable[[Any, str], Any]
     ) -> None:
         self.transfers = transfers
-        self._peer, self._config, self._written = scheduler.connector, config, written
+        self._peer = scheduler.connector
+        self._config = config
+        self._written = written
         self._requests: dict[int, str] = {}  # whose load a job is
         self._output = importlib.import_module("vllm.v1.outputs").KVConnectorOutput
         self._invalid: set[int] = set()
@@ -235,7 +245,8 @@ class Loads:
     def after(self, _: Any) -> Any:
         """Report the loads that have ended."""
         output = self._output()
-        done, self.transfers.completed = self.transfers.completed, []
+        done = self.transfers.completed
+        self.transfers.completed = []
         output.finished_recving = {self._requests[job] for job in done} or None
         output.invalid_block_ids, self._invalid, self.failed = self._invalid, set(), set()
         if self._failed:
@@ -245,7 +256,8 @@ class Loads:
     def _begin(self, request: Any, tables: tuple[list[int], ...], local: int, tokens: int) -> None:
         """A load of positions from `local` to `tokens`."""
         values = self._written(request._all_token_ids, request.request_id)
-        job, parts = len(self._requests), []
+        job = len(self._requests)
+        parts = []
         host = self.transfers.host
         for group, (layers, table) in enumerate(zip(self._config.groups, tables)):
             size = layers.block_size
@@ -262,7 +274,8 @@ class Loads:
     def fail(self, blocks: int) -> bool:
         """The oldest load ends behind its first `blocks` blocks; False where there is none, or where a
         release has no word for it: with several groups the request is named, which is possible since 0.30."""
-        whole, queue = len(self._config.groups) > 1, self.transfers.queues[True]
+        whole = len(self._config.groups) > 1
+        queue = self.transfers.queues[True]
         if not queue or (
             whole and optional(self._output(), "KVConnectorOutput.failed_recving", False) is False
         ):
@@ -303,7 +316,7 @@ def worker_of(
 
 
 def chunks_of(manager: Any) -> list[tuple[bytes, int, int]]:
-    """Of a CPU manager (hash and group, chunk, pins), in whichever list of its policy."""
+    """The (hash and group, chunk, pins) of each chunk in the lists of a CPU manager's policy."""
     found = []
     for kept in [value for value in vars(manager._policy).values() if isinstance(value, dict)]:
         for key, of_key in kept.items():

@@ -162,8 +162,11 @@ def pool_of(config: Any) -> Any:
 
 
 def state_spec(interface: Any, config: Any, group: Any) -> Any:
-    """Of layers with a convolution and a recurrent state. A row of either is (group + 1, stamp); the window
-    of the convolution has a row for each token of a round of drafts."""
+    """The KV cache spec of layers with a convolution and a recurrent state.
+
+    A row of either is (group + 1, stamp). The window of the convolution has a row for each token of a round
+    of drafts.
+    """
     torch = importlib.import_module("torch")
     exports = vars(importlib.import_module("vllm.model_executor.layers.mamba.checkpoint"))
     kept = config.checkpoints and "compute_mamba_prefill_checkpoints" in exports
@@ -191,7 +194,8 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
 
 def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
     """VllmConfig, as far as the scheduler reads it."""
-    drafts, eagle = config.drafts, config.eagle
+    drafts = config.drafts
+    eagle = config.eagle
 
     def yes_if_eagle() -> bool:
         return bool(eagle)
@@ -312,7 +316,8 @@ def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
 
 def adapter_of(name: str, load: int) -> Any:
     """A LoRARequest. load: how often it was loaded again, from its path: each time it gets another number."""
-    number, path = int.from_bytes(name.encode(), "big") * 1000 + load, f"/adapters/{name}"
+    number = int.from_bytes(name.encode(), "big") * 1000 + load
+    path = f"/adapters/{name}"
     return Values(
         lora_name=name, lora_int_id=number, lora_path=path, adapter_id=number, name=name, path=path,
         load_inplace=False,

@@ -47,7 +47,9 @@ class EngineDriver:
     """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in
     flight; v2: model runner V2; offloads: with its OffloadingConnector."""
 
-    name, capabilities = "", Capabilities()  # VLLMSystem says both
+    # VLLMSystem has the real values of both.
+    name = ""
+    capabilities = Capabilities()
 
     def __init__(
         self, root: Path, overlap: bool = False, v2: bool = False, offloads: bool = False
@@ -58,7 +60,8 @@ class EngineDriver:
             for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
                 alias(importlib.import_module(module), name, names)
         self.root = root
-        self.overlap, self.v2 = overlap, v2
+        self.overlap = overlap
+        self.v2 = v2
         self._methods = {} if v2 else runner_methods(root, names)
         runner = (root / RUNNER).read_text(encoding="utf-8")
         engine = (root / "vllm/v1/engine/__init__.py").read_text(encoding="utf-8")
@@ -137,7 +140,10 @@ class EngineDriver:
 
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
-        self._lanes, self._given, self._reset_done, self._copies = (), (), False, ()
+        self._lanes = ()
+        self._given = ()
+        self._reset_done = False
+        self._copies = ()
         if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete, Fail)):
             return Refused(Reason.WRONG_PHASE)
         try:
@@ -198,7 +204,8 @@ class EngineDriver:
 
     def _add_turn(self, known: Any, tokens: list[int], max_tokens: int, resumable: bool) -> None:
         """The client sends the next turn of a session, or its end."""
-        name, fields = known.request_id, request_fields(self.sources.of(known.request_id))
+        name = known.request_id
+        fields = request_fields(self.sources.of(known.request_id))
         turn = self._request(name, tokens, max_tokens, known.priority, resumable, **fields)
         self.scheduler.add_request(turn)
 
@@ -414,7 +421,8 @@ def _reason(reason: Any) -> str:
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     importlib.import_module("torch").set_num_threads(1)
-    root, options = Path(sys.argv[1]), sys.argv[2:]
+    root = Path(sys.argv[1])
+    options = sys.argv[2:]
     ways = {way: True for way, word in WAYS.items() if f"--{word}" in options}
     of = root, "vLLM", "modules.py", "bare_scheduler.py"
     sys.exit(serve(lambda: Guarded(EngineDriver(root, **ways), *of), root))

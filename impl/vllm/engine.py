@@ -30,7 +30,8 @@ class Stamps:
     """
 
     def __init__(self) -> None:
-        self.source, self.weights = PLAIN, 0
+        self.source = PLAIN
+        self.weights = 0
         self._texts: dict[bytes, tuple[int, ...]] = {}  # hash -> all tokens that it is of
         self._sources: dict[bytes, list[KvSource]] = {}  # hash -> of requests that have it
         self._stamps: dict[tuple[bytes, int, KvSource], tuple[int, ...]] = {}

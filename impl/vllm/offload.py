@@ -70,7 +70,8 @@ def provided() -> dict[str, dict[str, Any]]:
 
 def expose() -> None:
     """`kv_connector.v1` itself imports every connector; the scheduler takes these names from it."""
-    package, base = importlib.import_module(_V1), importlib.import_module(f"{_V1}.base")
+    package = importlib.import_module(_V1)
+    base = importlib.import_module(f"{_V1}.base")
     for name in ("KVConnectorBase_V1", "KVConnectorRole", "SupportsHMA", "supports_hma"):
         setattr(package, name, getattr(base, name))
 
@@ -94,10 +95,8 @@ def host_facts(
         failed = tuple(name.partition("-")[0] for name in live if name in of.failed)
         return HostFacts(0, (), held, (), jobs, tuple(_marks(scheduler)), failed)
     ours = scheduler.connector.connector_scheduler
-    manager, jobs = (
-        ours.manager,
-        (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs)),
-    )
+    manager = ours.manager
+    jobs = (*_unsubmitted(of, ours), *_submitted(transfers, ours._jobs, ours._jobs))
     kept = chunks_of(manager)
     keys = tuple(sorted(_key(*each, config, stamps, transfers.host) for each in kept))
     allocated = either(
@@ -135,7 +134,8 @@ def _submitted(transfers: Transfers, waited: Any, current: Any = None) -> Iterat
     """Jobs that the device has, and those of `waited`, whose end somebody has yet to take. current: jobs that
     are not from before a reset."""
     moving = {job.job for queue in transfers.queues.values() for job in queue}
-    known, jobs = moving.union(waited, transfers.completed), transfers.jobs
+    known = moving.union(waited, transfers.completed)
+    jobs = transfers.jobs
     jobs = transfers.jobs = {number: jobs[number] for number in jobs if number in known}
     for number, job in jobs.items():
         stale = current is not None and number not in current

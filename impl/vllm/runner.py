@@ -37,11 +37,9 @@ class _Batch:
         self.req_id_to_index: dict[str, int] = {}
         self.prev_req_id_to_index: dict[str, int] | None = None
         self.num_computed_tokens_cpu = [0] * size
-        self.num_tokens_no_spec, self.num_tokens, self.num_prompt_tokens = (
-            [0] * size,
-            [0] * size,
-            [0] * size,
-        )
+        self.num_tokens_no_spec = [0] * size
+        self.num_tokens = [0] * size
+        self.num_prompt_tokens = [0] * size
         self.rows: list[list[list[int]]] = [[] for _ in range(size)]
         self.block_table = self
         self.token_ids_cpu = self.is_token_ids = _Ignored()
@@ -92,7 +90,8 @@ class _Worker(Values):
         self.kv_cache_config: Any = None
         self.input_batch = _Batch(size)
         self.speculative_config = None
-        self.use_async_scheduling, self.use_async_spec_decode = overlap, overlap and drafts > 0
+        self.use_async_scheduling = overlap
+        self.use_async_spec_decode = overlap and drafts > 0
         self.is_pooling_model = self.uses_mrope = False
         self.uses_xdrope_dim = 0
         self.sampled_counts: list[int] = []
@@ -149,7 +148,8 @@ class ModelRunner:
     worker: Any
 
     def __init__(self, config: EngineConfig, overlap: bool) -> None:
-        self.config, self.overlap = config, overlap
+        self.config = config
+        self.overlap = overlap
         self.memory: Any = SlotMemory()
         self.text: dict[str, tuple[list[int], list[int]]] = {}
         self.origin_of: Callable[[str], int] = no_origin
@@ -160,7 +160,8 @@ class ModelRunner:
 
     @staticmethod
     def drafts(stamps: list[int], count: int) -> list[int]:
-        drafts, stamp = [], stamps[-1] if stamps else 0
+        drafts = []
+        stamp = stamps[-1] if stamps else 0
         for _ in range(count):
             drafts.append(greedy(stamp))
             stamp = chain(stamp, drafts[-1])
@@ -234,10 +235,12 @@ class ModelRunnerV1(ModelRunner):
         self.worker = _Worker(4 * config.max_seqs + 8, config.drafts, overlap)
         for name, method in methods.items():
             setattr(self.worker, name, MethodType(method, self.worker))
-        self.worker.kv_caches, self.worker.kv_cache_config = self.memory, config
+        self.worker.kv_caches = self.memory
+        self.worker.kv_cache_config = config
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
-        worker, batch = self.worker, self.worker.input_batch
+        worker = self.worker
+        batch = self.worker.input_batch
         before = dict(batch.req_id_to_index)
         previous = dict(batch.prev_req_id_to_index or {})
         correct: Callable[[], None] | None = worker._update_states(scheduled)
@@ -254,9 +257,11 @@ class ModelRunnerV1(ModelRunner):
         added |= set(
             optional(scheduled.scheduled_cached_reqs, "CachedRequestData.resumed_req_ids", ())
         )
-        lanes, results = [], {}
+        lanes = []
+        results = {}
         for at, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
-            state, index = worker.requests[name], batch.req_id_to_index[name]
+            state = worker.requests[name]
+            index = batch.req_id_to_index[name]
             if name in added or name not in self.text:
                 self.put(name, state.prompt_token_ids + state.output_token_ids)
             given = scheduled.scheduled_spec_decode_tokens.get(name, ())
@@ -285,8 +290,11 @@ class ModelRunnerV1(ModelRunner):
         return Ran(tuple(lanes), results)
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
-        """Of each request of the batch, as `take_draft_token_ids` has it. EAGLE also runs behind a chunk that
-        ends within a text, and is given the token after it; a lookup drafts for who has sampled alone."""
+        """The drafts of each request of the batch, as `take_draft_token_ids` returns them.
+
+        EAGLE also drafts behind a chunk that ends within a text, and gets the token behind the chunk. A
+        lookup drafts only for requests that have sampled.
+        """
         made = {}
         for lane in ran.lanes:
             known = self.text[lane.request][1]

@@ -1,8 +1,8 @@
-"""Model runner V2 (vllm/v1/worker/gpu), which servers have by default since 0.29: lengths, tokens and block
-tables stand in tensors that small kernels update.
+"""Model runner V2 (vllm/v1/worker/gpu), the default of servers since 0.29: small kernels update lengths,
+tokens and block tables in tensors.
 
-The release's own `GPUModelRunner` takes requests over, prepares the batch and postprocesses it, kernels
-included (see `triton`). Attention, sampler and drafter are ours.
+The release's own `GPUModelRunner` adds requests, prepares the batch and postprocesses it, kernels included
+(see `triton`). Attention, sampler and drafter are stand-ins.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane
 
-_HERE = torch.device("cpu")
+_DEVICE = torch.device("cpu")
 _PACKAGE = "vllm.v1.worker.gpu"
 
 
 class ModelRunnerV2(ModelRunner):
-    """One worker. pool: the KVCacheConfig."""
+    """A worker with model runner V2. pool: its KVCacheConfig."""
 
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
         super().__init__(config, overlap)
@@ -39,15 +39,15 @@ class ModelRunnerV2(ModelRunner):
         shape: dict[str, Any] = {
             "max_num_reqs": config.max_seqs,
             "max_model_len": config.max_model_len,
-            "device": _HERE,
+            "device": _DEVICE,
             "max_num_batched_tokens": config.max_batched_tokens,
             "vocab_size": 1,
             "num_speculative_steps": config.drafts,
             "block_sizes": sizes,
             "kernel_block_sizes": sizes,
             "max_num_blocks_per_group": [
-                -(-config.max_model_len // size) + config.drafts * (at in config.recurrent)
-                for at, size in enumerate(sizes)
+                -(-config.max_model_len // size) + config.drafts * (group in config.recurrent)
+                for group, size in enumerate(sizes)
             ],
             "sliding_window_reach": [
                 optional(spec, "SlidingWindowSpec.num_retained_tokens", 0) for spec in specs
@@ -57,17 +57,16 @@ class ModelRunnerV2(ModelRunner):
         worker.req_states = states.RequestState(**taken(states.RequestState.__init__, shape))
         worker.block_tables = tables.BlockTables(**taken(tables.BlockTables.__init__, shape))
         worker.input_buffers = self._batches.InputBuffers(
-            config.max_seqs, config.max_batched_tokens, _HERE
+            config.max_seqs, config.max_batched_tokens, _DEVICE
         )
-        # Our tokens are larger than those of a vocabulary.
-        staged, rows = (
-            type(worker.req_states.all_token_ids),
-            (config.max_seqs, config.max_model_len),
+        # Token ids of the specification do not fit into 32 bits.
+        staged_tensor = type(worker.req_states.all_token_ids)
+        worker.req_states.all_token_ids = staged_tensor(
+            (config.max_seqs, config.max_model_len), dtype=torch.int64, device=_DEVICE
         )
-        worker.req_states.all_token_ids = staged(rows, dtype=torch.int64, device=_HERE)
         worker.input_buffers.input_ids = worker.input_buffers.input_ids.long()
         vars(worker).update(
-            device=_HERE, max_num_reqs=config.max_seqs, decode_query_len=1 + config.drafts, use_pp=False,
+            device=_DEVICE, max_num_reqs=config.max_seqs, decode_query_len=1 + config.drafts, use_pp=False,
             is_last_pp_rank=False, lora_state=Values(remove_request=_nothing, add_request=_nothing),
             model_state=Values(
                 remove_request=_nothing, add_request=_nothing, apply_staged_writes=_nothing,
@@ -83,7 +82,8 @@ class ModelRunnerV2(ModelRunner):
         )))  # fmt: skip
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
-        worker, states = self.worker, self.worker.req_states
+        worker = self.worker
+        states = worker.req_states
         worker.finish_requests(scheduled)
         worker.free_states(scheduled)
         worker.add_requests(scheduled)
@@ -101,23 +101,25 @@ class ModelRunnerV2(ModelRunner):
         self.prepared(batch, gathered_tables)
         tables = [table.tolist() for table in gathered_tables]
         counts = worker.block_tables.num_blocks.np
-        starts, inputs, places = (
-            each.tolist() for each in (batch.query_start_loc, batch.input_ids, batch.positions)
-        )
-        samples = (batch.seq_lens >= states.prefill_len.gpu[batch.idx_mapping]).tolist()
+        starts = batch.query_start_loc.tolist()
+        inputs = batch.input_ids.tolist()
+        positions = batch.positions.tolist()
+        is_sampled = (batch.seq_lens >= states.prefill_len.gpu[batch.idx_mapping]).tolist()
         lanes: dict[str, Lane] = {}
-        for at, (name, index) in enumerate(zip(batch.req_ids, batch.idx_mapping.tolist())):
-            tokens = inputs[starts[at] : starts[at + 1]]
+        for i, (name, index) in enumerate(zip(batch.req_ids, batch.idx_mapping.tolist())):
+            tokens = inputs[starts[i] : starts[i + 1]]
             drafts = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
-            agreed = accept[min(order.index(name), len(accept) - 1)] if accept else 0
-            start, own = places[starts[at]], len(tokens) - drafts
-            sampled = self.sampled(self.stamps(name, start, tokens[:own])[-1], tokens[own:], agreed)
-            if not samples[at]:
+            accepted = accept[min(order.index(name), len(accept) - 1)] if accept else 0
+            start = positions[starts[i]]
+            first_draft = len(tokens) - drafts
+            stamp = self.stamps(name, start, tokens[:first_draft])[-1]
+            sampled = self.sampled(stamp, tokens[first_draft:], accepted)
+            if not is_sampled[i]:
                 sampled = []
             elif name in stop:
                 sampled[-1] = STOP_TOKEN
             rows = tuple(
-                tuple(table[at][: counts[group, index]]) for group, table in enumerate(tables)
+                tuple(table[i][: counts[group, index]]) for group, table in enumerate(tables)
             )
             lanes[name] = Lane(name, start, tuple(tokens), drafts, tuple(sampled), rows)
         lanes = {lane.request: lane for lane in self.forward(list(lanes.values()))}
@@ -126,32 +128,36 @@ class ModelRunnerV2(ModelRunner):
         return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})
 
     def prepared(self, batch: Any, tables: Any) -> None:
-        """Do a worker's steps between its batch and the forward pass. tables: of each group."""
+        """Called between the preparation of a batch and its forward pass. tables: block tables by group."""
 
     def _postprocess(self, batch: Any, lanes: dict[str, Lane], scheduled: Any) -> None:
-        """Take over the results of the sampler and the drafter, as sample_tokens does."""
-        states, most = self.worker.req_states, self.config.drafts
-        tokens = torch.zeros(len(lanes), 1 + most, dtype=torch.int64)
+        """Store the results of the sampler and the drafter, as sample_tokens does."""
+        states = self.worker.req_states
+        max_drafts = self.config.drafts
+        tokens = torch.zeros(len(lanes), 1 + max_drafts, dtype=torch.int64)
         for row, lane in zip(tokens, lanes.values()):
             row[: len(lane.sampled)] = torch.tensor(lane.sampled)
-        number = torch.tensor(
+        counts = torch.tensor(
             [max(1, len(lane.sampled)) for lane in lanes.values()], dtype=torch.int32
         )
-        done, rejected = self._batches.get_num_sampled_and_rejected(
-            number, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping, states.prefill_len.gpu
+        sampled, rejected = self._batches.get_num_sampled_and_rejected(
+            counts, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping, states.prefill_len.gpu
         )
         self.worker.postprocess_sampled(
-            batch.idx_mapping, tokens, done, rejected, batch.query_start_loc
+            batch.idx_mapping, tokens, sampled, rejected, batch.query_start_loc
         )
         for name, lane in lanes.items():
             self.keep(name, lane.sampled)
-        if most:
-            made = torch.tensor([self.drafts(self.text[name][1], most) for name in lanes])
-            made[:, optional(scheduled, "SchedulerOutput.num_spec_tokens_to_schedule", most) :] = -1
-            states.draft_tokens[batch.idx_mapping] = made
+        if max_drafts:
+            drafts = torch.tensor([self.drafts(self.text[name][1], max_drafts) for name in lanes])
+            scheduled_drafts = optional(
+                scheduled, "SchedulerOutput.num_spec_tokens_to_schedule", max_drafts
+            )
+            drafts[:, scheduled_drafts:] = -1
+            states.draft_tokens[batch.idx_mapping] = drafts
 
     def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
-        """They stay on the device; the scheduler gets as many placeholders."""
+        """Placeholders for the drafts of each request: the drafts stay on the device."""
         del most
         return {lane.request: [-1] * self.config.drafts for lane in ran.lanes}
 

@@ -78,7 +78,8 @@ def foreign_keys(
     """
     if sources.all_plain:
         return ()
-    found, by_key = [], dict[bytes, list[Place]]()
+    found = []
+    by_key = dict[bytes, list[Place]]()
     for place in places:
         by_key.setdefault(place.key, []).append(place)
     for name, request in scheduler.requests.items():

@@ -71,7 +71,8 @@ class StateMemory(SlotMemory):
             self.leave(block, group, slots[0])
             self.leave_windows(block, group, slots[1:])
             return
-        self.states[block], self.windows[block] = 0, 0
+        self.states[block] = 0
+        self.windows[block] = 0
         super().__setitem__(block, value)
 
 
@@ -88,7 +89,9 @@ class RecurrentLayers:
     """
 
     def __init__(self, config: EngineConfig, memory: StateMemory, pool: Any) -> None:
-        self.config, self.memory, self.align = config, memory, config.caching
+        self.config = config
+        self.memory = memory
+        self.align = config.caching
         self._checkpoints: Callable[..., Any] | None = None
         module = importlib.import_module(_CHECKPOINT)
         found = vars(module).get("compute_mamba_prefill_checkpoints")
@@ -96,7 +99,8 @@ class RecurrentLayers:
             utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
             settings = settings_of(config, False, False)
             size, hashes = block_sizes(utils, pool, settings, config)
-            eagle, ahead = config.eagle, settings.num_hash_lookahead_tokens
+            eagle = config.eagle
+            ahead = settings.num_hash_lookahead_tokens
             offered = {
                 "hash_block_size": hashes,
                 "checkpoint_alignment": config.checkpoints,
@@ -141,18 +145,21 @@ class RecurrentLayers:
         )
 
     def _use(self, lane: Lane, group: int, rounds: bool, accepted: int, origin: int) -> StateUse:
-        size, row = self.config.groups[group].block_size, lane.tables[group]
+        size = self.config.groups[group].block_size
+        row = lane.tables[group]
         end = lane.start + len(lane.tokens)
         first = max(0, (end - 1) // size) if self.align else 0
         blocks = [
             row[at] if at < len(row) else 0 for at in range(first, first + 1 + self.config.drafts)
         ]
         skip = accepted - 1 if rounds else 0
-        block, found = -1, (0, 0)
+        block = -1
+        found = (0, 0)
         if lane.start:
             block = blocks[skip]
             found = self.memory.state(block, group), self.memory.window(blocks[0], group, skip)
-        stamps, stamp = [], found[0] if lane.start else origin
+        stamps = []
+        stamp = found[0] if lane.start else origin
         for token in lane.tokens:
             stamp = chain(stamp, token)
             stamps.append(stamp)
@@ -169,7 +176,8 @@ class RecurrentLayers:
         block 0 for no state, as the kernel leaves the null block alone."""
         if self._checkpoints is None or lane.drafts or len(lane.tokens) < 2:
             return 0, 0
-        end, count = lane.start + len(lane.tokens), len(lane.tokens)
+        end = lane.start + len(lane.tokens)
+        count = len(lane.tokens)
         [at], [column] = self._checkpoints([end], [count], mamba_block_size=size)
         return at, row[column] if at and 0 <= column < len(row) else 0
 
@@ -275,9 +283,11 @@ class StateRunnerV1(ModelRunnerV1):
     ) -> None:
         super().__init__(config, overlap, methods)
         self.memory: StateMemory = StateMemory(config)
-        self.layers, self._pool = RecurrentLayers(config, self.memory, pool), pool
+        self.layers = RecurrentLayers(config, self.memory, pool)
+        self._pool = pool
         size = 4 * config.max_seqs + 8
-        self.worker.kv_caches, self.worker.kv_cache_config = self.memory, pool
+        self.worker.kv_caches = self.memory
+        self.worker.kv_cache_config = pool
         self.worker.input_batch = self.batch = DenseBatch(size, len(config.groups))
         self._running: dict[str, int] = {}  # of each request the column in which its state runs
         self._accepted = torch.ones(size, dtype=torch.int64)
@@ -285,7 +295,8 @@ class StateRunnerV1(ModelRunnerV1):
         if not self.layers.align:
             return
         self._utils, self._copies = self.layers.bind(pool)
-        self._context, create = self.layers.context(pool), self._utils.MambaBuffers.create
+        self._context = self.layers.context(pool)
+        create = self._utils.MambaBuffers.create
         offered = {
             "max_num_reqs": size,
             "kv_cache_config": pool,
@@ -299,8 +310,10 @@ class StateRunnerV1(ModelRunnerV1):
     def prepare(self, scheduled: Any, previous: dict[str, int]) -> None:
         """`_prepare_inputs` and `execute_model`: how many tokens were accepted, and states that move to
         the block in which they run now."""
-        batch, drafts = self.batch, self.config.drafts
-        count, counts = len(batch.req_id_to_index), batch.num_accepted_tokens_cpu
+        batch = self.batch
+        drafts = self.config.drafts
+        count = len(batch.req_id_to_index)
+        counts = batch.num_accepted_tokens_cpu
         batch.commit()
         if self.overlap and not self.layers.align:  # the device counts
             self._accepted[:] = 1
@@ -337,7 +350,8 @@ class StateRunnerV1(ModelRunnerV1):
         self._accepted[:count] = batch.num_accepted_tokens_cpu_tensor[:count]
 
     def forward(self, lanes: list[Lane]) -> list[Lane]:
-        made, kinds = [], [self._is_round(lane) for lane in lanes]
+        made = []
+        kinds = [self._is_round(lane) for lane in lanes]
         for lane, is_round in zip(lanes, kinds):
             accepted = int(self._accepted[self.batch.req_id_to_index[lane.request]])
             origin = self.origin_of(lane.request)
@@ -362,7 +376,8 @@ class StateRunnerV1(ModelRunnerV1):
         has passed moves to the block of that boundary."""
         if not self.config.drafts or not lanes:
             return
-        batch, accepted = self.batch, torch.ones(len(self.batch.rows), dtype=torch.int64)
+        batch = self.batch
+        accepted = torch.ones(len(self.batch.rows), dtype=torch.int64)
         for lane in lanes:
             accepted[batch.req_id_to_index[lane.request]] = max(1, len(lane.sampled))
         if not self.layers.align:

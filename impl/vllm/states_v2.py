@@ -24,8 +24,11 @@ class DefaultModelState:
 
     def __init__(self, config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
         del encoder_cache
-        self.vllm_config, self.model, self.device = config, model, device
-        self.max_num_reqs, self.max_model_len = config.max_num_reqs, config.max_model_len
+        self.vllm_config = config
+        self.model = model
+        self.device = device
+        self.max_num_reqs = config.max_num_reqs
+        self.max_model_len = config.max_model_len
 
     def add_request(self, *_: Any) -> None:
         pass
@@ -44,7 +47,8 @@ class StateRunnerV2(ModelRunnerV2):
     def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
         super().__init__(config, overlap, pool)
         self.memory: StateMemory = StateMemory(config)
-        self.layers, self._pool = RecurrentLayers(config, self.memory, pool), pool
+        self.layers = RecurrentLayers(config, self.memory, pool)
+        self._pool = pool
         _, copies = self.layers.bind(pool)
         settings = Values(
             cache_config=Values(
@@ -62,7 +66,8 @@ class StateRunnerV2(ModelRunnerV2):
         self._state = kind(settings, model, None, torch.device("cpu"))
         self._state.initialize_kv_cache(pool, self.worker.block_tables)
         self.worker.model_state = self._state
-        self.worker.kv_caches, self.worker.kv_cache_config = self.memory, pool
+        self.worker.kv_caches = self.memory
+        self.worker.kv_cache_config = pool
         # requests: a round of drafts, how many were accepted
         self._rows: dict[str, tuple[bool, int]] = {}
 
@@ -74,10 +79,8 @@ class StateRunnerV2(ModelRunnerV2):
         made = self._state.prepare_attn(batch, None, tables, None, none, self._pool)
         self._rows = dict.fromkeys(batch.req_ids, (False, 1))
         if self.config.drafts:
-            kinds, counts = (
-                made.num_decode_draft_tokens_cpu.tolist(),
-                made.num_accepted_tokens.tolist(),
-            )
+            kinds = made.num_decode_draft_tokens_cpu.tolist()
+            counts = made.num_accepted_tokens.tolist()
             for name, kind, count in zip(batch.req_ids, kinds, counts):
                 self._rows[name] = kind >= 0, count
 

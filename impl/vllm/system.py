@@ -59,7 +59,8 @@ class VLLMSystem(WorkerSystem):
         words = tuple(WAYS[way] for way, given in self.ways.items() if given)
         self.spec = SystemSpec("vllm", version, words, checkout=path is not None)
         self.name = str(self.spec)
-        self.overlap, self.v2 = overlap, v2
+        self.overlap = overlap
+        self.v2 = v2
         if path is not None:
             self.root = checkout_root(path)
             self.doubts = COPIED.doubts(self.root)
@@ -68,7 +69,8 @@ class VLLMSystem(WorkerSystem):
             self.root = release_root(version, v2, offloads, pair)
         found = facts(self.root, version, **self.ways)
         parts.require(found, TABLES, str(self.spec.in_way("")), self.root)
-        self.release, self.parts = found.near.release, found.parts
+        self.release = found.near.release
+        self.parts = found.parts
         if version not in RELEASES:
             self.remark = parts.told(found, self.root)
         if {"state", *["state+v2"] * v2} <= self.parts:

@@ -1,5 +1,8 @@
-"""As much of Triton as small kernels need that keep lengths, tokens, slots and block tables: a program at a
-time, on the CPU. A mask of a scalar access is respected too."""
+"""A stand-in for Triton that runs small kernels on the CPU, one program after the other.
+
+It has what kernels need that update lengths, tokens, slots and block tables. A mask of a scalar access is
+respected too.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,16 @@ import torch
 
 from impl.process.failures import SystemFailed
 
-_programs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # which one runs, of how many
+_programs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # (program id, grid) of the running kernels
 
 
 class _Scalar(int):
-    """A number that a kernel has loaded or computed; as an address it becomes a pointer."""
+    """A number that a kernel has loaded or computed. `to` a pointer type takes it as an address."""
 
     def to(self, kind: Any) -> Any:
-        return _Pointer(_at_address(self, kind.of)) if isinstance(kind, _PointerType) else self
+        if not isinstance(kind, _PointerType):
+            return self
+        return _Pointer(_array_at(self, kind.element))
 
     def __add__(self, other: Any) -> Any:
         return _scalar(int(self) + other)
@@ -45,52 +50,58 @@ def _scalar(value: Any) -> Any:
     return _Scalar(value) if type(value) is int else value
 
 
-class _Numbers(np.ndarray[Any, Any]):
-    """Numbers of the lanes of a program; as addresses they become a pointer of as many places."""
+class _LaneArray(np.ndarray[Any, Any]):
+    """One number for each lane of a program. `to` a pointer type takes them as addresses."""
 
     def to(self, kind: Any) -> Any:
         if not isinstance(kind, _PointerType):
             return self
         first = int(self.min())
-        return _Pointer(_at_address(first, kind.of), (self - first) // ctypes.sizeof(kind.of))
+        offsets = (self - first) // ctypes.sizeof(kind.element)
+        return _Pointer(_array_at(first, kind.element), offsets)
 
 
 class _PointerType:
-    """`pointer_type`: of what."""
+    """The result of `pointer_type`. element: the ctypes type to which it points."""
 
-    def __init__(self, of: Any) -> None:
-        self.of = of
+    def __init__(self, element: Any) -> None:
+        self.element = element
 
 
-def _at_address(address: int, kind: Any) -> Any:
-    """Memory from an address on, as far as a kernel may go."""
-    return np.ctypeslib.as_array((kind * (1 << 20)).from_address(int(address)))
+def _array_at(address: int, element: Any) -> Any:
+    """The memory from an address on as an array, longer than any kernel reaches."""
+    return np.ctypeslib.as_array((element * (1 << 20)).from_address(int(address)))
 
 
 class _Pointer:
-    """A place in an array, or as many as `at` has."""
+    """A pointer to an element of an array, or to one for each lane.
 
-    def __init__(self, array: Any, at: Any = 0) -> None:
-        self.array, self.at = array, at
+    element_index: the index of the element, or an array of indices, one for each lane.
+    """
+
+    def __init__(self, array: Any, element_index: Any = 0) -> None:
+        self.array = array
+        self.element_index = element_index
 
     def __add__(self, more: Any) -> _Pointer:
-        return _Pointer(self.array, self.at + more)
+        return _Pointer(self.array, self.element_index + more)
 
     def __sub__(self, less: Any) -> _Pointer:
-        return _Pointer(self.array, self.at - less)
+        return _Pointer(self.array, self.element_index - less)
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """From its first element to its last one, strides and all: what a kernel has is an address."""
-    far = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    return tensor.as_strided((far + 1 if tensor.numel() else 0,), (1,)).numpy()
+    """The flat memory of a tensor from its first element to its last, gaps of its strides included."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    length = last + 1 if tensor.numel() else 0
+    return tensor.as_strided((length,), (1,)).numpy()
 
 
-def _inside(at: Any) -> Any:
-    """Places that do not lie before the first, as NumPy would take them from the end."""
-    if np.any(at < 0):
-        raise IndexError(f"index {np.min(at)} is before the first")
-    return at
+def _not_negative(offsets: Any) -> Any:
+    """The offsets as they are. Raises IndexError for a negative one: NumPy would count it from the end."""
+    if np.any(offsets < 0):
+        raise IndexError(f"index {np.min(offsets)} is before the first")
+    return offsets
 
 
 class Kernel:
@@ -123,7 +134,7 @@ class Kernel:
 
 
 class Triton:
-    """`triton`."""
+    """A stand-in for the module `triton`."""
 
     @staticmethod
     def jit(function: Any = None, **_: Any) -> Any:
@@ -139,7 +150,7 @@ class Triton:
 
 
 class Language:
-    """`triton.language`."""
+    """A stand-in for the module `triton.language`."""
 
     constexpr = None
     int32, int64, uint64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
@@ -148,39 +159,42 @@ class Language:
     range = range
 
     @staticmethod
-    def arange(first: int, end: int) -> _Numbers:
-        return np.arange(first, end).view(_Numbers)
+    def arange(first: int, end: int) -> _LaneArray:
+        return np.arange(first, end).view(_LaneArray)
 
     @staticmethod
     def program_id(axis: int) -> int:
-        at = _programs[-1][0]
-        return _Scalar(at[axis] if axis < len(at) else 0)
+        program, _ = _programs[-1]
+        return _Scalar(program[axis] if axis < len(program) else 0)
 
     @staticmethod
     def num_programs(axis: int) -> int:
-        return _programs[-1][1][axis]
+        _, grid = _programs[-1]
+        return grid[axis]
 
     @staticmethod
     def load(pointer: _Pointer, mask: Any = None, other: Any = 0) -> Any:
-        at = pointer.at
-        if not isinstance(at, np.ndarray):
-            return _Scalar(pointer.array[_inside(at)] if mask is None or mask else other)
+        offsets = pointer.element_index
+        if not isinstance(offsets, np.ndarray):
+            is_active = mask is None or mask
+            return _Scalar(pointer.array[_not_negative(offsets)] if is_active else other)
         if mask is None:
-            return pointer.array[_inside(at)]
-        active = np.broadcast_to(mask, at.shape)
-        found = np.full(at.shape, other, pointer.array.dtype)
-        found[active] = pointer.array[_inside(at[active])]
-        return found
+            return pointer.array[_not_negative(offsets)]
+        active = np.broadcast_to(mask, offsets.shape)
+        values = np.full(offsets.shape, other, pointer.array.dtype)
+        values[active] = pointer.array[_not_negative(offsets[active])]
+        return values
 
     @staticmethod
     def store(pointer: _Pointer, value: Any, mask: Any = None) -> None:
-        at = pointer.at
-        if mask is None or not isinstance(at, np.ndarray):
+        offsets = pointer.element_index
+        if mask is None or not isinstance(offsets, np.ndarray):
             if mask is None or mask:
-                pointer.array[_inside(at)] = value
+                pointer.array[_not_negative(offsets)] = value
             return
-        active = np.broadcast_to(mask, at.shape)
-        pointer.array[_inside(at[active])] = np.broadcast_to(value, at.shape)[active]
+        active = np.broadcast_to(mask, offsets.shape)
+        values = np.broadcast_to(value, offsets.shape)
+        pointer.array[_not_negative(offsets[active])] = values[active]
 
     @staticmethod
     def pointer_type(kind: Any) -> Any:
@@ -188,7 +202,7 @@ class Language:
 
     @staticmethod
     def cast(address: int, kind: Any) -> _Pointer:
-        return _Pointer(_at_address(address, kind.of))
+        return _Pointer(_array_at(address, kind.element))
 
     @staticmethod
     def multiple_of(pointer: _Pointer, _: int) -> _Pointer:

@@ -109,6 +109,7 @@ def client_tokens(prompt: Prompt, own: int, serial: int) -> list[int]:
     of its own."""
     tokens: list[int] = []
     for piece in prompt:
-        shared, at = shared_serial(piece.text), len(tokens)
+        shared = shared_serial(piece.text)
+        at = len(tokens)
         tokens += [token_id(shared, position) for position in range(at, at + piece.tokens)]
     return tokens + [token_id(serial, at) for at in range(len(tokens), len(tokens) + own)]

@@ -188,8 +188,12 @@ class EngineConfig:
         )
 
 
-_ONE, _TWO, _FOUR, _NEAR = LayerGroup(1), LayerGroup(2), LayerGroup(4), LayerGroup(2, 3)
-_STATE, _WIDE = LayerGroup(2, state=True), (_FOUR, LayerGroup(4, state=True))
+_ONE = LayerGroup(1)
+_TWO = LayerGroup(2)
+_FOUR = LayerGroup(4)
+_NEAR = LayerGroup(2, 3)
+_STATE = LayerGroup(2, state=True)
+_WIDE = (_FOUR, LayerGroup(4, state=True))
 _ALONE = LayerGroup(20, state=True)  # without caching a request has one state, whatever its length
 # Tiny on purpose. The names say what is special.
 ENGINE_PRESETS: dict[str, EngineConfig] = {

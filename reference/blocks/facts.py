@@ -1,7 +1,7 @@
-"""Facts of a block-pool engine after a command: what stands in its pool and its tables, what the model ran.
+"""Facts of a block-pool engine after a command: its pool, its block tables, and what the model ran.
 
-Tuples of plain numbers, as they come from a worker. Block 0 is the null block. Requests are called as
-commands call them.
+They are tuples of plain numbers, as a worker sends them. Block 0 is the null block. Requests have the names
+that commands give them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from typing import NamedTuple
 from reference.states import chain as chain
 from reference.states import chained as chained
 
-# for each group the blocks of a request, by index in its sequence
+# For each group the blocks of a request, by index in its sequence.
 Table = tuple[tuple[int, ...], ...]
 
 
 class RequestFact(NamedTuple):
-    """A request that the scheduler knows. status: as the engine calls it; PREEMPTED holds nothing, PAUSED
-    keeps its blocks. computed: its own count, which may run ahead of results. tables: of the cache manager,
-    null blocks included."""
+    """A request that the scheduler knows.
+
+    status: the engine's name of its state; PREEMPTED holds no blocks, PAUSED keeps them.
+    tokens: its text.
+    computed: the request's count of computed tokens, which may run ahead of results.
+    tables: block tables of the cache manager, null blocks included.
+    """
 
     status: str
     tokens: tuple[int, ...]
@@ -27,10 +31,12 @@ class RequestFact(NamedTuple):
 
 
 class StateUse(NamedTuple):
-    """A batch entry's use of its recurrent state in one group. block: the one that it continues from, -1 for
-    an entry that begins a text. found: what stands there, the stamp of each part of a state
-    (`reference.states`), 0 where nothing of this group does. writes: (block, stamp) of each state that it
-    leaves, in the order of its tokens."""
+    """A batch entry's use of its recurrent state in one group.
+
+    block: the block with the state from which it continues, -1 for an entry that begins a text.
+    found: stamp of each part of that state (`reference.states`), 0 for a part that is not of this group.
+    writes: (block, stamp) of each state that it writes, in the order of its tokens.
+    """
 
     group: int
     block: int
@@ -39,9 +45,14 @@ class StateUse(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """A request in a batch that ran. start: the first position that the runner computed; tokens: its
-    inputs, the last `drafts` of them drafts; sampled: what the model gave back, accepted drafts first, none
-    for a chunk of a prompt that goes on. tables: the runner's own. states: one for each recurrent group."""
+    """An entry of a batch that ran.
+
+    start: the first position that the runner computed.
+    tokens: its inputs, the last `drafts` of which are drafts.
+    sampled: tokens that the model returned, accepted drafts first; none for a chunk that is not the last.
+    tables: block tables of the runner.
+    states: the use of recurrent state, one for each recurrent group.
+    """
 
     request: str
     start: int
@@ -61,8 +72,11 @@ class Output(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A hash that a block bears: for which group, and the stamps of those tokens that it is of that lie in
-    this block, from its first slot on. Engines that match parts of blocks have hashes of parts."""
+    """A hash under which the prefix cache finds a block.
+
+    stamps: stamps of the hashed tokens that lie in this block, from its first slot on. Engines that match
+    parts of blocks have hashes of parts.
+    """
 
     block: int
     group: int
@@ -72,8 +86,9 @@ class Published(NamedTuple):
 class ForeignKey(NamedTuple):
     """A key of a request under which the cache finds KV of another source.
 
-    source: of the request; found: of the KV; both in words. block: that has the KV, or chunk: of host
-    memory; the other is -1.
+    source: the source of the request, in words.
+    found: the source of the KV, in words.
+    block, chunk: the block or the chunk of host memory with that KV; the other one is -1.
     """
 
     request: str
@@ -83,14 +98,19 @@ class ForeignKey(NamedTuple):
     chunk: int = -1
 
 
-# group, block, chunk of host memory, index of the block in the chunk
+# (group, block, chunk of host memory, index of the block in the chunk)
 Part = tuple[int, int, int, int]
 
 
 class Transfer(NamedTuple):
-    """A job between blocks and host memory that the scheduler has started and not seen completed. load: from
-    the host, else to it. submitted: to the device; copied: its KV was moved; completed: by the device;
-    stale: from before a reset of host memory, so that the scheduler only waits for its end."""
+    """A transfer between blocks and host memory that the scheduler has started and not seen completed.
+
+    load: from the host; otherwise a store to the host.
+    submitted: it was submitted to the device.
+    copied: its KV was moved.
+    completed: the device has completed it.
+    stale: it was started before a reset of host memory, so that the scheduler only waits for its end.
+    """
 
     job: int
     load: bool
@@ -102,8 +122,11 @@ class Transfer(NamedTuple):
 
 
 class HostKey(NamedTuple):
-    """A chunk that is kept under a hash. stamps: of the tokens that it is of, from the chunk's first slot on.
-    pins: loads that read it, -1 while it is written."""
+    """A chunk of host memory that is kept under a hash.
+
+    stamps: stamps of the hashed tokens, from the chunk's first slot on.
+    pins: number of loads that read it, -1 while it is written.
+    """
 
     chunk: int
     group: int
@@ -112,9 +135,14 @@ class HostKey(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """Host memory. chunks: that were handed out at least once. memory: for each of them, by block, the group
-    that the KV is of (-1: none) and its stamps. records: what the connector keeps for nobody, in words.
-    failed: requests whose load has failed, until the engine is notified."""
+    """Host memory.
+
+    chunks: number of chunks that were handed out at least once.
+    free: free chunks.
+    memory: (group, stamps) of each block of each of these chunks; group -1 for a block without KV.
+    records: records that the connector keeps for no request, in words.
+    failed: requests whose load has failed, until the engine is notified.
+    """
 
     chunks: int
     free: tuple[int, ...]
@@ -128,20 +156,28 @@ class HostFacts(NamedTuple):
 class BlockFacts(NamedTuple):
     """An engine at rest after a command.
 
-    refs: ref count of each block. free: the free queue in its order. memory: for each block the group that
-    last wrote it (-1: none), and the stamps in its slots: of a token each, or of a state and its windows.
-    mapped: for each block that the cache's map names, how often it does. leftovers: requests that tables are
-    kept for and the scheduler does not know.
-    lanes: of a Schedule; outputs: of an Update; reset: whether a ResetCache or NewWeights has
-    forgotten all. steps_in_flight:
-    batches whose results wait; results_due: the oldest are taken next, as nothing more can be scheduled
-    before; in_step: in the very step that has scheduled, so that of what clients do only aborts come before.
-    kept: blocks of requests that are gone, which a step or a transfer in flight still uses, once for each
-    table that named them. host: None without host memory. merges: blocks of equal text are made one, so that
-    two entries of a batch may write the same. unheard: clients are not heard before the next Schedule.
-    released: requests that gave all their blocks back in this command, whatever they have got since.
-    pinned: blocks outside of tables that requests keep for a connector, by request.
-    copies: of a Schedule, (from, to) of blocks that its step copies before it runs.
+    refs: reference count of each block.
+    free: the free queue in its order.
+    memory: for each block the group that last wrote it (-1: none) and the stamps in its slots: one for each
+    token, or those of a state and its windows.
+    published: hashes in the prefix cache.
+    mapped: how often the cache's map names a block, for each block that it names.
+    requests: requests that the scheduler knows, by name.
+    leftovers: requests that have block tables and that the scheduler does not know.
+    lanes: entries of the batch of a Schedule.
+    outputs: answers of an Update.
+    reset: a ResetCache or NewWeights has emptied the cache.
+    steps_in_flight: number of batches whose results were not taken.
+    results_due: the oldest results are taken next, because nothing can be scheduled before.
+    in_step: the results are taken in the step that scheduled them, so that clients can only abort before.
+    kept: blocks of requests that are gone and that a step or a transfer in flight still uses, once for each
+    table that named them.
+    host: host memory, None without it.
+    merges: blocks of equal text are merged, so that two entries of a batch may write the same block.
+    unheard: commands of clients are not handled before the next Schedule.
+    released: requests that gave all their blocks back in this command, even if they have new ones.
+    pinned: (request, block) of blocks outside of tables that requests keep for a connector.
+    copies: (from, to) of blocks that the step of a Schedule copies before it runs.
     foreign_keys: keys of requests under which the cache has KV of another source (reference.sources).
     """
 

@@ -56,7 +56,8 @@ class HostView:
     def rooms(self) -> Iterator[HostUnit]:
         if (host := self.after.host) is None:
             return
-        kept, free = Counter(key.chunk for key in host.keys), Counter(host.free)
+        kept = Counter(key.chunk for key in host.keys)
+        free = Counter(host.free)
         moving = {part[2] for job in host.transfers for part in job.parts}
         for chunk in range(host.chunks):
             owned = "1 hash names it" if kept[chunk] == 1 else f"{kept[chunk]} hashes name it"
@@ -76,7 +77,8 @@ class HostView:
     def _block(self, key: HostKey, index: int, host: HostFacts) -> KeptCopy | None:
         """A block of a chunk; None for one that was left out, as no hit needs its window or state."""
         layers = self.config.groups[key.group]
-        start, (group, slots) = index * layers.block_size, host.memory[key.chunk][index]
+        start = index * layers.block_size
+        group, slots = host.memory[key.chunk][index]
         if group < 0 and (layers.window is not None or layers.state):
             return None
         wanted = key.stamps[start : start + layers.block_size]
@@ -105,7 +107,8 @@ class HostView:
         )
 
     def pins(self) -> Iterator[Count]:
-        host, words = self.after.host, {-1: "being written"}
+        host = self.after.host
+        words = {-1: "being written"}
         if host is None:
             return
         for key in host.keys:
@@ -139,7 +142,8 @@ class HostView:
         assert facts.host is not None and self.after.host is not None
         if job.load:
             return facts.host.memory[chunk][index]
-        layers, (owner, slots) = self.config.groups[group], facts.memory[block]
+        layers = self.config.groups[group]
+        owner, slots = facts.memory[block]
         named = next((len(k.stamps) for k in self.after.host.keys if k.chunk == chunk), None)
         if layers.state:
             return owner, slots[: len(PARTS)]
@@ -150,7 +154,8 @@ class HostView:
             if not job.load or job.completed:
                 continue
             for group, block, _, _ in job.parts:
-                where, named = AtBlock(block), self.entries.get(block, ())
+                where = AtBlock(block)
+                named = self.entries.get(block, ())
                 if len(names := {name for name, _, _ in named}) != 1:
                     who = " and ".join(sorted(names)) or "nobody"
                     want = f"block {block} is held for transfer {job.job} alone"
@@ -187,7 +192,9 @@ def _read_or_written(
 ) -> AtTable | AtBlock | None:
     """Return the place at which a batch entry uses a block: its table, or a block that the table lacks;
     else None. Of recurrent groups it uses the blocks of its states alone."""
-    start, size, row = window_start(layers, lane.start), layers.block_size, lane.tables[group]
+    start = window_start(layers, lane.start)
+    size = layers.block_size
+    row = lane.tables[group]
     end = -(-(lane.start + len(lane.tokens)) // size)
     used = {*row[start // size : end]}
     if layers.state:

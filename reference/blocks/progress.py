@@ -17,7 +17,8 @@ class EngineProgress:
     """States of an engine in one run since a client last got a token, or did something."""
 
     def __init__(self) -> None:
-        self._headway, self._updates = Headway(), 0
+        self._headway = Headway()
+        self._updates = 0
 
     def follow(
         self, command: EngineCommand, facts: BlockFacts, *, waits: bool, idle: bool

@@ -231,7 +231,9 @@ class RequestTexts:
             return
         del bearer.text[-1], bearer.stamps[-1]
         extend(bearer.text, bearer.stamps, turn[0])
-        bearer.idle, bearer.outputs, bearer.max_tokens, bearer.turned = False, 0, turn[1], True
+        bearer.idle = False
+        bearer.outputs, bearer.max_tokens = 0, turn[1]
+        bearer.turned = True
 
     def _lanes(self, facts: BlockFacts) -> list[LaneNote]:
         notes, batch = [], []
@@ -304,7 +306,8 @@ class RequestTexts:
     def _given_out(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:
         """Return the sampled tokens that a client gets, and whether the turn ends with them."""
         for count, token in enumerate(sampled, 1):
-            outputs, length = bearer.outputs + count, len(bearer.text) + count
+            outputs = bearer.outputs + count
+            length = len(bearer.text) + count
             if (
                 token == STOP_TOKEN
                 or outputs >= bearer.max_tokens

@@ -28,7 +28,8 @@ CLAUSES = in_order(REGISTERED, _MODULES)
 
 def about(step: Step) -> tuple[Clause, ...]:
     """The clauses that are about this command, on what there is."""
-    geometry, kind = step.config.geometry, cast(type, type(step.command))
+    geometry = step.config.geometry
+    kind = cast(type, type(step.command))
     return clauses_of(
         kind, step.after.tree is not None, geometry.window is not None, geometry.states > 0,
         geometry.tracks,

@@ -73,7 +73,8 @@ def reads(
     holder: Holder, facts: HolderFacts | None, pool: str, window: int | None
 ) -> tuple[int, tuple[int, ...], tuple[int | None, ...]]:
     """A position, the tokens that a holder must read from there on, and those that it reads."""
-    length, start = min(holder.cursors.kv_committed_len, text_len(holder.text)), 0
+    length = min(holder.cursors.kv_committed_len, text_len(holder.text))
+    start = 0
     if pool == "swa":
         assert window is not None
         protected = min(holder.cursors.cache_protected_len, length - window)

@@ -90,7 +90,8 @@ class Owned(NamedTuple):
     page: int
 
 
-_PLACE, _PAGE = itemgetter(0, 1), itemgetter(2)
+_PLACE = itemgetter(0, 1)
+_PAGE = itemgetter(2)
 
 
 class _Pool(NamedTuple):

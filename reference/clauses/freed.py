@@ -29,14 +29,16 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
 def _check_freed(step: Step, pool: str) -> Failure | None:
     if (found := wrongly_freed(step, pool)) is None:
         return None
-    (holder, owed, freed), size = found, step.config.geometry.page_size
+    holder, owed, freed = found
+    size = step.config.geometry.page_size
     wrong = {*owed} ^ {*freed}
 
     def pages() -> list[AtPage]:
         had = sorted(step.before.pools[pool].owned)
         return [AtPage(pool, o.page) for o in had if o.holder == holder and o.at in wrong]
 
-    kind, tree = f"{POOL[pool]} page", holder.removeprefix("tree ")
+    kind = f"{POOL[pool]} page"
+    tree = holder.removeprefix("tree ")
     whose = f"of the tree at the end of {tree}" if tree != holder else f"of {holder}"
     must = f"the {kind}s {whose} at {span(owed, size)}" if owed else f"no {kind} {whose}"
     return Failure(

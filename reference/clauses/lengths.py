@@ -63,14 +63,16 @@ def _capped(step: Step) -> Failure | None:
     session = step.after.sessions.get(holder)
     if session is None or session.slot is None:
         return None  # SES-2 says so
-    want, request = capped(before, target), step.acted
+    want = capped(before, target)
+    request = step.acted
     if request is not None and request.in_flight:  # the token that a round computes first may count
         first = min(request.settled_len + 1, target, session.slot.kv_committed_len)
         want = want._replace(kv_committed_len=max(want.kv_committed_len, first))
     if session.slot == want:
         return None
     assert request is not None
-    slot, outputs = f"slot of {holder}", target - request.origin
+    slot = f"slot of {holder}"
+    outputs = target - request.origin
     does = "ends the turn" if isinstance(step.command, Finish) else f"queues {request.name} again"
     tokens = f"{counted(request.origin, 'token')} of input, {outputs} of output"
     return failure(
@@ -116,18 +118,22 @@ def _restored(step: Step) -> Failure | None:
     request_after = step.after.requests.get(request.name)
     if slot_after is None or slot_after.slot is None or request_after is None:
         return None  # SES-2 says so
-    got, key = request_after.cursors, request.origin + request.output - 1
+    got = request_after.cursors
+    key = request.origin + request.output - 1
     literal = min(session.slot.kv_committed_len, key)
     want = capped(session.slot, literal)
-    allowed, committed = [want], session.slot.kv_committed_len
+    allowed = [want]
+    committed = session.slot.kv_committed_len
     why = f"the smaller of kv_committed_len {committed} and a key of {key} (the text less its last token)"
     window = step.config.geometry.window
     if window is not None and evicted_below(session.slot) > max(0, literal - window):
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
-        want, why = allowed[-1], f"for the window behind {literal} was evicted"
+        want = allowed[-1]
+        why = f"for the window behind {literal} was evicted"
     elif step.config.geometry.states and session.state != literal:
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
-        want, why = allowed[-1], f"for the recurrent state is the one after {session.state} tokens"
+        want = allowed[-1]
+        why = f"for the recurrent state is the one after {session.state} tokens"
     if got in allowed and slot_after.slot == got:
         return None
     return failure(

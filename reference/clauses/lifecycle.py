@@ -95,7 +95,8 @@ def _close_happens(step: Step) -> Failure | None:
     trigger=lambda s: isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests),
 )
 def _lives(step: Step) -> Failure | None:
-    after, now = step.after, step.now
+    after = step.after
+    now = step.now
     names = {r.name for r in now.requests}
     if names != after.requests.keys():
         return _others(step, "request", "requests", names, after.requests)

@@ -116,7 +116,8 @@ def _keys(new: dict[str, int], facts: Facts, command: Command, bigram: bool) -> 
 def _give_back_behind_windows(locks: dict[str, Locked], facts: Facts, window: int) -> None:
     """A tree with rules of its own may give back the SWA part that its owner's window has left behind."""
     for name, request in facts.requests.items():
-        owner, cursors = request.session or name, request.cursors
+        owner = request.session or name
+        cursors = request.cursors
         if owner in locks and cursors is not None:
             lock = locks[owner]
             if cursors.kv_committed_len - window >= len(lock.key):

@@ -38,7 +38,9 @@ def due(step: Step) -> Report:
         held, uncached = (
             sum(e.amount for e in mine if e.term == term) for term in (HELD, UNCACHED)
         )
-        free, total, tree = len(step.after.free_rows), step.after.rows, {False: 0, True: 0}
+        free = len(step.after.free_rows)
+        total = step.after.rows
+        tree = {False: 0, True: 0}
         if pool != "rows":
             size = step.config.geometry.page_size
             free, total = (
@@ -60,7 +62,8 @@ def due(step: Step) -> Report:
 
 def _entry(step: Step, pool: str, holder: Holder) -> Entry:
     """Return a holder's share: of uncached once a batch lists its request, else of session_held."""
-    size, request = step.config.geometry.page_size, holder.request
+    size = step.config.geometry.page_size
+    request = holder.request
     owned = step.after.pools[pool].owned if pool != "rows" else ()
     amount = sum(o.holder == holder.name for o in owned) * size if pool != "rows" else 1
     if request is not None and request.phase in IN_BATCH:
@@ -75,7 +78,8 @@ def miscounted(step: Step, report: Report, account: Account) -> list[str]:
     Without entries nobody can say whom the system counted, unless it counted nobody: then only what each
     holder should count as is reported.
     """
-    pool, lines = account.pool, []
+    pool = account.pool
+    lines = []
     names = [{h.name, h.request.name if h.request is not None else h.name} for h in step.held]
     known = bool(report.entries) or account.session_held + account.uncached == 0
     known = known and {e.holder for e in report.entries} <= set().union(*names)

@@ -39,7 +39,8 @@ def pages_owed(step: Step) -> dict[str, PagesByHolder]:
 def _freed_of(step: Step, pool: str) -> PagesByHolder:
     before, after = step.before.pools[pool], step.after.pools[pool]
     freed: PagesByHolder = {}
-    free, others = after.free_pages, after.owner_of
+    free = after.free_pages
+    others = after.owner_of
     once = len(before.owner_of) == len(before.owned)
     if once and before.owner_of.items() <= others.items() and free.isdisjoint(others):
         return freed
@@ -75,7 +76,8 @@ def _evicted(step: Step) -> list[tuple[str, Cursors, int]]:
     """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
     evicted = []
     for request in step.was.requests:
-        c, now = request.cursors, step.after.requests.get(request.name)
+        c = request.cursors
+        now = step.after.requests.get(request.name)
         if c is not None and now is not None and now.cursors is not None:
             if now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen:
                 evicted.append((request.holder, c, now.cursors.swa_evicted_seqlen))
@@ -83,7 +85,8 @@ def _evicted(step: Step) -> list[tuple[str, Cursors, int]]:
 
 
 def _owed_of(step: Step, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
-    size, swa = step.config.geometry.page_size, pool == "swa"
+    size = step.config.geometry.page_size
+    swa = pool == "swa"
     owed: dict[str, set[int]] = {}
     if goes is not None:  # from target on, as far as it has pages of its own
         holder, c, target = goes
@@ -105,7 +108,8 @@ def _hand_over(step: Step, pool: str, owed: dict[str, set[int]]) -> None:
     """Add what a row hands to the tree, without pages that the tree did not have: those it takes
     over, each from the first of a batch who has it. What the tree gives up is owed."""
     before, after = step.before.pools[pool], step.after.pools[pool]
-    size, own = step.config.geometry.page_size, before.places
+    size = step.config.geometry.page_size
+    own = before.places
     had, has = before.owned_once, after.owned_once
     taken = {o.holder for o in has - had} if _handed(step) else set()
     for holder, start, end, frontier in _handed(step):

@@ -228,7 +228,7 @@ def _one_owner(step: Step) -> Failure | None:
 
 
 def _where_rows_begin(step: Step, *holders: str) -> list[AtCursor]:
-    """Of a page that a row and the tree have: where the row's own pages begin."""
+    """The places where rows begin to own pages, for a page that rows and the tree have."""
     rows = [name for name in holders if name in step.after.holders]
     if len(rows) == len(holders):
         return []

@@ -73,7 +73,8 @@ def _resumed(step: Step) -> tuple[Request, int] | None:
         return None
     request = step.acted
     assert request is not None
-    session, facts = step.was.session(request.session), step.after.requests.get(request.name)
+    session = step.was.session(request.session)
+    facts = step.after.requests.get(request.name)
     if session is None or session.slot is None or facts is None or facts.cursors is None:
         return None
     at = facts.cursors.kv_committed_len
@@ -81,11 +82,13 @@ def _resumed(step: Step) -> tuple[Request, int] | None:
 
 
 def _resumed_elsewhere(step: Step) -> Failure | None:
-    resumed, states = _resumed(step), step.after.states
+    resumed = _resumed(step)
+    states = step.after.states
     if resumed is None or states is None:
         return None
     request, at = resumed
-    stamps, slot = _stamps(request.text), states.holders.get(request.holder)
+    stamps = _stamps(request.text)
+    slot = states.holders.get(request.holder)
     if slot is not None and states.stamp(slot) == stamp_after(stamps, at):
         return None
     got = "it has no state" if slot is None else f"slot {slot} {seen(states.stamp(slot), stamps)}"
@@ -105,7 +108,8 @@ def _entries(step: Step) -> Iterator[tuple[Request, int, bool]]:
     for name in step.progress:
         request = step.was.request(name)
         assert request is not None and request.cursors is not None
-        start, prefix = request.computed_len, request.cursors.cache_protected_len
+        start = request.computed_len
+        prefix = request.cursors.cache_protected_len
         yield request, start, request.phase is Phase.ADMITTED and start == prefix > 0
 
 
@@ -181,7 +185,8 @@ def _kept(step: Step) -> Failure | None:
     if states is None:
         return None
     for name, length, text in _kept_states(step):
-        stamps, slot = _stamps(text), states.holders.get(name)
+        stamps = _stamps(text)
+        slot = states.holders.get(name)
         if length > len(stamps) or (
             slot is not None and states.stamp(slot) == stamp_after(stamps, length)
         ):
@@ -271,25 +276,23 @@ def _kind(step: Step, name: str) -> str:
     ),
 )
 def _given_back(step: Step) -> Failure | None:
-    before, states = step.before.states, step.after.states
+    before = step.before.states
+    states = step.after.states
     if before is None or states is None:
         return None
     due = state_lens(step.now).keys()
     having = _slots_of(states)
     for name in sorted(having.keys() - due):
         slot = having[name][0]
-        expected, head = (
-            f"{name} has no slot of recurrent state",
-            f"must leave {name} without a slot",
-        )
+        expected = f"{name} has no slot of recurrent state"
+        head = f"must leave {name} without a slot"
         return failure(expected, f"it has slot {slot}", AtState(slot), head=head)
-    free, had = {*states.free}, _slots_of(before)
+    free = {*states.free}
+    had = _slots_of(before)
     for name, slot in [(gone, slot) for gone in sorted(had.keys() - due) for slot in had[gone]]:
         if slot not in free and not states.owners(slot):
-            expected, head = (
-                f"slot {slot} of {name} is given back",
-                f"must give slot {slot} of {name} back",
-            )
+            expected = f"slot {slot} of {name} is given back"
+            head = f"must give slot {slot} of {name} back"
             return failure(expected, "nobody has it, and it is not free", AtState(slot), head=head)
     return None
 
@@ -319,7 +322,8 @@ def _add_up(step: Step) -> Failure | None:
     if states is None:
         return None
     for slot in sorted({*range(1, states.size + 1), *_named_slots(states)}):
-        owners, times = states.owners(slot), list(states.free).count(slot)
+        owners = states.owners(slot)
+        times = list(states.free).count(slot)
         if not 1 <= slot <= states.size:
             odd = f"{' and '.join(owners) or 'the free list'} has slot {slot}"
             return failure(f"slots 1 to {states.size} are handed out", odd, AtState(slot))

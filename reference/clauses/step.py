@@ -137,10 +137,12 @@ class Step:
 
     def _stop(self, session: str, c: Cursors, target: int) -> int:
         """target, or the page boundary at which the system's slot ends, if nothing past R can be resumed."""
-        geometry, after = self.config.geometry, self.after.sessions.get(session)
+        geometry = self.config.geometry
+        after = self.after.sessions.get(session)
         if geometry.window is None or after is None or after.slot is None:
             return target
-        resumed, stop = min(c.kv_committed_len, target), after.slot.kv_allocated_len
+        resumed = min(c.kv_committed_len, target)
+        stop = after.slot.kv_allocated_len
         if evicted_below(c) <= max(0, resumed - geometry.window) or stop % geometry.page_size:
             return target
         return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target
@@ -176,7 +178,8 @@ class Step:
         """Requests that the system has evicted after the forward pass of this extend, which is done, by what
         it says, or that have received SWA KV of the last window alone."""
         assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
-        choices, lanes = self.outcome.choices, self.command.lanes
+        choices = self.outcome.choices
+        lanes = self.command.lanes
         return frozenset(
             [*(c.request for c in choices if c.after), *(n.request for n in lanes if n.tail)]
         )
@@ -197,7 +200,8 @@ class Step:
         """The locks in the system's tree now."""
         if not self.done or self.after.tree is None:
             return self.locked_before
-        command, request = self.command, self.acted
+        command = self.command
+        request = self.acted
         again = None
         if isinstance(command, Admit):
             assert request is not None

@@ -57,7 +57,8 @@ def shrank(step: Step) -> bool:
     trigger=lambda s: s.grew,
 )
 def _shape(step: Step) -> Failure | None:
-    tree, size = tree_of(step), step.config.geometry.page_size
+    tree = tree_of(step)
+    size = step.config.geometry.page_size
     if tree is None:
         return None
     ends = {n.path for n in tree.nodes}
@@ -112,7 +113,8 @@ def _live_or_dead(step: Step) -> Failure | None:
     for node in tree.nodes:
         if not node.live or (all(node.swa_slots) and list(node.swa_slots) == list(node.mapped)):
             continue
-        place, have = AtNode(node.path, "swa"), sum(1 for slot in node.swa_slots if slot)
+        place = AtNode(node.path, "swa")
+        have = sum(1 for slot in node.swa_slots if slot)
         if have < len(node.slots) or len(node.swa_slots) != len(node.slots):
             expected = f"{len(node.slots)} SWA slots at {where(node)}, or none"
             head = f"must leave {where(node)} with SWA KV of all its tokens, or as a tombstone"
@@ -194,7 +196,9 @@ def _inserted_found(step: Step) -> Failure | None:
     if step.after.tree is None or step.tree_policy_is_free:
         return None
     assert step.before.tree is not None
-    known, pages, geometry = step.before.tree.pages, step.after.tree.pages, step.config.geometry
+    known = step.before.tree.pages
+    pages = step.after.tree.pages
+    geometry = step.config.geometry
     for holder, key, brought, goes_on in _inserted(step):
         others = (
             *step.locked_before.values(),
@@ -215,13 +219,15 @@ def _inserted_found(step: Step) -> Failure | None:
         ):
             continue
         for end in ends:
-            page, evicted = pages.get(key[:end]), key[:end] in known and lost(step)
+            page = pages.get(key[:end])
+            evicted = key[:end] in known and lost(step)
             live = page is not None and (
                 page[1] or geometry.window is None or end in dead or evicted
             )
             if not live:  # what was there may be evicted on the way: TREE-11
                 start = end - geometry.page_size
-                where, place = f"[{start}, {end}) of {path_text(key)}", AtTreePage(key[:end], start)
+                where = f"[{start}, {end}) of {path_text(key)}"
+                place = AtTreePage(key[:end], start)
                 if page is None:
                     expected = f"{where} in the tree"
                     return failure(expected, "it is not", place, head=f"must leave {expected}")
@@ -240,11 +246,9 @@ def _inserted_found(step: Step) -> Failure | None:
 def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     """Yield who inserts whole pages into the tree, their tokens, up to where it brings no SWA KV, and
     whether it goes on: then only if it could match all of them again."""
-    size, bigram, command = (
-        step.config.geometry.page_size,
-        step.config.geometry.bigram,
-        step.command,
-    )
+    size = step.config.geometry.page_size
+    bigram = step.config.geometry.bigram
+    command = step.command
     if not step.done:
         return
     if isinstance(command, Insert):
@@ -259,7 +263,8 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
             assert was is not None and was.cursors is not None
-            session, c = step.was.session(was.session), was.cursors
+            session = step.was.session(was.session)
+            c = was.cursors
             later = session is not None and session.slot is not None  # stays outside of the tree
             if not later and was.phase is not Phase.RUNNING:
                 key = tree_key(text_tokens(was.text, c.kv_committed_len + committed), bigram)
@@ -303,11 +308,13 @@ def _whole(key: Key, size: int) -> Key:
     ),
 )
 def _seen_by_the_client(step: Step) -> Failure | None:
-    command, was = step.command, step.acted
+    command = step.command
+    was = step.acted
     if not isinstance(command, Finish) or not step.done or was is None or step.after.tree is None:
         return None
     assert step.before.tree is not None
-    target, known = was.origin + command.finished_len, step.before.tree.pages
+    target = was.origin + command.finished_len
+    known = step.before.tree.pages
     key = tree_key(text_tokens(was.text, target), step.config.geometry.bigram)
     size = step.config.geometry.page_size
     for path in sorted(step.after.tree.pages, key=len):
@@ -349,7 +356,9 @@ def _seen_by_the_client(step: Step) -> Failure | None:
     ),
 )
 def _resumable(step: Step) -> Failure | None:
-    was, window, command = step.acted, step.config.geometry.window, step.command
+    was = step.acted
+    window = step.config.geometry.window
+    command = step.command
     if (
         not isinstance(command, Finish)
         or not step.done
@@ -366,8 +375,10 @@ def _resumable(step: Step) -> Failure | None:
         or not brings_state(step, was, command)
     ):
         return None
-    pages, size = step.after.tree.pages, step.config.geometry.page_size
-    locks, found = [k.key for k in step.locks.values()], []
+    pages = step.after.tree.pages
+    size = step.config.geometry.page_size
+    locks = [k.key for k in step.locks.values()]
+    found = []
     # if all is in the tree, all of it is to be resumed
     for key in _finished_keys(step, was, command):
         first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
@@ -409,7 +420,8 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
     trigger=lambda s: s.grew and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
-    size, window = step.config.geometry.page_size, step.config.geometry.window
+    size = step.config.geometry.page_size
+    window = step.config.geometry.window
     for node in _fresh(step):
         assert window is not None
         need = ceil_page(window, size)
@@ -424,7 +436,8 @@ def _capped(step: Step) -> Failure | None:
 
 def _fresh(step: Step) -> Iterator[NodeFacts]:
     """Live leaves whose tokens were not in the tree."""
-    tree, size = step.after.tree, step.config.geometry.page_size
+    tree = step.after.tree
+    size = step.config.geometry.page_size
     if tree is None or step.config.geometry.window is None or not step.done:
         return
     assert step.before.tree is not None

@@ -98,7 +98,8 @@ def _as_requested(step: Step) -> Failure | None:
         freed = (
             sum(len(p) for h, p in pages_freed(step)[pool].items() if h.startswith("tree ")) * size
         )
-        want, kind = min(requested[pool], could), "SWA" if pool == "swa" else pool
+        want = min(requested[pool], could)
+        kind = "SWA" if pool == "swa" else pool
         if freed < want:
             expected = f"{want} {kind} tokens freed, of {could} that are not locked"
             head = (
@@ -119,7 +120,8 @@ def _states_as_requested(step: Step, command: Evict, reported: Freed | None) -> 
         return None
     assert step.before.tree is not None
     could = sum(node.state is not None and not node.state_locks for node in step.before.tree.nodes)
-    freed, want = len(before.nodes.keys() - after.nodes.keys()), min(command.states, could)
+    freed = len(before.nodes.keys() - after.nodes.keys())
+    want = min(command.states, could)
     if freed < want:
         expected = f"{want} states freed, of {could} that are not locked"
         head = f"frees {freed} states and must free {want}, of {could} that are not locked"
@@ -177,7 +179,8 @@ def _must_shrink(was: Tree, now: Tree) -> bool:
 def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
     """The first node that differs: which should be there, and which is."""
     for path, live in sorted(want ^ got):
-        name, kind = path_text(path), "live" if live else "a tombstone"
+        name = path_text(path)
+        kind = "live" if live else "a tombstone"
         if (path, live) in want:
             others = [is_live for p, is_live in got if p == path]
             other = "not there"

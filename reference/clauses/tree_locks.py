@@ -47,7 +47,8 @@ def _usable(step: Step) -> Failure | None:
         head = f"{hands}: the last token is computed again"
         return failure(expected, f"{length}", AtLock(holder), head=head)
     page = _deciding_page(step, key, length, want)
-    why, window = "", step.config.geometry.window
+    why = ""
+    window = step.config.geometry.window
     if length > want and window is not None:
         why = f", as the next token reads a window of {window} behind it"
     lock = [AtLock(holder)] if length else []
@@ -57,7 +58,8 @@ def _usable(step: Step) -> Failure | None:
 def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreePage]:
     """The last page to be handed out; of a match that is too long the last one without KV."""
     assert step.before.tree is not None
-    size, pages = step.config.geometry.page_size, step.before.tree.pages
+    size = step.config.geometry.page_size
+    pages = step.before.tree.pages
     if length < want:
         return [AtTreePage(key[:want], want - size)]
     ends = page_ends(length, size)
@@ -129,7 +131,8 @@ def _state_kept(step: Step) -> Failure | None:
 def _prefixes(step: Step) -> Failure | None:
     if step.after.tree is None:
         return None
-    pages, size = step.after.tree.pages, step.config.geometry.page_size
+    pages = step.after.tree.pages
+    size = step.config.geometry.page_size
     named = {
         **{name: h.prefix for name, h in step.after.holders.items()},
         **step.after.tree.lock_holders,
@@ -156,9 +159,11 @@ def _prefixes(step: Step) -> Failure | None:
 def usable_length(step: Step, key: Key) -> int:
     """How much of `key` could be handed out before this step: up to the end of a node, or where the key
     leaves the tree, with one window of live SWA KV behind it or no tombstone down to the root."""
-    size, window = step.config.geometry.page_size, step.config.geometry.window
+    size = step.config.geometry.page_size
+    window = step.config.geometry.window
     assert step.before.tree is not None
-    pages, full_only = step.before.tree.pages, getattr(step.command, "full_only", False)
+    pages = step.before.tree.pages
+    full_only = getattr(step.command, "full_only", False)
     needs_state = bool(step.config.geometry.states) and not full_only
     states = {node.path for node in step.before.tree.nodes if node.state is not None}
     best, run, whole = 0, 0, True

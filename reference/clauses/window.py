@@ -47,7 +47,8 @@ def _eviction_bounds(step: Step) -> Failure | None:
     found = evicted_too_far(step)
     if found is None:
         return None
-    (request, length, low, high, got), window = found, step.config.geometry.window
+    request, length, low, high, got = found
+    window = step.config.geometry.window
     assert window is not None
     allowed = f"= {low}" if low == high else f"from {low} to {high}"
     expected = f"{request.name}: swa_evicted_seqlen {allowed}"
@@ -65,7 +66,8 @@ def _eviction_bounds(step: Step) -> Failure | None:
 def evicted_too_far(step: Step) -> tuple[Request, int, int, int, int] | None:
     """(request before, driving length, least and most that swa_evicted_seqlen may be, what it is) of the
     first window eviction out of bounds."""
-    size, window = step.config.geometry.page_size, step.config.geometry.window
+    size = step.config.geometry.page_size
+    window = step.config.geometry.window
     for was, length in window_evictions(step):
         assert was.cursors is not None and window is not None
         low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
@@ -130,7 +132,8 @@ def _window(step: Step) -> Failure | None:
     if window is None:
         return None
     for request in step.now.requests:
-        facts, seen = step.after.requests.get(request.name), step.after.holders.get(request.holder)
+        facts = step.after.requests.get(request.name)
+        seen = step.after.holders.get(request.holder)
         c = request.cursors
         if c is None or facts is None or facts.cursors is None or seen is None:
             continue

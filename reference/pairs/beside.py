@@ -161,7 +161,8 @@ class PairBeside:
     def _note_failed_loads(self, server: str, after: PairFacts) -> None:
         """End the request of a load that fails, where that is the policy."""
         if server == DECODE and self.config.decode.fail_requests:
-            host, bearers = after.decode.host, self.texts[server].bearers
+            host = after.decode.host
+            bearers = self.texts[server].bearers
             if host is not None:
                 for name in host.failed:
                     if name in bearers:

@@ -64,7 +64,10 @@ class PairConfig:
         return min(self.prefill.max_model_len, self.decode.max_model_len) - 1
 
 
-_TWO, _FOUR, _NEAR, _FAR = LayerGroup(2), LayerGroup(4), LayerGroup(2, 3), LayerGroup(2, 5)
+_TWO = LayerGroup(2)
+_FOUR = LayerGroup(4)
+_NEAR = LayerGroup(2, 3)
+_FAR = LayerGroup(2, 5)
 
 
 def _pair(prefill: EngineConfig, decode: EngineConfig | None = None, **how: bool) -> PairConfig:

@@ -31,7 +31,8 @@ class PairProgress:
     def __init__(self) -> None:
         self.standstill: Standstill | None = None
         self.in_time: Standstill | None = None
-        self._with_clock, self._without = Headway(), Headway()
+        self._with_clock = Headway()
+        self._without = Headway()
         self._done: Counter[Hashable] = Counter()
 
     def follow(

@@ -65,7 +65,10 @@ def allocate(
         )
         for r, end in grown
     ]
-    pages, swa, rows, states = 0, 0, 0, checkpoints
+    pages = 0
+    swa = 0
+    rows = 0
+    states = checkpoints
     for (request, allocated), (before, _) in zip(evicted, grown):
         state = state if request is before else state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)

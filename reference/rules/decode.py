@@ -98,7 +98,8 @@ def launch(state: State, command: Launch, context: RuleContext) -> State:
 def settle(state: State, command: Settle, _: RuleContext) -> State:
     request = known_request(state, command.request)
     require(request.in_flight, Reason.WRONG_PHASE)
-    (oldest, *others), cursors = request.in_flight, cursors_of(request)
+    oldest, *others = request.in_flight
+    cursors = cursors_of(request)
     committed = cursors.kv_committed_len - oldest.claimed + oldest.accept
     return state.with_request(
         request._replace(
@@ -151,7 +152,9 @@ def _round(
     moved = {}
     for (request, allocated), lane in zip(grown, lanes):
         committed, _, evicted, protected = cursors_of(request)
-        output, in_flight, gain = request.output, request.in_flight, lane.accept
+        output = request.output
+        in_flight = request.in_flight
+        gain = lane.accept
         if late:
             gain = _claimed(request, lane.allocate, context)
             in_flight = (*in_flight, Round(lane.allocate, lane.accept, gain))
@@ -168,7 +171,8 @@ def _round(
 
 def _claimed(request: Request, allocate: int, context: RuleContext) -> int:
     """How much of a round in flight counts as committed: all that it allocates, or what the system chose."""
-    choice, before = context.choices.get(request.name), cursors_of(request).kv_committed_len
+    choice = context.choices.get(request.name)
+    before = cursors_of(request).kv_committed_len
     if choice is None or choice.kv_committed_len is None:
         return allocate
     if not before <= choice.kv_committed_len <= before + allocate:

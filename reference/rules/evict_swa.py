@@ -41,7 +41,8 @@ def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
 def evicted(state: State, request: Request, length: int, chosen: int | None) -> Request:
     """The request after a window eviction with `length`; `chosen` is where the system stopped."""
     geometry = state.config.geometry
-    window, page_size = geometry.window, geometry.page_size
+    window = geometry.window
+    page_size = geometry.page_size
     if window is None:
         raise ChoiceNotAllowed(f"{request.name}: evicted without an SWA pool")
     before = cursors_of(request)
@@ -71,7 +72,8 @@ def own_eviction(
 ) -> Request:
     """A server may evict inside an allocation, driven with the length committed before it; inside a prefill
     `after` the forward pass instead, driven with the length committed then."""
-    choice, cursors = context.choices.get(request.name), cursors_of(request)
+    choice = context.choices.get(request.name)
+    cursors = cursors_of(request)
     if choice is None or choice.swa_evicted_seqlen in (None, cursors.swa_evicted_seqlen):
         return request
     if choice.after is not after:

@@ -63,10 +63,8 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     require(not tails or state.config.geometry.window is not None, Reason.NO_SWA)
     grown: Grown = []
     for request, lane in zip(requests, command.lanes):
-        length, runs = (
-            cursors_of(request).kv_committed_len + lane.tokens,
-            request.phase is Phase.RUNNING,
-        )
+        length = cursors_of(request).kv_committed_len + lane.tokens
+        runs = request.phase is Phase.RUNNING
         require(length <= request.origin + request.output, Reason.BAD_LENGTH)
         grown.append((request, max(length, cursors_of(request).kv_allocated_len * runs)))
     for request in requests:

@@ -56,7 +56,8 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
     target = request.origin + command.finished_len
     faithful = target >= request.evicted and command.finished_len > request.processed_outputs[0]
     require(faithful or state.config.mode is Mode.FREE, Reason.UNFAITHFUL)
-    state, cursors = state.without_request(request.name), cursors_of(request)
+    state = state.without_request(request.name)
+    cursors = cursors_of(request)
     session = state.session(request.session)
     if session is not None:
         slot = cut_of_turn(state, request, target, context)
@@ -75,7 +76,8 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
 
 def cut_of_turn(state: State, request: Request, target: int, context: RuleContext) -> Cursors:
     """Return the cursors that the slot keeps for a turn that ends, or is retracted, at `target`."""
-    before, choice = cursors_of(request), context.choices.get(request.name)
+    before = cursors_of(request)
+    choice = context.choices.get(request.name)
     if choice is not None and choice.kv_committed_len not in (
         None,
         min(before.kv_committed_len, target),
@@ -85,7 +87,8 @@ def cut_of_turn(state: State, request: Request, target: int, context: RuleContex
                 f"{request.name}: kv_committed_len {choice.kv_committed_len} after a cut at {target}"
             )
         before = before._replace(kv_committed_len=target)  # with the first token of the round
-    kept, chosen = cut(before, target), None if choice is None else choice.kv_allocated_len
+    kept = cut(before, target)
+    chosen = None if choice is None else choice.kv_allocated_len
     if chosen is None or chosen == kept.kv_allocated_len:
         return kept
     geometry = state.config.geometry

@@ -77,7 +77,8 @@ def submit(state: State, command: Submit, _: RuleContext) -> State:
     origin = text_len(history) + new
     require(origin <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
     counted = state.serial + 1
-    serial, text = text_serial(command.answers, counted), extended(history, command.prompt)
+    serial = text_serial(command.answers, counted)
+    text = extended(history, command.prompt)
     state = state._replace(serial=counted).with_request(
         Request(command.request, command.session, serial, text, origin)
     )

@@ -96,15 +96,18 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
     ),
 )
 def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
-    request, geometry = state.request(command.holder), state.config.geometry
+    request = state.request(command.holder)
+    geometry = state.config.geometry
     require(request is not None or command.holder in lock_holders(state), Reason.UNKNOWN_REQUEST)
     require(request is None or request.phase in IN_BATCH, Reason.WRONG_PHASE)
     require(geometry.window is not None, Reason.NO_SWA)
     require(state.tree is not None, Reason.NO_TREE)
     assert state.tree is not None and geometry.window is not None
-    tree, holder = state.tree, command.holder
+    tree = state.tree
+    holder = command.holder
     if request is not None:
-        length, holder = request.settled_len, request.holder
+        length = request.settled_len
+        holder = request.holder
         require(
             length - geometry.window >= cursors_of(request).cache_protected_len, Reason.BAD_LENGTH
         )
@@ -171,7 +174,8 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
     locked = lock_holders(state).get(command.holder)
     require(locked is not None or not is_taken(state, command.holder), Reason.REQUEST_EXISTS)
     geometry = state.config.geometry
-    key, length = key_of(command.prompt, geometry.bigram), prompt_len(command.prompt)
+    key = key_of(command.prompt, geometry.bigram)
+    length = prompt_len(command.prompt)
     prefix = len(locked or ())
     require(key[:prefix] == (locked or ()), Reason.SHRINKING_PREFIX)
     require(command.evicted == 0 or geometry.window is not None, Reason.NO_SWA)

@@ -83,7 +83,8 @@ class TierConfig:
             "host_pages",
             *(("swa_pages", "host_swa_pages") if self.window else ()),
         ):
-            most, pages = MAX_SLOTS // self.page_size, getattr(self, name)
+            most = MAX_SLOTS // self.page_size
+            pages = getattr(self, name)
             least = 0 if self.decode == "radix" and name.startswith("host") else 1
             if not least <= pages <= (most if least else 0):
                 raise GeometryError(
@@ -93,7 +94,8 @@ class TierConfig:
     @property
     def pools(self) -> tuple[str, ...]:
         """Pools that exist: "full", "swa" where there is a window, "state" where there are states."""
-        swa, state = ("swa",) * (self.window is not None), ("state",) * bool(self.states)
+        swa = ("swa",) * (self.window is not None)
+        state = ("state",) * bool(self.states)
         return ("full", *swa, *state)
 
     def pages(self, pool: str) -> int:

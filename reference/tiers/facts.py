@@ -6,6 +6,7 @@ which they came up; 0 is the root.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple
 
 Slots = dict[str, tuple[int, ...]]  # by pool
@@ -91,10 +92,13 @@ class TierUser(NamedTuple):
 class TierOperation(NamedTuple):
     """An operation of the storage that is not over: a prefetch, or a backup.
 
-    job: its number, among transfers. back: from the host to the storage. name: the request that asked for it.
-    state: what it waits for, such as "to be read"; GONE where only a record is left of it. slots: host slots
-    that it has, by pool; moving: those that a call of the backend has still to read (of a backup all that it
-    has not read) or to write.
+    job: its number, among transfers.
+    back: from the host to the storage.
+    name: the request that asked for it.
+    state: what it waits for, such as "to be read"; RECORD_ONLY where only a record is left of it.
+    slots: host slots that it has, by pool.
+    moving: host slots that a call of the backend has still to read (of a backup all that it has not read) or
+    to write, by pool.
     """
 
     job: int
@@ -110,7 +114,45 @@ class TierOperation(NamedTuple):
         return f"backup {self.job}" if self.back else f"prefetch {self.job} of {self.name}"
 
 
-GONE, NOWHERE, IDLE, OVER, BUSY, HOLDS = "gone", "nowhere", "idle", "over", "busy", "holds"
+RECORD_ONLY = "gone"  # the state of an operation of which only a record is left
+
+
+class TierRequestState(StrEnum):
+    """The state of a request of a server that only decodes, or of another owner of slots."""
+
+    WAITS = "waits"
+    """It waits for its prefill server."""
+    GREETED = "greeted"
+    """Its prefill server has answered, so it may take slots."""
+    RECEIVES = "receives"
+    RECEIVED = "received"
+    FAILS = "fails"
+    """Its transfer has failed."""
+    HELD = "held"
+    """It was given up, and its slots are kept."""
+    RUNS = "runs"
+    RETRACTED = "retracted"
+    NOWHERE = "nowhere"
+    """It is in no queue."""
+    GONE = "gone"
+    """Only its transfer is left."""
+    IDLE = "idle"
+    """A session on which no turn runs."""
+    OVER = "over"
+    """A session that was closed and has no turn."""
+    BUSY = "busy"
+    """A session that waits for a turn that is gone."""
+    HOLDS = "holds"
+    """A lock holder with a slot for its recurrent state, of any server."""
+
+
+# States of owners that are no requests.
+_NOT_REQUESTS = (
+    TierRequestState.IDLE,
+    TierRequestState.OVER,
+    TierRequestState.BUSY,
+    TierRequestState.HOLDS,
+)
 
 
 class TierPage(NamedTuple):
@@ -125,19 +167,17 @@ class TierPage(NamedTuple):
 
 
 class TierRequest(NamedTuple):
-    """A request of a server that only decodes, or who else has slots of its own.
+    """A request of a server that only decodes, or another owner of slots.
 
-    state: "waits", "greeted" when it may take slots, "receives", "received", "fails" when its transfer has,
-    "held" when it was given up and its slots are kept, "runs", "retracted", NOWHERE in no queue; GONE where
-    the transfer alone is left. Of a session, for what it keeps while no turn runs on it: IDLE; OVER when it
-    was closed and has no turn; BUSY when it waits for a turn that is gone. HOLDS: of any server, a lock
-    holder with a slot for its recurrent state. row, first: its row, and the slot of its first token; -1 for
-    none. slots: of the device that are its own, by pool; kept: host slots of its KV while it is retracted.
-    writing: device slots that the prefill server has still to write.
+    row: its row; -1 for none.
+    first: the slot of its first token; -1 for none.
+    slots: its own device slots, by pool.
+    kept: host slots of its KV while it is retracted, by pool.
+    writing: device slots that the prefill server has still to write, by pool.
     """
 
     name: str
-    state: str
+    state: TierRequestState
     row: int
     first: int
     slots: Slots
@@ -195,5 +235,5 @@ class TierFacts(NamedTuple):
         """A transfer of the present cache is not acknowledged, an operation of the storage is not over, or a
         request is there."""
         moving = any(not transfer.stale for transfer in self.transfers)
-        there = any(request.state not in (IDLE, OVER, BUSY, HOLDS) for request in self.requests)
+        there = any(request.state not in _NOT_REQUESTS for request in self.requests)
         return moving or bool(self.operations) or there

@@ -90,8 +90,10 @@ class LockRanges:
     def follow(self, facts: TierFacts) -> list[LockRange]:
         """The ranges of the users that there are now."""
         nodes = {node.node: node for node in facts.nodes}
-        known, self.ranges = self.ranges, {}
-        were, self._nodes = self._nodes, nodes
+        known = self.ranges
+        self.ranges = {}
+        were = self._nodes
+        self._nodes = nodes
         for user in facts.users:
             key = user.lock, user.host
             was = known.get(key)

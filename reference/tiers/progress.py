@@ -6,13 +6,20 @@ from collections.abc import Collection, Hashable, Iterator
 
 from reference.headway import Headway, Standstill
 from reference.tiers.commands import Arrive, Complete, Copy, Greet, Poll, Send, TierCommand
-from reference.tiers.facts import BUSY, IDLE, TierFacts
+from reference.tiers.facts import TierFacts, TierRequestState
 
 # What the server, its copy engine and the prefill servers do. With any other command somebody gets a token,
 # or gives up.
 _BY_ITSELF = Poll, Send, Copy, Complete, Greet, Arrive
 # States of requests that have no answer.
-WAITING = ("waits", "greeted", "receives", "received", "fails", "retracted")
+WAITING = (
+    TierRequestState.WAITS,
+    TierRequestState.GREETED,
+    TierRequestState.RECEIVES,
+    TierRequestState.RECEIVED,
+    TierRequestState.FAILS,
+    TierRequestState.RETRACTED,
+)
 
 
 class DecodeProgress:
@@ -38,7 +45,8 @@ class DecodeProgress:
             return None
         # a session whose own next turn waits cannot go away
         waiting = {f"session {each.name}" for each in facts.requests if each.state in WAITING}
-        idle = {each.name for each in facts.requests if each.state in (IDLE, BUSY)}
+        sessions = (TierRequestState.IDLE, TierRequestState.BUSY)
+        idle = {each.name for each in facts.requests if each.state in sessions}
         between_turns = bool(idle - waiting)
         return self._headway.in_state(
             state_of(facts), _due(facts, greeted, arrived), runs=False, counts=not between_turns
@@ -51,9 +59,10 @@ def _due(
     """Yield the pending work of the copy engine, of prefill servers and of clients."""
     yield from (("transfer", job.job) for job in facts.transfers if job.sent and not job.completed)
     for request in facts.requests:
-        unheard = request.state == "waits" and request.name not in greeted
-        unsent = request.state == "receives" and request.name not in arrived
-        if request.writing or unheard or unsent or request.state in ("runs", "held"):
+        unheard = request.state == TierRequestState.WAITS and request.name not in greeted
+        unsent = request.state == TierRequestState.RECEIVES and request.name not in arrived
+        has_work = request.state in (TierRequestState.RUNS, TierRequestState.HELD)
+        if request.writing or unheard or unsent or has_work:
             yield "request", request.name
 
 

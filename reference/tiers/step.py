@@ -13,14 +13,12 @@ from reference.remembered import remembered
 from reference.tiers.commands import ResetCache, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    BUSY,
-    GONE,
-    NOWHERE,
-    OVER,
+    RECORD_ONLY,
     Slots,
     TierFacts,
     TierNode,
     TierPart,
+    TierRequestState,
     TierTransfer,
 )
 from reference.states import chained
@@ -112,7 +110,7 @@ class TierStep:
         return found
 
     def who_has(self, slot: Slot) -> list[str]:
-        """Of the device, in words."""
+        """The owners of a device slot, in words."""
         names = [f"node {node}" for node in self.owners.get(slot, ())]
         names += [self.after.requests[at].name for at in self.holders.get(slot, ())]
         return names + ["the free list"] * self.free[slot]
@@ -123,7 +121,7 @@ class TierStep:
         return owners + self.free.get(slot, 0) > 1
 
     def had_by(self, slot: Slot) -> str:
-        """The same, as an observation."""
+        """The owners of a device slot, as the observation of a failure."""
         names = self.who_has(slot)
         return f"{' and '.join(names) or 'nobody'} {'have' if len(names) > 1 else 'has'} it"
 
@@ -167,7 +165,8 @@ class TierStep:
     @remembered
     def reached(self) -> frozenset[str]:
         """Clauses of a second tier that could break at this step."""
-        after, users = self.after, any(user.node for user in self.after.users)
+        after = self.after
+        users = any(user.node for user in self.after.users)
         copying = any(not job.copied for job in after.transfers)
         found = {
             "HOST-1": any(any(node.host.values()) for node in after.nodes),
@@ -185,11 +184,13 @@ class TierStep:
         for pool in self.config.pools:
             for at in range(self.config.host_slots(pool)):
                 slot = True, pool, at
-                nodes, others = len(self.owners.get(slot, ())), self.held_back.get(slot, ())
+                nodes = len(self.owners.get(slot, ()))
+                others = self.held_back.get(slot, ())
                 owned = _having(nodes)
                 for other in others:
                     owned += f", {other} has it"
-                owners, free = nodes + len(others), self.free.get(slot, 0)
+                owners = nodes + len(others)
+                free = self.free.get(slot, 0)
                 yield HostUnit(called(slot), at_slot(slot), owners, free, False, owned)
 
     def copies(self) -> Iterator[KeptCopy]:
@@ -210,7 +211,9 @@ class TierStep:
         return found
 
     def _copy(self, node: TierNode, host: bool, pool: str, own: tuple[int, ...]) -> KeptCopy:
-        where, unwritten, stamps = (host, pool), self.unwritten, node.stamps
+        where = (host, pool)
+        unwritten = self.unwritten
+        stamps = node.stamps
         if pool == "state":
             stamps = tuple(chained(self.texts[node.node])[-1:])
         memory = (self.after.host_memory if host else self.after.memory)[pool]
@@ -223,11 +226,14 @@ class TierStep:
             f"the {pool} KV of node {node.node} on the {tier} is that of its"
             f" {counted(len(stamps), 'token')}"
         )
-        place, another = "position", "KV of another token"
+        place = "position"
+        another = "KV of another token"
         first = node.start
         if pool == "state":
             holds = f"the state of node {node.node} on the {tier} is that after token {node.end}"
-            place, first, another = "the state after token", node.end, "another state"
+            place = "the state after token"
+            first = node.end
+            another = "another state"
         return KeptCopy(
             holds,
             stamps,
@@ -253,7 +259,8 @@ class TierStep:
                         yield Count(kv, at, want, seen)
 
     def _harmless(self, node: TierNode, host: bool, pool: str, got: int) -> bool:
-        """Of full KV on the host a lock counts what is there, unless KV is copied back only when evicted."""
+        """Whether a lock may count nothing on a node: it counts full KV only where the host has it, unless
+        the policy is write_back."""
         back = self.config.policy == "write_back"
         return host and pool == "full" and not got and not node.host[pool] and not back
 
@@ -293,7 +300,8 @@ class TierStep:
             if operation.back:
                 continue
             for slot in host_slots(operation.moving):
-                nodes, others = self.owners.get(slot, []), self.held_back.get(slot, [])
+                nodes = self.owners.get(slot, [])
+                others = self.held_back.get(slot, [])
                 if self.free[slot] or nodes or others != [operation.called]:
                     names = [*(f"node {node}" for node in nodes), *others]
                     got = (
@@ -325,7 +333,8 @@ class TierStep:
 
     def _lost(self) -> Iterator[Failure]:
         """Yield what nobody owns on a server that only decodes: rows, slots of first tokens, device slots."""
-        after, config = self.after, self.config
+        after = self.after
+        config = self.config
         for what, size, free, own in (
             ("row", config.rows, after.free_rows, [r.row for r in after.requests]),
             (
@@ -344,15 +353,15 @@ class TierStep:
                 want = f"each {what} of {size} is free or of one request"
                 yield failure(want, f"{size - len(owners)} are lost", AtCount("server", what, size))
         for request in after.requests:
-            if request.state == NOWHERE:
+            if request.state == TierRequestState.NOWHERE:
                 at = AtCount(request.name, "state")
                 yield failure(f"{request.name} is in a queue, or runs", "it is in none", at)
-            if request.state == BUSY:
+            if request.state == TierRequestState.BUSY:
                 at = AtCount(request.name, "state")
                 yield failure(
                     f"{request.name} is free for a turn", "it waits for one that is gone", at
                 )
-            if request.state == OVER:
+            if request.state == TierRequestState.OVER:
                 at = AtCount(request.name, "state")
                 yield failure(f"{request.name} was closed, and keeps nothing", "it keeps KV", at)
         yield from self._nobodys(config.pools)
@@ -376,7 +385,7 @@ class TierStep:
                 at = AtCount(name, "record")
                 yield failure(f"no record of {name}, which waits no more", "there is one", at)
         for operation in self.after.operations:
-            if operation.state == GONE:
+            if operation.state == RECORD_ONLY:
                 expected = f"{operation.called} is in flight, for it has a record"
                 yield failure(expected, "it is not", AtTransfer(operation.job))
         if self.after.in_flight:
@@ -440,6 +449,6 @@ def called(slot: Slot) -> str:
 
 @cache
 def at_slot(slot: Slot) -> AtSlot:
-    """The same, as the place of a failure."""
+    """A slot as the place of a failure."""
     host, pool, number = slot
     return AtSlot(pool, number, host)

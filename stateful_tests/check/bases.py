@@ -13,7 +13,8 @@ from impl.system_spec import ENGINES, system_spec
 
 Lines = Set[bytes]
 # A tree between two releases has so much of what one of them has and the other has not.
-BETWEEN_SHARE, BETWEEN_LINES = 0.05, 10
+BETWEEN_SHARE = 0.05
+BETWEEN_LINES = 10
 
 
 class BaseKind(StrEnum):
@@ -61,7 +62,8 @@ def root_of(system: AnySystem) -> Path | None:
 
 def lines_of(system: AnySystem) -> Lines | None:
     """The lines of a system's driven files; None of one that is not files of an engine."""
-    spec, root = system_spec(system), root_of(system)
+    spec = system_spec(system)
+    root = root_of(system)
     if spec.engine not in ENGINES:
         return None
     if spec.version in nearest.read(spec.engine).releases:
@@ -71,7 +73,8 @@ def lines_of(system: AnySystem) -> Lines | None:
 
 def lines_between(system: AnySystem, other: AnySystem) -> int | None:
     """How many lines of the driven files differ; None where one of the systems has no such files."""
-    lines, others = lines_of(system), lines_of(other)
+    lines = lines_of(system)
+    others = lines_of(other)
     return None if lines is None or others is None else nearest.lines_apart(lines, others)
 
 

@@ -67,7 +67,8 @@ def run(
     An interrupt ends the check with what was found until then. Raises UnusableImplementation when no
     configuration fits.
     """
-    asked, plan = plan, for_system(plan, system)
+    asked = plan
+    plan = for_system(plan, system)
     work: Callable[[RunBatch], Driven] = partial(drive, system, plan)
     if named is None:
         executor = SERIAL

@@ -115,7 +115,8 @@ def _room_for_texts(system: AnySystem, trace: Trace) -> Trace:
 def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
     """No session goes on with a turn that leaves no room for an output in max_model_len."""
     del system
-    kept, length = [], Counter[str]()
+    kept = []
+    length = Counter[str]()
     for command in trace.commands:
         if isinstance(command, Add | More):
             sent = command.tokens + sum(piece.tokens for piece in command.prompt)

@@ -52,7 +52,7 @@ class Changes(NamedTuple):
         return text + (f"; kvspec does not load {named(self.ignored, 2)}" if self.ignored else "")
 
     def also_called(self, functions: Collection[Function]) -> Changes:
-        """The same, where other runs call these."""
+        """The changes, with `functions` counted as called, for other runs call them."""
         found = dict.fromkeys((each for each in self.missed if each in functions), 0)
         missed = tuple(each for each in self.missed if each not in functions)
         return self._replace(called=self.called | found, missed=missed)

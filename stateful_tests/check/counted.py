@@ -88,11 +88,13 @@ class Counted:
         result.commands_by_kind = dict(self.kinds.most_common())
         result.carried_out = dict(self.carried_out.most_common())
         result.situations = dict(sorted(self.situations.items()))
-        result.required, result.unfit = self._required(system, plan, configs), self.unfit
+        result.required = self._required(system, plan, configs)
+        result.unfit = self.unfit
         result.never_done = self._never_done(can, plan, configs)
         result.unanswered = self.unanswered
         for kind, declined in self.declined.items():
-            refusing, once = len(declined.runs), kind in self.carried_out
+            refusing = len(declined.runs)
+            once = kind in self.carried_out
             if refusing >= NO_MORE and (not once or self._no_more(kind, refusing)):
                 result.declined[declined.name] = declined.since if once else 0
         came_up = [clause for clause, tally in result.tallies.items() if tally.reached]
@@ -116,7 +118,8 @@ class Counted:
         them."""
         of = [config for config in configs if config.machine == CORPUS]
         lines = (line for config in of for line in lines_of(system, plan, config.mode))
-        met, unfit = self.situations.keys(), self.unfit.keys()
+        met = self.situations.keys()
+        unfit = self.unfit.keys()
         return tuple(sorted({
             line.situation for line in lines
             if line.origin != FIXTURE

@@ -156,7 +156,8 @@ class Driven:
         self.kinds[kind] += 1
 
 
-HANG, HANGS = "hang:", 2
+HANG = "hang:"
+HANGS = 2
 # Commands more than a run had: a run that has not ended by then never will. Chunks of two tokens, one request
 # at a time, take some 700 of them.
 LAST = 1_000
@@ -170,7 +171,8 @@ def broken(found: tuple[Violation, Trace]) -> str:
 
 def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
     """A few runs on a system."""
-    driven, began = Driven(new_tallies(system.capabilities)), time.monotonic()
+    driven = Driven(new_tallies(system.capabilities))
+    began = time.monotonic()
     machines: dict[str, Any] = {**dict.fromkeys(_DRAWS, _judged_example), CORPUS: _line}
     for example in batch.examples:
         machines.get(batch.config.machine, _example)(system, plan, batch.config, example, driven)
@@ -184,7 +186,7 @@ def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
 
 
 def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
-    """The same on a system of this process."""
+    """Drive a batch of runs on a system of this process, given by its name."""
     return drive(_system(named), plan, batch)
 
 
@@ -224,9 +226,11 @@ class StartedRun(NamedTuple):
 
 def start_run(system: AnySystem, plan: Plan, config: Configuration, example: int) -> StartedRun:
     """A run by its number."""
-    machine, seed = config.machine, f"{plan.seed}/{config.preset}/{config.mode}/{example}"
+    machine = config.machine
+    seed = f"{plan.seed}/{config.preset}/{config.mode}/{example}"
     source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
-    profile, geometry = draw_profile(source, system.capabilities, machine), config.sizes
+    profile = draw_profile(source, system.capabilities, machine)
+    geometry = config.sizes
     assert isinstance(geometry, Geometry)
     if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
         with suppress(UnusableImplementation):
@@ -253,7 +257,8 @@ def _line(system: AnySystem, plan: Plan, config: Configuration, example: int, dr
         check_fits(system, line.geometry, line.commands)
         lockstep = _begun(system, line.geometry, config, driven)
         done: list[AnyCommand] = []
-        can, offered = system.capabilities, line.commands
+        can = system.capabilities
+        offered = line.commands
         if can.system_kind.schedules:
             offered = tuple(filter(can.offers, offered))
         _carry_out(lockstep, offered, done, driven)
@@ -410,8 +415,10 @@ def _judged_example(
     system: AnySystem, plan: Plan, config: Configuration, example: int, driven: Driven
 ) -> None:
     source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
-    draws, done = _DRAWS[config.machine], list[AnyCommand]()
-    profile, sizes = draws.profile(source, system.capabilities), config.sizes
+    draws = _DRAWS[config.machine]
+    done = list[AnyCommand]()
+    profile = draws.profile(source, system.capabilities)
+    sizes = config.sizes
     assert sizes is not None
     drawn = draws.sizes(source, sizes) if example % 4 == 3 else sizes
     try:
@@ -420,7 +427,8 @@ def _judged_example(
         raise
     except UnusableImplementation:  # a release need not take every configuration
         lockstep = _begun(system, sizes, config, driven)
-    beside, steps = draws.beside(lockstep), plan.steps * (8 if example % 32 == 8 else 1)
+    beside = draws.beside(lockstep)
+    steps = plan.steps * (8 if example % 32 == 8 else 1)
 
     def proposed() -> Iterator[AnyCommand]:
         for _ in range(steps):

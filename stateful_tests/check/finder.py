@@ -1,7 +1,8 @@
 """Findings: each clause that a system violates, with its smallest trace.
 
-A violation that a known fault explains is counted, neither shrunk nor a finding. Beside a base a finding has
-the best standing that any violation of its clause has had: what is NEW has a witness, and shrinking keeps it.
+A violation that a known fault explains is counted; it is neither shrunk nor a finding. With a base, a finding
+has the best standing of all violations of its clause. A NEW finding has a witness, a trace on which the base
+conforms, and shrinking keeps that.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from stateful_tests.lockstep.results import Row, Run, Trace, Violation
 from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise
 from stateful_tests.shrink.passes import BUDGET
 
-# is given the traces of all violated clauses, as they are now, and what the base says of those that were
-# compared with one
+# Called with the current trace of each finding, by name, and what the base says of those that were compared
+# with one.
 Found = Callable[[dict[str, Trace], dict[str, Standing]], None]
 
 NOT_REPLAYED = "no replay came to this command"
 FLAKY = "(not in every replay: the system is not deterministic, or keeps something over reset)"
-_SHORT = 8  # commands that fit a screen: a longer trace is worth another try
-_RETRIES = 4
-_REPLAYS = 3  # that must all show a violation
-# Candidates for a clause that another one's trace shows already: it came up at the same step.
+_SHORT = 8  # commands that fit on a screen; a longer trace is shrunk again from another violation
+_RETRIES = 4  # such attempts for one clause
+_REPLAYS = 3  # replays that must all show a violation
+# Candidates for shrinking a clause whose violation already has a small trace of another clause.
 _BESIDE_BUDGET = 200
-# Of one clause: traces that need different things, violations in which another is looked for, and candidates.
-MAX_TRACES_PER_CLAUSE, MAX_ALTERNATIVE_SEARCHES, ALTERNATIVE_SHRINK_BUDGET = 3, 12, 300
-
+MAX_TRACES_PER_CLAUSE = 3  # traces of one clause that have different causes
+MAX_ALTERNATIVE_SEARCHES = 12  # violations of one clause that are searched for another cause
+ALTERNATIVE_SHRINK_BUDGET = 300  # candidates for shrinking a trace of another cause
 
 # Clauses that say of KV that it is not what a request reads, or will read, there: a wrong answer that nobody
 # notices. In a report they lead, and what else violates at the same step is folded into them.
@@ -56,21 +57,33 @@ _NO_BASE = Compared(Standing.NEW)
 
 @dataclass(slots=True)
 class _Caught:
-    """Violations of one clause so far; without: of those that need none of this."""
+    """The violations of one clause, or of one cause of it, so far.
+
+    trace: the smallest trace.
+    first: the trace as it was found.
+    times: number of violations.
+    after_s, after_commands: time (s) and commands until the first violation.
+    compared: what the base shows on the trace.
+    retries: attempts to get a smaller trace from another violation.
+    number: number of the trace among those of its clause, from 1.
+    without: what the traces of other causes need and this one does not.
+    needs: what this trace needs; None before it is determined.
+    is_compared: the base was driven through the trace.
+    """
 
     trace: Trace
-    first: Trace  # as it was found
+    first: Trace
     violation: Violation
     modes: set[Mode]
     times: int
     after_s: float
     after_commands: int
-    compared: Compared = _NO_BASE  # what the base says of this trace
+    compared: Compared = _NO_BASE
     retries: int = 0
-    number: int = 1  # of the traces of its clause
+    number: int = 1
     without: Needs = ()
-    needs: Needs | None = None  # of the trace, once determined
-    is_compared: bool = False  # with the base
+    needs: Needs | None = None
+    is_compared: bool = False
 
     @property
     def stands(self) -> Standing:
@@ -78,22 +91,25 @@ class _Caught:
 
     @property
     def is_new(self) -> bool:
-        """It has a witness, or no base can say that it has none."""
-        return self.stands is Standing.NEW or (
-            self.stands is Standing.UNTOLD and self.compared.undriven
-        )
+        """Whether the finding has a witness, or no base can be driven to find one."""
+        if self.stands is Standing.UNTOLD:
+            return self.compared.undriven
+        return self.stands is Standing.NEW
 
 
 @dataclass(slots=True)
 class Finder:
-    """Takes violations, and has the findings.
+    """Collects violations and makes findings of them.
 
-    base: what was there before; masks: known faults.
-    found: is called with a violation before it is shrunk, and with each smaller trace.
-    once: of each clause the first violation alone is shrunk, and no trace looked for that needs other things.
-    started: by the monotonic clock. commands: carried out so far, as whoever drives counts them; last_new:
-    those before the last finding. elsewhere: names of findings that are known faults of other releases, so
-    the plan goes on. masked: violations, by the known faults one of which they show and the clause.
+    base: the system before the change.
+    masks: known faults.
+    found: called with a violation before it is shrunk, and with each smaller trace.
+    once: only the first violation of each clause is shrunk, and no trace of another cause is searched for.
+    started: start of the check (s, monotonic clock).
+    commands: commands carried out so far; the caller counts them.
+    last_new: value of `commands` at the last new finding.
+    elsewhere: names of findings that are known faults of other releases, for which a check goes on.
+    masked: number of violations by (known faults one of which explains them, clause).
     """
 
     system: AnySystem
@@ -106,9 +122,9 @@ class Finder:
     last_new: int = 0
     elsewhere: set[str] = field(default_factory=set)
     masked: Counter[tuple[tuple[str, ...], str]] = field(default_factory=Counter)
-    _caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
-    _shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `_caught` yet
-    _looks: Counter[str] = field(default_factory=Counter)  # for another cause, by clause
+    _caught: dict[str, _Caught] = field(default_factory=dict)  # by name of the finding
+    _shrinking: dict[str, _Caught] = field(default_factory=dict)  # not in `_caught` yet
+    _searches: Counter[str] = field(default_factory=Counter)  # searches for another cause, by clause
     _explained: Explained = field(default_factory=Explained)
 
     def __len__(self) -> int:
@@ -116,12 +132,12 @@ class Finder:
 
     @property
     def has_new(self) -> bool:
-        """A run found something that is not the base's as well, nor another release's."""
+        """Whether there is a finding that neither the base nor another release shows."""
         return bool(self.new)
 
     @property
     def new(self) -> dict[str, Trace]:
-        """The traces of such findings, by name."""
+        """Traces of the findings that neither the base nor another release shows, by name."""
         return {
             name: replace(known.trace, clause=name.split()[0])
             for name, known in self._caught.items()
@@ -129,41 +145,44 @@ class Finder:
         }
 
     def take(self, violation: Violation, trace: Trace) -> None:
-        """Count a violation; shrink the first of its kind in each mode."""
+        """Take a violation: count it, and shrink it if it may give a finding or a smaller trace."""
         masks = counted_under(self.system, self.base, self.masks, trace, violation, self._explained)
         if masks:
             self.masked[tuple(mask.fault.id for mask in masks), violation.clause] += 1
-        elif not self._another_cause(violation, trace):
+        elif not self._finds_another_cause(violation, trace):
             self._catch(violation, trace)
 
     def give_up(self) -> None:
-        """No more can be driven: what was not shrunk is a finding as it is."""
+        """The system cannot be driven any more: make findings of violations that were not shrunk."""
         self._caught = self._shrinking | self._caught
 
     def trace(self, clause: str) -> Trace:
-        """The smallest of a clause so far."""
+        """The smallest trace of a clause so far."""
         return self._caught[clause].trace
 
     def findings(self) -> list[Finding]:
-        """In the order of a report. What has no witness by then is counted under the known faults that its
-        base shows in its trace."""
+        """The findings in the order of a report.
+
+        A finding without a witness is counted under the known faults that the base shows on its trace.
+        """
         for name, caught in list(self._caught.items()):
-            under = caught.compared.under if caught.stands is Standing.UNTOLD else ()
-            if under:
-                self.masked[tuple(mask.fault.id for mask in under), name.split()[0]] += caught.times
+            under = caught.compared.under
+            if caught.stands is Standing.UNTOLD and under:
+                faults = tuple(mask.fault.id for mask in under)
+                self.masked[faults, name.split()[0]] += caught.times
                 del self._caught[name]
         for name, caught in self._caught.items():
-            self._as_a_scheduler(caught, name.split()[0])
+            self._prefer_faithful(caught, name.split()[0])
         return [self._finding(name) for name in sorted(self._caught, key=_report_order)]
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
-        at = time.monotonic() - self.started, self.commands
+        found_at = (time.monotonic() - self.started, self.commands)
         self._shrinking = {
-            clause: _Caught(trace, trace, violation, {trace.mode}, 1, *at)
+            clause: _Caught(trace, trace, violation, {trace.mode}, 1, *found_at)
             for clause in violation.clauses
             if clause not in self._caught
         }
-        self._tell()
+        self._report_traces()
         compared_by = {
             clause: beside(self.base, self.masks, trace, violation, clause, self.system)
             for clause in violation.clauses
@@ -171,31 +190,25 @@ class Finder:
         if self.base is not None:
             for clause, caught in self._shrinking.items():
                 caught.compared, caught.is_compared = compared_by[clause], True
-            self._tell()
+            self._report_traces()
         smallest: Trace | None = None
         # The trace of the worst is shrunk first: where it shows the others, they need no trace of their own.
         for clause in sorted(violation.clauses, key=_is_milder):
             compared = compared_by[clause]
             stands = compared.stands
-            if (compared.under and stands is Standing.KNOWN) or not self._wanted(
-                clause, stands, trace.mode
-            ):
-                self._shrinking.pop(clause, None)  # known, and comes beside what is new
+            is_known = bool(compared.under) and stands is Standing.KNOWN
+            if is_known or not self._is_worth_shrinking(clause, stands, trace.mode):
+                self._shrinking.pop(clause, None)
                 continue
             alike = stands is Standing.NEW and do_the_same(self.system, self.base, trace, violation)
-            allowed = self._as_new(violation, clause, stands, alike=alike)
+            allowed = self._allowed_shrinks(violation, clause, stands, alike=alike)
             smallest = self._smallest(trace, clause, allowed, smallest, self._beside(violation, clause))
-            self._enter(
-                clause,
-                _Caught(
-                    smallest, trace, violation, {trace.mode}, 1, *at, compared,
-                    is_compared=self.base is not None,
-                ),
-                allowed,
-            )  # fmt: skip
+            caught = _Caught(smallest, trace, violation, {trace.mode}, 1, *found_at, compared)
+            caught.is_compared = self.base is not None
+            self._keep_if_best(clause, caught, allowed)
 
-    def _wanted(self, clause: str, stands: Standing, mode: Mode) -> bool:
-        """Whether a violation is worth shrinking."""
+    def _is_worth_shrinking(self, clause: str, stands: Standing, mode: Mode) -> bool:
+        """Whether to shrink a violation of a clause. Counts it if the clause has a trace already."""
         known = self._caught.get(clause)
         if known is None:
             return True
@@ -215,11 +228,12 @@ class Finder:
         """The smallest trace of a clause. other: that of another clause of the same violation; known: those
         of its clauses that were found before. One that shows both is good enough."""
         for each in filter(None, (other, *known)):
-            if each is not trace and self._fails(each, clause, allowed) is not None:
+            if each is not trace and self._failing_commands(each, clause, allowed) is not None:
                 return each
         budget = BUDGET if other is None else _BESIDE_BUDGET
         smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
-        return trace if self._fails(smallest, clause) is None else smallest  # it may come and go
+        # A violation that comes and goes may be gone.
+        return trace if self._failing_commands(smallest, clause) is None else smallest
 
     def _beside(self, violation: Violation, clause: str) -> list[Trace]:
         """The traces of other clauses of a violation, in its mode, where its clause was not found yet."""
@@ -229,19 +243,18 @@ class Finder:
         mode = self._shrinking[clause].trace.mode
         return [caught.trace for caught in found if caught.trace.mode is mode]
 
-    def _as_a_scheduler(self, caught: _Caught, clause: str, allowed: Allowed | None = None) -> None:
-        """Say so where a real scheduler could do what the trace does."""
+    def _prefer_faithful(self, caught: _Caught, clause: str, allowed: Allowed | None = None) -> None:
+        """Make the trace a faithful one if it fails as well with the commands of a faithful scheduler."""
+        if caught.trace.mode is not Mode.FREE:
+            return
         faithful = replace(caught.trace, mode=Mode.FAITHFUL)
-        if (
-            caught.trace.mode is Mode.FREE
-            and self._fails(faithful, clause, allowed) == faithful.commands
-        ):
+        if self._failing_commands(faithful, clause, allowed) == faithful.commands:
             caught.modes.add(Mode.FAITHFUL)
             caught.trace = faithful
 
-    def _enter(self, clause: str, caught: _Caught, allowed: Allowed | None) -> None:
-        """Keep a trace of a clause, if it is the best."""
-        self._as_a_scheduler(caught, clause, allowed)
+    def _keep_if_best(self, clause: str, caught: _Caught, allowed: Allowed | None) -> None:
+        """Keep a trace of a clause if it is the best one."""
+        self._prefer_faithful(caught, clause, allowed)
         known = self._caught.get(clause)
         if known is None or known.stands < caught.stands:
             self._caught[clause] = caught
@@ -250,60 +263,77 @@ class Finder:
         else:
             known.modes |= caught.modes
             # A trace that a faithful scheduler can produce says more than a shorter free one.
-            # It may be smaller as it shows another fault, which has a trace of its own by then.
-            if len(self._of(clause)) < 2:
+            # With several traces of the clause a smaller one may show the cause of another.
+            if len(self._caught_of(clause)) < 2:
                 known.trace = min(known.trace, caught.trace, key=self._rank)
-        self._tell()
+        self._report_traces()
 
-    def _fails(
+    def _failing_commands(
         self, trace: Trace, clause: str, allowed: Allowed | None = None
     ) -> tuple[object, ...] | None:
         return failing_prefix(self.system, clause, trace, None, allowed)
 
-    def _as_new(
+    def _allowed_shrinks(
         self, was: Violation, clause: str, stands: Standing, *, alike: bool = False
     ) -> Allowed | None:
-        """Smaller traces that stand as the finding does; where no base is asked, those that do not show the
-        clause of a known fault in its place, nor break as one does. alike: system and base do the same."""
-        system, base, masks = self.system, self.base, self.masks
+        """The condition that a smaller trace must meet; None if any may take the place of the first.
+
+        With a base, the smaller trace must have the standing of the finding. Without one, it must not show
+        the clause of a known fault instead, nor break as a known fault does.
+        alike: system and base carry out the same commands, and must do so on the smaller trace as well.
+        """
+        system = self.system
+        base = self.base
+        masks = self.masks
         if base is not None:
-            return (
-                None
-                if stands is Standing.KNOWN
-                else lambda trace, violation: (
-                    beside(base, masks, trace, violation, clause, system).stands >= stands
-                    and (not alike or do_the_same(system, base, trace, violation))
-                )
-            )
+            if stands is Standing.KNOWN:
+                return None
+
+            def keeps_standing(trace: Trace, violation: Violation) -> bool:
+                compared = beside(base, masks, trace, violation, clause, system)
+                if compared.stands < stands:
+                    return False
+                return not alike or do_the_same(system, base, trace, violation)
+
+            return keeps_standing
         known = clauses_of(masks, was)
-        breaks = {how for mask in masks for how in mask.breaks} if clause == "BROKEN" else set()
+        breaks: set[str] = set()
+        if clause == "BROKEN":
+            breaks = {how for mask in masks for how in mask.breaks}
         if not known and not breaks:
             return None
-        return lambda _, violation: (
-            violation.clause not in known
-            and (violation.clause != clause or how_it_breaks(violation.observed) not in breaks)
-        )
 
-    def _of(self, clause: str) -> list[_Caught]:
+        def shows_no_known_fault(_: Trace, violation: Violation) -> bool:
+            if violation.clause in known:
+                return False
+            return violation.clause != clause or how_it_breaks(violation.observed) not in breaks
+
+        return shows_no_known_fault
+
+    def _caught_of(self, clause: str) -> list[_Caught]:
         return [caught for name, caught in self._caught.items() if name.split()[0] == clause]
 
-    def _another_cause(self, violation: Violation, trace: Trace) -> bool:
-        """Whether the trace violates a clause that is known without what each trace of it needs; the smallest
-        such trace is another finding."""
+    def _finds_another_cause(self, violation: Violation, trace: Trace) -> bool:
+        """Look for another cause of a clause that has traces or known faults: a violation without what
+        each of them needs. Its smallest trace becomes a finding. Returns whether there is one."""
         clause = violation.clause
         if self.once or self.base is not None:
             return False
-        known, masks = self._of(clause), holding(self.masks, violation, clause)
+        known = self._caught_of(clause)
+        masks = holding(self.masks, violation, clause)
         if not (known or masks) or len(known) == MAX_TRACES_PER_CLAUSE:
             return False
-        if known and self._looks[clause] == MAX_ALTERNATIVE_SEARCHES:
+        if known and self._searches[clause] == MAX_ALTERNATIVE_SEARCHES:
             return False
-        self._looks[clause] += bool(known)
-        system, looked = self.system, time.monotonic() - self.started
+        if known:
+            self._searches[clause] += 1
+        system = self.system
+        found_after_s = time.monotonic() - self.started
         for each in known:
-            each.needs = needs(system, each.trace, clause) if each.needs is None else each.needs
+            if each.needs is None:
+                each.needs = needs(system, each.trace, clause)
         needed = [each.needs or () for each in known] + needs_of(masks, clause)
-        still_new = self._as_new(violation, clause, Standing.NEW)
+        still_new = self._allowed_shrinks(violation, clause, Standing.NEW)
         as_new = (lambda _: True) if still_new is None else partial(still_new, trace)
         found = None if clause == "BROKEN" else unexplained(system, trace, clause, needed, as_new)
         if found is None:
@@ -311,23 +341,23 @@ class Finder:
         without, candidate = found
 
         def allowed(smaller: Trace, seen: Violation) -> bool:
-            return (still_new is None or still_new(smaller, seen)) and lacks(
-                system, without, smaller
-            )
+            if still_new is not None and not still_new(smaller, seen):
+                return False
+            return lacks(system, without, smaller)
 
         smallest = minimise(
             system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed
         )
         number = 1 + len(known)
         self._caught[finding_name(clause, number)] = _Caught(
-            smallest, candidate, violation, {trace.mode}, 1, looked, self.commands,
+            smallest, candidate, violation, {trace.mode}, 1, found_after_s, self.commands,
             number=number, without=without,
         )  # fmt: skip
         self.last_new = self.commands
-        self._tell()
+        self._report_traces()
         return True
 
-    def _tell(self) -> None:
+    def _report_traces(self) -> None:
         if self.found is not None:
             together = self._shrinking | self._caught
             names = sorted(together, key=_report_order)
@@ -335,7 +365,7 @@ class Finder:
             self.found({name: together[name].trace for name in names}, standings)
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
-        """Another violation of the clause is worth shrinking: the trace is long, or a client is impatient."""
+        """Whether to shrink another violation of a clause: its trace is long or has an impatient client."""
         known.retries += 1
         if known.retries > _RETRIES:
             return False
@@ -343,7 +373,7 @@ class Finder:
         return (impatient or length > _SHORT) and free == (mode is Mode.FREE)
 
     def _rank(self, trace: Trace) -> tuple[bool, bool, int]:
-        """The smallest is the best one, of a faithful scheduler and clients that wait before all others."""
+        """A sort key, the best trace first: faithful before free, then patient clients, then the shortest."""
         return (
             trace.mode is Mode.FREE,
             bool(rejected_turns(replay(self.system, trace))),
@@ -351,11 +381,14 @@ class Finder:
         )
 
     def _finding(self, name: str) -> Finding:
-        caught, clause = self._caught[name], name.split()[0]
-        run, flaky = self._shown(caught, clause)
+        caught = self._caught[name]
+        clause = name.split()[0]
+        run, flaky = self._replayed(caught, clause)
         seen = run.violation or caught.violation
-        seen = seen.with_headline(clause) if clause in seen.clauses else seen
-        run = with_calls(self.system, replace(run, violation=seen.with_note(FLAKY) if flaky else seen))
+        if clause in seen.clauses:
+            seen = seen.with_headline(clause)
+        noted = seen.with_note(FLAKY) if flaky else seen
+        run = with_calls(self.system, replace(run, violation=noted))
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,
@@ -365,14 +398,16 @@ class Finder:
         )  # fmt: skip
 
     def _no_witness(self, caught: _Caught, trace: Trace, seen: Violation, clause: str) -> str:
-        """Why a finding has none, of the trace that it has now; "" where it has one or needs none."""
+        """Why the trace of a finding is no witness; "" if it is one, or none is needed."""
         if caught.stands is not Standing.UNTOLD:
             return ""
         return beside(self.base, self.masks, trace, seen, clause).why
 
-    def _shown(self, caught: _Caught, clause: str) -> tuple[Run, bool]:
-        """A replay that shows a violation, and whether not every one does. It is reported all the same, as it
-        was found where none does: a fault that comes and goes is one, and so is a reset that forgets."""
+    def _replayed(self, caught: _Caught, clause: str) -> tuple[Run, bool]:
+        """A replay that shows the violation, and whether it is flaky: not every replay shows it.
+
+        A flaky violation is reported too. If no replay shows it, the run is reported as it was found.
+        """
         times = 1 if clause == "BROKEN" else _REPLAYS  # a crash takes a new worker, a hang its time
         shown: list[Run] = []
         try:
@@ -387,15 +422,16 @@ class Finder:
                     return shows[0], False
                 shown += shows
         except UnusableImplementation:  # it cannot be driven any more
-            return _as_found(
-                Run(replace(caught.trace, clause=clause), self.system.name, (), None), caught
-            ), False
-        return (shown or [_as_found(runs[0], caught)])[0], True
+            not_run = Run(replace(caught.trace, clause=clause), self.system.name, (), None)
+            return _as_found(not_run, caught), False
+        return (shown[0] if shown else _as_found(runs[0], caught)), True
 
 
 def _as_found(run: Run, caught: _Caught) -> Run:
-    """The run as one that ends with the violation, which it does not show. Commands to which it did not come
-    have rows that say so: whatever names the command of a step finds it."""
+    """The run with the violation as it was found, for a run that does not show it.
+
+    Commands that the run did not reach get rows that say so, so that every step has a row.
+    """
     last = min(caught.violation.step, len(run.trace.commands) - 1)
     left = run.trace.commands[len(run.rows) : last + 1]
     rows = run.rows[: last + 1] + tuple(Row(command, Broken(NOT_REPLAYED)) for command in left)
@@ -408,9 +444,10 @@ def _is_milder(clause: str) -> bool:
 
 
 def _report_order(name: str) -> tuple[bool, int, int]:
-    """Order a finding in a report: wrong KV first, then as its clause is ordered among the failures of one
-    step."""
-    order, clause = list(EVERY_CLAUSE), name.split()[0]
+    """A sort key for findings in a report: wrong KV first, then the order of clauses among the failures of
+    one step."""
+    order = list(EVERY_CLAUSE)
+    clause = name.split()[0]
     if clause not in order:
         return True, len(CONCERNS), 0
     concern = CONCERNS.index(EVERY_CLAUSE[clause].concerns)

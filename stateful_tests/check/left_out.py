@@ -70,7 +70,8 @@ def _also_refused(
     system: AnySystem, found: Mapping[str, str], again: Mapping[str, Refuses]
 ) -> Iterator[str]:
     """Yield what the releases next to that of a tree refuse for the tree's reason."""
-    spec, release = system_spec(system), release_of(system)
+    spec = system_spec(system)
+    release = release_of(system)
     if spec.engine not in ENGINES or not release:
         return
     left = dict(again)

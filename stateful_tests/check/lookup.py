@@ -104,7 +104,8 @@ class Lookup:
 
     def _releases(self) -> list[str]:
         """Return the releases to look traces up in, the nearest first; none for a tree of no release."""
-        spec, release = system_spec(self.system), release_of(self.system)
+        spec = system_spec(self.system)
+        release = release_of(self.system)
         if spec.engine not in ENGINES or not release:
             return []
         own = {self.system.name, self.base.name}
@@ -113,7 +114,8 @@ class Lookup:
     def _cause(self, found: Finding) -> str:
         """The changed function that runs in the command with which a trace fails: the last that is called in
         the file in which it fails, or else in any."""
-        violation, called = found.run.violation, found.run.called
+        violation = found.run.violation
+        called = found.run.called
         if self.changed is None or violation is None or violation.step >= len(called):
             return ""
         running = self.changed.among([called[violation.step]])
@@ -146,7 +148,8 @@ class Lookup:
         if not (names := self._releases()):
             return False
         self._shown |= {trace: [] for trace in wanted}
-        several, engine = "s" if len(wanted) > 1 else "", system_spec(self.system).engine
+        several = "s" if len(wanted) > 1 else ""
+        engine = system_spec(self.system).engine
         self.say(f"looks {len(wanted)} trace{several} up in {len(names)} releases of {engine}")
         for at in range(0, len(names), _AT_A_TIME):
             unknown = [trace for trace in wanted if not _fault_shown(self._shown[trace])]
@@ -178,7 +181,8 @@ class Lookup:
         faulty = next((each for each in shown if each.what is Shows.FAULT), None)
         if faulty is None:
             return told
-        fault, engine = known_faults()[faulty.fault], system_spec(self.system).engine
+        fault = known_faults()[faulty.fault]
+        engine = system_spec(self.system).engine
         having = [version for version in driven_in(engine, ()) if fault.is_in(version)]
         return told._replace(
             fault=fault.id,
@@ -203,7 +207,8 @@ class Lookup:
 
     def _lies_between(self, faulty: SystemSpec) -> bool:
         """Whether the tree lies between its base and a release that shows a known fault."""
-        tree, before = lines_of(self.system), lines_of(self.base.system)
+        tree = lines_of(self.system)
+        before = lines_of(self.base.system)
         if tree is None or before is None or faulty.version is None:
             return False
         return lies_between(tree, release_lines(faulty.engine, faulty.version), before)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from impl.adapter import AnySystem, Misfit, UnusableImplementation
-from impl.process.failures import kind_of
+from impl.process.failures import kind_of_failure
 from impl.process.remote_system import DoesNotStart
 from impl.system_spec import system_spec
 from reference.commands import Refused
@@ -108,7 +108,8 @@ def masks(system: AnySystem, base: AnySystem | None = None, clause: str | None =
     clause: only those that violate it. What a trace needs is left out where a base judges violations. Raises
     DoesNotStart where the system does not load.
     """
-    spec, release = system_spec(system), release_of(system)
+    spec = system_spec(system)
+    release = release_of(system)
     if not release:
         return
     for fault in of_system(spec.engine, release, spec.ways):
@@ -228,7 +229,7 @@ def _breaks_otherwise(base: AnySystem | None, trace: Trace, seen: Violation) -> 
     known = None if base is None else _violation(base, trace)
     if known is None or known.clause != "BROKEN":
         return False
-    return kind_of(known.observed) != kind_of(seen.observed)
+    return kind_of_failure(known.observed) != kind_of_failure(seen.observed)
 
 
 def how_it_breaks(observed: str) -> str:
@@ -314,7 +315,7 @@ def beside(
 
 
 def _refusals(run: Run) -> list[bool]:
-    """Of each command before the last, whether it was refused."""
+    """Whether each command before the last was refused."""
     return [isinstance(row.outcome, Refused) for row in run.rows[:-1]]
 
 

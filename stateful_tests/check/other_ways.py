@@ -61,7 +61,8 @@ def _telling(
     """The ways in which changed functions run: those that call what no other does first, then the plain ones,
     then several at once."""
     calling = of.calling(changed)
-    left, waiting = {*uncalled}, [way for way in of.ways if way != own and calling[way]]
+    left = {*uncalled}
+    waiting = [way for way in of.ways if way != own and calling[way]]
     chosen: list[str] = []
     while waiting:
         best = min(

@@ -18,7 +18,8 @@ from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_of
 
-CLIENTS, TIERED = kinds.BLOCKS.machine, kinds.TIERS.machine
+CLIENTS = kinds.BLOCKS.machine
+TIERED = kinds.TIERS.machine
 # Of kinds that facts and clauses judge alone.
 JUDGED = tuple(kind.machine for kind in kinds.KINDS.values() if kind.machine)
 _PAGE_SIZES = [1 << power for power in range(9)]

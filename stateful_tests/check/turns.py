@@ -41,10 +41,8 @@ def configurations(system: AnySystem, plan: Plan) -> list[Configuration]:
     configs = []
     for turn, name in product(range(len(plan.machines) * len(modes)), plan.presets):
         at = turn + plan.presets.index(name)
-        mode, machine = (
-            modes[at // len(plan.machines) % len(modes)],
-            plan.machines[at % len(plan.machines)],
-        )
+        mode = modes[at // len(plan.machines) % len(modes)]
+        machine = plan.machines[at % len(plan.machines)]
         if (machine, name) in sizes:
             configs.append(Configuration(machine, name, mode, sizes[machine, name]))
     if not configs:

@@ -54,7 +54,7 @@ class WayMap(NamedTuple):
         return way in self.functions.get(function, ())
 
     def calling(self, functions: Collection[Function]) -> dict[str, set[Function]]:
-        """Of some functions, those that run in each way."""
+        """Those of some functions that run in each way, by way."""
         return {
             way: {each for each in functions if way in self.functions.get(each, ())}
             for way in self.ways
@@ -66,7 +66,8 @@ class WayMap(NamedTuple):
 
     def told(self, function: Function) -> str:
         """A function that no run has called as text, with the configurations that call it, where few do."""
-        text, few = ": ".join(function), sorted(self.rare.get(function, ()))
+        text = ": ".join(function)
+        few = sorted(self.rare.get(function, ()))
         return f"{text} (on {', '.join(few)})" if few else text
 
 
@@ -80,7 +81,8 @@ def way_map(engine: str) -> WayMap:
     if engine not in maps:
         return NOTHING
     of = maps[engine]
-    ways, sets = tuple(of["ways"]), [frozenset(few.split(", ")) for few in of["sets"]]
+    ways = tuple(of["ways"])
+    sets = [frozenset(few.split(", ")) for few in of["sets"]]
     functions = {
         each: frozenset(way for at, way in enumerate(ways) if bits >> at & 1)
         for each, bits in _numbers(of["functions"])
@@ -96,15 +98,19 @@ def way_map(engine: str) -> WayMap:
 
 
 class Measured(NamedTuple):
-    """Of one function: ways: a bit for each way that calls it; by: the names of the configurations that do;
-    of: of those in the plans of these ways."""
+    """What was measured of a function.
+
+    ways: a bit for each way that calls it.
+    by: names of the configurations that call it.
+    of: names of all configurations in the plans of these ways.
+    """
 
     ways: int = 0
     by: frozenset[str] = frozenset()
     of: frozenset[str] = frozenset()
 
     def also(self, way: int, by: Collection[str], of: Collection[str]) -> Measured:
-        """The same, where it is called in another way as well."""
+        """The measurement together with that of another way that calls the function."""
         return Measured(self.ways | 1 << way, self.by.union(by), self.of.union(of))
 
     @property
@@ -116,7 +122,8 @@ class Measured(NamedTuple):
 def measured(engine: str) -> dict[str, Any]:
     """The map of an engine as JSON, measured anew. functions: a bit for each way. rare: functions that few
     configurations call, each with the number of these among `sets`."""
-    ways, found = engines.engine(engine).ways, dict[Function, Measured]()
+    ways = engines.engine(engine).ways
+    found = dict[Function, Measured]()
     for release, at in measured_in(engine):
         called, of = called_in(named(engine, ways[at], release), COMMANDS)
         for function, by in called.items():
@@ -141,7 +148,7 @@ def _by_file(numbers: Mapping[Function, int]) -> dict[str, dict[str, int]]:
 
 
 def _numbers(by_file: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[Function, int]]:
-    """The same, read."""
+    """Yield each function with its number, from numbers by file and name."""
     for file, names in by_file.items():
         yield from (((file, name), number) for name, number in names.items())
 
@@ -198,7 +205,8 @@ def called_by_plan(
     more is driven when all these were called."""
     if not isinstance(system, WorkerSystem):
         return {}
-    fitted, done = for_system(asked, system), 0
+    fitted = for_system(asked, system)
+    done = 0
     found: dict[Function, set[str]] = {}
     for batch in batches(system, fitted, configurations(system, fitted)):
         with system.noting_calls() as calls:

@@ -64,15 +64,14 @@ def _of_request(was: State, command: Command, now: State) -> Iterator[str]:
             and session.slot is not None
             and not session.history
         ):
-            allocated, target = (
-                cursors_of(request).kv_allocated_len,
-                request.origin + request.output,
-            )
+            allocated = cursors_of(request).kv_allocated_len
+            target = request.origin + request.output
             gives = tail(allocated, min(allocated, target), was.config.geometry.page_size)
             yield f"a turn is retracted again, results in flight: {gives}"
     if isinstance(command, Admit):
         request = request_of(was, command.request)
-        session, at = was.session(request.session), cursors_of(request_of(now, command.request))
+        session = was.session(request.session)
+        at = cursors_of(request_of(now, command.request))
         if session is not None and session.slot is not None:
             r = at.cache_protected_len
             back = 0 < r == at.kv_committed_len < session.slot.kv_committed_len
@@ -150,9 +149,11 @@ def _of_tracked(was: State, command: Command, outcome: Outcome) -> Iterator[str]
 
 
 def _falls_back(was: State, command: Finish) -> bool:
-    """Of an ordinary request: its rounds have passed a boundary behind its end, and one in front of that."""
-    request, size = request_of(was, command.request), was.config.geometry.page_size
-    end, computed = request.origin + command.finished_len, request.origin + request.output - 1
+    """Whether rounds of a request without session have passed a boundary behind its end and one before."""
+    request = request_of(was, command.request)
+    size = was.config.geometry.page_size
+    end = request.origin + command.finished_len
+    computed = request.origin + request.output - 1
     return request.session is None and request.origin // size < end // size < computed // size
 
 
@@ -356,11 +357,13 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
     """Two entries of a batch: what each brings to the tree, one after the other, and of the same pages what
     becomes of them."""
     assert was.tree is not None
-    tree, brought = was.tree, list[tuple[Key, int, str]]()
+    tree = was.tree
+    brought = list[tuple[Key, int, str]]()
     parts = list[tuple[int, str]]()
     for lane in command.lanes:
         before, request = request_of(was, lane.request), request_of(now, lane.request)
-        session, bigram = was.session(request.session), was.config.geometry.bigram
+        session = was.session(request.session)
+        bigram = was.config.geometry.bigram
         prefix = before.cursors.cache_protected_len if before.cursors is not None else 0
         end = floor_page(max(0, cursors_of(request).kv_committed_len - bigram), tree.page_size)
         later = session is not None and session.slot is not None
@@ -377,7 +380,11 @@ def _batch(was: State, command: Extend, now: State) -> Iterator[str]:
         tree = tree if done is None else done[0]
         part = says if done is None else "goes in"
         for length, one in parts:
-            than = ", shorter" if end < length else ", longer" if end > length > 0 else ""
+            than = ""
+            if end < length:
+                than = ", shorter"
+            elif end > length > 0:
+                than = ", longer"
             yield f"two of a batch: one {one}, the next {part}{than}"
         parts.append((end, part))
         for other, r, said in brought:

@@ -103,7 +103,8 @@ class InductiveStepCheck:
         self, command: Command, now: State, outcome: Outcome, effects: Effects
     ) -> Violation | None:
         """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
-        was, after = self._was, self._before
+        was = self._was
+        after = self._before
         if done := isinstance(outcome, Done):
             after = self._facts(type(command), now, self._known(now), effects)
             if now == was and after == self._before:

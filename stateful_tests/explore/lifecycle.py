@@ -49,12 +49,16 @@ def life(state: State, session: Session) -> Life:
 
 
 def edges(steps: Iterable[Transition]) -> tuple[set[Edge], set[Edge]]:
-    """Of requests, and of sessions, in some transitions. Of commands that leave a request in its
-    phase those that name it; of those that leave a session where it is, none."""
+    """The edges of the life cycles of requests and of sessions in some transitions.
+
+    A command that leaves a request in its phase is an edge if it names the request. A command that leaves a
+    session where it is is none.
+    """
     requests: set[Edge] = set()
     sessions: set[Edge] = set()
     for was, command, now in steps:
-        kind, named = kind_name(type(command)), set(_named(command))
+        kind = kind_name(type(command))
+        named = set(_named(command))
         phases = ({r.name: r.phase.value for r in state.requests} for state in (was, now))
         lives = ({s.name: life(state, s).value for s in state.sessions} for state in (was, now))
         for into, (before, after) in ((requests, phases), (sessions, lives)):

@@ -136,8 +136,11 @@ class Representatives:
         that order."""
         if state.tree is not None:
             state = _numbered_from_one(state)
-        best, chosen = self._parts(state), tuple[int, ...]()
-        texts, usual, least = self.scope.texts, best, best.nameless
+        best = self._parts(state)
+        chosen = tuple[int, ...]()
+        texts = self.scope.texts
+        usual = best
+        least = best.nameless
         for order in self._orders:
             serials = {
                 shared_serial(texts[i]): shared_serial(texts[j]) for i, j in enumerate(order)
@@ -147,7 +150,9 @@ class Representatives:
             )
             other = Parts(groups, _nodes(usual.nodes, serials))
             if (nameless := other.nameless) < least:
-                best, chosen, least = other, order, nameless
+                best = other
+                chosen = order
+                least = nameless
         return best, least, chosen
 
     def _parts(self, state: State) -> Parts:
@@ -214,7 +219,8 @@ class Representatives:
 
     def commands(self, representative: State) -> list[Command]:
         """Every command of the scope in a representative, in a fixed order. Equal parts give theirs once."""
-        scope, parts = self.scope, self._parts(representative)
+        scope = self.scope
+        parts = self._parts(representative)
         served = scope.sessions + scope.ordinary
         alone: dict[tuple[int, Part], int] = {}
         running: list[tuple[int, Part]] = []
@@ -239,13 +245,15 @@ def _named(
     scope: Scope, place: int, part: Part
 ) -> tuple[Session | None, Request | None, Lock | None]:
     """Session, request and lock of the part in a place, under the names of the place."""
-    served, holder = scope.sessions + scope.ordinary, f"r{place + 1}"
+    served = scope.sessions + scope.ordinary
+    holder = f"r{place + 1}"
     session = request = None
     if place >= served:
         return None, None, Lock(f"h{place - served + 1}", *part.lock)
     turn = part.turn
     if place < scope.sessions:
-        holder, history = f"s{place + 1}", part.history
+        holder = f"s{place + 1}"
+        history = part.history
         if history and not scope.geometry.tree:
             history = ((place + 1, history[-1][1]),)
         name = f"r{place + 1}" if turn else None
@@ -281,7 +289,8 @@ def _of_nobody(scope: Scope, fresh: Names, present: Present) -> list[Command]:
 
 def _exchanged(part: Part, serials: Mapping[int, int]) -> Part:
     """The part with other letters in its texts."""
-    lock, turn = part.lock, part.turn
+    lock = part.lock
+    turn = part.turn
     return part._replace(
         lock=(_key(lock[0], serials), *lock[1:]) if lock else (),
         turn=turn._replace(history=_text(turn.history, serials)) if turn else (),

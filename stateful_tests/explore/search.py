@@ -95,7 +95,8 @@ class Expander:
 
     def expand(self, task: _Task) -> Expansion:
         """Run every command in some states."""
-        found, (states, reached) = Expansion(), task
+        found = Expansion()
+        states, reached = task
         if self.check is not None:
             tree = self.states.scope.geometry.tree
             self.check.look_for(
@@ -112,10 +113,13 @@ class Expander:
         return found
 
     def _expand(self, state: State, found: Expansion) -> tuple[int, Violation | None]:
-        check, number = self.check, 0
+        check = self.check
+        number = 0
         # equal states are one: it remembers for all
-        known, seen = dict[State, State](), set[State]()
-        targets, situations = found.targets[-1], found.situations
+        known = dict[State, State]()
+        seen = set[State]()
+        targets = found.targets[-1]
+        situations = found.situations
         if check is not None:
             check.start_in(state)
         for number, command in enumerate(self.states.commands(state)):
@@ -172,14 +176,16 @@ class Explorer:
         self.expanded = 0
         self.found = Expansion()
         self.seconds = 0.0
-        self._parents, self._via = array("I", [0]), array("H", [0])
+        self._parents = array("I", [0])
+        self._via = array("H", [0])
         self._executor = executor
         self._work: Callable[[_Task], Expansion] = partial(
             _expand, scope, clauses, time.monotonic()
         )
         if system is not None:
             mine = Expander(scope, InductiveStepCheck(system))
-            self._work, self._executor = mine.expand, SERIAL
+            self._work = mine.expand
+            self._executor = SERIAL
         self._violated: tuple[int, Command, Violation] | None = None
 
     def moves(self, state: State) -> Iterator[tuple[Command, Outcome, State]]:
@@ -254,7 +260,9 @@ class Explorer:
         while at:
             steps.append((self.queue[self._parents[at]], self._via[at]))
             at = self._parents[at]
-        states, state, path = self.states, self.states.initial, list[Command]()
+        states = self.states
+        state = self.states.initial
+        path = list[Command]()
         commands = [states.commands(before)[number] for before, number in reversed(steps)]
         for command in [*commands, last] if last is not None else commands:
             path.append(relabel(command, states.renaming(state), state))
@@ -263,7 +271,8 @@ class Explorer:
 
     def result(self, stopped: str) -> Exploration:
         """Everything that was seen."""
-        scope, found = self.scope, self.found
+        scope = self.scope
+        found = self.found
         its = {kind_name(kind) for kind in enumeration.kinds(scope)}
         others = [text for text in sorted(corpus.situations()) if text.partition(",")[0] in its]
         return Exploration(
@@ -278,7 +287,9 @@ class Explorer:
         if self._violated is None:
             return None
         at, command, violation = self._violated
-        commands, scope, system = self.path(at, command), self.scope, ReferenceSystem()
+        commands = self.path(at, command)
+        scope = self.scope
+        system = ReferenceSystem()
         trace = Trace(scope.geometry, scope.mode, commands, "exhaustive", clause=violation.clause)
         run = replay(system, trace)
         if run.violation is None:
@@ -290,7 +301,8 @@ class Explorer:
                 violation.clause, run, (scope.mode,), 1, self.seconds, self.found.transitions
             )
         finder = Finder(system, once=True)
-        finder.started, finder.commands = time.monotonic() - self.seconds, self.found.transitions
+        finder.started = time.monotonic() - self.seconds
+        finder.commands = self.found.transitions
         finder.take(run.violation, trace)
         found = finder.findings()[0]
         return replace(

@@ -76,7 +76,9 @@ class _Runner:
     """A system in lockstep, walk after walk; violations are caught and shrunk."""
 
     def __init__(self, system: System, tour: Tour, found: Found | None) -> None:
-        self.system, self.tour, self.finder = system, tour, Finder(system, found=found, once=True)
+        self.system = system
+        self.tour = tour
+        self.finder = Finder(system, found=found, once=True)
         self.done: list[Command] = []
         self.begin()
 
@@ -103,10 +105,12 @@ class _Runner:
         shortest: the path to the step that violates. Where that shows nothing, something that was run
         before has left something behind: the kinds of commands that it takes besides are returned.
         """
-        violation, tour = self.lockstep.violation, self.tour
+        violation = self.lockstep.violation
+        tour = self.tour
         assert violation is not None
         tour.violations += 1
-        self.finder.commands, alone = tour.commands, None
+        self.finder.commands = tour.commands
+        alone = None
         whole = Trace(tour.geometry, tour.mode, tuple(self.done), "exhaustive")
         if shortest is not None:
             direct = replace(whole, commands=shortest)
@@ -148,17 +152,21 @@ class _TourRun:
         self, system: System, explorer: Explorer, progress: Progress | None, found: Found | None
     ) -> None:
         scope = explorer.scope
-        self.explorer, self.states = explorer, explorer.states
+        self.explorer = explorer
+        self.states = explorer.states
         self.tour = Tour(scope.name, scope.geometry, scope.mode, system.name, len(explorer.queue))
         self.progress = progress
         self.places = [self._place(state) for state in explorer.queue]
         self.runner = _Runner(system, self.tour, found)
         self.at = 0
         self.last: set[type] = set()  # kinds of commands that end a walk
-        self.right, self.wrong = Counter[str](), Counter[str]()  # steps of a situation
+        # steps by situation
+        self.right = Counter[str]()
+        self.wrong = Counter[str]()
 
     def _place(self, state: State) -> _Place:
-        place, tour = _Place(), self.tour
+        place = _Place()
+        tour = self.tour
         at = self.explorer.seen[state]
         for number, (command, outcome, now) in enumerate(self.explorer.moves(state)):
             place.situations.append(situation(state, command, outcome, now))
@@ -209,7 +217,8 @@ class _TourRun:
 
     def _usable(self, at: int) -> Iterator[int]:
         """Commands not run yet that may be run here: first those that stay, then those that lead on."""
-        place, allowed = self.places[at], self.allowed[at]
+        place = self.places[at]
+        allowed = self.allowed[at]
         for number in sorted(place.open, key=lambda n: (n not in place.still, n)):
             if allowed[number] and not self._left_out(place, number):
                 yield number
@@ -257,7 +266,9 @@ class _TourRun:
 
     def _go(self, number: int) -> bool:
         """Run a command where the system is. True: it is where the rules lead."""
-        place, tour, at = self.places[self.at], self.tour, self.at
+        place = self.places[self.at]
+        tour = self.tour
+        at = self.at
         state = self.runner.lockstep.state
         listed = self.states.commands(self.explorer.queue[at])[number]
         command = relabel(listed, self.states.renaming(state), state)
@@ -294,7 +305,8 @@ class _TourRun:
             tour.refused += new and isinstance(outcome, Refused)
             return True
         reached = self.states.of(self.runner.lockstep.state)
-        now, due = self.explorer.seen.get(reached), place.leads.get(number)
+        now = self.explorer.seen.get(reached)
+        due = place.leads.get(number)
         if now is not None and now == due:
             tour.followed += new
             self.at = now

@@ -16,7 +16,7 @@ from reference.tiers.commands import (
     TierCommand,
 )
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import BUSY, GONE, IDLE, OVER, TierFacts, TierRequest
+from reference.tiers.facts import TierFacts, TierRequest, TierRequestState
 from reference.tiers.locks import LockRanges
 from impl.choices import Choices, by_weight, once_in, pick
 from stateful_tests.generate.tier_profile import TierProfile
@@ -26,8 +26,10 @@ OUTPUT = 4  # tokens for which a text leaves room
 
 def draw_decode_config(source: Choices, like: TierConfig) -> TierConfig:
     """Sizes that no preset has, of a server of that kind."""
-    host, windowed = like.decode == "plain", like.window is not None
-    page, full = pick(source, (2, 2, 4) if windowed else (1, 2, 4)), 8 + source.upto(16)
+    host = like.decode == "plain"
+    windowed = like.window is not None
+    page = pick(source, (2, 2, 4) if windowed else (1, 2, 4))
+    full = 8 + source.upto(16)
     swa, window = (6 + source.upto(full), 1 + source.upto(2 * page + 3)) if windowed else (0, None)
     return replace(
         like, page_size=page, window=window, full_pages=full, swa_pages=swa, rows=2 + source.upto(3),
@@ -40,23 +42,31 @@ def propose_decode_command(
     beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
 ) -> TierCommand:
     """The next command."""
-    by_state: dict[str, list[TierRequest]] = {}
+    by_state: dict[TierRequestState, list[TierRequest]] = {}
     for request in facts.requests:
         by_state.setdefault(request.state, []).append(request)
-    there = {
-        request.name for request in facts.requests if request.state not in (GONE, IDLE, OVER, BUSY)
-    }
+    no_requests = (
+        TierRequestState.GONE,
+        TierRequestState.IDLE,
+        TierRequestState.OVER,
+        TierRequestState.BUSY,
+    )
+    there = {request.name for request in facts.requests if request.state not in no_requests}
     absent = [name for name in profile.requests if name not in there | beside.sessions]
     sessions = sorted(beside.sessions)
     again = [name for name in sessions if name not in there]
-    waits, runs = by_state.get("waits", []), by_state.get("runs", [])
+    waits = by_state.get(TierRequestState.WAITS, [])
+    greeted = by_state.get(TierRequestState.GREETED, [])
+    receives = by_state.get(TierRequestState.RECEIVES, [])
+    runs = by_state.get(TierRequestState.RUNS, [])
+    held = by_state.get(TierRequestState.HELD, [])
     writing = [request for request in facts.requests if _sends(beside, request)]
-    failing = [*waits, *by_state.get("greeted", ()), *by_state.get("receives", ())]
+    failing = [*waits, *greeted, *receives]
     weights = {
         "await": profile.match * bool(absent), "greet": 2 * profile.match * bool(waits),
         "poll": 2 * profile.poll + 4 * bool(facts.requests), "arrive": profile.complete * bool(writing),
         "fail": profile.abort * bool(failing), "abort": (1 + profile.abort) * bool(there),
-        "expire": profile.abort * bool(by_state.get("held")), "decode": profile.insert * bool(runs),
+        "expire": profile.abort * bool(held), "decode": profile.insert * bool(runs),
         "end": profile.insert * bool(runs), "retract": profile.send * bool(runs),
         "evict": profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
         "close": 2 * bool(sessions), "again": bool(again),
@@ -127,7 +137,7 @@ def _cut(prompt: Prompt, length: int) -> Prompt:
 
 def _sends(beside: LockRanges, request: TierRequest) -> bool:
     """Its prefill server has still to send KV, or the first token alone where the tree has all KV."""
-    receives = request.state == "receives" and request.name not in beside.arrived
+    receives = request.state == TierRequestState.RECEIVES and request.name not in beside.arrived
     return receives or bool(request.writing)
 
 
@@ -140,16 +150,16 @@ def decode_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
         if _sends(beside, request):
             return Arrive(request.name)
         match request.state:
-            case "waits" if request.name not in beside.greeted:
+            case TierRequestState.WAITS if request.name not in beside.greeted:
                 return Greet(request.name)
-            case "runs":
+            case TierRequestState.RUNS:
                 return LastToken(request.name)
-            case "held":
+            case TierRequestState.HELD:
                 return Expire()
     idle = {
         request.name.removeprefix("session ")
         for request in facts.requests
-        if request.state in (IDLE, BUSY)
+        if request.state in (TierRequestState.IDLE, TierRequestState.BUSY)
     }
     if closing := idle & beside.sessions:
         return Close(min(closing))

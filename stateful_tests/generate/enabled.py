@@ -21,7 +21,8 @@ from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
 
 def may_overshoot(state: State, request: Request) -> bool:
     """A turn that has allocated too little for window eviction to pass its end, and has room for more."""
-    c, geometry = cursors_of(request), state.config.geometry
+    c = cursors_of(request)
+    geometry = state.config.geometry
     need = (geometry.window or 0) + 2 * geometry.page_size
     if request.session is None or c.swa_evicted_seqlen > request.origin:
         return False
@@ -103,7 +104,8 @@ class Enabled:
     @property
     def sources(self) -> dict[str, list[Request]]:
         """Settled requests, by where the slot of their next token comes from."""
-        size, found = self.state.config.geometry.page_size, dict[str, list[Request]]()
+        size = self.state.config.geometry.page_size
+        found = dict[str, list[Request]]()
         for request in self.settled:
             found.setdefault(slot_source(cursors_of(request), size), []).append(request)
         return found
@@ -191,7 +193,8 @@ class Enabled:
     @property
     def swa_passed(self) -> list[Request]:
         """Requests that may give the SWA part of their lock back: their window has passed it."""
-        state, window = self.state, self.state.config.geometry.window
+        state = self.state
+        window = self.state.config.geometry.window
         if state.tree is None or window is None:
             return []
         return [
@@ -205,7 +208,8 @@ class Enabled:
     def swa_unlockable(self) -> list[str]:
         """Return who may give the SWA part of its lock back: those who have one, else requests that have
         given it back before."""
-        tree, passed = self.state.tree, self.swa_passed
+        tree = self.state.tree
+        passed = self.swa_passed
         if tree is None or tree.window is None:
             return []
         with_swa = {k.holder for k in tree.locks if k.swa_from < len(k.key)}
@@ -297,7 +301,8 @@ def room_of(state: State, cursors: Cursors | None) -> int:
 
 def pages_left(state: State) -> int:
     """Free or evictable pages that every pool has."""
-    geometry, left = state.config.geometry, free(state)
+    geometry = state.config.geometry
+    left = free(state)
     more = sizes(state.tree) if state.tree is not None else Sizes(0, 0, 0, 0)
     full = left.full + more.full_evictable // geometry.page_size
     return (

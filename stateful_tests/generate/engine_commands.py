@@ -131,7 +131,8 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     first = source.upto(len(groups) - 1)
     groups = groups[first:] + groups[:first]  # an engine may number them in any order
     longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
-    seqs, drafts = 1 + source.upto(3), like.drafts and 1 + source.upto(3)
+    seqs = 1 + source.upto(3)
+    drafts = like.drafts and 1 + source.upto(3)
     tokens = 2 + source.upto(longest)
     if once_in(
         source, 2
@@ -292,7 +293,9 @@ def _add(texts: RequestTexts, name: str, source: Choices, profile: EngineProfile
     remote = source.upto(length) if texts.config.peer and once_in(source, 2) else 0
     outputs = _outputs(source, texts.config.max_model_len)
     if profile.overlong and outputs == 1:  # no server ever has room for an output of it
-        prompt, own, remote = (Piece(profile.texts[0], texts.config.max_model_len),), 0, 0
+        prompt = (Piece(profile.texts[0], texts.config.max_model_len),)
+        own = 0
+        remote = 0
     adapter, salt = _name_among(profile.adapters, source), _name_among(profile.salts, source)
     return Add(name, outputs, own, prompt, priority, resumable, remote, adapter, salt)
 

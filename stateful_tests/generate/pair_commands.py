@@ -183,7 +183,8 @@ def _to_forward(beside: PairBeside, facts: PairFacts, profile: PairProfile) -> l
 def _advance(
     beside: PairBeside, facts: PairFacts, server: str, source: Choices, profile: PairProfile
 ) -> Advance:
-    config, names = beside.config.of(server), list(facts.of(server).requests)
+    config = beside.config.of(server)
+    names = list(facts.of(server).requests)
     accept: tuple[int, ...] = ()
     if config.drafts and profile.accept:
         drawn = tuple(source.upto(config.drafts) for _ in names)

@@ -30,7 +30,8 @@ def spelt(key: Key) -> Prompt:
 
 def input_of(request: Request) -> Prompt:
     """The input of a request, as far as its texts are shared ones."""
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     for serial, end in request.history:
         if serial < SHARED:
             break
@@ -73,7 +74,8 @@ def known(state: State) -> list[Prompt]:
 
 def draw_length(state: State, source: Choices, high: int) -> int:
     """A length in [1, high], mostly whole pages or about a window of them."""
-    page_size, window = state.config.geometry.page_size, state.config.geometry.window or 1
+    page_size = state.config.geometry.page_size
+    window = state.config.geometry.window or 1
     how = source.upto(7)
     if how == 0:
         length = page_size * (1 + source.upto(1)) + source.upto(page_size - 1)
@@ -140,7 +142,8 @@ def _corners(state: State, longest: int) -> list[list[Prompt]]:
     """
     if state.tree is None:
         return []
-    size, window = state.tree.page_size, state.tree.window
+    size = state.tree.page_size
+    window = state.tree.window
     alone, twice, overlong, tombstones, paths, states = found = [list[Prompt]() for _ in range(6)]
     if state.tree.states:
         states += (spelt(path) for path in state_paths(state.tree))

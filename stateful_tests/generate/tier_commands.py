@@ -67,13 +67,14 @@ def propose_tier_command(
     moving = [job for job in facts.transfers if job.sent and not job.completed]
     queued = [job for job in facts.transfers if not job.sent]
     done = any(job.completed for job in facts.transfers) or _to_drain(facts)
+    polls = 2 if done else int(bool(queued))
     weights = {
         "match": profile.match * bool(absent and facts.nodes),
         "insert": profile.insert * (2 if not facts.nodes else 1) * bool(holders or absent),
         "unlock": profile.unlock * bool(holders),
         "evict": profile.evict * any(facts.evictable.values()),
         "send": profile.send * bool(queued),
-        "poll": profile.poll * (2 if done else 1 if queued else 0) + once_in(source, 4),
+        "poll": profile.poll * polls + once_in(source, 4),
         "copy": profile.copy * any(not job.copied for job in moving),
         "complete": profile.complete * bool(moving),
         "reset": profile.reset * (not holders and not beside.waiting and once_in(source, 4)),
@@ -222,14 +223,15 @@ def _insert(
     holders: list[str],
     absent: list[str],
 ) -> Insert:
-    """Of a holder: its own text, often longer; else of somebody who has matched nothing."""
+    """An insert by a holder, of its own text and often more, or by one that has matched nothing."""
     if holders and (not absent or not once_in(source, 3)):
         name = pick(source, holders)
         prompt = beside.prompts[name]
         if once_in(source, 2):
             prompt = _longer(beside, prompt, source, profile)
     else:
-        name, prompt = pick(source, absent), _prompt(beside, facts, source, profile)
+        name = pick(source, absent)
+        prompt = _prompt(beside, facts, source, profile)
     chunked = once_in(source, profile.chunks) and not once_in(source, 3)
     evicted = 0
     if beside.config.window is not None and not chunked and once_in(source, 3):

@@ -70,7 +70,8 @@ def _weights(c: Enabled, applying: Set[type]) -> Weights:
 
 def _allocate_ahead(c: Enabled, weights: Weights) -> None:
     """In a run that allocates ahead: evict over it, then take it back."""
-    state, page_size = c.state, c.state.config.geometry.page_size
+    state = c.state
+    page_size = c.state.config.geometry.page_size
     if c.profile.allocate_ahead:
         weights[CheckBusy] = 6
     if c.profile.allocate_ahead and state.config.mode is Mode.FREE:

@@ -102,7 +102,9 @@ class _Reader:
     """
 
     def __init__(self, view: View, geometry: Geometry) -> None:
-        self.view, self.geometry, self.page_size = view, geometry, geometry.page_size
+        self.view = view
+        self.geometry = geometry
+        self.page_size = geometry.page_size
         self.has_swa = geometry.window is not None
         self.full: list[Owned] = []
         self.swa: list[Owned] = []
@@ -114,9 +116,11 @@ class _Reader:
         self.unused_mapped: list[tuple[int, int]] = []
 
     def facts(self) -> Facts:
-        view, geometry = self.view, self.geometry
+        view = self.view
+        geometry = self.geometry
         if self.has_swa:
-            free, size = {*view.free_full}, self.page_size
+            free = {*view.free_full}
+            size = self.page_size
             mapped = compress(count(), view.full_to_swa)
             self.unused_mapped = [(s, view.full_to_swa[s]) for s in mapped if s // size in free]
         holders = {name: self._row(name, row, cursors) for name, row, cursors in _rows_in_use(view)}
@@ -149,7 +153,8 @@ class _Reader:
 
     def _row(self, name: str, row: int, cursors: Cursors) -> HolderFacts:
         """Return what a row in use holds, as far as its cursors go."""
-        view, page_size = self.view, self.page_size
+        view = self.view
+        page_size = self.page_size
         cells = view.rows.get(row, ())
         length = max(0, min(cursors.kv_allocated_len, len(cells)))
         slots = _within(cells[:length], len(view.full_stamps))
@@ -185,7 +190,8 @@ class _Reader:
         shown = self.view.states
         if shown is None:
             return None
-        holders, called = dict(shown.sessions), dict[str, str]()
+        holders = dict(shown.sessions)
+        called = dict[str, str]()
         for name, slot in shown.requests.items():
             request = self.view.requests.get(name)
             owner = request.session or name if request is not None else name
@@ -201,7 +207,8 @@ class _Reader:
     def _tree(self) -> TreeFacts:
         tree = self.view.tree
         assert tree is not None
-        nodes, size = [self._node(node) for node in sorted(tree.nodes, key=_PATH)], self.page_size
+        nodes = [self._node(node) for node in sorted(tree.nodes, key=_PATH)]
+        size = self.page_size
         lock_holders = {name: tuple(holder.slots) for name, holder in tree.lock_holders.items()}
         pages: dict[Key, tuple[tuple[int, ...], bool]] = {}
         for node in nodes:
@@ -212,7 +219,9 @@ class _Reader:
 
     def _node(self, node: NodeView) -> NodeFacts:
         """A node of the radix tree; its pages are owned under the name of the path to their end."""
-        view, size, path = self.view, self.page_size, tuple(node.path)
+        view = self.view
+        size = self.page_size
+        path = tuple(node.path)
         slots = _within(node.slots, len(view.full_stamps))
         swa = _within(node.swa_slots, len(view.swa_stamps))
         mapped = [view.full_to_swa[s] for s in slots] if self.has_swa else []
@@ -241,7 +250,8 @@ class _Reader:
     ) -> list[Owned]:
         """Pages of the positions from `start` on; zero slots belong to no page."""
         page_size = self.page_size
-        first, own = -(-start // page_size), slots[-(-start // page_size) * page_size :]
+        first = -(-start // page_size)
+        own = slots[-(-start // page_size) * page_size :]
         heads = own[::page_size]
         whole = (
             heads

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from impl.adapter import AnySystem, Capabilities, UnusableImplementation
-from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, described, said_of
+from impl.process.failures import FIRST_VIEW, RESET, VIEW, SystemFailed, describe_error, failing_as
 from impl.process.wire import checked
 from reference.clauses import Clause
 from reference.commands import Broken, Mode, Outcome, Refused
@@ -46,10 +46,12 @@ class AnyLockstep(ABC):
         clause: str | None,
     ) -> None:
         self.system = system
-        self.steps, self.step = 0, None
+        self.steps = 0
+        self.step = None
         self.violation: Violation | None = None
         self.first_violation: Violation | None = None
-        self._tallies, self._refusals = tallies, refusals
+        self._tallies = tallies
+        self._refusals = refusals
         self._reached: set[str] = set()  # clauses whose trigger has come up
         can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
@@ -92,9 +94,9 @@ class AnyLockstep(ABC):
     def _start(self, config: Any) -> None:
         """Have the empty system; where there is none, the first command meets why."""
         try:
-            with said_of(RESET):
+            with failing_as(RESET):
                 self.system.reset(config)
-            with said_of(FIRST_VIEW):
+            with failing_as(FIRST_VIEW):
                 self._look()
         except SystemFailed as error:
             self._unstarted = Broken(str(error))
@@ -106,19 +108,20 @@ class AnyLockstep(ABC):
     def _begin(self) -> None:
         """Another command."""
         assert self.violation is None, "the run has ended with a violation"
-        self.steps, self.step = self.steps + 1, None
+        self.steps += 1
+        self.step = None
 
     def _carried_out(self, command: Any) -> Outcome:
         """The system's outcome, and its facts after it; Broken where it fails or cannot be looked at."""
         try:
             outcome = self._unstarted or checked(self.system.apply(command))
             if not isinstance(outcome, Broken):
-                with said_of(VIEW):
+                with failing_as(VIEW):
                     self._look()
         except UnusableImplementation:  # the adapter's own fault, or nothing that the system offers
             raise
         except (Exception, SystemExit) as error:
-            outcome = Broken(described(error))
+            outcome = Broken(describe_error(error))
         return outcome
 
     def _break(

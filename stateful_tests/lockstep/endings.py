@@ -40,7 +40,7 @@ _BY_GRAVITY = (
 
 
 def gravest(endings: Iterable[int]) -> Ending:
-    """Of several runs as one: what was found comes before what could not be looked at."""
+    """The ending of several runs together: a finding is graver than what could not be driven."""
     return min(map(Ending, endings), key=_BY_GRAVITY.index)
 
 

@@ -81,7 +81,8 @@ class EngineLockstep(AnyLockstep):
         if not self._can.offers(command):
             # the engine has no such command: it gets none
             return self._count(Refused(Reason.UNFAITHFUL))
-        texts, before = self.texts, self.facts
+        texts = self.texts
+        before = self.facts
         outcome = self._carried_out(command)
         if isinstance(outcome, Broken):
             self.violation = self._break(
@@ -135,7 +136,8 @@ class EngineLockstep(AnyLockstep):
 
 def misfit(facts: BlockFacts, config: EngineConfig) -> str:
     """Say which facts are of other sizes than an engine of this configuration has, or ""."""
-    blocks, groups = len(facts.refs), len(config.groups)
+    blocks = len(facts.refs)
+    groups = len(config.groups)
     if len(facts.memory) != blocks:
         return f"view().memory: {len(facts.memory)} entries, for {blocks} in refs"
     tables = [(f"requests[{name!r}]", fact.tables) for name, fact in facts.requests.items()]

@@ -21,7 +21,8 @@ def violations(
 ) -> list[tuple[Violation, Trace]]:
     """The violation that a run of these commands has ended with, if it did, and the close that does not
     happen when all is closed then; each with its trace. Nothing may be done afterwards."""
-    (geometry, mode), found = lockstep.config, []
+    geometry, mode = lockstep.config
+    found = []
     if lockstep.violation is not None:
         found.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
         if not isinstance(lockstep, Lockstep):
@@ -34,7 +35,8 @@ def violations(
 
 def _all_closed(lockstep: Lockstep) -> list[Command]:
     """End every turn that the system shows, then close its sessions, and check whether they are gone."""
-    violation, facts = lockstep.violation, lockstep.moment().facts
+    violation = lockstep.violation
+    facts = lockstep.moment().facts
     ends: list[Command] = []
     if violation is not None and not {"BROKEN", _CLOSED} & {*violation.clauses, *lockstep.waived}:
         ends += [Abort(name) for name in sorted(facts.requests)]

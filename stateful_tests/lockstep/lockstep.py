@@ -13,7 +13,7 @@ from typing import Any
 
 from impl.adapter import Capabilities, AnySystem, System, UnusableImplementation
 from impl.engines import engine
-from impl.process.failures import SystemFailed, of_a_command
+from impl.process.failures import SystemFailed, failed_in_command
 from impl.process.remote_system import WorkerSystem
 from impl.process.wire import copied
 from reference import model
@@ -131,7 +131,8 @@ class Lockstep(AnyLockstep):
     def do(self, command: Command) -> Outcome:
         """Run one command on both. Returns the reference's outcome; sets `violation` if they part."""
         self._begin()
-        was, before = self.state, self.facts
+        was = self.state
+        before = self.facts
         now, expected = model.step(was, command)
         check_serial(now)
         check_offered(self.system, was, command)
@@ -165,7 +166,9 @@ class Lockstep(AnyLockstep):
 
     def go_on(self, clause: str) -> None:
         """The run has ended with a violation: from here on `clause` alone is checked."""
-        self.first_violation, self.violation, self._alone = self.violation, None, CLAUSES[clause]
+        self.first_violation = self.violation
+        self.violation = None
+        self._alone = CLAUSES[clause]
 
     def _ask_alone(self, clause: Clause, step: Step) -> None:
         if self.violation is not None and clause.id in self.violation.clauses:
@@ -254,7 +257,8 @@ def check_fits(
     system: AnySystem, geometry: Geometry | JudgedConfig, commands: tuple[AnyCommand, ...] = ()
 ) -> None:
     """Raise UnusableImplementation when the system cannot be driven through this."""
-    can, kind = system.capabilities, kind_of_config(geometry)
+    can = system.capabilities
+    kind = kind_of_config(geometry)
     if can.system_kind is not kind:
         needs = f": the trace needs {kind.noun}, such as {_example(geometry)}"
         raise UnusableImplementation(f"{system.name} {can.system_kind.words}{needs}")
@@ -363,7 +367,8 @@ def replay(system: AnySystem, trace: Trace) -> Run:
     """
     check_fits(system, trace.geometry, trace.commands)
     lockstep = lockstep_on(system, trace.geometry, trace.mode, trace.clause)
-    stated, rows = dict(trace.expected), []
+    stated = dict(trace.expected)
+    rows = []
     history = deque([lockstep.moment()], maxlen=HISTORY_LIMIT)
     for index, command in enumerate(trace.commands):
         outcome = lockstep.do(command)
@@ -389,7 +394,7 @@ def with_calls(system: AnySystem, run: Run) -> Run:
     violation = run.violation
     if violation is None or not isinstance(system, WorkerSystem) or not system.alive:
         return run
-    if "BROKEN" in violation.clauses and not of_a_command(violation.failure_of("BROKEN").observed):
+    if "BROKEN" in violation.clauses and not failed_in_command(violation.failure_of("BROKEN").observed):
         return run  # what the command calls has no part in it
     commands = run.trace.commands[: violation.step + 1]
     return replace(run, called=system.called(run.trace.geometry, commands))

@@ -91,7 +91,8 @@ class PairLockstep(AnyLockstep):
     def _step(
         self, command: PairCommand, refused: bool, before: PairFacts, broke: bool = False
     ) -> PairStep:
-        beside, after = self.beside, self.facts
+        beside = self.beside
+        after = self.facts
         if broke:
             sides = beside.broken_off(command, before, after)
         else:

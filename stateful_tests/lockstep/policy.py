@@ -10,7 +10,7 @@ from reference import model
 from reference.clauses.facts import Facts
 from reference.commands import CheckBusy, Command, Done, Outcome, Refused, Report, Submit
 from reference.state import State
-from stateful_tests.lockstep.follow import followed, pinned
+from stateful_tests.lockstep.follow import adopt_tree_shape, with_locks_as_taken
 
 
 class Answers(NamedTuple):
@@ -46,7 +46,7 @@ class ServerPolicy:
         if self._can.tree_policy_is_free and facts is not None and facts.tree is not None:
             done = isinstance(outcome, Done) and isinstance(answers.expected, Done)
             if done or isinstance(command, Submit):  # a rejected request may have run all the same
-                answers = answers._replace(now=followed(was, answers.now, command, facts))
+                answers = answers._replace(now=adopt_tree_shape(was, answers.now, command, facts))
         return answers
 
     def _allowed(self, was: State, command: Command, answers: Answers) -> Answers:
@@ -56,7 +56,7 @@ class ServerPolicy:
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and (
                 outcome.reason in self._can.may_refuse
-                or model.step(pinned(was), command)[1] == outcome
+                or model.step(with_locks_as_taken(was), command)[1] == outcome
             ):
                 return answers._replace(now=was, expected=outcome)
             if isinstance(expected, Refused) and not self._can.exact_reasons:

@@ -52,7 +52,8 @@ class ReferenceSystem:
         self.states_read: dict[str, int] = {}
 
     def apply(self, command: Command) -> Outcome:
-        state, config = self.state, self.state.config
+        state = self.state
+        config = self.state.config
         # nobody tells it the mode, and free mode allows less of this
         if isinstance(command, UnlockSwa):
             state = state._replace(config=config._replace(mode=Mode.FAITHFUL))
@@ -64,7 +65,8 @@ class ReferenceSystem:
 
     def carry_out(self, kind: type, now: State, effects: Effects) -> None:
         """Do what the rules say of a command of this kind: it leads to `now`."""
-        was, self.state = self.state, now
+        was = self.state
+        self.state = now
         if now is was:
             return
         # given back, even where another takes the name at once
@@ -87,7 +89,8 @@ class ReferenceSystem:
 
     def _adopt(self, pool: str, adopted: set[tuple[str, int]], was: State) -> None:
         """Pages of rows become the tree's, under the name of the path to their end."""
-        size, pages = self.geometry.page_size, self.pages[pool]
+        size = self.geometry.page_size
+        pages = self.pages[pool]
         texts = {row.holder: row.text for row in rows_of(was)}
         for holder, at in sorted(adopted & pages.keys()):
             path = self._key(texts[holder])[: (at + 1) * size]
@@ -144,7 +147,8 @@ class ReferenceSystem:
 
     def _write_tree(self) -> None:
         """Whoever hands pages over has computed them: they hold what their path says."""
-        size, tree = self.geometry.page_size, self.state.tree
+        size = self.geometry.page_size
+        tree = self.state.tree
         if tree is None:
             return
         for placed in radix.nodes(tree):
@@ -159,7 +163,8 @@ class ReferenceSystem:
 
     def _write(self, row: RowInUse, start: int) -> None:
         """The KV of what a row has computed from `start` on; allocated-ahead slots hold nothing."""
-        size, tokens = self.geometry.page_size, text_tokens(row.text, row.computed)
+        size = self.geometry.page_size
+        tokens = text_tokens(row.text, row.computed)
         for position in range(start, row.cursors.kv_allocated_len):
             for pool, pages in self.pages.items():
                 page = pages.get((row.holder, position // size))
@@ -301,7 +306,8 @@ def layout(state: State) -> Hashable:
 @remembered
 def _shape(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int, int], ...], TreeSizes]:
     """(path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
-    has_swa, shape = tree.window is not None, []
+    has_swa = tree.window is not None
+    shape = []
     for placed in radix.nodes(tree):
         on_path = [k for k in tree.locks if k.key[: placed.end] == placed.path]
         swa_locks = sum(k.swa_from < placed.end for k in on_path) if has_swa else 0

@@ -203,7 +203,8 @@ def _requests(before: TierFacts, now: TierFacts) -> Iterator[str]:
     for request in now.requests:
         if request in before.requests:
             continue
-        device, writing = _kv("device", request.slots), " ".join(_kv("device", request.writing))
+        device = _kv("device", request.slots)
+        writing = " ".join(_kv("device", request.writing))
         parts = [request.state, f"row {request.row}" if request.row >= 0 else ""]
         parts += [f"first token in slot {request.first}" if request.first >= 0 else "", *device]
         parts += [
@@ -221,10 +222,8 @@ def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:
         if operation is None:
             yield f"{were[number].called} is over"
         elif was is None or was != operation:
-            has, moves = (
-                " ".join(_kv("host", operation.slots)),
-                " ".join(_kv("host", operation.moving)),
-            )
+            has = " ".join(_kv("host", operation.slots))
+            moves = " ".join(_kv("host", operation.moving))
             parts = [operation.state, has, f"the backend still moves {moves}" if moves else ""]
             yield f"{operation.called}: {', '.join(filter(None, parts))}"
     for page in now.stored:

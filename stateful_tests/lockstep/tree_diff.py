@@ -29,7 +29,8 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
 
 def _node_changes(was: Placed, now: Placed) -> list[str]:
     """Name what a node has got or lost."""
-    where, lines = pictures.node((now.start, now.end), path_text(now.path)), []
+    where = pictures.node((now.start, now.end), path_text(now.path))
+    lines = []
     if was.node.live != now.node.live:
         lines.append(f"{where} {'has SWA KV again' if now.node.live else 'is a tombstone'}")
     if bool(was.node.state_used) != bool(now.node.state_used):

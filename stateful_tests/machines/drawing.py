@@ -51,7 +51,8 @@ class Start(NamedTuple):
 def starts(draw: _Draw) -> Start:
     """The sizes, the mode and the profile of a run of a machine."""
     target: MachineTarget = draw(st.runner()).target
-    choices, capabilities = DrawnChoices(draw), target.system.capabilities
+    choices = DrawnChoices(draw)
+    capabilities = target.system.capabilities
     machine, geometry, mode = pick(choices, target.configurations)
     profile = draw_profile(choices, capabilities, machine)
     if target.vary and once_in(choices, 4):

@@ -82,7 +82,8 @@ class ServerMachine(RuleBasedStateMachine):
     @classmethod
     def forget(cls) -> None:
         """Nothing has been found yet."""
-        cls.found, cls.driven = {}, 0
+        cls.found = {}
+        cls.driven = 0
 
     def __init_subclass__(cls) -> None:
         cls.forget()

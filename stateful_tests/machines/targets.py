@@ -40,13 +40,12 @@ class MachineTarget:
         vary: bool = False,
         exactly: bool = False,
     ) -> None:
-        self._make, self._machines, self._sizes, self._modes = (
-            make,
-            tuple(machines),
-            tuple(sizes),
-            modes,
-        )
-        self.vary, self._exactly = vary, exactly
+        self._make = make
+        self._machines = tuple(machines)
+        self._sizes = tuple(sizes)
+        self._modes = modes
+        self.vary = vary
+        self._exactly = exactly
         self.base: AnySystem | None = None
 
     @cached_property

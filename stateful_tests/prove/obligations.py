@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from reference.cursors import Cursors
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.translation import Contract, NotTranslated, Translation, contracts
 
-PROVED, REFUTED, UNDECIDED = "proved", "refuted", "undecided"
 SMALL = (2, 8, None)  # bounds within which a counterexample is sought, in this order; none at last
 _TIMEOUT_MS = 30_000
 _MODULES = {"contract": cursors, "window": window_theorem}
@@ -28,6 +28,14 @@ SOURCES: dict[str, str] = {
     kind: Path(str(module.__file__)).read_text(encoding="utf-8")
     for kind, module in _MODULES.items()
 }
+
+
+class ProofVerdict(StrEnum):
+    """The verdict on an obligation."""
+
+    PROVED = "proved"
+    REFUTED = "refuted"
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class Proof:
     """
 
     obligation: Obligation
-    verdict: str = PROVED
+    verdict: ProofVerdict = ProofVerdict.PROVED
     seconds: float = 0.0
     counterexample: dict[str, int] = field(default_factory=dict)
     note: str = ""
@@ -83,11 +91,13 @@ def prove(
 ) -> Iterator[Proof]:
     """Each in turn. sources: the text of both modules, such as with a fault in it."""
     for obligation in obligations:
-        proof, began = Proof(obligation), time.perf_counter()
+        proof = Proof(obligation)
+        began = time.perf_counter()
         try:
             _prove(proof, sources)
         except (NotTranslated, KeyError, TypeError, z3.Z3Exception) as error:
-            proof.verdict, proof.note = UNDECIDED, f"{type(error).__name__}: {error}"
+            proof.verdict = ProofVerdict.UNDECIDED
+            proof.note = f"{type(error).__name__}: {error}"
         proof.seconds = time.perf_counter() - began
         yield proof
 
@@ -104,12 +114,14 @@ def _prove(proof: Proof, sources: Mapping[str, str]) -> None:
         promised = [translation.expression(line, names | {"_": result}) for line in contract.post]
         given += [*translation.facts, *translation.lemmas()]
         if _check(given) != z3.sat:
-            proof.verdict, proof.note = UNDECIDED, "no arguments meet what the contract asks for"
+            proof.verdict = ProofVerdict.UNDECIDED
+            proof.note = "no arguments meet what the contract asks for"
             return
         for line, goal in zip(contract.post, promised):
             verdict = _check([*given, z3.Not(goal)])
             if verdict == z3.unknown:
-                proof.verdict, proof.note = UNDECIDED, f"z3 gives no answer for: {line}"
+                proof.verdict = ProofVerdict.UNDECIDED
+                proof.note = f"z3 gives no answer for: {line}"
             elif verdict == z3.sat:
                 _refute(proof, line, [*given, z3.Not(goal)], margin)
                 return
@@ -142,7 +154,9 @@ def _refute(proof: Proof, line: str, terms: list[Any], margin: int | None) -> No
             found = {
                 name: model.eval(z3.Int(name), model_completion=True).as_long() for name in names
             }
-            proof.verdict, proof.note = REFUTED, f"fails: {line}"
+            proof.verdict = ProofVerdict.REFUTED
+            proof.note = f"fails: {line}"
             proof.counterexample = found | ({"margin": margin} if margin is not None else {})
             return
-    proof.verdict, proof.note = UNDECIDED, f"z3 gives no numbers for which this fails: {line}"
+    proof.verdict = ProofVerdict.UNDECIDED
+    proof.note = f"z3 gives no numbers for which this fails: {line}"

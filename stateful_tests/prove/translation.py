@@ -77,7 +77,7 @@ class Translation:
 
     @classmethod
     def of(cls, *sources: str) -> Translation:
-        """Of the functions of these modules."""
+        """The translation of the functions in these sources."""
         trees = [node for source in sources for node in ast.parse(source).body]
         return cls({node.name: node for node in trees if isinstance(node, ast.FunctionDef)})
 
@@ -149,7 +149,8 @@ class Translation:
             case ast.BinOp(left, ast.FloorDiv(), right):
                 return self._quotient(self._value(left, names), self._value(right, names))
             case ast.BinOp(left, ast.Mod(), right):
-                value, by = self._value(left, names), self._value(right, names)
+                value = self._value(left, names)
+                by = self._value(right, names)
                 return value - self._quotient(value, by) * by
             case ast.BinOp(left, how, right) if type(how) in _ARITHMETIC:
                 return _ARITHMETIC[type(how)](self._value(left, names), self._value(right, names))

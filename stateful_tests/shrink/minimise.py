@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
-from impl.process.failures import kind_of
+from impl.process.failures import kind_of_failure
 from impl.process.remote_system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import Geometry, GeometryError
@@ -80,7 +80,7 @@ def _kind(system: AnySystem, trace: Trace) -> str | None:
     seen = replay(system, trace).violation
     if seen is None or "BROKEN" not in seen.clauses:
         return None
-    return kind_of(seen.failure_of("BROKEN").observed)
+    return kind_of_failure(seen.failure_of("BROKEN").observed)
 
 
 PAGE_SIZES = (1, 2, 4, 8, 16)
@@ -120,7 +120,8 @@ def _shrink_geometry(system: AnySystem, failing: Failing, trace: Trace) -> Trace
 
 def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
     """The trace with a size and the lengths that fill it smaller by as much."""
-    now, page = getattr(trace.sizes(Geometry), name), trace.sizes(Geometry).page_size
+    now = getattr(trace.sizes(Geometry), name)
+    page = trace.sizes(Geometry).page_size
     least, unit = (page, 1) if name == "width" else (1, page)
     lengths = sorted({value for c in trace.commands for _, value in numbers(c)}, reverse=True)
     for size in dict.fromkeys((least, now // 2, now - 1)):
@@ -142,7 +143,8 @@ def _less_of_both(failing: Failing, trace: Trace, name: str) -> Trace:
 def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     """The smallest size with which the clause still fails; failing need not be monotone in it. A page has a
     size that servers have, and a row holds one at least: nobody doubts such a trace."""
-    now, page = getattr(trace.sizes(Geometry), name), trace.sizes(Geometry).page_size
+    now = getattr(trace.sizes(Geometry), name)
+    page = trace.sizes(Geometry).page_size
     sizes: Iterable[int] = range(page if name == "width" else 1, now or 1)  # no window stays none
     if name == "states":
         sizes = range(now)  # none at all first
@@ -291,7 +293,8 @@ def _resized(failing: Failing, trace: Trace, **changes: Any) -> Trace:
 
 def _scaled(trace: Trace, was: int) -> Trace:
     """The trace with all lengths as many pages long as they were when a page had `was` tokens."""
-    size, window = trace.sizes(Geometry).page_size, trace.sizes(Geometry).window
+    size = trace.sizes(Geometry).page_size
+    window = trace.sizes(Geometry).window
     window = None if window is None else -(-window * size // was)
     commands = scaled(trace.commands, size, was)
     return replace(trace, geometry=replace(trace.sizes(Geometry), window=window), commands=commands)
@@ -326,7 +329,7 @@ def failing_prefix(
     if (seen := lockstep.violation) is None:
         return None
     commands = commands[: lockstep.steps]
-    if clause not in seen.clauses or kind not in (None, kind_of(seen.failure_of(clause).observed)):
+    if clause not in seen.clauses or kind not in (None, kind_of_failure(seen.failure_of(clause).observed)):
         return None
     if allowed is not None and not allowed(replace(trace, commands=commands), seen):
         return None

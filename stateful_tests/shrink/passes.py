@@ -206,7 +206,8 @@ def _inserted(commands: Commands) -> Iterator[Commands]:
     """A lock holder that inserts a prompt instead of the request that computes it."""
     for i, command in enumerate(commands):
         if isinstance(command, Submit) and command.session is None:
-            name, prompt = command.request, command.prompt or _text_of_its_own(command, commands)
+            name = command.request
+            prompt = command.prompt or _text_of_its_own(command, commands)
             for at, last in [(j, c) for j, c in enumerate(commands) if name in names_in(c)][1:]:
                 if isinstance(last, (Finish, Extend)):
                     insert = Insert(name, prompt, 0, isinstance(last, Extend))
@@ -283,7 +284,8 @@ def _plainer_steps(commands: Commands) -> Iterator[Commands]:
     """A model that agrees with fewer drafts, and stops nobody."""
     for i, command in enumerate(commands):
         if isinstance(command, Schedule):
-            accept, stop = command.accept, command.stop
+            accept = command.accept
+            stop = command.stop
             for at in range(len(stop)):
                 yield _with(commands, i, changed(command, stop=stop[:at] + stop[at + 1 :]))
             if accept:

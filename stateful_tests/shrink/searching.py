@@ -40,6 +40,7 @@ def first_improvement(best: T, search: Search[T], candidates: Callable[[T], Iter
         for candidate in candidates(best):
             smaller = search.run(candidate)
             if smaller is not None:
-                best, improved = smaller, True
+                best = smaller
+                improved = True
                 break
     return best

@@ -45,11 +45,9 @@ class TraceError(ValueError):
     """A trace that cannot be used: one line with the file, the JSON path and the reason."""
 
     def __init__(self, name: object, path: str, reason: str) -> None:
-        self.name, self.path, self.reason = (
-            _one_line(name, 200),
-            _one_line(path, 200),
-            _one_line(reason, 300),
-        )
+        self.name = _one_line(name, 200)
+        self.path = _one_line(path, 200)
+        self.reason = _one_line(reason, 300)
         super().__init__(": ".join(part for part in (self.name, self.path, self.reason) if part))
 
 

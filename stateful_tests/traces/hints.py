@@ -94,7 +94,8 @@ def _place(kind: Any, data: bytes, path: str) -> tuple[types.Type | None, Any]:
             found = next((each.type for each in struct[0].fields if each.encode_name == name), None)
             raw = raw.get(name)
         elif index and lists and isinstance(raw, list):
-            found, raw = lists[0].item_type, raw[int(index)]
+            found = lists[0].item_type
+            raw = raw[int(index)]
         else:
             return None, None
     return found, raw

@@ -146,7 +146,8 @@ _INPUT = NotationPart(
         "prompt": prompt_of(found["prompt"] or ""),
     },
 )
-_REQUEST, _HOLDER = _name("request"), _name("holder")
+_REQUEST = _name("request")
+_HOLDER = _name("holder")
 
 
 def _listing(field: str, of: Callable[[str], Any]) -> NotationPart:

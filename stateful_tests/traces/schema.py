@@ -110,7 +110,8 @@ def in_words(kind: Any) -> str:
 
 
 def _field_in_words(field: Field[Any], hint: Any) -> str:
-    name, notes = f"`{field.name}`", ""
+    name = f"`{field.name}`"
+    notes = ""
     if get_origin(hint) is tuple and hint != Prompt:
         of = get_args(hint)[0]
         notes = ": a list of numbers" if of is int else ": a list of names"

@@ -47,7 +47,9 @@ class Diverged(Exception):
         command: Command | None = None,
         known: str | None = None,
     ) -> None:
-        self.verdict, self.command, self.known = Verdict(clause, expected, observed), command, known
+        self.verdict = Verdict(clause, expected, observed)
+        self.command = command
+        self.known = known
 
 
 class Beside:
@@ -77,7 +79,8 @@ class Beside:
         self.transfers = TransfersSeen()
         # counts that differ already, and by how much
         self.reported_offsets: Counter[str] = Counter()
-        self.pages, self.texts = PageJudge(self.geometry), TextJudge()
+        self.pages = PageJudge(self.geometry)
+        self.texts = TextJudge()
         self.kept_states = KeptStates(header)
         self._line = Line("", 0, log.CloseAsked(""))
         # up to the first mismatch that counts, and to one more than a trace may have
@@ -93,7 +96,8 @@ class Beside:
     def do(self, command: Command, *choices: Choice, shown: Shown = NOTHING) -> None:
         """Carry a command out on the reference, and compare. Raises Diverged."""
         self.result.commands[type(command).__name__] += 1
-        was, beyond = self.state, ""
+        was = self.state
+        beyond = ""
         try:
             now, outcome = model.step(was, command, choices)
         except model.ChoiceNotAllowed as error:
@@ -106,14 +110,14 @@ class Beside:
             self._done.append((command, choices))
         if beyond or not self._same(now, shown):
             found = verdict(command, was, now, outcome, shown, beyond)
-            known = deviations.explained(self.header, command, was, now, shown)
-            shows = None if beyond or known else deviations.as_shown(now, shown)
+            known = deviations.fault_of_cursors(self.header, command, was, now, shown)
+            shows = None if beyond or known else deviations.adopt_shown_cursors(now, shown)
             if shows is not None:
                 self.report(Diverged(*found, command))
                 now = shows
             else:
                 self.deviates(known, *found, command)
-                now = deviations.with_slots(now, shown)
+                now = deviations.adopt_shown_slots(now, shown)
         self.state = now
 
     def follows_to(self, state: State, command: Command, shown: Shown) -> None:
@@ -145,7 +149,8 @@ class Beside:
 
     def report(self, found: Diverged) -> None:
         """Keep a mismatch, or count it where enough are kept."""
-        result, known = self.result, found.known
+        result = self.result
+        known = found.known
         if known is not None:
             result.known[known] += 1
             if result.known[known] > MAX_OF_KNOWN:
@@ -167,7 +172,8 @@ class Beside:
         result.skipped[missing] += 1
         since = result.mismatches[self.step.judged :]
         result.mismatches[self.step.judged :] = [each for each in since if each.known is not None]
-        self.follows, self.skipping = False, AFTER_A_GAP
+        self.follows = False
+        self.skipping = AFTER_A_GAP
 
     def misses(self, lines: int) -> None:
         """So many lines are missing before this one: up to the next snapshot no state is known. What was
@@ -210,7 +216,7 @@ class Beside:
         mine = self.request(name).cursors
         if mine is not None and mine != got:
             found = Diverged("LEN-4", f"{name}: {cursors_text(mine)}", f"shows {cursors_text(got)}")
-            if not deviations.in_order(got, mine):
+            if not deviations.are_row_cursors(got, mine):
                 raise found
             self.report(found)
             self.moves(name, got)
@@ -232,7 +238,8 @@ class Beside:
             sizes = Geometry(g.page_size, g.window, g.full_pages, g.swa_pages, g.rows, g.width)
         except GeometryError:
             return None
-        found, commands = self.result.found[0], tuple(command for command, _ in self._done)
+        found = self.result.found[0]
+        commands = tuple(command for command, _ in self._done)
         expected = tuple(
             (at, Done(choices)) for at, (_, choices) in enumerate(self._done) if choices
         )

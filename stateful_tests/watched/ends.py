@@ -25,17 +25,18 @@ def released(beside: Beside, e: log.Released) -> None:
     if e.reason is None and beside.request(e.request).phase in (Phase.QUEUED, Phase.ADMITTED):
         _finished_in_the_queue(beside, e, after)
         return
-    beside.result.holes.update(deviations.holes(beside.header, e))
+    beside.result.holes.update(deviations.uncomputed_positions(beside.header, e))
     accepted = catches_up(beside, e.request, before) + beside.header.claims
     ahead = _last_of_a_mixed_batch(beside, e) if e.reason is not None else None
     if beside.header.speculative and beside.of(e.request).rounds[e.reason is not None :]:
-        ahead = deviations.longer_state(beside.header)  # by a round that is in flight
+        ahead = deviations.fault_of_longer_state(beside.header)  # by a round that is in flight
     beside.stands(e.request, before)
     _counts(beside, e, accepted)
-    request, seen = beside.request(e.request), beside.of(e.request)
+    request = beside.request(e.request)
+    seen = beside.of(e.request)
     if seen.rejected_by is not None and e.session is not None:
         want = f"{e.session} has nothing of {e.request}, which it has rejected"
-        known = deviations.rejected_as_turn(beside.header)
+        known = deviations.fault_of_rejected_turn(beside.header)
         raise Diverged("SES-2", want, "releases it as its turn", known=known)
     shown = Shown({}, {} if request.session is None else {request.session: after})
     beside.result.reach("overshoot that is trimmed", (e.counted or e.outputs) < request.output)
@@ -76,7 +77,7 @@ def _keeps_state(
         if ahead is not None:
             beside.state = beside.state.with_session(session._replace(state=session.state + 1))
         elif e.reason is None and e.outputs < request.output:
-            beside.of_session(session.name).state_ahead = deviations.state_ahead(beside.header)
+            beside.of_session(session.name).state_ahead = deviations.fault_of_state_ahead(beside.header)
     elif ahead is not None and (text := beside.texts.inputs.get(e.request)):
         committed = Cursors(*e.before).kv_committed_len
         beside.kept_states.ends([*text, *(e.ids or ())][:committed], ahead)
@@ -85,7 +86,8 @@ def _keeps_state(
 def _finished_in_the_queue(beside: Beside, e: log.Released, after: Cursors | None) -> None:
     """A known fault: a turn that waits, and whose client gives it up, counts as its session's last."""
     request = beside.request(e.request)
-    session, known = beside.session_of(request), deviations.queued_abort_finishes(beside.header)
+    session = beside.session_of(request)
+    known = deviations.fault_of_queued_abort(beside.header)
     if session is None:
         raise Diverged("OUT-1", f"{e.request} waits, and has no row", "gives one back")
     want = f"{session.name} has nothing of {e.request}, which waits"
@@ -114,7 +116,8 @@ def _counts(beside: Beside, e: log.Released, accepted: int) -> None:
 
 
 def _retracted(beside: Beside, request: Request, outputs: int, shown: Shown) -> None:
-    seen, reach = beside.of(request.name), beside.result.reach
+    seen = beside.of(request.name)
+    reach = beside.result.reach
     beside.step.outside[request.name] = None
     seen.retracts += 1
     seen.matched = None
@@ -133,7 +136,8 @@ def _retracted(beside: Beside, request: Request, outputs: int, shown: Shown) -> 
 def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> str | None:
     """A known fault: the server does not count the token of a mixed batch that was a request's last. Its
     name, if it is one."""
-    request, rounds = beside.request(e.request), beside.of(e.request).rounds
+    request = beside.request(e.request)
+    rounds = beside.of(e.request).rounds
     if not rounds or not rounds[0].mixed:
         return None
     mine = request.cursors
@@ -142,7 +146,7 @@ def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> str | None:
         return None
     draft = Draft(e.request, mine.kv_allocated_len - mine.kv_committed_len, 1)
     beside.do(SpecDecode((draft,)))
-    known = deviations.ends_in_mixed_batch(beside.header)
+    known = deviations.fault_of_mixed_batch(beside.header)
     computed = f"{e.request} has computed {mine.kv_committed_len + 1} tokens"
     beside.deviates(known, "LEN-2", computed, f"counts {mine.kv_committed_len}")
     beside.moves(e.request, mine)
@@ -152,8 +156,10 @@ def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> str | None:
 def _finished_without_output(state: State, request: Request) -> State:
     """A turn that may have no output ends after its prefill; the token that it sampled is nobody's."""
     assert request.cursors is not None
-    state, session = state.without_request(request.name), state.session(request.session)
+    session = state.session(request.session)
+    state = state.without_request(request.name)
     if session is None:
         return state
-    history, slot = text_cut(request.text, request.origin), cut(request.cursors, request.origin)
+    history = text_cut(request.text, request.origin)
+    slot = cut(request.cursors, request.origin)
     return end_turn(state, session._replace(history=history, slot=slot))

@@ -210,7 +210,8 @@ class PageJudge:
             self._rows[name] = cursors, slots, row
 
     def _view(self, e: Paged) -> View:
-        geometry, owners = self.geometry, e.owners
+        geometry = self.geometry
+        owners = e.owners
         size = (geometry.full_pages + 1) * geometry.page_size
         swa = (geometry.swa_pages + 1) * geometry.page_size
         tree = states = None

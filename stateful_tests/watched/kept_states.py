@@ -60,7 +60,8 @@ class KeptStates:
         keep KV. What these track may have drafts that a turn did not take, and hardly ever goes into the
         tree."""
         before = self._kept if step is not None and self._step == step - 1 else {}
-        self._step, self._kept = step, {}
+        self._step = step
+        self._kept = {}
         ended, self._ended = self._ended, {}
         if e.states is None:
             return
@@ -83,7 +84,7 @@ class KeptStates:
                 self._wrong[tuple(path)] = _Wrong(has, why)
             kept = before.get(has)
             if kept is not None and kept.length > len(path):
-                known = deviations.within_a_page(self.header, kept.length)
+                known = deviations.fault_of_state_within_page(self.header, kept.length)
                 self._wrong[tuple(path)] = _Wrong(has, known or "")
                 want = f"the node of {len(path)} tokens has the state after them"
                 got = f"slot {has}, in which {kept.name} kept the state after {kept.length}"

@@ -60,7 +60,8 @@ def watch_live(
             say(f"it answers on port {server.port} after {up - started:.0f} s")
             asking = HttpClients(server, clients, seed)
             (log,) = _logs(server)
-            validator, done = Validator(log.header), 0.0
+            validator = Validator(log.header)
+            done = 0.0
 
             def goes_on() -> bool:
                 nonlocal done
@@ -80,7 +81,7 @@ def watch_live(
             )
             died = "" if server.alive else server.last_words()
             release = log.header.release
-            known = deviations.explains_end(release, died, config, validator.result)
+            known = deviations.fault_of_end(release, died, config, validator.result)
             server.stop()
             if died or wrong or validator.result.found:
                 shutil.rmtree(keep, ignore_errors=True)

@@ -41,7 +41,9 @@ class PairPopulation:
     has 2 to two thirds as many clients."""
 
     def __init__(self, seed: int, *, fixed: Settings | None = None, count: int = 12) -> None:
-        self.seed, self.fixed, self.count = seed, dict(fixed or {}), count
+        self.seed = seed
+        self.fixed = dict(fixed or {})
+        self.count = count
         self._number = -1
 
     def draw(self) -> tuple[Config, tuple[Client, ...], int, tuple[NetworkChoice, ...]]:
@@ -128,7 +130,8 @@ _TIERS = "hicache", "decode_hicache", "host_backup"
 
 def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, int | bool]:
     """Host tiers of P and of D's tree, and the pool for what D retracts."""
-    recurrent, late = so_far.get("states"), so_far.get("prefill_complete")
+    recurrent = so_far.get("states")
+    late = so_far.get("prefill_complete")
     alone = not recurrent or not (so_far["track"] or so_far["overlap"])
     found: dict[str, int | bool] = {
         "hicache": bool(so_far["tree"]) and alone and rng.random() < 0.3,
@@ -142,7 +145,8 @@ def _tiers(rng: random.Random, so_far: Settings, fixed: Settings) -> dict[str, i
     share = 0.05 if so_far["decode_tree"] else 0.6
     if fixed.get("host_backup", backup and rng.random() < share):
         # it must hold the longest request that D can retract
-        found["host_backup"], more["host"] = True, max(20, host)
+        found["host_backup"] = True
+        more["host"] = max(20, host)
     cached = {**found, **fixed}
     if (cached["hicache"] or cached["decode_hicache"]) and not (recurrent or late):
         more["storage"] = rng.choice((0, 0, 1, 2))  # of P's tier, or of D's alone

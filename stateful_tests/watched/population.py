@@ -30,7 +30,8 @@ WITH_PRIORITIES = 0.3  # of the runs: clients state them
 FITS_HARDLY_AT = 0, 4  # the runs of eight in which somebody sends a prompt of the size of a pool
 # In one run of eight a model has recurrent layers, with this many slots of state: a server takes a third as
 # many requests at a time.
-STATES_AT, SLOTS = 6, (9, 12, 18, 30)
+STATES_AT = 6
+SLOTS = (9, 12, 18, 30)
 LEAST_LEFT = 7  # tokens of the pool that a prompt leaves, or it is refused
 TRIES = 40  # servers of which one is chosen
 # Memory is short, and what runs is retracted. A flood has prompts of many chunks.
@@ -70,8 +71,12 @@ class Population:
         states: bool = True,
         lowest: bool = True,
     ) -> None:
-        self.states, self.lowest = states, lowest
-        self.seed, self.fixed, self.count, self.impatient = seed, fixed or {}, count, impatient
+        self.states = states
+        self.lowest = lowest
+        self.seed = seed
+        self.fixed = fixed or {}
+        self.count = count
+        self.impatient = impatient
         self._number = -1
         self._config = Config()
         self._at_work: Counter[Triple] = Counter()
@@ -80,7 +85,8 @@ class Population:
     def draw(self) -> tuple[Config, tuple[Client, ...], int]:
         """The next run: its server, its clients and its seed."""
         self._number += 1
-        number, known = self._number, scenes()
+        number = self._number
+        known = scenes()
         rng = random.Random(f"{self.seed} {number}")
         tier = bool(self.fixed.get("hicache"))
         kind = KINDS[number // 2 % len(KINDS)] if not tier else KINDS_OF_A_TIER[number % 4]
@@ -130,7 +136,7 @@ class Population:
     def _with_priorities(
         self, rng: random.Random, config: Config, clients: tuple[Client, ...]
     ) -> tuple[Config, tuple[Client, ...]]:
-        """The same where clients state priorities, and who waits may preempt who runs."""
+        """The server and clients with priorities, by which a waiting request may preempt a running one."""
         settings: dict[str, int | bool] = {
             "priority": rng.choice((1, 2)),
             "threshold": rng.choice((0, 0, 1)),
@@ -170,10 +176,17 @@ class Population:
 
 def triples(config: Config) -> list[Triple]:
     """The switches of a server three at a time, as classes: 0 is off."""
-    window, page = config.window, config.page_size
+    window = config.window
+    page = config.page_size
+    if not window:
+        window_class = 0
+    elif window < page:
+        window_class = 1
+    else:
+        window_class = 2 if window % page else 3
     switches = {
         "page": page - 1,
-        "window": 0 if not window else 1 if window < page else 2 if window % page else 3,
+        "window": window_class,
         "draft": config.draft,
         "overlap": config.overlap,
         "tree": config.tree,
@@ -207,7 +220,8 @@ def storm(
     Every third client has many tiny turns. These alone are still admitted when hardly anything is free, and
     are then retracted before their first result.
     """
-    share, lanes = config.tokens // 6, config.running + 1
+    share = config.tokens // 6
+    lanes = config.running + 1
 
     def turn(tiny: bool) -> Turn:
         tokens, limit = rng.randint(1, share), rng.randint(share, 2 * share)
@@ -244,7 +258,8 @@ def texts(
     rng: random.Random, config: Config, *, count: int = 12, impatient: bool = False
 ) -> tuple[Client, ...]:
     """Clients that ask for the same few long texts again: these are evicted and come back."""
-    length, own = max(4, config.tokens // rng.choice((3, 4))), rng.choice((2, 4, 8))
+    length = max(4, config.tokens // rng.choice((3, 4)))
+    own = rng.choice((2, 4, 8))
 
     def turn() -> Turn:
         tokens = rng.randint(1, length)
@@ -303,8 +318,11 @@ def talks(
 
 
 def operated(rng: random.Random, clients: tuple[Client, ...], config: Config) -> tuple[Client, ...]:
-    """The same with operators. Behind a host tier with a storage half of the clients come after a flush: they
-    find their texts in the storage alone, and some are aborted while these are read."""
+    """The clients with operators.
+
+    With a storage behind the host tier, half of the clients come after a flush: they find their texts in the
+    storage alone, and some are aborted while these are read.
+    """
     kinds = ["flush", *(rng.choice(OPERATIONS) for _ in range(3))]
     operators = tuple(
         Client(

@@ -24,7 +24,8 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
     if request.session is not None and e.session is None:
         request = orphaned(beside, request)
     beside.of(e.request).matched = e.prefix
-    session, cursors = beside.session_of(request), Cursors(*e.cursors)
+    session = beside.session_of(request)
+    cursors = Cursors(*e.cursors)
     if request.phase not in (Phase.QUEUED, Phase.ADMITTED):
         beside.stands(e.request, cursors)
         beside.result.next_chunk = request.phase is Phase.EXTENDING
@@ -43,7 +44,7 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
             want = f"{e.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
             known = None
             if beside.of(e.request).interrupted:  # it has the slot of the rejected one
-                known = deviations.rejected_as_turn(beside.header)
+                known = deviations.fault_of_rejected_turn(beside.header)
             raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}", known=known)
 
 
@@ -51,14 +52,15 @@ def _state_resumes(beside: Beside, name: str, session: Session, prefix: int) -> 
     """A turn resumes where its session's state is: that cannot be cut back. Told once, however often the
     scheduler looks at the turn before it runs."""
     beside.result.compared += 1
-    seen, wrong = beside.of_session(session.name), beside.result.wrong_states
+    seen = beside.of_session(session.name)
+    wrong = beside.result.wrong_states
     known = seen.state_ahead
     resumed = session._replace(state=prefix)
     if (known is None and session.state == prefix) or (name, prefix) in wrong:
         beside.state = beside.state.with_session(resumed)
         return
     hole = (session.name, session.state) in beside.result.holes
-    known = known or deviations.state_after_a_round(beside.header, prefix - session.state, hole)
+    known = known or deviations.fault_of_resumed_state(beside.header, prefix - session.state, hole)
     wrong[name, prefix], seen.state_ahead = known or "", known
     want = (
         f"{name} resumes at {session.state}, after the tokens that the state of {session.name} has"
@@ -71,13 +73,14 @@ def orphaned(beside: Beside, request: Request) -> Request:
     """A known fault: the server no longer counts a turn as its session's, whose text it still is."""
     session = beside.session_of(request)
     assert session is not None
-    known = deviations.orphaned(beside.header, beside.of(request.name))
+    known = deviations.fault_of_orphaned_turn(beside.header, beside.of(request.name))
     want = f"{request.name} goes on as the turn of {session.name}"
     beside.deviates(known, "SES-2", want, "as a request of nobody's", Admit(request.name))
     request = request._replace(session=None)
     beside.state = beside.state.with_request(request).with_session(session._replace(turn=None))
     seen = beside.of_session(session.name)
-    seen.text_unknown, seen.stays_busy = True, known  # a close waits for it
+    seen.text_unknown = True
+    seen.stays_busy = known  # a close waits for it
     beside.of(request.name).orphan_of = session.name
     return request
 
@@ -97,7 +100,8 @@ def extended(beside: Beside, e: log.Extended) -> None:
     beside.result.next_chunk = False
     for name, prefix, tokens, cells in e.lanes:
         seen = beside.of(name)
-        admitted_at, seen.matched = seen.matched, None
+        admitted_at = seen.matched
+        seen.matched = None
         if admitted_at is None:
             want = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
@@ -106,7 +110,7 @@ def extended(beside: Beside, e: log.Extended) -> None:
         if admitted_at != prefix and not loaded:
             want = f"{name} goes on at {admitted_at}, as it was admitted"
             raise Diverged("OUT-1", want, f"goes on at {prefix}")
-        if (known := deviations.state_of_another(beside.header, seen, prefix)) is not None:
+        if (known := deviations.fault_of_stale_state(beside.header, seen, prefix)) is not None:
             beside.result.wrong_states[name, prefix] = known
         seen.has_state = False
         if text := beside.texts.inputs.get(name):
@@ -137,13 +141,14 @@ def _has_own_text(beside: Beside, name: str, length: int) -> None:
     request = beside.request(name)
     have = request.origin + request.output
     if beside.of(name).orphan_of and length > have:
-        known = deviations.text_of_orphan(beside.header)
+        known = deviations.fault_of_orphaned_text(beside.header)
         raise Diverged("SES-1", f"{name} has {have} tokens", f"computes {length}", known=known)
 
 
 def _eviction(beside: Beside, name: str, shown: Cursors) -> Choice | None:
     """The window eviction that came before the prefill of a request."""
-    request, choice = beside.request(name), beside.step.evictions.pop(name, None)
+    request = beside.request(name)
+    choice = beside.step.evictions.pop(name, None)
     if choice is None or choice.swa_evicted_seqlen != shown.swa_evicted_seqlen:
         return choice
     return None if evicts_nothing(beside, request, shown) else choice
@@ -178,7 +183,8 @@ def _prefix_from_tree(beside: Beside, name: str, prefix: int, got: Cursors) -> N
 def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
     got = Cursors(*e.cursors)
     catches_up(beside, e.request, got)  # a request that ends inserts before its release is written
-    mine, length = beside.request(e.request).cursors, got.cache_protected_len
+    mine = beside.request(e.request).cursors
+    length = got.cache_protected_len
     beside.result.compared += 1
     if mine is None:
         raise Diverged("OUT-1", f"{e.request} waits, and has no KV", "the tree takes KV of it over")
@@ -211,7 +217,8 @@ def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
 )
 def evicted(beside: Beside, e: log.Swept) -> None:
     beside.result.reach("a window eviction")
-    request, got = beside.request(e.request), Cursors(*e.cursors)
+    request = beside.request(e.request)
+    got = Cursors(*e.cursors)
     choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
     if request.cursors is not None:
         beside.stands(

@@ -87,7 +87,8 @@ class WatchLog:
             _wait_for_header(path, growing)
         if _header_of(path).process != self.header.process:
             raise LogError(f"{path}: line 1: of another process than {self.files[0]}")
-        number, name = 1, str(path)
+        number = 1
+        name = str(path)
         with path.open("rb") as file:
             file.readline(MAX_LINE)
             for raw in _whole_lines(file, growing, lambda: bool(_later(path))):
@@ -148,7 +149,8 @@ def _header_of(path: Path) -> WatchHeader:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise LogError(f'{path}: line 1: no watcher\'s log: it must say "format": "{FORMAT}"')
     if fields.get("version") not in READABLE:
-        version, can = f"{fields.get('version')!r:.20}", " and ".join(map(str, READABLE))
+        version = f"{fields.get('version')!r:.20}"
+        can = " and ".join(map(str, READABLE))
         raise LogError(f"{path}: line 1: version {version} is not supported, {can} are")
     try:
         header = _HEADERS.decode(raw)
@@ -180,7 +182,8 @@ def _whole_lines(
 ) -> Iterator[bytes]:
     """Lines with their ends; the last one may have none. A growing file is waited for, and read once more
     after its writer has gone or has begun the next part: it wrote all of this one before."""
-    rest, over = b"", growing is None
+    rest = b""
+    over = growing is None
     while True:
         raw = rest + file.readline(MAX_LINE)
         if raw.endswith(b"\n") or len(raw) >= MAX_LINE:
@@ -192,7 +195,8 @@ def _whole_lines(
             return
         else:
             assert growing is not None  # else it is over
-            rest, over = raw, goes_on() or not growing()
+            rest = raw
+            over = goes_on() or not growing()
             if not over:
                 time.sleep(_PERIOD_S)
 

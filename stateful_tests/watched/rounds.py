@@ -18,7 +18,8 @@ _FREE = {pool: f"tokens of the {pool} pool free or the tree's" for pool in ("ful
 
 def prepared(beside: Beside, names: Sequence[str]) -> None:
     """A round of these requests will be run; in a mixed batch beside those of the prefill."""
-    step, result = beside.step, beside.result
+    step = beside.step
+    result = beside.result
     result.reach("a mixed batch", bool(step.entries))
     step.entries.update(names)
     result.prepared = True
@@ -39,9 +40,11 @@ def decodes(beside: Beside, entries: Sequence[log.Lane]) -> None:
 def drafts(beside: Beside, entries: Sequence[log.Lane]) -> None:
     """Slots are taken for a verify round: A goes up, within the row."""
     prepared(beside, [name for name, *_ in entries])
-    claims, width = beside.header.claims, beside.header.width
+    claims = beside.header.claims
+    width = beside.header.width
     for name, *cells in entries:
-        request, got = beside.request(name), Cursors(*cells)
+        request = beside.request(name)
+        got = Cursors(*cells)
         mine = request.cursors
         if request.phase is not Phase.RUNNING:
             want = f"refused: {Reason.WRONG_PHASE.value}"
@@ -67,7 +70,8 @@ def launched(beside: Beside, decoding: Sequence[log.Lane]) -> None:
     """The round of a step is launched. Each earlier one has its result, but for one under overlap."""
     if not beside.tells_results:
         return
-    header, names = beside.header, {name for name, *_ in decoding}
+    header = beside.header
+    names = {name for name, *_ in decoding}
     mixed = len(names) < len(beside.step.entries)
     for name in sorted(beside.step.entries):
         rounds = beside.of(name).rounds
@@ -90,7 +94,8 @@ def resulted(beside: Beside, e: log.Resulted) -> None:
     accepted: list[Draft] = []
     shown: dict[str, Cursors] = {}
     for name, _, cells, _ in e.lanes:
-        draft, got = accepts(beside, name, Cursors(*cells)), Cursors(*cells)
+        draft = accepts(beside, name, Cursors(*cells))
+        got = Cursors(*cells)
         if draft is not None:
             accepted.append(draft)
             shown[name] = got
@@ -151,7 +156,7 @@ def counts_outputs(beside: Beside, name: str, outputs: int, in_flight: Sequence[
     if not least <= outputs <= most:
         want = f"{name} has {most} outputs, and {len(in_flight)} rounds in flight"
         lost = outputs == least - 1 and beside.of(name).passed_over
-        known = deviations.first_output_lost(beside.header) if lost else None
+        known = deviations.fault_of_lost_output(beside.header) if lost else None
         raise Diverged("SES-1", want, f"counts {outputs}", known=known)
 
 
@@ -162,7 +167,8 @@ def counts_outputs(beside: Beside, name: str, outputs: int, in_flight: Sequence[
     compared="cursors of each entry; counts: free, rows, waiting, open, locked",
 )
 def stepped(beside: Beside, e: log.Stepped) -> None:
-    result, step = beside.result, beside.step
+    result = beside.result
+    step = beside.step
     result.steps += 1
     given_up(beside)
     if e.lanes:
@@ -189,7 +195,8 @@ _AFTER_ADMISSION = (*_AFTER_EVICTION, log.Admitted, log.Requeued)
 def in_its_place(beside: Beside, e: log.Event) -> None:
     """Raises Diverged for what cannot come while the server decides on a batch. A retract can, and for what
     it has retracted the queue may have no place."""
-    step, tag = beside.step, type(e).__struct_config__.tag
+    step = beside.step
+    tag = type(e).__struct_config__.tag
     if step.evicts and not isinstance(e, _AFTER_EVICTION):
         raise Diverged("OUT-1", f"no {tag} between a window eviction and its step", f"shows {tag}")
     retracts = isinstance(e, log.Released) and e.reason is None
@@ -203,7 +210,8 @@ def in_its_place(beside: Beside, e: log.Event) -> None:
 
 def notes_gaps(beside: Beside, e: log.Event) -> None:
     """Say which lines are missing, also while nothing is compared. The pages of a step follow it."""
-    step, skipped = beside.step, beside.result.skipped
+    step = beside.step
+    skipped = beside.result.skipped
     if isinstance(e, log.Paged):
         if not step.unpaged:
             skipped["pages that follow no step"] += 1
@@ -224,11 +232,13 @@ def notes_gaps(beside: Beside, e: log.Event) -> None:
         else:
             skipped[f"step {e.number} comes again"] += 1
     step.at, step.judged = e.at, len(beside.result.mismatches)
-    step.number, step.unpaged = e.number, beside.header.level == "pages"
+    step.number = e.number
+    step.unpaged = beside.header.level == "pages"
 
 
 def _counts(beside: Beside, e: log.Stepped) -> None:
-    state, size = beside.state, beside.header.page_size
+    state = beside.state
+    size = beside.header.page_size
     beside.step.last = e
     left = free(state)
     waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in state.requests)
@@ -267,7 +277,7 @@ def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> Non
     offsets[what] = got - want
     known = None
     if clause in ("OWN-3", "OWN-4"):
-        known = deviations.miscounted(
+        known = deviations.fault_of_count(
             beside.header, got - want, joined_late=beside.step.joined_late
         )
     beside.report(

@@ -105,7 +105,8 @@ class TierSeen:
     """The host tier of one log. locks: what its users have locked; facts: as they were last shown."""
 
     def __init__(self, header: WatchHeader) -> None:
-        size, tier = header.page_size, header.tier
+        size = header.page_size
+        tier = header.tier
         assert tier is not None
         self.config = TierConfig(
             size, header.window, header.full_tokens // size, header.swa_tokens // size,

@@ -32,8 +32,10 @@ from stateful_tests.watched.results import Mismatch, Validated
 from stateful_tests.watched.situation import situation
 from stateful_tests.watched.validator import Validator
 
-FORMAT, VERSION = "kvspec-served-run", 1
-SHRINKS, SHRINK_S = 100, 60.0  # runs and seconds that shrinking one finding may take
+FORMAT = "kvspec-served-run"
+VERSION = 1
+SHRINKS = 100  # runs that shrinking one finding may take
+SHRINK_S = 60.0  # seconds that shrinking one finding may take
 
 
 class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,7 +120,8 @@ def serve(runner: Runner, run: ServedRun, level: str = "") -> JudgedRun:
         watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level, "KVSPEC_WATCH_SNAPSHOT": "64"}
         watch["KVSPEC_WATCH_TIER"] = str(int(run.config.hicache))
         outcome = runner.run(Job(run.config, run.clients, run.seed, watch))
-        validated, tail = Validated(), []
+        validated = Validated()
+        tail = []
         if any(Path(folder).iterdir()):
             (log,) = logs_of([folder])
             validator = Validator(log.header)
@@ -147,7 +150,8 @@ class Before:
         if not judged.findings:
             return judged
         was = serve(self.runner, judged.run).findings
-        keys, known = {each.key for each in was}, {each.known for each in was}
+        keys = {each.key for each in was}
+        known = {each.known for each in was}
         judged.findings = [
             replace(each, known=each.known if self._has(tree, each.known, known) else "")
             if each.known
@@ -211,8 +215,9 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         if misread.pool == "state":
             known = validated.wrong_states.get((misread.request, misread.position), ended)
         elif run.config.pair:
-            config, pool = run.config, misread.pool
-            known = deviations.read_in_a_pair(run.release, misread.found, pool, config)
+            config = run.config
+            pool = misread.pool
+            known = deviations.fault_of_pair_read(run.release, misread.found, pool, config)
         reads.setdefault((misread.pool, known), []).append(misread)
     for (pool, known), (first, *more) in reads.items():
         if pool == "state":
@@ -228,12 +233,12 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         says += f"; it is {first.found}" if first.found else ""
         yield ServedFinding("reads", f"reads {pool}", says, known)
     for noted in outcome.noted:
-        known = deviations.of_a_pair(run.release, noted.key, run.config, run.choices)
+        known = deviations.fault_of_pair(run.release, noted.key, run.config, run.choices)
         yield ServedFinding("pair", noted.key, noted.says, known)
     if outcome.error:
         grant = outcome.grant
         pool = grant.pool if grant is not None else ""
-        known = ended or deviations.explains_end(
+        known = ended or deviations.fault_of_end(
             run.release, outcome.error, run.config, validated, pool
         )
         situations = filter(None, (outcome.error, validated.situation))
@@ -246,7 +251,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
             yield ServedFinding("server", key, "; ".join(situations), known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
         known = (
-            deviations.stalls(run.release, kind, run.config, outcome.preemptions) or ended
+            deviations.fault_of_stall(run.release, kind, run.config, outcome.preemptions) or ended
         )
         says = f"{stall.clause}: {stall.says}" if stall.clause else stall.says
         yield ServedFinding("progress", f"stalls: {kind}", says, known)
@@ -304,7 +309,8 @@ class _Check:
 
     def take(self, run: ServedRun) -> Counter[str]:
         """Serve a run; a new finding is kept, and shrunk. What the run reached."""
-        judged, result = judge(self.runner, run, self.before), self.result
+        judged = judge(self.runner, run, self.before)
+        result = self.result
         result.runs += 1
         result.forwards += judged.outcome.forwards
         result.events += judged.validated.events
@@ -328,7 +334,8 @@ class _Check:
 
     def _shrink(self, run: ServedRun) -> None:
         """Look for the smallest run that still shows the finding, in so many tries."""
-        tries, ends = itertools.count(1), time.monotonic() + SHRINK_S
+        tries = itertools.count(1)
+        ends = time.monotonic() + SHRINK_S
 
         def still_shows(smaller: ServedRun) -> ServedRun | None:
             if self.over() or time.monotonic() > ends:

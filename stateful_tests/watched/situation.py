@@ -13,7 +13,8 @@ MOST = 6  # holders that are named
 
 def situation(beside: Beside) -> str:
     """Which batch was prepared since the last step, whom admission looked at, and who holds how much KV."""
-    step, last = beside.step, beside.step.last
+    step = beside.step
+    last = beside.step.last
     if not beside.follows or last is None:
         return ""
     requests = {r.name: r for r in beside.state.requests}

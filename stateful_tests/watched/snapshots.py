@@ -27,7 +27,8 @@ def snapshot(beside: Beside, e: log.Snapshot) -> None:
             and r.session is None
         ):
             orphaned(beside, request)
-    result, given = beside.result, _state_of(beside, e)
+    result = beside.result
+    given = _state_of(beside, e)
     if e.dropped:
         result.skipped["events that the watcher dropped"] += e.dropped
     if result.events > 1 and beside.follows and not e.dropped:
@@ -109,7 +110,8 @@ def _shown(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
 
 def _state_of(beside: Beside, e: log.Snapshot) -> State:
     """The reference's state of a server in the middle of its life."""
-    state, serial = model.initial(beside.geometry, Mode.FAITHFUL), 0
+    state = model.initial(beside.geometry, Mode.FAITHFUL)
+    serial = 0
     turns: dict[str, Request] = {}
     of_sessions = Counter(r.session for r in e.requests)
     for r in e.requests:
@@ -135,7 +137,7 @@ def _state_of(beside: Beside, e: log.Snapshot) -> State:
 def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
     """Go on with what a snapshot shows."""
     # what came before is not known
-    stays_busy = deviations.stays_busy(beside.header, retracted=True)
+    stays_busy = deviations.fault_of_busy_session(beside.header, retracted=True)
     requests = {r.request: r for r in e.requests}
     beside.requests = {name: _seen(beside, r, given) for name, r in requests.items()}
     beside.sessions = {}
@@ -147,7 +149,8 @@ def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
     beside.texts.begins(e)
     found = len(beside.result.mismatches)
     beside.step = StepSeen(number=None, joined_late=True, at=beside.step.at, judged=found)
-    beside.state, beside.follows = given, True
+    beside.state = given
+    beside.follows = True
     beside.result.given += len(e.requests) + len(e.sessions)
 
 
@@ -171,12 +174,15 @@ def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
 
 
 def _request_of(r: log.RequestState, session: str | None, serial: int) -> Request:
-    """Of one that runs the newest output has no KV yet."""
+    """The state of a request in a snapshot. The newest output of a running one has no KV yet."""
     if r.cursors is None:
         return Request(
             r.request, session, serial, (), r.tokens, r.outputs, Phase.QUEUED, r.retracted
         )
-    cursors, phase, outputs = Cursors(*r.cursors), Phase.EXTENDING, r.outputs
+    cursors = Cursors(*r.cursors)
+    phase = Phase.EXTENDING
+    outputs = r.outputs
     if not r.extends:
-        phase, outputs = Phase.RUNNING, max(outputs, cursors.kv_committed_len - r.tokens + 1)
+        phase = Phase.RUNNING
+        outputs = max(outputs, cursors.kv_committed_len - r.tokens + 1)
     return Request(r.request, session, serial, (), r.tokens, outputs, phase, True, cursors=cursors)

@@ -16,8 +16,10 @@ def shown(beside: Beside, e: log.Tiered) -> None:
         return
     if beside.tier is None:
         beside.tier = TierSeen(beside.header)
-    seen, facts = beside.tier, e.facts
-    before, seen.facts = seen.facts or facts, facts
+    seen = beside.tier
+    facts = e.facts
+    before = seen.facts or facts
+    seen.facts = facts
     users = {(user.lock, user.host): user for user in facts.users}
     for number, host, path in e.locked:
         seen.locks.begins(users[number, host], {node.node: node for node in path})

@@ -45,16 +45,14 @@ def close_requested(beside: Beside, e: log.CloseAsked) -> None:
     commands="close",
 )
 def closed(beside: Beside, e: log.SessionClosed) -> None:
-    session, seen, command = (
-        beside.state.session(e.session),
-        beside.of_session(e.session),
-        Close(e.session),
-    )
+    session = beside.state.session(e.session)
+    seen = beside.of_session(e.session)
+    command = Close(e.session)
     if session is not None and not (seen.close_requested or seen.times_out):
         want = f"{e.session} stays open: nobody has closed it, and it has no timeout"
         raise Diverged("SES-2", want, "closed it", command)
     if session is not None and session.turn is not None:
-        known = deviations.orphaned(beside.header, beside.of(session.turn))
+        known = deviations.fault_of_orphaned_turn(beside.header, beside.of(session.turn))
         want = f"{e.session} stays until its turn {session.turn} ends"
         raise Diverged("SES-2", want, "closed it", command, known)
     beside.do(command)
@@ -85,10 +83,11 @@ def submitted(beside: Beside, e: log.Submitted) -> None:
         if beside.header.tier is not None and beside.header.tier.storage:
             beside.interrupts(e.request)  # it is matched at once, to ask the storage
         return
-    command, session = Submit(e.request, e.session, e.new), beside.state.session(e.session)
+    command = Submit(e.request, e.session, e.new)
+    session = beside.state.session(e.session)
     beside.requests[e.request] = RequestSeen()
     if session is not None and session.turn is not None:
-        known = deviations.orphaned(beside.header, beside.of(session.turn))
+        known = deviations.fault_of_orphaned_turn(beside.header, beside.of(session.turn))
         want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
         raise Diverged("OUT-1", want, "took the turn", command, known)
     if session is not None and beside.of_session(session.name).text_unknown:
@@ -114,7 +113,7 @@ def _shows_text(beside: Beside, session: Session, e: log.Submitted) -> None:
     had, has = text_len(session.history), e.tokens - e.new
     if had == has or has < 0:
         return
-    known = deviations.text_of_orphan(beside.header)
+    known = deviations.fault_of_orphaned_text(beside.header)
     want = f"{had} tokens of history, without a turn that no longer counts"
     command = Submit(e.request, e.session, e.new)
     beside.deviates(known, "SES-1", want, f"has {has}", command)
@@ -187,11 +186,11 @@ def abort_queued(beside: Beside, name: str) -> None:
     seen = beside.requests.pop(name)
     whose = beside.state.session(request.session or seen.rejected_by or seen.orphan_of)
     if whose is not None and whose.turn in (None, name):
-        stays = deviations.stays_busy(beside.header, retracted=request.started)
+        stays = deviations.fault_of_busy_session(beside.header, retracted=request.started)
         beside.of_session(whose.name).stays_busy = stays or beside.of_session(whose.name).stays_busy
     keeps = beside.session_of(request)
     beside.do(Abort(name))
-    known = deviations.orphaned(beside.header, RequestSeen(retracts=1))
+    known = deviations.fault_of_orphaned_turn(beside.header, RequestSeen(retracts=1))
     if known and keeps is not None and request.started:
         want = f"all that {keeps.name} keeps is wiped: {name} has written KV"
         beside.deviates(known, "SES-2", want, "keeps its text", Abort(name))
@@ -214,7 +213,7 @@ def flushed(beside: Beside, e: log.Flushed) -> None:
     has = [name for name, seen in beside.requests.items() if seen.has_state]
     if has:
         want = f"the cache is flushed once {has} have given back the slots of their states"
-        raise Diverged("STA-6", want, "it is flushed", known=deviations.flushed(beside.header))
+        raise Diverged("STA-6", want, "it is flushed", known=deviations.fault_of_flush(beside.header))
     for session in beside.state.sessions:
         beside.result.reach("a flush of what sessions keep", session.slot is not None)
         beside.state = beside.state.with_session(session._replace(slot=None))

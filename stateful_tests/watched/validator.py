@@ -33,7 +33,8 @@ class Validator(Beside):
 
     def read(self, line: Line) -> None:
         """Read one line."""
-        self._line, event = line, line.event
+        self._line = line
+        event = line.event
         self.result.events += 1
         if line.lost:
             self.misses(line.lost)

@@ -53,7 +53,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A violated clause is shown as its message: its traceback leads through Hypothesis, not to the fault."""
     report = yield
-    testing, error = sys.modules.get("kvspec.testing"), call.excinfo
+    testing = sys.modules.get("kvspec.testing")
+    error = call.excinfo
     if testing is not None and error is not None and error.errisinstance(testing.ClauseViolated):
         report.longrepr = str(error.value)
     return report

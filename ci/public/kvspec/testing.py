@@ -98,7 +98,8 @@ class _MachineTest(unittest.TestCase):
         target = self.machine.target
         self._fits(target)
         target.base = _base()
-        driven, began = self.machine, time.monotonic()
+        driven = self.machine
+        began = time.monotonic()
         driven.forget()
         notes: list[str] = []
         try:
@@ -111,7 +112,8 @@ class _MachineTest(unittest.TestCase):
         if not driven.found:
             return
         finder = Finder(target.system, target.base, once=True)
-        finder.started, finder.commands = began, driven.driven
+        finder.started = began
+        finder.commands = driven.driven
         for clause, (violation, trace) in driven.found.items():
             finder.take(violation.only(clause), trace)
         findings = sorted(finder.findings(), key=lambda found: [*driven.found].index(found.clause))
@@ -172,7 +174,8 @@ def check(
         steps=steps,
         seed=seed,
     )
-    system, base = _system(make), _base()
+    system = _system(make)
+    base = _base()
     try:
         result = campaign.run(system, plan, base=base)
         if new := [found for found in result.findings if not found.old]:
@@ -262,8 +265,9 @@ def _spelled(make: Make) -> str | None:
 
 def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> ClauseViolated:
     """Save the traces and report the clause, the steps, because, where the trace is and how to replay it."""
-    spelled, chosen = _spelled(make), plugin.chosen
-    reports = [report.finding_data(group) for group in report.groups(findings)]
+    spelled = _spelled(make)
+    chosen = plugin.chosen
+    reports = [report.finding_data(group) for group in report.group_by_cause(findings)]
     selector = SystemSelector(SystemSpec.parse(spelled or ""), chosen.sglang_path, chosen.device)
     save_traces(findings, reports, chosen.save, selector.options)
     text = io.StringIO()

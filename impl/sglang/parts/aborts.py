@@ -13,7 +13,8 @@ from impl.renamed import in_uses
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, DisaggregationMode
 
 _FILE = "sglang/srt/managers/scheduler.py"
-_ABORT, _RELEASE = "Scheduler.abort_request", "Scheduler._release_aborted_request"
+_ABORT = "Scheduler.abort_request"
+_RELEASE = "Scheduler._release_aborted_request"
 
 
 class Aborts:
@@ -44,8 +45,11 @@ class Aborts:
     def waiting(self, req: Any, cache: Any) -> None:
         """A client aborts the one request in the queue. Nothing else of the scheduler matters."""
         scheduler: Any = Inert()
-        scheduler.waiting_queue, scheduler.tree_cache = [req], cache
-        scheduler.disaggregation_mode, scheduler.chunked_req = DisaggregationMode.NULL, None
-        scheduler.cur_batch, scheduler.running_batch = None, Bag(reqs=[])
+        scheduler.waiting_queue = [req]
+        scheduler.tree_cache = cache
+        scheduler.disaggregation_mode = DisaggregationMode.NULL
+        scheduler.chunked_req = None
+        scheduler.cur_batch = None
+        scheduler.running_batch = Bag(reqs=[])
         self.lend(scheduler)
         self.abort(scheduler, Bag(rid=req.rid))

@@ -1,8 +1,7 @@
-"""A release's own memory checks, bound to a stand-in of its scheduler.
+"""A release's own memory checks, bound to a stand-in for its scheduler.
 
-The stand-in keeps the running batches as the scheduler does and carries what the checks read. What is
-counted, and the verdict on it, is the release's code: terms that a release does not count have no
-account here.
+The stand-in keeps the running batches as the scheduler does and has the attributes that the checks read. The
+release's code counts and decides; a term that a release does not count has no account here.
 """
 
 from __future__ import annotations
@@ -16,19 +15,20 @@ from impl.sglang.parts.stand_ins import SERVER_ARGS, DisaggregationMode, Forward
 from reference.commands import Account, Report
 from reference.geometry import Geometry
 
-_ALARM = 200  # characters of an alarm that are passed on
+_MAX_ALARM = 200  # characters of an alarm that are reported
 
 
 class Scheduler:
-    """The attributes of a scheduler that every release's checks read: no overlay of other pools, no
+    """The attributes of a scheduler that every release's checks read, without further pools and
     disaggregation.
 
-    last_batch: what ran last; None before the first launch and once the server went idle. After a decode
-    it is running_batch, as a decode step takes everybody under way. running_batch: the others under way.
-    Finished requests stay listed until the next launch.
+    checks: the release's class with the checks. The class that is used inherits from it as well.
+    last_batch: the batch that ran last; None before the first launch and when the server has become idle.
+    After a decode it is running_batch, because a decode step takes all running requests.
+    running_batch: running requests that are not in last_batch. Finished ones stay until the next launch.
     """
 
-    checks: Any  # the release's class; the class that is used inherits from both
+    checks: Any
     enable_hisparse = is_hybrid_ssm = current_scheduler_metrics_enabled = False
     disaggregation_mode = DisaggregationMode.NULL
     new_token_ratio = init_new_token_ratio = 1.0
@@ -38,14 +38,13 @@ class Scheduler:
     ) -> None:
         page = geometry.page_size
         self.make_batch = batch
-        self.tree_cache, self.req_to_token_pool, self.token_to_kv_pool_allocator = (
-            cache,
-            rows,
-            allocator,
-        )
+        self.tree_cache = cache
+        self.req_to_token_pool = rows
+        self.token_to_kv_pool_allocator = allocator
         self.page_size = page
         self.is_hybrid_swa = geometry.window is not None
-        self.max_total_num_tokens = self.full_tokens_per_layer = geometry.full_pages * page
+        self.max_total_num_tokens = geometry.full_pages * page
+        self.full_tokens_per_layer = self.max_total_num_tokens
         self.swa_tokens_per_layer = geometry.swa_pages * page
         self.server_args = SERVER_ARGS
         self.waiting_queue: list[Any] = []
@@ -53,7 +52,7 @@ class Scheduler:
         self.last_batch: Any = None
         self.running_batch = self._batch([], ForwardMode.IDLE)
 
-    # What the idle checks do besides, and none of it is bookkeeping.
+    # What on_idle of a release calls besides its checks.
 
     def is_fully_idle(self) -> bool:
         return not self.waiting_queue
@@ -71,18 +70,25 @@ class Scheduler:
         return batch
 
     def launch(self, reqs: Sequence[Any], mode: ForwardMode) -> None:
-        """A batch of these requests runs; those under way before are merged, less the finished ones."""
-        listed = [r for b in (self.running_batch, self.last_batch) if b is not None for r in b.reqs]
-        now = {id(r) for r in reqs}
-        others = list({id(r): r for r in listed if not r.finished() and id(r) not in now}.values())
+        """Launch a batch of these requests. Requests launched before are merged, without finished ones."""
+        batches = [b for b in (self.running_batch, self.last_batch) if b is not None]
+        launched = {id(r) for r in reqs}
+        others_by_id = {
+            id(r): r
+            for batch in batches
+            for r in batch.reqs
+            if not r.finished() and id(r) not in launched
+        }
+        others = list(others_by_id.values())
         if mode is ForwardMode.DECODE:
-            self.last_batch = self.running_batch = self._batch([*others, *reqs], mode)
+            self.running_batch = self._batch([*others, *reqs], mode)
+            self.last_batch = self.running_batch
         else:
             self.last_batch = self._batch(reqs, mode)
             self.running_batch = self._batch(others, ForwardMode.DECODE)
 
-    def leave(self, req: Any) -> None:
-        """A retracted request is taken out of the batches at once."""
+    def remove(self, req: Any) -> None:
+        """Remove a retracted request from the batches at once."""
         for batch in (self.last_batch, self.running_batch):
             if batch is not None:
                 batch.reqs = [r for r in batch.reqs if r is not req]
@@ -90,20 +96,23 @@ class Scheduler:
     # The commands.
 
     def busy(self, level: int) -> Report:
-        """The check between two steps. Without a last batch the release's own one looks at nothing."""
+        """Run the check between two steps. Without a last batch the release checks nothing."""
         if self.last_batch is None:
             return Report(self.idle_accounts())
         os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = str(level)
         return _checked(self.self_check_during_busy, self.busy_accounts)
 
     def idle(self, waiting: Sequence[Any], locked: bool) -> Report:
-        """The scheduler found nothing to run, so no batch is left; `waiting`: the queue.
+        """Run the check of an idle scheduler, which has no batch left.
 
-        locked: lock holders, or requests that wait, have locks in the radix tree. No scheduler comes to
-        that, and the releases' inspection of the tree (nothing may be locked when idle) is left out then.
+        waiting: the queue.
+        locked: lock holders or waiting requests have locks in the radix tree. A real scheduler never gets
+        there, and the releases' inspection of the tree (nothing may be locked when idle) is left out then.
         """
-        self.last_batch, self.running_batch = None, self._batch([], ForwardMode.IDLE)
-        self.waiting_queue, self.waiting_locked = list(waiting), locked
+        self.last_batch = None
+        self.running_batch = self._batch([], ForwardMode.IDLE)
+        self.waiting_queue = list(waiting)
+        self.waiting_locked = locked
         return _checked(self.on_idle, self.idle_accounts)
 
     def idle_rows(self) -> Account:
@@ -113,14 +122,14 @@ class Scheduler:
         )
 
     def busy_accounts(self) -> tuple[Account, ...]:
-        """The terms that the release's busy check adds up, as its functions have them now."""
+        """The terms of the release's busy check, by its own functions."""
         raise NotImplementedError
 
     def idle_accounts(self) -> tuple[Account, ...]:
-        """The same of its idle check."""
+        """The terms of the release's idle check, by its own functions."""
         raise NotImplementedError
 
-    # Of the release.
+    # Methods of the release.
 
     self_check_during_busy: Callable[[], None]
     on_idle: Callable[[], None]
@@ -133,7 +142,7 @@ class Scheduler:
 
 
 class Scheduler0510(Scheduler):
-    """0.5.10. Busy: one pool, no rows, SWA or not (#21499). Idle: both pools, and the rows."""
+    """The checks of 0.5.10. Busy: one pool, no rows, with SWA or not (#21499). Idle: both pools and rows."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -152,18 +161,21 @@ class Scheduler0510(Scheduler):
         return size
 
     def busy_accounts(self) -> tuple[Account, ...]:
-        # Which batches are summed is for the check to say: it ran just before.
         available, evictable = self._get_token_info()[2:]
-        held, total = self._session_held_tokens(), self.max_total_num_tokens
-        uncached, self.uncached = self.uncached, 0
+        held = self._session_held_tokens()
+        # The check, which ran just before, has added up the batches that it counts.
+        uncached = self.uncached
+        self.uncached = 0
         protected = self.tree_cache.protected_size()
+        total = self.max_total_num_tokens
         return (Account("full", available, evictable, protected, held, uncached, total),)
 
     def idle_accounts(self) -> tuple[Account, ...]:
         cache = self.tree_cache
         if not self.is_hybrid_swa:
             available, evictable = self._get_token_info()[2:]
-            held, total = self._session_held_tokens(), self.max_total_num_tokens
+            held = self._session_held_tokens()
+            total = self.max_total_num_tokens
             full = Account("full", available, evictable, cache.protected_size(), held, 0, total)
             return full, self.idle_rows()
         full_left, full_evictable, swa_left, swa_evictable = self._get_swa_token_info()[4:]
@@ -177,7 +189,10 @@ class Scheduler0510(Scheduler):
 
 
 class Scheduler0511(Scheduler):
-    """0.5.11. All checks add up through one function; rows are looked at when idle only."""
+    """The checks of 0.5.11. One function adds up all pools; rows are checked when idle only.
+
+    sums: the terms that the function was called with, by pool.
+    """
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -187,7 +202,7 @@ class Scheduler0511(Scheduler):
         self, pool_name: str, available: int, evictable: int, protected: int, session_held: int,
         total: int, uncached: int = 0,
     ) -> tuple[bool, str]:  # fmt: skip
-        terms = available, evictable, protected, session_held
+        terms = (available, evictable, protected, session_held)
         self.sums[pool_name] = Account(pool_name, *terms, uncached, total)
         verdict: tuple[bool, str] = self.checks._check_pool_invariant(
             pool_name, *terms, total, uncached
@@ -198,23 +213,24 @@ class Scheduler0511(Scheduler):
         if not self.waiting_locked:
             self.checks._check_tree_cache(self)
 
-    def _added_up(self) -> tuple[Account, ...]:
-        sums, self.sums = self.sums, {}
-        return tuple(sums.values())
+    def _take_sums(self) -> tuple[Account, ...]:
+        sums = tuple(self.sums.values())
+        self.sums = {}
+        return sums
 
     def busy_accounts(self) -> tuple[Account, ...]:
-        return self._added_up()
+        return self._take_sums()
 
     def idle_accounts(self) -> tuple[Account, ...]:
-        # on_idle gives up before it while requests wait
+        # While requests wait, on_idle returns before this check.
         self._check_all_pools(self.get_pool_stats())
-        return (*self._added_up(), self.idle_rows())
+        return (*self._take_sums(), self.idle_rows())
 
 
 class Scheduler0513(Scheduler0511):
-    """0.5.13. The checks are an object, which asks another one what the pools have.
+    """The checks of 0.5.13: a checker object, which asks an observer for the sizes of the pools.
 
-    Both are made anew for every server; `parts` are the release's classes of them.
+    parts: the release's classes of the two.
     """
 
     parts: dict[str, Any]
@@ -244,14 +260,14 @@ class Scheduler0513(Scheduler0511):
         }
         self.observer = self._make(self.parts["observer"], common)
         self.checks = self.parts["checker"]
-        noting = type(
+        recording_checker = type(
             "Noting", (self.checks,), {"_check_pool_invariant": self._check_pool_invariant}
         )
-        self.checker = self._make(noting, {**common, "pool_stats_observer": self.observer})
+        self.checker = self._make(recording_checker, {**common, "pool_stats_observer": self.observer})
 
     @staticmethod
     def _make(kind: type, given: dict[str, Any]) -> Any:
-        """A release's dataclass, out of those of its fields that are given."""
+        """Make an object of a release's dataclass from those of its fields that are given."""
         known = {f.name for f in dataclasses.fields(kind)}
         return kind(**{name: value for name, value in given.items() if name in known})
 
@@ -259,7 +275,7 @@ class Scheduler0513(Scheduler0511):
         self.checker.self_check_during_busy()
 
     def on_idle(self) -> None:
-        """Scheduler.on_idle, as far as it checks memory."""
+        """Run the memory checks of Scheduler.on_idle."""
         if not self.is_fully_idle():
             return
         leak, messages = self.checker._check_all_pools(self.observer.get_pool_stats())
@@ -275,14 +291,14 @@ class Scheduler0513(Scheduler0511):
 
     def idle_accounts(self) -> tuple[Account, ...]:
         self.checker._check_all_pools(self.observer.get_pool_stats())
-        return (*self._added_up(), self.idle_rows())
+        return (*self._take_sums(), self.idle_rows())
 
 
 def _checked(check: Callable[[], None], accounts: Callable[[], tuple[Account, ...]]) -> Report:
-    """Return the result of the release's check, and its terms.
+    """Run a release's check. Returns its alarm, "" for none, and its terms.
 
-    The releases raise AssertionError (busy), ValueError (idle) or a bare Exception (the inspection of the
-    tree); anything else is no verdict.
+    The releases raise AssertionError (busy), ValueError (idle) or a plain Exception (inspection of the tree)
+    as an alarm. Other exceptions are raised again.
     """
     alarm = ""
     try:
@@ -290,5 +306,5 @@ def _checked(check: Callable[[], None], accounts: Callable[[], tuple[Account, ..
     except Exception as error:
         if type(error) not in (AssertionError, ValueError, Exception):
             raise
-        alarm = " ".join(str(error).split())[:_ALARM] or type(error).__name__
+        alarm = " ".join(str(error).split())[:_MAX_ALARM] or type(error).__name__
     return Report(accounts(), (), alarm)

@@ -61,8 +61,10 @@ def elements_of(key: Any) -> list[int]:
     """The elements of a RadixKey as the specification has them (`tree_key`)."""
     salted = optional(key, "RadixKey.cache_salt") is not None
     inside = salted or key.extra_key not in (None, SAME_NAME)
-    tokens, bigram = list(key.token_ids), bool(key.is_bigram)
+    tokens = list(key.token_ids)
+    bigram = bool(key.is_bigram)
     # up to 0.5.12, where a slice forgets that it has bigrams
     if tokens and isinstance(tokens[0], tuple):
-        tokens, bigram = [first for first, _ in tokens] + [tokens[-1][1]], True
+        tokens = [first for first, _ in tokens] + [tokens[-1][1]]
+        bigram = True
     return list(tree_key(exchanged(tokens) if inside else tokens, bigram))

@@ -56,7 +56,8 @@ class ReleaseTree:
         salt = {"cache_salt": req.cache_salt} if optional(req, "Req.cache_salt") else {}
         key = self._key(token_ids=ids, extra_key=req.extra_key, **salt)
         found = self.found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
-        req.prefix_indices, req.last_node = found.device_indices, found.last_device_node
+        req.prefix_indices = found.device_indices
+        req.last_node = found.last_device_node
         slots: Tensor = found.device_indices
         return slots
 
@@ -131,7 +132,9 @@ class ComponentTree(SWARadixTree):
     def __init__(self, cache: Any, mapping: Any) -> None:
         super().__init__(cache, mapping)
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
-        self._kinds, self._full, self._swa = kinds, kinds.FULL, kinds.SWA
+        self._kinds = kinds
+        self._full = kinds.FULL
+        self._swa = kinds.SWA
         self.has_states = optional(kinds, "ComponentType.MAMBA") in optional(
             cache, "UnifiedRadixCache.tree_components", ()
         )
@@ -233,7 +236,8 @@ class _Rust(NumberedTree):
         for number, locks in re.findall(
             r"\[(\d+)\] [1-9]\d* full_lock=(\d+)", printed(core.pretty_print)
         ):
-            node, full_locks = int(number), int(locks)
+            node = int(number)
+            full_locks = int(locks)
             snapshot = core.snapshot_buffer_backup(node, False)
             path = paths[node] = [
                 *paths.get(snapshot.parent_node_id, []),

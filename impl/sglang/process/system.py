@@ -117,7 +117,9 @@ class SGLangSystem(WorkerSystem):
         flags = {"--gpu": gpu, "--overlap": overlap, "--calls": calls}
         self._options = [spec_of(release), *(option for option, wanted in flags.items() if wanted)]
         self._options += [] if tree is None else [f"--tree={tree}"]
-        self.kind, self.release, self.overlap = release, release.version, overlap
+        self.kind = release
+        self.release = release.version
+        self.overlap = overlap
 
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", "impl.sglang.process.worker", str(self.root), *self._options]

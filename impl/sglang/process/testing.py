@@ -37,7 +37,7 @@ class _Missing(importlib.abc.MetaPathFinder):
 
 
 def tiered(root: Path, version: str) -> None:
-    """The same with what its host tier needs."""
+    """Have this process import the release, with the modules of its host tier."""
     hook(root, version, tiers=True)
 
 
@@ -51,7 +51,7 @@ _WIDE = (
 
 
 def wide(root: Path, version: str) -> None:
-    """The same with the scheduler, its policy and the queues of a decode server."""
+    """Have this process import the release, with the scheduler, its policy and a decode server's queues."""
     # The scheduler imports setproctitle.
     absent = *modules.SGLANG.absent, "setproctitle"
     modules.SGLANG = replace(modules.SGLANG, real=(*modules.SGLANG.real, *_WIDE), absent=absent)

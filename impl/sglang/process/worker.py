@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str]) -> int:
     """Serve until stdin ends. Returns an exit status."""
-    root, spec, options = Path(arguments[0]), arguments[1], arguments[2:]
+    root = Path(arguments[0])
+    spec = arguments[1]
+    options = arguments[2:]
     logging.disable(logging.CRITICAL)
 
     def make() -> Driver:

@@ -96,8 +96,10 @@ def detect(root: Path) -> Detected:
     facts are of other releases, and what is missing of the API that is not driven. Raises
     UnusableImplementation that names all that is missing, if that is.
     """
-    checkout, order = files(root, TABLE), list(TABLE)
-    near, stated = nearest("sglang", root), stated_version(root)
+    checkout = files(root, TABLE)
+    order = list(TABLE)
+    near = nearest("sglang", root)
+    stated = stated_version(root)
     taken = near.release
     if stated in TABLE and distances("sglang", root)[stated] == near.lines:
         taken = stated
@@ -135,7 +137,8 @@ def _why_taken(taken: str, lines: int, stated: str | None, others: Mapping[str, 
 
 def _refusal(missing: list[probe.Missing], why: str, taken: str, root: Path) -> str:
     """Say what is missing, and where to read on."""
-    order, named = list(TABLE), probe.named(missing)
+    order = list(TABLE)
+    named = probe.named(missing)
     if len(missing) > _STRANGE:
         named = f"{probe.named(missing[:1])} (and {len(missing) - 1} more)"
     age = ""

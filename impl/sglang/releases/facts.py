@@ -123,7 +123,8 @@ def _fitting(
     Where nothing shows either, the nearest one has added the fact: a checkout from before that is far from
     it, and has the fact as a neighbour. A release that something shows comes first.
     """
-    mine, at = checkout.uses(near.release, order, fact), order.index(near.release)
+    mine = checkout.uses(near.release, order, fact)
+    at = order.index(near.release)
     before_fact = []
     for version in candidates:
         its = checkout.uses(version, order, fact)

@@ -47,12 +47,12 @@ class Objects:
         return attrgetter(*map(self.places.__getitem__, Cursors._fields))
 
     def row(self, holder: Any) -> int | None:
-        """Of a request, or of a session's slot."""
+        """The row of a request or of a session's slot, None without one."""
         row: int | None = self._row(holder)
         return row
 
     def cursors(self, holder: Any) -> Cursors:
-        """Of a request, or of a session's slot: both carry the same four attributes."""
+        """The cursors of a request or of a session's slot, which have the same four attributes."""
         return Cursors._make(self._cells(holder))
 
     def put(self, req: Any, name: str, value: int) -> None:
@@ -96,7 +96,10 @@ class Objects:
         return [*pool.free_pages.tolist(), *pool.release_pages.tolist()]
 
     def nodes(self, tree: Any, mapping: Any) -> Iterator[NodeView]:
-        """Of the radix tree in a scheduler's cache; mapping: the allocator's, None without a window."""
+        """Yield the nodes of the radix tree in a scheduler's cache.
+
+        mapping: the allocator's mapping of full slots to SWA slots, None without a window.
+        """
         wrapped = type(tree).__name__ == self.session_cache[1]
         return self.shown_tree(tree.inner if wrapped else tree, mapping).nodes()
 
@@ -111,7 +114,8 @@ class Objects:
 
     def slots(self, tree: Any) -> dict[str, Any]:
         """Return the slots of sessions by name: of the tree's sessions, or of the wrapper that has them."""
-        kind, sessions = type(tree).__name__, None
+        kind = type(tree).__name__
+        sessions = None
         if kind == self.session_cache[1]:
             sessions = tree
         elif kind == "UnifiedRadixCache":

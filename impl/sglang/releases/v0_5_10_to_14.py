@@ -63,7 +63,9 @@ class Release0510(Objects):
     renamed: ClassVar[dict[str, str]] = {}
     # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": where the
     # cache ends), the chunks that are under way, and the look at its last outputs.
-    chunk_ends, chunks, looks = "", "is_chunked", "check_finished"
+    chunk_ends = ""
+    chunks = "is_chunked"
+    looks = "check_finished"
     # a request knows the slots of what it matched, not only how many (prefix_indices)
     keeps_slots = True
     # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
@@ -224,7 +226,7 @@ class Release0510(Objects):
         )
 
     def make_state_rows(self, geometry: Geometry) -> Any:
-        """The same with slots of recurrent state, where that is driven."""
+        """Make the pool of rows with slots of recurrent state, in releases where these are driven."""
         raise NotImplementedError(f"{self.version} with {geometry.states} states")
 
     def make_tracker(self, cache: Any) -> Any:
@@ -320,10 +322,14 @@ class Release0510(Objects):
         self.aborts.waiting(req, cache)
 
     def received_tail(self, length: int, geometry: Geometry, allocator: Any) -> int:
-        """Of a received prompt, the tokens that get SWA slots. A copy of DecodePreallocQueue._swa_tail_len:
-        a server with a tree reserves none there yet (--disaggregation-decode-enable-radix-cache)."""
+        """The number of tokens of a received prompt that get SWA slots.
+
+        A copy of DecodePreallocQueue._swa_tail_len, in which a server with a tree
+        (--disaggregation-decode-enable-radix-cache) reserves none yet.
+        """
         del allocator
-        size, window = geometry.page_size, geometry.window or 0
+        size = geometry.page_size
+        window = geometry.window or 0
         first = length - 1 - max(window, size) if geometry.tree else length - window
         return length - max(0, first) // size * size
 
@@ -470,7 +476,8 @@ class Release0513(Release0512):
         "sglang.srt.managers.scheduler_components.pool_stats_observer",
         "SchedulerPoolStatsObserver",
     )
-    chunks, looks = "inflight_middle_chunks", "update_finish_state"
+    chunks = "inflight_middle_chunks"
+    looks = "update_finish_state"
     paged_allocator = "sglang.srt.mem_cache.allocator.paged"
     swa_allocators = "sglang.srt.mem_cache.allocator.swa"
 

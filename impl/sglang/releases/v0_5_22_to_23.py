@@ -25,12 +25,10 @@ class Release0522(Release0521):
     version = "0.5.22"
     tree = trees.UnifiedTree
     recurrent = True
-    keeping, keeps_slots, chunk_ends, checkpoints = (
-        "checkpoint",
-        False,
-        "extend_end",
-        "checkpoint_kv_cache",
-    )
+    keeping = "checkpoint"
+    keeps_slots = False
+    chunk_ends = "extend_end"
+    checkpoints = "checkpoint_kv_cache"
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
@@ -106,7 +104,8 @@ class Release0522(Release0521):
         """Before a verify round and after it: for each entry the slot that gets a state for the tree, and
         after how many of its accepted tokens that is; 0 for none."""
         self._verify["prepare_mamba_track_for_verify"](batch)
-        most, device = max(accepted), SERVER_ARGS.device
+        most = max(accepted)
+        device = SERVER_ARGS.device
         steps = self._verify["_verify_commit_step_indices"](
             batch=batch,
             accept_index=torch.arange(len(accepted) * most, device=device).view(-1, most),

@@ -68,7 +68,8 @@ class Calls:
         self._kept: list[Any] = []  # an id means something as long as its bearer lives
         self._newcomers: set[int] = set()  # lock holders that have locked nothing
         self._chunk = -1  # how long one may be, as it was last set
-        release, batch = driver.release, driver.release.batch
+        release = driver.release
+        batch = driver.release.batch
         # the newer one commits nothing ahead
         self._ahead = release.spec_file.endswith("eagle_info_v2.py")
         for name in _OF_RELEASE:
@@ -124,7 +125,8 @@ class Calls:
 
     def take(self) -> tuple[str, ...]:
         """The lines since the last time."""
-        lines, self._lines = tuple(self._lines), []
+        lines = tuple(self._lines)
+        self._lines = []
         return lines
 
     def late(self) -> tuple[tuple[str, str], ...]:
@@ -309,7 +311,9 @@ class Calls:
         name = "running" if mixes else "batch"
         self._call_it(batch, name)
         names = ", ".join(self._name(t.req) for t in turns)
-        server, how, before = self._driver.server, "", ""
+        server = self._driver.server
+        how = ""
+        before = ""
         if any(turn.pending for turn in turns) and mode is ForwardMode.DECODE:
             how = f", late={[turn.output - len(turn.req.output_ids) for turn in turns]}"
         if server.spec:
@@ -355,7 +359,8 @@ class Calls:
 
     def _busy(self, _: int) -> str:
         scheduler = self._driver.server.scheduler
-        last, running = scheduler.last_batch, scheduler.running_batch
+        last = scheduler.last_batch
+        running = scheduler.running_batch
         if last is None:
             return ""
         others = f", others={self._listed(running)}" if running is not last and running.reqs else ""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from impl.adapter import Capabilities, View
 from impl.process import wire
-from impl.process.failures import own_errors
+from impl.process.failures import raising_misfit
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, checkpoint_grid, unset
 from impl.sglang.releases.catalogue import TABLE
@@ -57,7 +57,9 @@ class Driver(Prefills, Ends, TreeCommands):
     once if there is room, else never.
     """
 
-    name, capabilities = "", Capabilities()  # SGLangSystem says both
+    # SGLangSystem has the real values of both.
+    name = ""
+    capabilities = Capabilities()
 
     def __init__(self, release: Release0510, root: Path, *, overlap: bool = False) -> None:
         alias(type(release))
@@ -113,12 +115,12 @@ class Driver(Prefills, Ends, TreeCommands):
 
     def _own_errors(self) -> AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"
-        return own_errors(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
+        return raising_misfit(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
 
     # -- sessions ---------------------------------------------------------------------------------
 
     def open(self, command: c.Open) -> None:
-        require(not self.server.named(command.session), Reason.SESSION_EXISTS)
+        require(not self.server.is_name_taken(command.session), Reason.SESSION_EXISTS)
         self.server.open_session(command.session)
 
     def end_session(self, command: c.Close) -> None:
@@ -135,7 +137,7 @@ class Driver(Prefills, Ends, TreeCommands):
         spelled(command.prompt)
         name = command.session
         require(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
-        require(not server.named(command.request), Reason.REQUEST_EXISTS)
+        require(not server.is_name_taken(command.request), Reason.REQUEST_EXISTS)
         session = None if name is None else server.controller.get(name)
         # The scheduler itself turns away turns of a session that is to be closed.
         require(session is None or not self.release.closing(session), Reason.SESSION_CLOSING)
@@ -159,9 +161,9 @@ class Driver(Prefills, Ends, TreeCommands):
             )
         before = [] if name is None else server.history(name)
         namespace = server.namespace_of([*before, *tokens])
-        other = server.is_other([*before, *tokens])
-        named = namespaces.exchanged(tokens) if other else tokens
-        req = server.new_request(f"{command.request}#{counted}", named, name, undo, **namespace)
+        in_namespace = server.is_in_namespace([*before, *tokens])
+        ids = namespaces.exchanged(tokens) if in_namespace else tokens
+        req = server.new_request(f"{command.request}#{counted}", ids, name, undo, **namespace)
         if req.to_finish is not None:
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
             if server.has_room_for_one():
@@ -171,9 +173,9 @@ class Driver(Prefills, Ends, TreeCommands):
             raise CommandRefused(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
         self.serial = counted
         if name is not None:
-            server.others[name] = other
+            server.session_in_namespace[name] = in_namespace
         server.turns[command.request] = LiveRequest(
-            self.release, command.request, name, serial, req, history, other=other
+            self.release, command.request, name, serial, req, history, in_namespace=in_namespace
         )
 
     # -- decode -----------------------------------------------------------------------------------
@@ -194,9 +196,10 @@ class Driver(Prefills, Ends, TreeCommands):
         self._launch(turns, ForwardMode.DECODE)
         launched = self._evicted(turns)
         with server.results_of_prefill():
-            server.computed(batch, turns, [(turn.fill - 1, turn.fill) for turn in turns])
+            server.forward_batch(batch, turns, [(turn.fill - 1, turn.fill) for turn in turns])
             for at, turn in enumerate(turns):
-                self.results.arrived(turn, Result(server.sample(turn, 1), batch=batch, at=at))
+                result = Result(server.sample(turn, 1), batch=batch, batch_index=at)
+                self.results.arrived(turn, result)
         return self._own_evictions(turns, evicted, launched)
 
     def spec_decode(self, command: c.SpecDecode) -> list[Choice]:
@@ -218,15 +221,18 @@ class Driver(Prefills, Ends, TreeCommands):
         require(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
         # no_buffer has no drafts; a round crosses one boundary at most
         if self.server.states is not None:
-            tracks, most = self.server.tracker is not None, max(lane.accept for lane in lanes)
+            tracks = self.server.tracker is not None
+            most = max(lane.accept for lane in lanes)
             require(tracks and most <= checkpoint_grid(), Reason.UNFAITHFUL)
         self._window(turns)
         before = [server.cursors(t) for t in turns]
         # The release allocates up to 2 * draft_len past the commit of every entry, which lacks the result
         # that is not processed by then. The smallest draft_len is taken that gives each entry what it asks
         # for and takes nothing back.
+        newest = [t.pending[-1] if t.pending else None for t in turns]
         lags = [
-            server.late(t.pending[-1]) if t.pending and t.pending[-1].visible else 0 for t in turns
+            server.commits_when_processed(result) if result is not None and result.visible else 0
+            for result in newest
         ]
         mosts = [  # past all that rounds in flight may accept
             t.origin + t.visible_output - 1 + sum(r.drafted for r in t.unsettled) + lane.allocate
@@ -267,7 +273,9 @@ class Driver(Prefills, Ends, TreeCommands):
                 allocated = self.release.cursors(turn.req).kv_allocated_len
                 # The last accepted token is the bonus: sampled, without KV yet.
                 server.forward(turn, turn.fill - 1, allocated, tokens[:-1], kept[at])
-                result = Result(tokens, visible=not late, drafted=lane.allocate, batch=batch, at=at)
+                result = Result(
+                    tokens, visible=not late, drafted=lane.allocate, batch=batch, batch_index=at
+                )
                 self.results.arrived(turn, result)
                 claimed = server.cursors(turn).kv_committed_len if late else None
                 ahead.append(Choice(turn.name, None, allocated, False, claimed))
@@ -298,7 +306,8 @@ class Driver(Prefills, Ends, TreeCommands):
 
     def check_idle(self, command: c.CheckIdle) -> Report:
         del command
-        server, turns = self.server, self.server.turns.values()
+        server = self.server
+        turns = self.server.turns.values()
         under_way = RequestPhase.EXTENDING, RequestPhase.RUNNING
         require(all(t.phase not in under_way for t in turns), Reason.NOT_IDLE)
         locked = bool(server.lock_holders) or any(t.locked for t in turns)

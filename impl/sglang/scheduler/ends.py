@@ -55,7 +55,7 @@ class Ends(OnServer):
         """The result that ends the turn has outputs behind the end: after an even number a stop token ends
         it, after an odd one the limit."""
         done = len(turn.req.output_ids)
-        last = len(turn.pending[0].tokens) if turn.pending else turn.newest
+        last = len(turn.pending[0].tokens) if turn.pending else turn.last_result_len
         first = done if turn.pending else done - last
         return first < outputs < min(first + last, turn.visible_output) and outputs % 2 == 0
 
@@ -77,7 +77,8 @@ class Ends(OnServer):
 
     def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
         """The next step of these has room. evicting: in the radix tree too."""
-        page, server = self.server.geometry.page_size, self.server
+        page = self.server.geometry.page_size
+        server = self.server
         pools = [
             p.available_size() // page for p in (server.full_pool, server.swa_pool) if p is not None
         ]
@@ -103,7 +104,7 @@ class Ends(OnServer):
         if self.release.retract_decode(batch) != ([], [turn.req]):
             return False
         self.results.skip(turn)
-        self.server.scheduler.leave(turn.req)
+        self.server.scheduler.remove(turn.req)
         del self.server.turns[turn.name]
         self._reap()
         return True
@@ -111,7 +112,8 @@ class Ends(OnServer):
     def retract(self, command: c.Retract) -> list[Choice]:
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
-        lost, first = command.in_flight, self._first_in_flight(turn)
+        lost = command.in_flight
+        first = self._first_in_flight(turn)
         require(0 <= lost <= (first is None), Reason.BAD_LENGTH)
         require(turn.visible_output > lost or not self.server.geometry.tree, Reason.BAD_LENGTH)
         require(self.server.states is None or not lost or self.overlap, Reason.UNFAITHFUL)
@@ -119,9 +121,10 @@ class Ends(OnServer):
         self.results.before_retract(turn, bool(lost))
         allocated = self.release.cursors(turn.req).kv_allocated_len
         self._retract(turn)
-        self.server.scheduler.leave(turn.req)
+        self.server.scheduler.remove(turn.req)
         self.results.skip(turn)
-        turn.phase, turn.first = RequestPhase.QUEUED, False
+        turn.phase = RequestPhase.QUEUED
+        turn.session_had_no_slot = False
         return self._kept(turn, allocated, target, first)
 
     def abort(self, command: c.Abort) -> None:
@@ -137,7 +140,7 @@ class Ends(OnServer):
             # The one token is of no text: whoever is marked shares it, in no namespace.
             for field in namespaces.key_fields(self.server.namespace):
                 setattr(turn.req, field, None)
-            turn.other = False
+            turn.in_namespace = False
             self._one_token_prefill(turn)
             del self.server.turns[turn.name]
             self._reap()
@@ -155,7 +158,8 @@ class Ends(OnServer):
     def _end(self, turn: LiveRequest, stop: int | None = None) -> None:
         """Process the last result of a running request: it is found finished and is released. stop: of its
         outputs the one that is a stop token."""
-        req, allocator = turn.req, self.server.allocator
+        req = turn.req
+        allocator = self.server.allocator
         allocator.free_group_begin()
         self.results.ending(turn, stop)
         self.release.end(req, self.server.cache)
@@ -166,7 +170,8 @@ class Ends(OnServer):
 
     def _one_token_prefill(self, turn: LiveRequest) -> None:
         """Prefill the one token of a queued request that was marked aborted."""
-        server, req = self.server, turn.req
+        server = self.server
+        req = turn.req
         self._matched(turn)
         self.release.set_chunk(req, turn.prefix, turn.fill)
         batch = server.new_batch([turn], ForwardMode.EXTEND)
@@ -174,7 +179,7 @@ class Ends(OnServer):
         self._launch([turn], ForwardMode.EXTEND)
         if server.states is not None:
             server.states.deferred(batch)
-        server.computed(batch, [turn], [(turn.prefix, turn.fill)])
+        server.forward_batch(batch, [turn], [(turn.prefix, turn.fill)])
         req.output_ids.extend(server.sample(turn, 1))
         self.release.check_finished(req)
         with server.results_of_prefill():

@@ -86,7 +86,8 @@ class OnServer:
             return
         for turn in turns:
             cursors = self.server.cursors(turn)
-            evicted, position = cursors.swa_evicted_seqlen, turn.origin + turn.visible_output - 1
+            evicted = cursors.swa_evicted_seqlen
+            position = turn.origin + turn.visible_output - 1
             # a window eviction leaves the tree's prefix alone
             own = evicted > cursors.cache_protected_len
             require(not own or evicted <= max(0, position - window), Reason.WINDOW_LOST)
@@ -104,8 +105,18 @@ class OnServer:
     def _own_evictions(
         self, turns: Sequence[LiveRequest], before: Sequence[int], launched: Sequence[int]
     ) -> list[Choice]:
-        """The same of a batch; of what the tree has taken over since it was launched nothing was evicted."""
-        late = {choice.request for choice in self._window_evictions(turns, launched)}
+        """Window evictions that the release made in this batch.
+
+        A position that the tree has taken over since the launch does not count: its swa_evicted_seqlen moved
+        without an eviction.
+        """
+        moved_since_launch = {
+            choice.request for choice in self._window_evictions(turns, launched)
+        }
         now = {turn.name: self.release.cursors(turn.req) for turn in turns}
-        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
-        return [c for c in self._window_evictions(turns, before) if c.request not in late & given]
+        owned_by_tree = {
+            name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len
+        }
+        without_eviction = moved_since_launch & owned_by_tree
+        evictions = self._window_evictions(turns, before)
+        return [choice for choice in evictions if choice.request not in without_eviction]

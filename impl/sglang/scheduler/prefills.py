@@ -132,10 +132,11 @@ class Prefills(OnServer):
 
     def _launched(self, batch: _Batch, spans: Sequence[tuple[int, int]]) -> None:
         """Prepare the batch, and run it (Scheduler._get_new_batch_prefill)."""
-        server, turns = self.server, [chunk.turn for chunk in batch.chunks]
+        server = self.server
+        turns = [chunk.turn for chunk in batch.chunks]
         for turn in turns:
             if turn.session is not None and self.release.row(turn.req) is None:
-                turn.first = server.slot(turn.session) is None
+                turn.session_had_no_slot = server.slot(turn.session) is None
         prefill = server.new_batch(turns, ForwardMode.EXTEND)
         if batch.received:
             self._receive(prefill, turns[0], *spans[0])
@@ -154,7 +155,7 @@ class Prefills(OnServer):
         self._launch(batch.entries, ForwardMode.EXTEND)
         if server.states is not None:
             server.states.deferred(prefill)
-        server.computed(prefill, turns, spans)
+        server.forward_batch(prefill, turns, spans)
 
     def _settled(self, batch: _Batch) -> None:
         """Process the results: what is no last chunk goes into the tree after it."""
@@ -177,14 +178,16 @@ class Prefills(OnServer):
     def _is_received(self, chunks: Sequence[_Chunk]) -> bool:
         """A whole input by itself, of which nothing is there but what the tree has: as on a server that only
         decodes, and whose pages are longer than a token."""
-        [chunk, *others], turn = chunks, chunks[0].turn
+        [chunk, *others] = chunks
+        turn = chunks[0].turn
         new = turn.phase is RequestPhase.ADMITTED and self.release.row(turn.req) is None
         paged = self.server.swa_pool is not None and self.server.geometry.page_size > 1
         return paged and new and not others and chunk.last
 
     def _receive(self, batch: Any, turn: LiveRequest, start: int, end: int) -> None:
         """disaggregation/decode.py, alloc_for_decode_prealloc: SWA slots for the last window alone."""
-        geometry, allocator = self.server.geometry, self.server.allocator
+        geometry = self.server.geometry
+        allocator = self.server.allocator
         live = max(start, end - self.release.received_tail(end, geometry, allocator))
 
         def alloc_extend(*lengths: Any, num_new_pages: Any = None) -> Any:  # noqa: ARG001

@@ -35,12 +35,13 @@ class Results:
 
     def process(self, turn: LiveRequest, result: Result) -> None:
         """process_batch_result_prefill and _decode up to where they release a finished request."""
-        req, release = turn.req, self.server.release
+        req = turn.req
+        release = self.server.release
         if self.server.spec and not result.prefill:
             release.commit(req, len(result.tokens))
         self.sampled(turn, result.tokens)
         if self.server.tracker is not None and result.batch is not None:
-            self.server.tracker.processed(req, result.batch, result.at, len(result.tokens))
+            self.server.tracker.processed(req, result.batch, result.batch_index, len(result.tokens))
         if result.prefill and not req.finished():
             with self.server.results_of_prefill():
                 release.checkpoint(req, self.server.cache, chunked=False)
@@ -48,7 +49,7 @@ class Results:
     def sampled(self, turn: LiveRequest, tokens: list[int]) -> None:
         """The tokens are outputs now, and may have ended the turn."""
         turn.req.output_ids.extend(tokens)
-        turn.newest = len(tokens)
+        turn.last_result_len = len(tokens)
         self.server.release.check_finished(turn.req, len(tokens))
 
     def before_round(self, turn: LiveRequest) -> None:
@@ -84,7 +85,8 @@ class Results:
     def stops(self, turn: LiveRequest, token: int) -> None:
         """The token ends the turn."""
         sampling = turn.req.sampling_params
-        sampling.ignore_eos, sampling.stop_token_ids = False, [token]
+        sampling.ignore_eos = False
+        sampling.stop_token_ids = [token]
 
     def skip(self, turn: LiveRequest) -> None:
         """The request is finished or retracted: what results of it still come are skipped."""

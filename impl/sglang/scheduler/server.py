@@ -1,6 +1,6 @@
-"""The real objects of one server: pools, session cache, sessions, batches; and how to look at them.
+"""The release's own objects of one server (pools, session cache, sessions, batches), and the view of them.
 
-Nothing here decides; `driver.py` plays the scheduler on top of it.
+Scheduling decisions are made in `driver.py`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,18 @@ from impl.vocabulary import RequestPhase, require
 from reference.commands import Reason, token_id
 from reference.geometry import Geometry
 
-_BY_ROW = "req_to_token", "req_index_to_mamba_ping_pong_track_buffer_mapping"
-VOCABULARY = 1 << 62  # token ids are no real vocabulary; none may count as out of range
+_TENSORS_BY_ROW = "req_to_token", "req_index_to_mamba_ping_pong_track_buffer_mapping"
+VOCABULARY = 1 << 62  # larger than any token id of the specification, so that none is out of range
 
 
 @dataclass(slots=True)
 class Result:
-    """The tokens that a launched batch samples for a request: one by its prefill, else those of its round.
+    """The tokens that a launched batch samples for a request: one of a prefill, or those of a decode round.
 
-    visible: the view shows it as processed; a result of a Launch is visible from its Settle on.
-    drafted: slots that a Launch takes. batch, at: the decode batch that was launched, and which of it.
+    visible: the view shows the result as processed; a result of a Launch is visible from its Settle on.
+    drafted: slots that a Launch allocates.
+    batch: the decode batch that was launched.
+    batch_index: position of the request in that batch.
     """
 
     tokens: list[int]
@@ -55,18 +57,20 @@ class Result:
     visible: bool = True
     drafted: int = 0
     batch: Any = None
-    at: int = 0
+    batch_index: int = 0
 
 
 @dataclass(slots=True)
 class LiveRequest:
     """A live request: the release's own `req`, and what only the scheduler and the client know.
 
-    history: how many tokens of its input the session put there. locked: it waits with a prefix of the
-    radix tree locked; once it has a row, the lock is the release's business. first: its session kept nothing
-    when it got its row, so from 0.5.22 on a slot of the session stands for this turn alone. pending: results
-    of launched batches that are not processed yet, the oldest first. other: it is in the namespace
-    (namespaces.py). newest: outputs of the result that was processed last.
+    history: leading input tokens that come from the session's earlier turns.
+    locked: the request waits with a locked prefix of the radix tree; once it has a row, the release locks.
+    session_had_no_slot: its session kept nothing when it got its row. From 0.5.22 on the session's slot then
+    belongs to this turn alone.
+    in_namespace: it is in the namespace (namespaces.py).
+    last_result_len: outputs of the result that was processed last.
+    pending: results of launched batches that are not processed yet, the oldest first.
     """
 
     release: Release0510
@@ -78,9 +82,9 @@ class LiveRequest:
     phase: RequestPhase = RequestPhase.QUEUED
     started: bool = False
     locked: bool = False
-    first: bool = False
-    other: bool = False
-    newest: int = 1
+    session_had_no_slot: bool = False
+    in_namespace: bool = False
+    last_result_len: int = 1
     pending: list[Result] = field(default_factory=list)
 
     @property
@@ -104,11 +108,11 @@ class LiveRequest:
     @property
     def text(self) -> list[int]:
         waiting = [token for result in self.pending for token in result.tokens]
-        return self.spelt([*self.req.origin_input_ids, *self.req.output_ids, *waiting])
+        return self.exchange_tokens([*self.req.origin_input_ids, *self.req.output_ids, *waiting])
 
-    def spelt(self, tokens: list[int]) -> list[int]:
-        """Tokens of the specification as the release has them, or the other way round."""
-        return namespaces.exchanged(tokens) if self.other else tokens
+    def exchange_tokens(self, tokens: list[int]) -> list[int]:
+        """Translate token ids of the specification to those of the release, or back."""
+        return namespaces.exchanged(tokens) if self.in_namespace else tokens
 
     @property
     def fill(self) -> int:
@@ -123,8 +127,12 @@ class LiveRequest:
 
 @dataclass(slots=True)
 class LockHolder:
-    """The holder of a lock on the tree: the release's own `req`; slots of the locked prefix, and the tokens
-    that tell it."""
+    """A holder of a lock on the radix tree.
+
+    req: the release's own request.
+    tokens: tokens of the locked prefix.
+    slots: full slots of the locked prefix.
+    """
 
     req: Any
     tokens: list[int]
@@ -132,7 +140,14 @@ class LockHolder:
 
 
 class Server:
-    """One freshly started server of this release and these sizes; overlap: its loop overlaps batches."""
+    """A freshly started server of a release with the sizes of `geometry`.
+
+    overlap: the scheduler loop overlaps batches.
+    spec: decode rounds are speculative; None before the first round.
+    batches: number of batches made so far.
+    in_free_group: freed slots are returned together at the end of the batch.
+    session_in_namespace: whether a session's text is in the namespace, by the session's name.
+    """
 
     def __init__(self, release: Release0510, geometry: Geometry, *, overlap: bool = False) -> None:
         self.release = release
@@ -141,7 +156,8 @@ class Server:
         page = geometry.page_size
         SERVER_ARGS.page_size = page
         SERVER_ARGS.speculative_algorithm = None
-        SERVER_ARGS.speculative_num_draft_tokens = release.draft_len = 1  # as of the last round
+        release.draft_len = 1  # of the last round
+        SERVER_ARGS.speculative_num_draft_tokens = 1
         SERVER_ARGS.disable_radix_cache = not geometry.tree
         SERVER_ARGS.disable_overlap_schedule = not overlap
         SERVER_ARGS.chunked_prefill_size = -1
@@ -157,7 +173,7 @@ class Server:
             if geometry.states
             else release.make_rows(geometry.rows, geometry.width)
         )
-        self.spare_row = self._spare_row()
+        self.spare_row = self._add_spare_row()
         self.cache = release.make_cache(self.rows, self.allocator, geometry)
         self.tree: ReleaseTree | None = release.make_tree(self.cache, self.allocator, geometry)
         self.lock_holders: dict[str, LockHolder] = {}
@@ -166,17 +182,17 @@ class Server:
         self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
         self.controller = release.make_controller(self.cache)
         self.turns: dict[str, LiveRequest] = {}
-        self.spec: bool | None = None  # unknown until the first decode round
-        self.batches = 0  # made so far
-        self.grouped = False  # what is freed waits for the end of the batch
+        self.spec: bool | None = None
+        self.batches = 0
+        self.in_free_group = False
         self.namespace = dict(geometry.settings).get(namespaces.SETTING, "")
-        self.others: dict[str, bool] = {}  # sessions -> whether they are in the namespace
+        self.session_in_namespace: dict[str, bool] = {}
         self.full_stamps = [0] * ((geometry.full_pages + 1) * page)
         self.swa_stamps = [] if swa is None else [0] * ((geometry.swa_pages + 1) * page)
 
-    def _spare_row(self) -> int:
-        """A row past those that the pool hands out, for lock holders of the tree."""
-        for name in _BY_ROW:
+    def _add_spare_row(self) -> int:
+        """Add a row behind those that the pool hands out, for lock holders of the tree. Returns its index."""
+        for name in _TENSORS_BY_ROW:
             if (cells := optional(self.rows, f"HybridReqToTokenPool.{name}")) is not None:
                 setattr(self.rows, name, torch.cat([cells, torch.zeros_like(cells[:1])]))
         return len(self.rows.req_to_token) - 1
@@ -184,25 +200,25 @@ class Server:
     # -- questions before a command ---------------------------------------------------------------
 
     def free_counts(self) -> tuple[int, int, int]:
-        """Rows, full pages and SWA pages that are free or evictable; SWA pages are many without a window.
-
-        By the release's counters, as its scheduler goes by them.
+        """Rows, full pages and SWA pages that are free or evictable, by the counters that the release's
+        scheduler uses. Without a window SWA pages are practically unlimited.
         """
-        page, full, swa = self.geometry.page_size, self.full_pool.available_size(), 1 << 30
-        if self.swa_pool is not None:
-            swa = self.swa_pool.available_size()
+        page = self.geometry.page_size
+        full = self.full_pool.available_size()
+        swa = self.swa_pool.available_size() if self.swa_pool is not None else 1 << 30
         if self.tree is not None:
             sizes = self.tree.sizes()
-            full, swa = full + sizes.full_evictable, swa + sizes.swa_evictable
+            full += sizes.full_evictable
+            swa += sizes.swa_evictable
         return len(self.rows.free_slots), full // page, swa // page
 
     def require_room(
         self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True
     ) -> None:
-        """Refuse unless the release can lengthen its rows over these spans of positions.
+        """Refuse the command unless the release can extend its rows over these spans of positions.
 
-        Only what the release's own call needs: pages of each span in both pools, and for releases
-        whose paged two-pool allocator declines an extend without a spare page per entry, that page.
+        The pages of each span must be free or evictable in both pools. Some releases have a paged two-pool
+        allocator that declines an extend without one spare page per entry; that page must be there as well.
         Pages that a window eviction inside the call would free do not count, as in the scheduler's budget.
         """
         page = self.geometry.page_size
@@ -221,21 +237,21 @@ class Server:
         require(pages <= swa, Reason.OUT_OF_SWA)
 
     def has_room_for_one(self) -> bool:
-        """Whether a prefill of one token fits and evicts nothing: releases ask for a page more."""
-        pools = [self.full_pool, *([] if self.swa_pool is None else [self.swa_pool])]
+        """Whether a prefill of one token fits without an eviction. Releases ask for one page more."""
+        pools = [self.full_pool] if self.swa_pool is None else [self.full_pool, self.swa_pool]
         page = self.geometry.page_size
         need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
-        slots = (
+        has_states = (
             self.states is None or self.states.left() > 1 + self.states.buffers + self.owed_states()
         )
         return (
-            slots
+            has_states
             and bool(self.rows.free_slots)
             and all(pool.available_size() >= need for pool in pools)
         )
 
-    def named(self, name: str) -> bool:
-        """Whether somebody has the name: sessions, requests and lock holders share one space."""
+    def is_name_taken(self, name: str) -> bool:
+        """Whether a session, request or lock holder has the name: they share one namespace."""
         return any(
             name in names for names in (self.controller.sessions, self.turns, self.lock_holders)
         )
@@ -248,30 +264,31 @@ class Server:
         return next((t for t in self.turns.values() if t.session == session), None)
 
     def history(self, session: str) -> list[int]:
-        """Return the session's tokens of its ended turns.
+        """Return the tokens of the session's ended turns, as the specification has them.
 
-        A client that waits for its answers sends nothing while a turn runs: its input started with that.
+        While a turn runs they are the beginning of its input.
         """
         turn = self.in_flight(session)
         if turn is not None:
             tokens = list(turn.req.origin_input_ids[: turn.history])
         else:
             tokens = self.release.history(self.controller.get(session))
-        return namespaces.exchanged(tokens) if self.others.get(session) else tokens
+        return namespaces.exchanged(tokens) if self.session_in_namespace.get(session) else tokens
 
     def hands_prompt_in(self, turn: LiveRequest) -> bool:
-        """Processing the result of the request's prefill hands its prompt to the radix tree."""
-        later = turn.session is not None and self.slot(turn.session) is not None
-        return self.tree is not None and not later
+        """Whether processing the result of the prefill inserts the prompt into the radix tree."""
+        session_has_slot = turn.session is not None and self.slot(turn.session) is not None
+        return self.tree is not None and not session_has_slot
 
     def owed_states(self) -> int:
-        """Slots of recurrent state that the tree gets when results are processed that are there."""
+        """Slots of recurrent state that the tree takes when the pending results are processed."""
         waiting = (t for t in self.turns.values() if any(r.prefill for r in t.pending))
         return sum(map(self.hands_prompt_in, waiting)) if self.states is not None else 0
 
     def slot(self, session: str) -> Any:
-        """Return the slot with a row that the session keeps of finished and retracted turns, else None."""
-        if any(turn.first and turn.session == session for turn in self.turns.values()):
+        """Return the slot, with its row, that the session keeps between turns; None without one."""
+        turns = [turn for turn in self.turns.values() if turn.session == session]
+        if any(turn.session_had_no_slot for turn in turns):
             return None
         return self.release.slot(self.cache, session)
 
@@ -281,16 +298,18 @@ class Server:
         """Return the namespace fields of a request for these tokens."""
         return namespaces.fields_of(self.namespace, tokens)
 
-    def is_other(self, tokens: Sequence[int]) -> bool:
-        """The release has the text that begins like this spelt with the tokens of another."""
+    def is_in_namespace(self, tokens: Sequence[int]) -> bool:
+        """Whether a text that begins with these tokens is looked up in the namespace (namespaces.py)."""
         return bool(self.namespace) and namespaces.begins_other(tokens)
 
     def new_request(
         self, rid: str, tokens: list[int], session: str | None, undo: Bag | None, **namespace: str
     ) -> Any:
-        """The release's Req: of a session by its create_req, else by itself. tokens: as the release has them.
+        """Make the release's Req: by create_req of its session, or directly for a request without one.
 
-        undo: session parameters of a client that takes tokens back. namespace: the field that names one.
+        tokens: the input, in token ids of the release.
+        undo: session parameters of a client that takes tokens back.
+        namespace: the field that names the namespace, with its value.
         """
         sampling = SamplingParams()
         if session is None:
@@ -352,12 +371,12 @@ class Server:
 
     # -- the model's part -------------------------------------------------------------------------
 
-    def computed(
+    def forward_batch(
         self, batch: Any, turns: Sequence[LiveRequest], spans: Sequence[tuple[int, int]]
     ) -> None:
-        """A forward pass of a prefill or a decode, in which each request computes its span of positions."""
-        for at, (turn, (start, end)) in enumerate(zip(turns, spans, strict=True)):
-            kept = self.states.kept(batch, at, start, end) if self.states is not None else (0, 0)
+        """Run a forward pass in which each request computes its span of positions."""
+        for index, (turn, (start, end)) in enumerate(zip(turns, spans, strict=True)):
+            kept = self.states.kept(batch, index, start, end) if self.states is not None else (0, 0)
             self.forward(turn, start, end, kept=kept)
 
     def forward(
@@ -368,12 +387,13 @@ class Server:
         drafts: list[int] | None = None,
         kept: tuple[int, int] = (0, 0),
     ) -> None:
-        """Write KV of positions [start, end): stamp the slots that row and mapping lead to.
+        """Write the KV of positions [start, end): stamp the slots to which row and mapping lead.
 
-        drafts: tokens after those of the text, as the release has them; past them stand rejected drafts,
-        stamp 0. kept: as of States.fold.
+        drafts: accepted tokens behind the text, in token ids of the release. Positions behind them are
+        rejected drafts and get stamp 0.
+        kept: see States.fold.
         """
-        text = [*turn.text, *turn.spelt(drafts or [])][start:end]
+        text = [*turn.text, *turn.exchange_tokens(drafts or [])][start:end]
         slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
         if self.states is not None:
             self.states.fold(turn.name, self.release.row(turn.req), text, kept)
@@ -381,7 +401,7 @@ class Server:
         self.stamp(slots, text)
 
     def stamp(self, slots: torch.Tensor, tokens: Sequence[int]) -> None:
-        """Write the KV of `tokens` to these full slots, and to the SWA slots that they are mapped to."""
+        """Write the KV of `tokens` to these full slots, and to the SWA slots to which they are mapped."""
         for slot, token in zip(slots.tolist(), tokens, strict=True):
             self.full_stamps[slot] = token
         if self.swa_pool is not None:
@@ -391,25 +411,31 @@ class Server:
 
     @staticmethod
     def sample(turn: LiveRequest, count: int) -> list[int]:
-        """The next `count` tokens of a request, as the release has them."""
-        return turn.spelt([token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)])
+        """The next `count` tokens of a request, in token ids of the release."""
+        positions = range(turn.fill, turn.fill + count)
+        return turn.exchange_tokens([token_id(turn.serial, p) for p in positions])
 
     @contextmanager
     def results_of_prefill(self, whole: bool = True) -> Iterator[None]:
-        """Processing the results of one prefill batch, `whole` or none of it: some free all at its end."""
-        if self.grouped or not (whole and self.release.groups_prefill):
+        """A context for processing the results of a prefill batch: some releases return all that it frees
+        together at its end.
+
+        whole: each chunk is the last of its request; otherwise nothing is grouped.
+        """
+        if self.in_free_group or not (whole and self.release.groups_prefill):
             yield
             return
         self.allocator.free_group_begin()
-        self.grouped = True
+        self.in_free_group = True
         yield
-        self.grouped = False
+        self.in_free_group = False
         self.allocator.free_group_end()
 
     # -- looking ----------------------------------------------------------------------------------
 
     def view(self) -> View:
-        release, page = self.release, self.geometry.page_size
+        release = self.release
+        page = self.geometry.page_size
         sessions: dict[str, SessionView] = {}
         requests: dict[str, RequestView] = {}
         held: set[int] = set()
@@ -444,7 +470,7 @@ class Server:
             rows={row: self.rows.req_to_token[row].tolist() for row in held},
             full_stamps=self.full_stamps,
             free_swa=() if swa is None else release.free_pages(swa),
-            # One entry past the slots maps "no slot" to itself; it is no slot.
+            # The mapping has one entry behind those of the slots, which maps "no slot" to itself.
             full_to_swa=()
             if swa is None
             else self.allocator.full_to_swa_index_mapping[
@@ -463,17 +489,23 @@ class Server:
         return self.states.view({name: turn.req.kv for name, turn in self.turns.items()}, kept)
 
     def cursors(self, turn: LiveRequest) -> Cursors:
-        """Of a request that has a row, with what it will have committed when all that show are processed."""
+        """Cursors of a request with a row, with the kv_committed_len that its visible results lead to."""
         cursors = self.release.cursors(turn.req)
-        committed = cursors.kv_committed_len + sum(self.late(r) for r in turn.pending if r.visible)
+        visible = [result for result in turn.pending if result.visible]
+        committed = cursors.kv_committed_len + sum(map(self.commits_when_processed, visible))
         return cursors._replace(kv_committed_len=committed)
 
-    def late(self, result: Result) -> int:
-        """Tokens that kv_committed_len moves by when this is processed; all else has at the launch."""
-        return 0 if result.prefill or not self.spec else len(result.tokens) - self.release.claimed
+    def commits_when_processed(self, result: Result) -> int:
+        """Tokens by which kv_committed_len moves when a result is processed.
+
+        Only what a verify round accepts beyond its claim moves it then; the launch has moved it by the rest.
+        """
+        if result.prefill or not self.spec:
+            return 0
+        return len(result.tokens) - self.release.claimed
 
     def _cursors(self, turn: LiveRequest) -> Cursors | None:
-        """Of a row, or of the prefix that an admitted request has locked in the tree."""
+        """Cursors of a request with a row, or those of the prefix that an admitted request has locked."""
         if self.release.row(turn.req) is not None:
             return self.cursors(turn)
         if self.tree is None or turn.phase is not RequestPhase.ADMITTED:

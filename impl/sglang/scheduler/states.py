@@ -34,7 +34,8 @@ class States:
     """The slots of one server. read: request of the last batch -> the stamp from which it went on."""
 
     def __init__(self, rows: Any, tree: ReleaseTree | None) -> None:
-        self.rows, self.tree = rows, tree
+        self.rows = rows
+        self.tree = tree
         self.read: dict[str, int] = {}
 
     # -- questions before a command ---------------------------------------------------------------
@@ -120,7 +121,8 @@ class States:
             return 0, 0
         count = end - start
         if batch.mamba_track_seqlens is not None:
-            asked, chunk = int(batch.mamba_track_seqlens[at]) - start, state_chunk()
+            asked = int(batch.mamba_track_seqlens[at]) - start
+            chunk = state_chunk()
             count = asked // chunk * chunk if asked % chunk else count
         return int(batch.mamba_track_indices[at]), count
 
@@ -147,7 +149,8 @@ class States:
         if self.buffers:
             if new:
                 self.rows._alloc_ping_pong_buffer(req)
-            buffer, kept = req.kv.mamba_ping_pong_track_buffer, req.kv.mamba_last_track_idx
+            buffer = req.kv.mamba_ping_pong_track_buffer
+            kept = req.kv.mamba_last_track_idx
             self.rows.req_index_to_mamba_ping_pong_track_buffer_mapping[req.kv.req_pool_idx] = (
                 buffer
             )

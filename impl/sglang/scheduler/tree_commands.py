@@ -23,9 +23,10 @@ class TreeCommands(OnServer):
     """Commands of lock holders."""
 
     def match(self, command: Match) -> None:
-        server, tokens = self.server, spelled(command.prompt)
+        server = self.server
+        tokens = spelled(command.prompt)
         require(tokens, Reason.EMPTY)
-        require(not server.named(command.holder), Reason.REQUEST_EXISTS)
+        require(not server.is_name_taken(command.holder), Reason.REQUEST_EXISTS)
         tree = self._tree()
         # for backups to the host, which is not driven
         require(not command.full_only, Reason.UNFAITHFUL)
@@ -50,11 +51,13 @@ class TreeCommands(OnServer):
         self._tree().unlock(self.server.lock_holders.pop(command.holder).req)
 
     def insert(self, command: Insert) -> None:
-        server, release, geometry = self.server, self.release, self.server.geometry
+        server = self.server
+        release = self.release
+        geometry = self.server.geometry
         tokens = spelled(command.prompt)
         require(tokens, Reason.EMPTY)
         holder = server.lock_holders.get(command.holder)
-        require(holder is not None or not server.named(command.holder), Reason.REQUEST_EXISTS)
+        require(holder is not None or not server.is_name_taken(command.holder), Reason.REQUEST_EXISTS)
         locked = [] if holder is None else holder.tokens
         prefix = 0 if holder is None else len(holder.slots)
         require(tokens[: len(locked)] == locked, Reason.SHRINKING_PREFIX)
@@ -124,7 +127,7 @@ class TreeCommands(OnServer):
 
     def named_tokens(self, tokens: list[int]) -> list[int]:
         """The tokens as the release has them."""
-        return namespaces.exchanged(tokens) if self.server.is_other(tokens) else tokens
+        return namespaces.exchanged(tokens) if self.server.is_in_namespace(tokens) else tokens
 
     def _newcomer(self, name: str) -> LockHolder:
         """A lock holder that has locked nothing."""
@@ -137,8 +140,12 @@ class TreeCommands(OnServer):
 
         evicted: a window eviction has freed its SWA pages below this, as far as they are its own.
         """
-        server, req, row = self.server, holder.req, self.server.spare_row
-        prefix, end, page = len(holder.slots), len(tokens), server.geometry.page_size
+        server = self.server
+        req = holder.req
+        row = self.server.spare_row
+        prefix = len(holder.slots)
+        end = len(tokens)
+        page = server.geometry.page_size
         cells = server.rows.req_to_token[row]
         cells[:prefix] = holder.slots.to(cells.dtype)
         if prefix < end:

@@ -54,7 +54,8 @@ class Canary:
     """The canary of one scheduler. seen: its violations, the first _MOST."""
 
     def __init__(self, scheduler: Any, release: Release0510, draft: int) -> None:
-        self.release, self.draft = release, draft
+        self.release = release
+        self.draft = draft
         self.rows = scheduler.req_to_token_pool.req_to_token
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.manager = scheduler.tp_worker.model_runner.canary_manager
@@ -64,7 +65,8 @@ class Canary:
     def forward(self, number: int, run: ForwardPass) -> None:
         """A forward pass: the canary looks before and after it."""
         spans = list(zip(run.starts, run.lengths))
-        starts, lengths = _int64(run.starts), _int64(run.lengths)
+        starts = _int64(run.starts)
+        lengths = _int64(run.lengths)
         batch = SimpleNamespace(
             forward_mode=SimpleNamespace(**{mode: lambda mode=mode: mode == run.mode for mode in _MODES}),
             batch_size=len(spans),

@@ -135,7 +135,9 @@ class _Doing:
     """How far a client is."""
 
     def __init__(self, client: Client) -> None:
-        self.client, self.turn, self.due = client, 0, client.start
+        self.client = client
+        self.turn = 0
+        self.due = client.start
         self.waits: str | None = None  # the request whose answer it waits for
         self.started = self.opened = self.done = False
         self.disconnects: dict[str, int] = {}
@@ -154,7 +156,8 @@ class Clients:
         seed: int,
         stalled: Callable[[list[str]], None] = lambda _: None,
     ) -> None:
-        self.seed, self.stalled = seed, stalled
+        self.seed = seed
+        self.stalled = stalled
         self.turns = {f"{c.name}.{n}": t for c in clients for n, t in enumerate(c.turns, 1)}
         self._doing = [_Doing(client) for client in clients]
         self._named = {each.client.name: each for each in self._doing}
@@ -187,7 +190,8 @@ class Clients:
 
     def _appends(self, request: str) -> tuple[int, ...]:
         """Return the tokens that a turn adds to the conversation."""
-        turn, number = self.turns[request], self._numbers[request]
+        turn = self.turns[request]
+        number = self._numbers[request]
         keys = (
             (4, turn.text, at) if at < turn.shared else (3, number, at) for at in range(turn.tokens)
         )
@@ -238,7 +242,8 @@ class Clients:
         if not each.started:
             if before is not None and not before.done:
                 return
-            each.started, each.due = True, now + client.start
+            each.started = True
+            each.due = now + client.start
         if now < each.due:
             return
         if client.operator:
@@ -268,7 +273,8 @@ class Clients:
                 yield Message("close", client.name)
 
     def _operates(self, each: _Doing, now: int) -> Iterator[Message]:
-        name, kind = each.client.name, each.client.operator
+        name = each.client.name
+        kind = each.client.operator
         each.turn += 1
         if each.turn > 1:
             each.done = True
@@ -290,7 +296,8 @@ class Clients:
         for each in self._doing:
             if not each.done and not each.client.operator:
                 each.done = True
-                waits, each.waits = each.waits, None
+                waits = each.waits
+                each.waits = None
                 gone = [Message("abort", waits)] if waits is not None else []
                 return [*gone, *([Message("close", each.client.name)] if each.opened else [])]
         return []

@@ -66,7 +66,8 @@ def python_of(release: str) -> Path:
             f" (downloads some {DOWNLOAD_MB} MB, takes {DISK_MB} MB in {folder.parent})"
         )
     info = json.loads((folder / _READY).read_text())
-    made, runs = (info.get("python", "another"), info["torch"]), (_PYTHON, version("torch"))
+    made = (info.get("python", "another"), info["torch"])
+    runs = (_PYTHON, version("torch"))
     if made != runs:
         raise UnusableImplementation(
             f"sglang=={release}: its environment is for Python {made[0]} and torch {made[1]}, this is"

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from reference.tiers.facts import TierFacts, TierNode
 
-FORMAT, VERSION = "kvspec-watch", 8
+FORMAT = "kvspec-watch"
+VERSION = 8
 # 3: no step says when it was; 4: no pages have slots of recurrent state; 5: no flush is noted; 6: a line is
 # an event without a number; 7: servers of pairs are not watched
 READABLE = (3, 4, 5, 6, 7, 8)

@@ -73,7 +73,9 @@ class FakeModel:
     ) -> None:
         self.chunk = chunk
         self.release = release
-        self.scheduler, self.clients, self.draft = scheduler, clients, draft
+        self.scheduler = scheduler
+        self.clients = clients
+        self.draft = draft
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.window: int | None = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
         self.forwards = self.processed = 0
@@ -153,7 +155,8 @@ class FakeModel:
     def _read_all(self, own: bool = False) -> None:
         """Read what the round in flight has not read yet; its own tokens as well, or not: a kernel has them
         at hand. The result of who has ended since is nobody's."""
-        reads, self._to_read = self._to_read, []
+        reads = self._to_read
+        self._to_read = []
         for request, row, start, text in reads:
             if self.release.row(request) == row and not request.finished():
                 self._read(row, start, text if own else text[:start], request.rid)
@@ -258,9 +261,11 @@ class FakeModel:
         """An entry goes on from the state after all that is before it in its text. One that does not is
         noted, and put right: each fault shows once."""
         assert self.states is not None
-        name, start = lane.request.rid, lane.start
+        name = lane.request.rid
+        start = lane.start
         slot, got = self.states.stamp_of(lane.row)
-        text, key = chained(_stamped(self._texts[name])), (name, "state", start)
+        text = chained(_stamped(self._texts[name]))
+        key = (name, "state", start)
         if got == (want := stamp_after(text, start)):
             return
         last = (self._texts[name][start - 1], start - 1) if start else (0, -1)
@@ -296,12 +301,15 @@ class FakeModel:
     def extend(self, batch: Any) -> list[int]:
         """A prefill; the next token of each entry, which counts if its input is complete. In a mixed batch
         entries of one token follow, which goes on with the text that is there."""
-        ids, slots, done = batch.input_ids.tolist(), batch.out_cache_loc, 0
+        ids = batch.input_ids.tolist()
+        slots = batch.out_cache_loc
+        done = 0
         lanes = list(zip(batch.reqs, batch.prefix_lens, batch.extend_lens))
         decoded = len(lanes) - len(batch.decoding_reqs or ())
         folds = list[Fold]()
         for at, (request, start, tokens) in enumerate(lanes):
-            name, new = request.rid, ids[done : done + tokens]
+            name = request.rid
+            new = ids[done : done + tokens]
             if at < decoded:
                 self._texts[name] = [*request.origin_input_ids, *request.output_ids][:start]
             self._texts[name][start:] = new
@@ -336,7 +344,8 @@ class FakeModel:
         self._folds(
             batch, [Fold(request, row, n - 1, [token]) for request, (_, row, n), token in entries]
         )
-        starts, tokens = [length - 1 for _, _, length in lanes], batch.input_ids.tolist()
+        starts = [length - 1 for _, _, length in lanes]
+        tokens = batch.input_ids.tolist()
         self._shows(
             "is_decode_or_idle", batch.reqs, starts, [1] * len(lanes), tokens, batch.out_cache_loc
         )

@@ -37,7 +37,9 @@ class StampedSlots:
     def __init__(
         self, size: int, stamps: dict[int, tuple[int, int]], writers: dict[int, str]
     ) -> None:
-        self.size, self.stamps, self.writers = size, stamps, writers
+        self.size = size
+        self.stamps = stamps
+        self.writers = writers
 
     def __getitem__(self, slot: int) -> int:
         found = self.stamps.get(slot)
@@ -82,15 +84,18 @@ class FakeTier:
         hashes: PlacedHashes | None,
     ) -> None:
         self.scheduler = scheduler
-        cache, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+        cache = scheduler.tree_cache
+        allocator = scheduler.token_to_kv_pool_allocator
         cache.load_back_threshold = 1  # of ten tokens, tuned for real texts
         self.counter = cache.cache_controller.layer_done_counter
         self.engine: CopyEngine = cache.cache_controller.l2_transfer_engine
-        self.seed, self.often = seed, pick(KeyedChoices(seed, 7), OFTEN)
+        self.seed = seed
+        self.often = pick(KeyedChoices(seed, 7), OFTEN)
         sizes = {"full": allocator.size}
         if scheduler.is_hybrid_swa:
             sizes = {"full": allocator.size_full, "swa": allocator.size_swa}
-        self.engine.memory, self.engine.host = {}, {}
+        self.engine.memory = {}
+        self.engine.host = {}
         for pool, entry in zip(pools_of(scheduler), cache.host_pool_group.entries):
             entry.device_pool.pool = pool
             size = 0 if pool == "state" else sizes[pool] + scheduler.page_size

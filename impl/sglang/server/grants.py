@@ -1,4 +1,4 @@
-"""Grants of admission that the pools do not have: looked at when the server ends."""
+"""Batches that admission granted although a pool is too small: explains a failed allocation of a server."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from impl.sglang.server.reading import Reader, session_of
 
 Pool = Literal["rows", "full", "SWA", "states"]
 
-# Where the release prepares a batch that admission or a decode round has granted, and where it matches a
-# request that it looks at.
-_PREPARES = {
+# Functions of the release that prepare a granted batch or match a request, and the name of that step.
+_STEP_OF_FUNCTION = {
     "prepare_for_extend": "prefill",
     "prepare_for_decode": "decode",
     "init_next_round_input": "match",
 }
-_WANTED = re.compile(r"Try to allocate (?P<tokens>\d+) tokens")
-_MOST = 4  # holders that are named
+_TOKENS_ASKED = re.compile(r"Try to allocate (?P<tokens>\d+) tokens")
+_MAX_NAMED = 4  # holders named in a message
 
 
 class BrokenGrant(NamedTuple):
-    """A batch was granted what a pool does not have.
+    """A granted batch for which an allocation failed.
 
-    pool: in which nothing was left. step: a value of _PREPARES. requests: of the batch. free: what the pool
-    has free, in its unit (rows, tokens, slots). evictable: what the tree counts as evictable of it. pinned:
-    who holds the rest, in words.
+    pool: the pool in which the allocation failed.
+    step: a value of _STEP_OF_FUNCTION.
+    requests: names of the requests of the batch.
+    free: what is free in the pool, in its unit (rows, tokens or slots).
+    evictable: what the tree counts as evictable, in the same unit.
+    pinned: who holds the rest, in words.
     """
 
     pool: Pool
@@ -40,82 +42,90 @@ class BrokenGrant(NamedTuple):
 
     @property
     def says(self) -> str:
-        """Return the words of the finding."""
+        """The finding in words."""
         granted = f"a {self.step} of {', '.join(self.requests)} was granted"
         left = f"{self.free} free and {self.evictable} evictable"
         return f"{granted}, and the pool of {self.pool} has {left}; {self.pinned}"
 
 
 def broken_grant(reader: Reader, error: Exception) -> BrokenGrant | None:
-    """The grant that an error of the server ends; None where the error is of something else."""
-    prepared, step = _prepared(error.__traceback__)
-    if prepared is None or (pool := _pool(reader, str(error))) is None:
+    """The grant for which the server failed with an error; None if the error is no failed allocation."""
+    prepared, step = _failed_step(error.__traceback__)
+    pool = None if prepared is None else _exhausted_pool(reader, str(error))
+    if pool is None:
         return None
-    free, evictable = _left(reader, pool)
-    names = [request.rid for request in ([prepared] if step == "match" else prepared.reqs)]
-    return BrokenGrant(pool, step, names, free, evictable, _pinned(reader, pool, names))
+    free, evictable = _free_and_evictable(reader, pool)
+    requests = [prepared] if step == "match" else prepared.reqs
+    names = [request.rid for request in requests]
+    return BrokenGrant(pool, step, names, free, evictable, _describe_holders(reader, pool, names))
 
 
-def _prepared(trace: TracebackType | None) -> tuple[Any, str]:
-    """The batch that was being prepared, or the request, and for what."""
+def _failed_step(trace: TracebackType | None) -> tuple[Any, str]:
+    """The batch or request that a step was working on when it failed, and the step; (None, "") for none."""
     while trace is not None:
-        if step := _PREPARES.get(trace.tb_frame.f_code.co_name):
+        if step := _STEP_OF_FUNCTION.get(trace.tb_frame.f_code.co_name):
             return trace.tb_frame.f_locals.get("self"), step
         trace = trace.tb_next
     return None, ""
 
 
-def _pool(reader: Reader, error: str) -> Pool | None:
-    """The pool in which an allocation failed."""
+def _exhausted_pool(reader: Reader, error: str) -> Pool | None:
+    """The pool in which an allocation failed, by the message of the error; None if none failed."""
     if "alloc_req_slots" in error:
         return "rows"
-    if (found := _WANTED.search(error)) is None:  # else it tells of states as of all pools
+    found = _TOKENS_ASKED.search(error)
+    if found is None:  # a message about tokens mentions states ("mamba") as well
         return "states" if "mamba" in error else None
-    wanted = int(found["tokens"])
-    if reader.swa and sum(_left(reader, "full")) >= wanted > sum(_left(reader, "SWA")):
-        return "SWA"
-    return "full"
+    asked = int(found["tokens"])
+    if not reader.swa:
+        return "full"
+    fits_full = asked <= sum(_free_and_evictable(reader, "full"))
+    fits_swa = asked <= sum(_free_and_evictable(reader, "SWA"))
+    return "SWA" if fits_full and not fits_swa else "full"
 
 
-def _left(reader: Reader, pool: Pool) -> tuple[int, int]:
-    """Return what is free in a pool, and what the tree counts as evictable."""
-    full, swa, rows, held, _, locked = reader.counts()
+def _free_and_evictable(reader: Reader, pool: Pool) -> tuple[int, int]:
+    """What is free in a pool and what the tree counts as evictable, in the unit of the pool."""
+    full, swa, rows, cached, _, locked = reader.counts()
     tree = reader.tree
     if pool == "rows":
         return rows, 0
     if pool == "full":
-        return full, held - locked
+        return full, cached - locked
     if pool == "SWA":
         return swa, int(tree.swa_evictable_size()) if reader.shares else 0
     evictable = int(tree.mamba_evictable_size()) if reader.shares else 0
     return int(reader.rows.mamba_allocator.available_size()), evictable
 
 
-def _pinned(reader: Reader, pool: Pool, granted: list[str]) -> str:
-    """Name the holders of a pool, the greatest first."""
-    # a request may be in two batches
-    held = sorted(dict(_held(reader, pool)).items(), key=lambda each: -each[1])
-    words = [f"{name} {amount}" for name, amount in held if amount and name not in granted]
-    more = f" and {len(words) - _MOST} others" if len(words) > _MOST else ""
-    return f"held by {', '.join(words[:_MOST])}{more}" if words else "nobody else holds any"
+def _describe_holders(reader: Reader, pool: Pool, granted: list[str]) -> str:
+    """Name the holders of a pool other than the granted requests, the greatest first."""
+    amounts = dict(_amounts_held(reader, pool))  # a request may be in two batches
+    greatest_first = sorted(amounts.items(), key=lambda item: -item[1])
+    words = [
+        f"{name} {amount}" for name, amount in greatest_first if amount and name not in granted
+    ]
+    if not words:
+        return "nobody else holds any"
+    more = f" and {len(words) - _MAX_NAMED} others" if len(words) > _MAX_NAMED else ""
+    return f"held by {', '.join(words[:_MAX_NAMED])}{more}"
 
 
-def _held(reader: Reader, pool: Pool) -> Iterator[tuple[str, int]]:
-    """Yield what sessions hold between and during their turns, what requests hold, and what the tree
-    locks."""
+def _amounts_held(reader: Reader, pool: Pool) -> Iterator[tuple[str, int]]:
+    """Yield (holder, amount): sessions between and during their turns, other requests, locks of the tree."""
     slots = reader.release.slots(reader.tree)
     for name, slot in slots.items():
         if reader.holds(slot):
-            yield f"session {name}", _of(reader, pool, slot)
+            yield f"session {name}", _amount_of(reader, pool, slot)
     for request, queued in reader.unfinished():
         if not queued and reader.holds(request) and session_of(request) not in slots:
-            yield request.rid, _of(reader, pool, request)
+            yield request.rid, _amount_of(reader, pool, request)
     if pool == "full" and reader.shares:
         yield "locks of the tree", reader.counts()[5]
 
 
-def _of(reader: Reader, pool: Pool, owner: Any) -> int:
-    """Return what one owner holds of a pool, less what is the tree's."""
+def _amount_of(reader: Reader, pool: Pool, owner: Any) -> int:
+    """What a request or session slot holds of a pool, without what belongs to the tree."""
     _, allocated, evicted, protected = reader.release.cursors(owner)
     if pool == "rows":
         return 1

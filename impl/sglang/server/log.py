@@ -1,8 +1,8 @@
 """The watcher's file: events go through a bounded queue to a thread that writes JSON Lines.
 
-Whoever puts an event never waits and never sees an exception: a full queue drops it and counts, a disk that
-refuses ends the log with one warning. Files are rotated; each begins with the header, and from the second on
-with a snapshot, so that any of them can be read alone.
+`put` never waits and never raises: an event is dropped and counted if the queue is full, and a disk error
+ends the log with one warning. Files are rotated. Each file begins with the header, and each file after the
+first has a snapshot behind it, so that any file can be read alone.
 """
 
 from __future__ import annotations
@@ -20,63 +20,70 @@ import msgspec
 
 from impl.sglang.server.events import Event, Snapshot
 
-QUEUE = 1 << 15  # events that may wait for the disk; some 50 MB at most at level `lengths`
-PERIOD_S = 0.25  # a killed server loses what is younger than this
-_JSON = msgspec.json.Encoder(enc_hook=int)  # of numbers that are another library's
+MAX_QUEUED_EVENTS = 1 << 15  # events that may wait for the disk; some 50 MB at most at level `lengths`
+FLUSH_PERIOD_S = 0.25  # a killed server loses what is younger than this
+_JSON_ENCODER = msgspec.json.Encoder(enc_hook=int)  # `int` for NumPy and Torch numbers
 
 
 class EventLog:
-    """One process's log: DIR/kvspec-PID-0001.jsonl, 0002, ... of which the newest `keep` stay.
+    """The log of one process: DIR/kvspec-PID-0001.jsonl, 0002, ... of which the newest `keep` stay.
 
-    events: that came; dropped: of these lost since the last snapshot. wants_snapshot: the next event
-    must be a whole state, as a new file begins or as something was dropped.
+    most_bytes: size from which a file is followed by the next one (bytes).
+    events: number of events put so far, dropped ones included.
+    dropped: number of events lost since the last snapshot.
+    wants_snapshot: the next event must be a snapshot, because a file is full or an event was dropped.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int, keep: int) -> None:
-        self.folder, self.most_bytes, self.keep = folder, most_bytes, keep
+        self.folder = folder
+        self.most_bytes = most_bytes
+        self.keep = keep
         self.header: dict[str, Any] = {}
         self.wants_snapshot = False
-        self.dropped = self.events = 0
-        # encoded many at a time: one by one takes longer
+        self.events = 0
+        self.dropped = 0
+        # Events are encoded in batches: one by one takes longer.
         self._queue: deque[Event | list[Any]] = deque()
         self._file: IO[bytes] | None = None
-        self._part = self._size = self._lines = 0
-        self._off = False
-        self._ended = threading.Event()
-        self._writing = threading.Lock()
+        self._file_number = 0
+        self._file_bytes = 0
+        self._events_written = 0
+        self._disabled = False
+        self._stopping = threading.Event()
+        self._write_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="kvspec-watch", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     def put(self, event: Event | list[Any]) -> None:
-        """Have an event written, as it is now: nothing that it holds may change later."""
+        """Queue an event for writing. It is encoded later, so nothing that it holds may change."""
         self.events += 1
-        if self._off:
+        if self._disabled:
             return
-        if len(self._queue) >= QUEUE:
+        if len(self._queue) >= MAX_QUEUED_EVENTS:
             self.dropped += 1
             self.wants_snapshot = True
         else:
             self._queue.append(event)
 
     def close(self) -> None:
-        """Write what waits, and end."""
-        self._ended.set()
+        """Stop the thread and write the queued events."""
+        self._stopping.set()
         self._thread.join(timeout=5)
         self.flush()
 
     def _run(self) -> None:
-        while not self._ended.wait(PERIOD_S):
+        while not self._stopping.wait(FLUSH_PERIOD_S):
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, now."""
-        with self._writing:
+        """Write the queued events now. Disables the log if that fails."""
+        with self._write_lock:
             try:
-                self._write()
+                self._write_queued()
             except Exception as error:
-                if not self._off:
-                    self._off = True
+                if not self._disabled:
+                    self._disabled = True
                     logging.getLogger("kvspec").warning(
                         "kvspec watches no longer: %s: %s", self.folder, error
                     )
@@ -85,42 +92,43 @@ class EventLog:
                     if self._file is not None:
                         self._file.close()
 
-    def _write(self) -> None:
-        while self._queue and not self._off:
+    def _write_queued(self) -> None:
+        while self._queue and not self._disabled:
             events: list[Event | list[Any]] = []
             for _ in range(min(len(self._queue), 4096)):
                 event = self._queue.popleft()
-                if self._size > self.most_bytes and isinstance(event, Snapshot):
-                    self._flush(events)
+                if self._file_bytes > self.most_bytes and isinstance(event, Snapshot):
+                    self._write_events(events)
                     events = []
                     self._next_file()
                 events.append(event)
-            self._flush(events)
+            self._write_events(events)
 
-    def _flush(self, events: list[Event | list[Any]]) -> None:
+    def _write_events(self, events: list[Event | list[Any]]) -> None:
         if self._file is None:
             self._next_file()
         assert self._file is not None
-        # Numbers go on over all parts: a reader sees which lines are lost, stand twice or in another place.
-        numbered = [*enumerate(events, self._lines + 1)]
-        self._lines += len(events)
-        left = memoryview(_JSON.encode_lines(numbered))
-        self._size += len(left)
-        while left:  # a disk that is nearly full takes a part
-            left = left[self._file.write(left) :]
-        if self._size > self.most_bytes:
+        # Events are numbered across all files, so that a reader notices missing, repeated and moved lines.
+        numbered = [*enumerate(events, self._events_written + 1)]
+        self._events_written += len(events)
+        unwritten = memoryview(_JSON_ENCODER.encode_lines(numbered))
+        self._file_bytes += len(unwritten)
+        while unwritten:  # an unbuffered write may be partial
+            unwritten = unwritten[self._file.write(unwritten) :]
+        if self._file_bytes > self.most_bytes:
             self.wants_snapshot = True
 
     def _next_file(self) -> None:
         if self._file is not None:
             self._file.close()
-        self._part += 1
+        self._file_number += 1
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"kvspec-{os.getpid()}"
-        self._file = (self.folder / f"{name}-{self._part:04}.jsonl").open("xb", buffering=0)
-        first = _JSON.encode({**self.header, "part": self._part}) + b"\n"
-        self._file.write(first)
-        self._size = len(first)
-        for old in range(1, self._part - self.keep + 1):
+        path = self.folder / f"{name}-{self._file_number:04}.jsonl"
+        self._file = path.open("xb", buffering=0)
+        header = _JSON_ENCODER.encode({**self.header, "part": self._file_number}) + b"\n"
+        self._file.write(header)
+        self._file_bytes = len(header)
+        for old in range(1, self._file_number - self.keep + 1):
             with contextlib.suppress(FileNotFoundError):
                 (self.folder / f"{name}-{old:04}.jsonl").unlink()

@@ -23,7 +23,8 @@ from impl.sglang.server.clients import Client, Clients, Config, Turn
 from impl.sglang.server.runs import HOME, last_words, outside
 from impl.sglang.server.whole_scheduler import STRICT
 
-START_S, STOP_S = 300.0, 10.0
+START_S = 300.0
+STOP_S = 10.0
 # without an answer; idle sessions may hold all memory, so a client then goes away
 PATIENCE_S = 20.0
 ROUND_S = 0.02  # how long a client takes for a round of its script
@@ -42,7 +43,8 @@ class LiveServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.folder, self.watch = folder, folder / "watch"
+        self.folder = folder
+        self.watch = folder / "watch"
         command = [
             str(python),
             "-m",
@@ -131,7 +133,8 @@ class HttpClients:
     """
 
     def __init__(self, server: LiveServer, clients: tuple[Client, ...], seed: int) -> None:
-        self.server, self.script = server, Clients(clients, seed)
+        self.server = server
+        self.script = Clients(clients, seed)
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._done = {client.name: threading.Event() for client in clients}

@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 from impl.adapter import Cursors
 from impl.sglang.server.reading import Reader
 
 LIVELOCK = 300  # forward passes in which no request gets further than before
 
-Kind = Literal[
-    "lost", "room", "sessions", "never", "chunks", "margin", "strict", "alone", "held", "livelock", "swa",
-    "flush"
-]  # fmt: skip
+
+class StallKind(StrEnum):
+    """Why a server makes no progress."""
+
+    LOST = "lost"
+    """The server no longer has the request that a client waits for."""
+    ROOM = "room"
+    """All waiting requests would fit into what is free or evictable."""
+    SESSIONS = "sessions"
+    """A request might fit if idle sessions gave up what they hold."""
+    NEVER = "never"
+    """Nobody holds anything, and a request asks for more than the pools have and was not refused."""
+    CHUNKS = "chunks"
+    """Nobody holds anything, and a request asks for more SWA KV at once than the pool has."""
+    MARGIN = "margin"
+    """Everything is free and the request fits, but admission asks for one page more."""
+    STRICT = "strict"
+    """Everything is free and the request fits, but admission asks for more than one page more."""
+    ALONE = "alone"
+    """The request would fit, and nobody else holds anything."""
+    HELD = "held"
+    """Requests in a batch hold the rest, and none of them is computed."""
+    LIVELOCK = "livelock"
+    """The server computes, and no request gets further."""
+    SWA = "swa"
+    """A request keeps SWA KV that it does not read any more (#28246)."""
+    FLUSH = "flush"
+    """The cache is not flushed although nothing runs or waits."""
 
 
 class Stall(NamedTuple):
-    """Clients wait, and nothing will ever happen unless one of them goes away.
+    """Clients wait, and nothing will happen unless one of them goes away.
 
-    kind:
-        lost: the server has no such request any more.
-        room: all that wait would fit into what is free or can be evicted.
-        sessions: one might fit if idle sessions gave up what they hold.
-        never: nobody holds anything, and one asks for more than there is and was not refused.
-        chunks: nobody holds anything, and one asks for more SWA KV than there is at once.
-        margin: all is free and it fits, and admission asks for a page besides.
-        strict: all is free and it fits, and admission asks for more than a page besides.
-        alone: it would fit alone, and nobody else holds anything.
-        held: requests in a batch keep the rest, and none of them is computed.
-        livelock: the server computes, and no request gets further.
-        swa: a request keeps SWA KV that it reads no more (#28246).
-        flush: the cache is not flushed, though nothing runs or waits.
+    request: name of a request that waits; "" where the kind is of no single one.
+    says: the reason in words.
     """
 
-    kind: Kind
+    kind: StallKind
     request: str
     says: str
 
     @property
     def clause(self) -> str:
-        """The clause that it violates; "" for kinds in which no client misses an answer."""
-        others = {"livelock": "PRO-2", "never": "PRO-3", "swa": "", "flush": ""}
+        """The clause that it violates; "" for kinds in which every client gets an answer."""
+        others = {
+            StallKind.LIVELOCK: "PRO-2",
+            StallKind.NEVER: "PRO-3",
+            StallKind.SWA: "",
+            StallKind.FLUSH: "",
+        }
         return others.get(self.kind, "PRO-1")
 
 
@@ -74,14 +93,15 @@ class RequestHeadway:
     def note_computed(self, request: str, length: int, forwards: int) -> None:
         """Note that forward pass number `forwards` computes a request's text up to `length`."""
         if length > self._furthest.get(request, 0):
-            self._furthest[request], self._last = length, forwards
+            self._furthest[request] = length
+            self._last = forwards
 
     def livelock(self, forwards: int) -> Stall | None:
         """Return the livelock after `forwards` passes; None if a request got further in the last LIVELOCK of
         them."""
         if (without := forwards - self._last) <= LIVELOCK:
             return None
-        return Stall("livelock", "", f"{without} forward passes, and no request got further")
+        return Stall(StallKind.LIVELOCK, "", f"{without} forward passes, and no request got further")
 
 
 def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
@@ -92,12 +112,12 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
     running = {r.rid for batch in batches if batch is not None for r in batch.reqs}
     for name in waited_for:
         if name not in waiting and name not in running:
-            return Stall(
-                "lost", name, f"the client of {name} waits, and the server has no such request"
-            )
+            says = f"the client of {name} waits, and the server has no such request"
+            return Stall(StallKind.LOST, name, says)
     if not waiting:
         return None
-    free, there = _free_or_evictable(reader), _pool_sizes(reader)
+    free = _free_or_evictable(reader)
+    there = _pool_sizes(reader)
     idle = _held_by_idle_sessions(reader, running)
     for request in waiting.values():
         own = _held_between_chunks(reader, request, scheduler.chunked_req)
@@ -107,23 +127,25 @@ def explain_stall(reader: Reader, waited_for: Sequence[str]) -> Stall | None:
         says = f"{request.rid} waits for {_text(needed)}; {_text(free)} are free or evictable"
         says += f", idle sessions hold {_text(idle)}"
         if free.plus(idle).holds(needed) or any(idle):
-            return Stall("sessions", request.rid, says)
+            return Stall(StallKind.SESSIONS, request.rid, says)
         if not there.holds(_input(reader, request)):
             at_once = _input(reader, request)._replace(swa=0)
-            kind: Kind = "chunks" if there.holds(at_once) else "never"
+            kind = StallKind.CHUNKS if there.holds(at_once) else StallKind.NEVER
             return Stall(kind, request.rid, f"{says}, and there are {_text(there)} in all")
         if free == there:
             too_strict = there.holds(_asked_by_admission(reader, request))
             says += ", which is all that there is"
-            return Stall("strict" if too_strict else "margin", request.rid, says)
+            kind = StallKind.STRICT if too_strict else StallKind.MARGIN
+            return Stall(kind, request.rid, says)
         if running - waiting.keys():
             held = ", ".join(sorted(running - waiting.keys()))
-            return Stall("held", request.rid, f"{says}; {held} keep the rest, and are not computed")
-        return Stall("alone", request.rid, f"{says}, and nobody else is there")
+            says += f"; {held} keep the rest, and are not computed"
+            return Stall(StallKind.HELD, request.rid, says)
+        return Stall(StallKind.ALONE, request.rid, f"{says}, and nobody else is there")
     says = (
         f"{request.rid} waits for {_text(needed)} at most, and {_text(free)} are free or evictable"
     )
-    return Stall("room", request.rid, says)
+    return Stall(StallKind.ROOM, request.rid, says)
 
 
 def unflushed(scheduler: Any) -> Stall | None:
@@ -135,7 +157,7 @@ def unflushed(scheduler: Any) -> Stall | None:
     ]
     if there or scheduler.waiting_queue or scheduler.chunked_req is not None:
         return None
-    return Stall("flush", "", "the cache is not flushed, and nothing runs or waits")
+    return Stall(StallKind.FLUSH, "", "the cache is not flushed, and nothing runs or waits")
 
 
 def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> Stall | None:
@@ -148,7 +170,7 @@ def excess(name: str, cursors: Cursors, window: int, page: int, draft: int) -> S
     most = window_pages + 2 * page + rounds_ahead
     if (kept := allocated - max(evicted, protected)) <= most:
         return None
-    return Stall("swa", name, f"{name} keeps {kept} tokens of SWA KV, and {most} are the most")
+    return Stall(StallKind.SWA, name, f"{name} keeps {kept} tokens of SWA KV, and {most} are the most")
 
 
 def _whole_pages(tokens: int, page: int) -> int:
@@ -174,7 +196,8 @@ def _held_by_idle_sessions(reader: Reader, running: Collection[str]) -> Room:
         slot = reader.slot(name)
         if slot is not None and all(turn.finished() or turn.rid not in running for turn in turns):
             _, allocated, evicted, protected = reader.release.cursors(slot)
-            full, rows = full + allocated - protected, rows + 1
+            full += allocated - protected
+            rows += 1
             swa += allocated - max(evicted, protected)
     return Room(full, swa if reader.swa else 0, rows)
 

@@ -18,7 +18,8 @@ from impl.sglang.server.events import (
 def installed() -> Release0510:
     """The class of the SGLang of this process. A checkout, or a version that is not known here, is taken for
     the release that has the same names. Raises UnusableImplementation that names what it lacks."""
-    spec, wheel = find_spec("sglang"), distribution("sglang")
+    spec = find_spec("sglang")
+    wheel = distribution("sglang")
     root = Path(str(spec and spec.origin)).parents[1]
     kind = TABLE.get(wheel.version) if root == Path(str(wheel.locate_file(""))) else None
     return (kind or detect(root).release)()
@@ -28,14 +29,16 @@ class Reader:
     """Reads one scheduler; changes nothing. release: what it calls things."""
 
     def __init__(self, scheduler: Any, release: Release0510) -> None:
-        self.scheduler, self.release = scheduler, release
+        self.scheduler = scheduler
+        self.release = release
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.rows = scheduler.req_to_token_pool
         self.tree = scheduler.tree_cache
         self.swa = bool(scheduler.is_hybrid_swa)
         self.shares = not self.tree.disable
         self.speculates = not scheduler.spec_algorithm.is_none()
-        tree, pools = self.tree, self.allocator
+        tree = self.tree
+        pools = self.allocator
         self._full_free = pools.full_available_size if self.swa else pools.available_size
         if self.shares:
             self._evictable = tree.full_evictable_size if self.swa else tree.evictable_size
@@ -44,7 +47,8 @@ class Reader:
 
     def header(self) -> dict[str, Any]:
         """Return the header of a log. Sizes in tokens, rows in rows."""
-        scheduler, allocator = self.scheduler, self.allocator
+        scheduler = self.scheduler
+        allocator = self.allocator
         return {
             "engine": "sglang", "release": version("sglang"),
             "page_size": scheduler.page_size,
@@ -62,7 +66,8 @@ class Reader:
     def counts(self) -> tuple[int, int, int, int, int, int]:
         """Free tokens of each pool, free rows, tokens that the tree holds of each pool, tokens that it
         locks."""
-        full, rows = self._full_free(), len(self.rows.free_slots)
+        full = self._full_free()
+        rows = len(self.rows.free_slots)
         swa = self.allocator.swa_available_size() if self.swa else 0
         if not self.shares:
             return full, swa, rows, 0, 0, 0
@@ -89,12 +94,14 @@ class Reader:
         for name, session in self.scheduler.session_controller.sessions.items():
             if not session.streaming:
                 continue
-            length, turn = 0, None
+            length = 0
+            turn = None
             history: list[int] | None = [] if pages else None
             for last in [node.req for node in session.req_nodes.values()][-1:]:
                 ahead = min(session.committed_origin_len, len(last.origin_input_ids))
                 outputs = min(len(last.output_ids), last.sampling_params.max_new_tokens)
-                length, turn = ahead + outputs, None if last.finished() else last.rid
+                length = ahead + outputs
+                turn = None if last.finished() else last.rid
                 if pages:
                     history = [*last.origin_input_ids[:ahead], *last.output_ids[:outputs]]
             slot = self.slot(name)
@@ -147,7 +154,8 @@ class Reader:
 
     def unfinished(self, planned: Any = None) -> list[tuple[Any, bool]]:
         """Requests of the batch that is planned, of those before it and of the queue, and who is queued."""
-        scheduler, found = self.scheduler, []
+        scheduler = self.scheduler
+        found = []
         batches = (planned, scheduler.running_batch, scheduler.last_batch)
         for batch in (*batches, *self._launched()):
             found += [(request, False) for request in (batch.reqs if batch is not None else ())]
@@ -170,7 +178,8 @@ class Reader:
         ]
         running = filter(self.holds, unfinished)
         for request in sorted(running, key=lambda each: each.to_finish is not None):
-            session, name = request.session, request.rid
+            session = request.session
+            name = request.rid
             if session is not None:
                 had = owners.get(session.session_id, request)
                 rejected = request.to_finish is not None and row(had) != row(request)
@@ -215,7 +224,8 @@ class Reader:
         return found
 
     def _row(self, owner: Any) -> tuple[int, Cells, list[int]]:
-        row, cursors = self.release.row(owner), self.release.cursors(owner)
+        row = self.release.row(owner)
+        cursors = self.release.cursors(owner)
         assert row is not None
         return (int(row), cursors, self.rows.req_to_token[row, : cursors[1]].tolist())
 

@@ -23,7 +23,7 @@ from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.rust_gathering import RustGatherer
 from reference.tiers.config import MAX_SLOTS
-from reference.tiers.facts import HOLDS, TierFacts, TierNode, TierPart, TierRequest, TierUser
+from reference.tiers.facts import TierFacts, TierNode, TierPart, TierRequest, TierRequestState, TierUser
 
 _PATH = "kvspec_path"  # an attribute of a lock's receipt: the nodes that it was taken on
 TOKEN_BITS = 20  # of a stamp
@@ -49,16 +49,15 @@ def header(scheduler: Any) -> TierHeader:
     """Return the header of a log for the tier. Pools in tokens."""
     tree = scheduler.tree_cache
     sizes = dict(zip(pools_of(scheduler), (e.host_pool.size for e in tree.host_pool_group.entries)))
-    waits, policy = (
-        tree.prefetch_stop_policy if tree.enable_storage else "",
-        tree.cache_controller.write_policy,
-    )
+    waits = tree.prefetch_stop_policy if tree.enable_storage else ""
+    policy = tree.cache_controller.write_policy
     return TierHeader(sizes["full"], sizes.get("swa", 0), policy, waits, sizes.get("state", 0))
 
 
 def pools_of(scheduler: Any) -> tuple[str, ...]:
     """The pools of both tiers, in the order of the host's."""
-    swa, states = scheduler.is_hybrid_swa, scheduler.tree_cache.supports_mamba()
+    swa = scheduler.is_hybrid_swa
+    states = scheduler.tree_cache.supports_mamba()
     return ("full", *("swa",) * swa, *("state",) * states)
 
 
@@ -66,7 +65,9 @@ class _Submitted:
     """A transfer that the release's own engine has; its KV has moved when its event says so."""
 
     def __init__(self, load: bool, parts: list[TierPart], finish: Any) -> None:
-        self.load, self.parts, self.finish = load, parts, finish
+        self.load = load
+        self.parts = parts
+        self.finish = finish
 
     @property
     def completed(self) -> bool:
@@ -104,7 +105,7 @@ class _Noted:
 
         return noting
 
-    def nothing_there(self, load: bool, parts: Sequence[TierPart]) -> None:
+    def clear_targets(self, load: bool, parts: Sequence[TierPart]) -> None:
         """Forget what a queued transfer writes."""
 
 
@@ -118,8 +119,11 @@ class TierReader(Gatherer):
         put: Callable[[Event], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
-        self.scheduler, self._put, self._failed = scheduler, put, failed
-        tree, allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+        self.scheduler = scheduler
+        self._put = put
+        self._failed = failed
+        tree = scheduler.tree_cache
+        allocator = scheduler.token_to_kv_pool_allocator
         window = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
         split = window is not None
         pools = {"full": allocator.full_attn_allocator if split else allocator}
@@ -157,7 +161,8 @@ class TierReader(Gatherer):
         self.cache.check_hicache_events = self._after(self.cache.check_hicache_events, self.note)
 
     def _hook_locks(self) -> None:
-        core, base = self.core, importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
+        core = self.core
+        base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
         for name in ("inc_lock_ref", "inc_host_lock_ref"):
             setattr(core, name, self._after(getattr(core, name), self._locked))
         kind = base.IncLockRefResult
@@ -177,7 +182,9 @@ class TierReader(Gatherer):
 
     def _locked(self, result: Any, node_id: int, *_: Any) -> None:
         """A lock was taken: its path, from the root."""
-        path, start, found = list[Any](), 0, list[TierNode]()
+        path = list[Any]()
+        start = 0
+        found = list[TierNode]()
         node = self.core.node_by_id(node_id)
         while node is not self.core.root_node:
             path.insert(0, node)
@@ -189,7 +196,8 @@ class TierReader(Gatherer):
 
     def note(self, batch: Any, *_: Any) -> None:
         """Look at the tree. batch: the next one, if the scheduler has decided on it."""
-        self._paths, self._batch = [], batch
+        self._paths = []
+        self._batch = batch
         facts = self.gather(())
         if facts != self._last or self._paths:
             self._last = facts
@@ -220,7 +228,7 @@ class TierReader(Gatherer):
             if kv.holds_mamba and id(kv) not in seen:
                 seen.add(id(kv))
                 own = int(kv.mamba_pool_idx), *buffers_of(kv)
-                yield TierRequest(name, HOLDS, -1, -1, {"state": own}, {}, {})
+                yield TierRequest(name, TierRequestState.HOLDS, -1, -1, {"state": own}, {}, {})
 
     def _evictable(self) -> dict[str, int]:
         return dict.fromkeys(self.kinds, 0)
@@ -261,7 +269,7 @@ class TierReader(Gatherer):
 
 
 class RustTierReader(RustGatherer, TierReader):
-    """Of a tree with its core in Rust, which shows no path when a lock is taken."""
+    """Reads a tree with its core in Rust, which shows no path when a lock is taken."""
 
     def _hook_locks(self) -> None:
         """Full locks on the device begin at the root, however a path is split. The core tells no others."""

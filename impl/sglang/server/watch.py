@@ -55,7 +55,8 @@ class Watcher:
     other processes have none."""
 
     def __init__(self, release: Release0510, settings: dict[str, str] | None = None) -> None:
-        self.kind, self._cursors = release, release.cells()
+        self.kind = release
+        self._cursors = release.cells()
         self.pages = self._wants_tier = self._asks = False
         self._tier_header: dict[str, Any] = {}
         self.tier: TierReader | None = None
@@ -87,7 +88,8 @@ class Watcher:
         self.most_bytes = _number(settings, "KVSPEC_WATCH_MB", 64) << 20
         self.keep = _number(settings, "KVSPEC_WATCH_FILES", 16)
         self.every = _number(settings, "KVSPEC_WATCH_SNAPSHOT", 512)
-        self.pages, self.on = self.level == "pages", True
+        self.pages = self.level == "pages"
+        self.on = True
         self._wants_tier = settings.get("KVSPEC_WATCH_TIER") == "1"
         self._next_snapshot = self.every
 
@@ -128,7 +130,10 @@ class Watcher:
             "role": role,
             "fields": FIELDS,
         }
-        self.log, self.put, self._counts, self._states = log, log.put, reader.counts, reader.states
+        self.log = log
+        self.put = log.put
+        self._counts = reader.counts
+        self._states = reader.states
         for event in self._first:
             log.put(event)
         self._first.clear()
@@ -178,10 +183,8 @@ class Watcher:
             self._retracted.discard(request.rid)
             self.put(Requeued(request.rid))
         else:
-            length, ends = (
-                len(request.origin_input_ids),
-                request.to_finish or request.finished_reason,
-            )
+            length = len(request.origin_input_ids)
+            ends = request.to_finish or request.finished_reason
             new = self._sent_tokens.pop(request.rid, length)
             self.put(Submitted(
                 request.rid, session_of(request), tokens=length, new=new,
@@ -228,7 +231,8 @@ class Watcher:
     def admit(self, _: Any, request: Any, *__: Any, **___: Any) -> None:
         if self._asks:
             return
-        name, cursors = request.rid, self._cursors(request)
+        name = request.rid
+        cursors = self._cursors(request)
         event = Admitted(name, session_of(request), self.kind.prefix(request), cursors)
         if self._looked_at.get(name) != event:  # it waits for room, and is looked at in every round
             self._looked_at[name] = event
@@ -276,11 +280,14 @@ class Watcher:
         if self.kind.row(request) is None:  # it waits, with a state at most
             yield
             return
-        name, session, before = request.rid, session_of(request), self._cursors(request)
+        name = request.rid
+        session = session_of(request)
+        before = self._cursors(request)
         reason = (
             type(request.finished_reason).__name__ if request.finished_reason is not None else None
         )
-        outputs, counted = len(request.output_ids), request.finished_len
+        outputs = len(request.output_ids)
+        counted = request.finished_len
         ids = list(request.output_ids) if self.pages else None
         yield
         self._looked_at.pop(name, None)
@@ -311,7 +318,8 @@ class Watcher:
 
     def step(self, plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Every forward pass has this one, so it touches as little as can be."""
-        log, size = self.log, 0
+        log = self.log
+        size = 0
         self._retracted.clear()  # who is not queued by now was given up
         lanes: list[Lane] = []
         batch = self.kind.planned(plan)
@@ -357,7 +365,9 @@ class Watcher:
         if entries > MAX_ENTRIES and not log.wants_snapshot and not log.dropped:
             return
         self._looked_at.clear()
-        dropped, log.dropped, log.wants_snapshot = log.dropped, 0, False
+        dropped = log.dropped
+        log.dropped = 0
+        log.wants_snapshot = False
         log.put(self.reader.snapshot(plan, self.pages, dropped))
         log.dropped += dropped if log.dropped else 0  # the snapshot was lost, too
         if self.tier is not None:

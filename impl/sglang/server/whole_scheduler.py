@@ -177,7 +177,7 @@ def _stand_ins(release: Release0510) -> None:
 
 
 def _noted(preempt: Callable[..., bool]) -> Callable[..., bool]:
-    """The same, and each preemption is counted."""
+    """The function that decides on a preemption, with a count of the preemptions."""
 
     def preempts(adder: Any, *requests: Any) -> bool:
         done = preempt(adder, *requests)
@@ -203,7 +203,8 @@ def _spec_worker() -> type:
         def __init__(self, *ranks: Any, **named: Any) -> None:
             super().__init__()
             target_worker = named["target_worker"] if "target_worker" in named else ranks[-1]
-            self._target_worker, self.model = target_worker, None
+            self._target_worker = target_worker
+            self.model = None
             self._draft_worker = SimpleNamespace(
                 draft_runner=target_worker.model_runner,
                 draft_runners=(),
@@ -239,10 +240,13 @@ def _spec_worker() -> type:
         ) -> Any:
             model: Any = self.model
             model.begins(batch)
-            count, draft = len(batch.reqs), model.draft
+            count = len(batch.reqs)
+            draft = model.draft
             if batch.forward_mode.is_extend():
                 tokens = torch.tensor(model.extend(batch), dtype=torch.int64)
-                newest, lengths, accepted = tokens, batch.seq_lens, {}
+                newest = tokens
+                lengths = batch.seq_lens
+                accepted = {}
             else:
                 sampled, counts = model.verify(batch, draft)
                 accepts = torch.tensor(counts, dtype=torch.int32)
@@ -250,11 +254,9 @@ def _spec_worker() -> type:
                 for at, some in enumerate(sampled):
                     tokens[at, : len(some)] = torch.tensor(some)
                 newest = tokens[torch.arange(count), accepts.long() - 1]
-                lengths, accepted, tokens = (
-                    batch.seq_lens + accepts,
-                    {"accept_lens": accepts},
-                    tokens.flatten(),
-                )
+                lengths = batch.seq_lens + accepts
+                accepted = {"accept_lens": accepts}
+                tokens = tokens.flatten()
             if on_publish:
                 on_publish(lengths)
             hidden = torch.zeros(count, 16)  # of the newest token, before its own KV
@@ -281,7 +283,9 @@ class _Blocks:
     """Takes the watcher's hooks out and puts them back, and notes what each block of rounds took."""
 
     def __init__(self, rounds: int, watched: bool) -> None:
-        self.rounds, self.watched, self.spent = rounds, watched, list[float]()
+        self.rounds = rounds
+        self.watched = watched
+        self.spent = list[float]()
         self._places: list[tuple[Any, str, Any]] = []  # with what is there while it is watched
         registry = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
         modules = [m for n, m in sys.modules.items() if n.startswith("sglang.")]
@@ -328,7 +332,9 @@ def run(
     [watcher] = _WATCHERS
     if watch:
         watcher.start(watch)
-    now, answers, stalls = [0], {}, []
+    now = [0]
+    answers = {}
+    stalls = []
 
     def stalled(waited_for: list[str]) -> None:
         if found := explain_stall(Reader(scheduler, watcher.kind), waited_for):
@@ -358,7 +364,8 @@ def run(
     controller.maybe_reap = lambda _=0.0, interval=1.0: reap(
         controller, 2.0 + now[0] * ROUND_S, interval
     )
-    last, rest = [0], [0]
+    last = [0]
+    rest = [0]
     blocks = _Blocks(*every) if every else None
 
     def pull() -> list[Any]:
@@ -369,7 +376,8 @@ def run(
             if request != FLUSH:
                 answers[request] = reason
             script.answered(request, now[0])
-        computed, last[0] = model.forwards - last[0], model.forwards
+        computed = model.forwards - last[0]
+        last[0] = model.forwards
         rest[0] = rest[0] + 1 if script.done and not computed else 0
         if model.tier is not None:
             model.tier.round(now[0], last=rest[0] > 0)
@@ -387,11 +395,15 @@ def run(
 
     _FEED[:] = [pull]
     scheduler.gracefully_exit = False
-    error, trace, grant, started = "", "", None, time.process_time()
+    error = ""
+    trace = ""
+    grant = None
+    started = time.process_time()
     try:
         scheduler.run_event_loop()
     except Exception as raised:
-        error, trace = _one_line(raised), traceback.format_exc()
+        error = _one_line(raised)
+        trace = traceback.format_exc()
         grant = broken_grant(Reader(scheduler, watcher.kind), raised)
     if watcher.log is not None:
         watcher.log.close()

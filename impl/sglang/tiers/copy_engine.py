@@ -1,7 +1,7 @@
-"""The device that moves KV between tiers, in the place of `L2TransferEngine`, its streams and events.
+"""A stand-in for `L2TransferEngine`, its streams and its events: the device that moves KV between tiers.
 
-When a transfer moves its KV and when it completes is a command; transfers of one direction keep their order.
-Whoever waits for an event has the engine complete all up to its transfer.
+A command decides when a transfer moves its KV and when it completes. Transfers of one direction complete in
+order. Waiting for an event completes all transfers up to the one that sets it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from reference.tiers.facts import TierPart
 
 
 class Event:
-    """An event of the device; done unless a transfer has still to complete for it."""
+    """An event of the device. It is done unless a transfer that sets it is in flight.
+
+    moving: the engine and the transfer that will set the event; None if it is done.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.moving: tuple[CopyEngine, CopyJob] | None = None
 
     def record(self, *_: Any) -> None:
-        """It is recorded when its transfer completes."""
+        """Do nothing: the transfer sets the event when it completes."""
 
     def wait(self, *_: Any) -> None:
-        """Streams are ordered by commands."""
+        """Do nothing: commands order the streams."""
 
     def query(self) -> bool:
         return self.moving is None
@@ -39,7 +42,7 @@ class Event:
 
 
 class Stream:
-    """A stream of the device: nothing is queued on it but transfers, which are commands."""
+    """A stream of the device. Commands order the transfers, so its waits do nothing."""
 
     def wait_stream(self, _: Any) -> None: ...
 
@@ -49,24 +52,41 @@ class Stream:
 
 
 class CopyJob:
-    """A transfer that was submitted. events: those that it sets when it completes."""
+    """A submitted transfer.
+
+    load: the direction, from host to device; otherwise it stores from device to host.
+    parts: the transfer token by token.
+    finish: the event that its submitter waits for.
+    events: all events that it sets when it completes.
+    copied: its KV was moved.
+    completed: its events were set.
+    """
 
     def __init__(self, load: bool, parts: list[TierPart], finish: Event) -> None:
-        self.load, self.parts, self.finish = load, parts, finish
+        self.load = load
+        self.parts = parts
+        self.finish = finish
         self.events = [finish]
-        self.copied = self.completed = False
+        self.copied = False
+        self.completed = False
 
 
 class CopyEngine:
-    """`L2TransferEngine`. queues: transfers in flight, of loads and of stores; unacknowledged: completed ones
-    that the cache may still wait for. memory: device stamps by pool; host: host stamps."""
+    """A stand-in for `L2TransferEngine`.
+
+    queues: transfers in flight, oldest first: loads under True, stores under False.
+    completed: completed transfers that the cache has not acknowledged, the oldest first.
+    memory: device stamps by pool and slot.
+    host: host stamps by pool and slot.
+    """
 
     def __init__(self, io_backend: str = "direct") -> None:
         del io_backend
         self.queues: dict[bool, deque[CopyJob]] = {False: deque(), True: deque()}
         self.completed: list[CopyJob] = []
-        self.device_to_host_stream = self.host_to_device_stream = Stream()
-        self.memory: dict[str, Any] = {}  # lists, or what is read and written as one
+        self.device_to_host_stream = Stream()
+        self.host_to_device_stream = self.device_to_host_stream
+        self.memory: dict[str, Any] = {}  # of lists, or of objects that are indexed like one
         self.host: dict[str, list[int]] = {}
 
     def submit_device_to_host(self, transfers: Sequence[Any], **_: Any) -> Any:
@@ -84,17 +104,17 @@ class CopyEngine:
             for part in parts_of(each.device_pool.pool, each.device_indices, each.host_indices)
         ]
         job = CopyJob(load, parts, Event())
-        if on_layer_done is not None:  # a forward pass waits for these, layer by layer
+        if on_layer_done is not None:  # a forward pass waits for these events, layer by layer
             job.events += on_layer_done.__self__.load_events
         for event in job.events:
             event.moving = self, job
         self.queues[load].append(job)
-        self.nothing_there(load, parts)
+        self.clear_targets(load, parts)
         module = importlib.import_module("sglang.srt.mem_cache.l2_transfer")
         return module.TransferCompletion(Event(), job.finish, False)
 
-    def nothing_there(self, load: bool, parts: Sequence[TierPart]) -> None:
-        """Clear what a transfer has still to write: a slot that is used again may hold the right KV."""
+    def clear_targets(self, load: bool, parts: Sequence[TierPart]) -> None:
+        """Clear the slots that a transfer will write, as a reused slot may hold the right KV already."""
         for part in parts:
             if load:
                 self.memory[part.pool][part.device] = 0
@@ -102,19 +122,20 @@ class CopyEngine:
                 self.host[part.pool][part.host] = 0
 
     def copy(self, job: CopyJob) -> None:
-        """Move the KV of a transfer."""
+        """Move the KV of a transfer, unless that was done."""
         if job.copied:
             return
         job.copied = True
         for part in job.parts:
-            device, host = self.memory[part.pool], self.host[part.pool]
+            device = self.memory[part.pool]
+            host = self.host[part.pool]
             if job.load:
                 device[part.device] = host[part.host]
             else:
                 host[part.host] = device[part.device]
 
     def complete(self, load: bool) -> None:
-        """The oldest transfer of a direction completes."""
+        """Complete the oldest transfer of a direction."""
         job = self.queues[load].popleft()
         self.copy(job)
         job.completed = True
@@ -123,12 +144,12 @@ class CopyEngine:
             event.moving = None
 
     def finish(self, job: CopyJob) -> None:
-        """A transfer completes, and with it all before it."""
+        """Complete a transfer and all transfers of its direction before it."""
         while not job.completed:
             self.complete(job.load)
 
     def finish_loads(self) -> None:
-        """All loads complete: a forward pass waits for its own, and was queued behind those before."""
+        """Complete all loads: a forward pass waits for its own, and loads complete in order."""
         while self.queues[True]:
             self.complete(True)
 
@@ -138,7 +159,7 @@ class CopyEngine:
 
 
 class StateStamps:
-    """Stamps of recurrent state by slot, in the pool's own tensor."""
+    """Stamps of recurrent states by slot, read from and written to the tensor of the release's pool."""
 
     def __init__(self, states: Any) -> None:
         self.states = states
@@ -155,5 +176,5 @@ class StateStamps:
 
 
 def parts_of(pool: str, device: Any, host: Any) -> list[TierPart]:
-    """A transfer of one pool, token by token."""
+    """The parts of a transfer of one pool, token by token. device, host: tensors of slots."""
     return [TierPart(pool, *pair) for pair in zip(device.tolist(), host.tolist(), strict=True)]

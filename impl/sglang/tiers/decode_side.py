@@ -21,7 +21,7 @@ from impl.vocabulary import RequestPhase, require, spelled
 from reference.commands import Close, Decode, Reason, Retract, token_id
 from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet
 from reference.tiers.config import TierConfig
-from reference.tiers.facts import BUSY, IDLE, OVER
+from reference.tiers.facts import TierRequestState
 
 FIRST_THAT_RECEIVES = "0.5.22"
 OUTPUT = 4  # tokens that a request may have, the first included
@@ -50,7 +50,10 @@ class Peer:
 
     def __init__(self, mgr: Peers, bootstrap_addr: str, bootstrap_room: int) -> None:
         del bootstrap_addr
-        self.kv_mgr, self.room, self.told, self.abort_notified = mgr, bootstrap_room, False, False
+        self.kv_mgr = mgr
+        self.room = bootstrap_room
+        self.told = False
+        self.abort_notified = False
         self.state = mgr.poll.Bootstrapping
         mgr.by_room[bootstrap_room] = self
 
@@ -97,7 +100,9 @@ class Peers:
     def __init__(
         self, config: TierConfig, memory: dict[str, list[int]], poll: Any, swa: Any
     ) -> None:
-        self.config, self.memory, self.poll = config, memory, poll
+        self.config = config
+        self.memory = memory
+        self.poll = poll
         self.prefill_info_table = Bag(get=lambda _: Bag(dp_size=1))
         self.kv_args = Bag(state_types=[swa] if config.window is not None else [])
         self.by_room: dict[int, Peer] = {}
@@ -116,7 +121,8 @@ class Peers:
     ) -> None:
         """Note where the KV of a request goes: whole pages; of SWA those of its window."""
         name, text = self.texts[room]
-        size, window = self.config.page_size, self.config.window or 0
+        size = self.config.page_size
+        window = self.config.window or 0
         begin = max(prefix, len(text) - window) // size * size
         parts = [("full", pages, prefix)]
         parts += [("swa", state.tolist(), begin) for state in states if state is not None]
@@ -133,7 +139,8 @@ class FirstTokens:
     """ReqToMetadataIdxAllocator and MetadataBuffers: a slot for what a request's prefill has sampled."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.free_slots = size, deque(range(size))
+        self.size = size
+        self.free_slots = deque(range(size))
         self.rows: dict[int, tuple[int, int]] = {}
 
     def available_size(self) -> int:
@@ -188,7 +195,8 @@ def take_role(config: TierConfig) -> None:
     for name in ("tp", "pp", "attn_dcp", "attn_tp"):
         setattr(SERVER_ARGS, f"{name}_size", 1)
         setattr(SERVER_ARGS, f"{name}_rank", 0)
-    decodes, radix = bool(config.decode), config.decode == "radix"
+    decodes = bool(config.decode)
+    radix = config.decode == "radix"
     SERVER_ARGS.disaggregation_mode = "decode" if decodes else "null"
     SERVER_ARGS.disaggregation_decode_enable_radix_cache = radix
     SERVER_ARGS.disaggregation_decode_retraction_backup = "cpu_tensor" if radix else "host_pool"
@@ -202,7 +210,8 @@ class DecodeSide(OnServer):
     """The driver's part for requests of a server that only decodes. arrivals: by name."""
 
     def start_decode_side(self, config: TierConfig, memory: dict[str, list[int]]) -> None:
-        server, cache = self.server, self.server.cache
+        server = self.server
+        cache = self.server.cache
         decode: Any = importlib.import_module(_DECODE)
         self.decode = decode
         self.peers = Peers(config, memory, decode.KVPoll, decode.StateType.SWA)
@@ -238,14 +247,16 @@ class DecodeSide(OnServer):
         decode.DecodePreallocQueue._init_kv_manager = lambda _: self.peers
         decode.ScheduleBatch = Bag(init_new=self._prebuilt)
         transfers = decode.DecodeTransferQueue(self.first, self.first, loop, cache)
-        transfers.enable_deferred_kv_release, transfers.enable_staging = True, False
+        transfers.enable_deferred_kv_release = True
+        transfers.enable_staging = False
         transfers.deferred_kv_release_timeout = HELD_FOR
         queue = decode.DecodePreallocQueue(
             server.rows, server.allocator, None, self.first, self.first, loop, transfers, cache, 0, 0,
             config.full_pages * config.page_size, 1, "played",
         )  # fmt: skip
         queue.enable_staging = False
-        loop.disagg_decode_prealloc_queue, loop.disagg_decode_transfer_queue = queue, transfers
+        loop.disagg_decode_prealloc_queue = queue
+        loop.disagg_decode_transfer_queue = transfers
 
     @property
     def queue(self) -> Any:
@@ -266,7 +277,8 @@ class DecodeSide(OnServer):
 
     def await_prompt(self, command: Await) -> None:
         """Scheduler._add_request_to_queue."""
-        server, name = self.server, command.holder
+        server = self.server
+        name = command.holder
         known = server.controller.get(name)
         require(name not in self.arrivals, Reason.REQUEST_EXISTS)
         require(known is None or command.resumable, Reason.REQUEST_EXISTS)
@@ -284,7 +296,9 @@ class DecodeSide(OnServer):
         # The session has a turn that is over for everybody else; how a rejected one runs is not driven.
         require(req.to_finish is None, Reason.WRONG_PHASE)
         self.rooms += 1
-        req.bootstrap_host, req.bootstrap_port, req.bootstrap_room = "prefill", 1, self.rooms
+        req.bootstrap_host = "prefill"
+        req.bootstrap_port = 1
+        req.bootstrap_room = self.rooms
         req.sampling_params.max_new_tokens = OUTPUT
         req.disagg_prefill_dp_rank = req.priority = 0
         self.peers.texts[self.rooms] = name, [*req.origin_input_ids]
@@ -304,7 +318,8 @@ class DecodeSide(OnServer):
         )
         require(room is not None, Reason.EMPTY)
         assert room is not None
-        to, peer = self.peers.writing.pop(room), self.peers.by_room[room]
+        to = self.peers.writing.pop(room)
+        peer = self.peers.by_room[room]
         for pool, slot, token in to.slots:
             self.peers.memory[pool][slot] = token
         self.peers.drained[room] += 1
@@ -416,41 +431,44 @@ class DecodeSide(OnServer):
     def _is_somewhere(self, req: Any) -> bool:
         return any(req is each for each, _ in self.where())
 
-    def where(self) -> list[tuple[Any, str]]:
-        """The requests of all queues, and which they are in."""
-        queue, transfers, failed = self.queue, self.transfers, self.peers.poll.Failed
+    def where(self) -> list[tuple[Any, TierRequestState]]:
+        """The requests of all queues, with their states."""
+        queue = self.queue
+        transfers = self.transfers
+        failed = self.peers.poll.Failed
 
-        def waits(each: Any) -> str:
-            return "greeted" if each.waiting_for_input else "waits"
+        def waits(each: Any) -> TierRequestState:
+            return TierRequestState.GREETED if each.waiting_for_input else TierRequestState.WAITS
 
-        def or_fails(each: Any, state: str) -> str:
-            return "fails" if each.kv_receiver.state == failed else state
+        def or_fails(each: Any, state: TierRequestState) -> TierRequestState:
+            return TierRequestState.FAILS if each.kv_receiver.state == failed else state
 
         return [
             *((each.req, or_fails(each, waits(each))) for each in queue.queue),
-            *((each.req, or_fails(each, "receives")) for each in transfers.queue),
-            *((entry[0].req, "held") for entry in transfers._deferred_releases),
-            *((req, "retracted") for req in queue.retracted_queue),
-            *((req, "received") for req in self.loop.waiting_queue),
-            *((req, "runs") for req in self.loop.running_batch.reqs),
+            *((each.req, or_fails(each, TierRequestState.RECEIVES)) for each in transfers.queue),
+            *((entry[0].req, TierRequestState.HELD) for entry in transfers._deferred_releases),
+            *((req, TierRequestState.RETRACTED) for req in queue.retracted_queue),
+            *((req, TierRequestState.RECEIVED) for req in self.loop.waiting_queue),
+            *((req, TierRequestState.RUNS) for req in self.loop.running_batch.reqs),
         ]
 
-    def idle(self) -> Iterator[tuple[str, Any, str]]:
+    def idle(self) -> Iterator[tuple[str, Any, TierRequestState]]:
         """Sessions on which no request runs: what each keeps, None for nothing, and its state."""
         lent = {id(turn.req.kv) for turn in self.arrivals.values()}
         slots = self.release.slots(self.server.cache)
         for name in {**self.server.controller.sessions, **slots}:
-            slot, session = slots.get(name), self.server.controller.get(name)
+            slot = slots.get(name)
+            session = self.server.controller.get(name)
             if (slot is not None and id(slot.kv) in lent) or (
                 slot is None and name in self.arrivals
             ):
                 continue
             if name in self.arrivals:
-                yield name, slot, IDLE
+                yield name, slot, TierRequestState.IDLE
             elif session is None or self.release.closing(session):
-                yield name, slot, OVER
+                yield name, slot, TierRequestState.OVER
             else:
-                yield name, slot, BUSY if session._inflight else IDLE
+                yield name, slot, TierRequestState.BUSY if session._inflight else TierRequestState.IDLE
 
     def _forget_ended(self) -> None:
         """Requests that were aborted and are in no queue are gone."""

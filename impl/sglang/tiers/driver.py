@@ -20,7 +20,7 @@ import torch
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.lazy import Tensor
 from impl.optional import optional
-from impl.process.failures import own_errors
+from impl.process.failures import raising_misfit
 from impl.process import wire
 from impl.process.worker import serve
 from impl.sglang.parts.stand_ins import SERVER_ARGS, unset
@@ -56,12 +56,15 @@ _ALL_OR_NONE = "must commit all promised FULL tokens or none"
 class TierDriver(DecodeSide, TreeCommands):
     """One release in this process; `reset` starts a tree with a host tier, `apply` plays one command."""
 
-    name, capabilities = "", Capabilities()  # TierSystem says both
+    # TierSystem has the real values of both.
+    name = ""
+    capabilities = Capabilities()
 
     release: Any
 
     def __init__(self, release: Any, root: Path) -> None:
-        self.release, self.root = release, root
+        self.release = release
+        self.root = root
         self.calls: CallLog | None = None
         self.noted = wire.Noted()
         self._checks_loads = _ALL_OR_NONE in release.policy.read_text(encoding="utf-8")
@@ -115,12 +118,12 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _start_tier(self) -> None:
         """Start the tier as the scheduler does after it has made its tree."""
-        config, server = self.config, self.server
-        SERVER_ARGS.tiers, SERVER_ARGS.files = config, self.root
-        SERVER_ARGS.enable_hierarchical_cache, SERVER_ARGS.hicache_write_policy = (
-            True,
-            config.policy,
-        )
+        config = self.config
+        server = self.server
+        SERVER_ARGS.tiers = config
+        SERVER_ARGS.files = self.root
+        SERVER_ARGS.enable_hierarchical_cache = True
+        SERVER_ARGS.hicache_write_policy = config.policy
         SERVER_ARGS.hicache_host_memory_mode = "cache"
         SERVER_ARGS.hicache_storage_prefetch_policy = "best_effort"
         params = self.release._cache_params(
@@ -144,7 +147,8 @@ class TierDriver(DecodeSide, TreeCommands):
         if not self.release.receives:
             why = f"a server that only decodes is driven from {FIRST_THAT_RECEIVES} on"
             raise UnusableImplementation(f"sglang {self.release.version}+hicache: {why}")
-        kv, memory = self.server.allocator.get_kvcache(), self.copies.memory
+        kv = self.server.allocator.get_kvcache()
+        memory = self.copies.memory
         if config.decode == "radix":
             if config.window is None:
                 self.server.allocator._kvcache = HostCopies(memory=memory["full"])
@@ -179,7 +183,7 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _own_errors(self) -> contextlib.AbstractContextManager[None]:
         problem = f"is not of the {self.release.version} kind", "SGLang"
-        return own_errors(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
+        return raising_misfit(self.root, *problem, "parts/modules.py", unset(), "parts/stand_ins.py")
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -207,7 +211,8 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _unlock(self, command: Unlock) -> None:
         """Unlock. A holder with a loaded state is admitted first: its forward pass waits for the load."""
-        holder, states = self.server.lock_holders.get(command.holder), self.server.states
+        holder = self.server.lock_holders.get(command.holder)
+        states = self.server.states
         has_slot = states is not None and holder is not None and holder.req.kv.holds_mamba
         if has_slot:
             self.cache.ready_to_load_host_cache()
@@ -222,17 +227,20 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _prefetch(self, command: Prefetch) -> None:
         """Scheduler._add_request_to_queue."""
-        server, tokens = self.server, spelled(command.prompt)
+        server = self.server
+        tokens = spelled(command.prompt)
         require(tokens, Reason.EMPTY)
         require(
-            not server.named(command.holder) and command.holder not in self._waiting,
+            not server.is_name_taken(command.holder) and command.holder not in self._waiting,
             Reason.REQUEST_EXISTS,
         )
         require(self.storage is not None, Reason.UNFAITHFUL)
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
-        named, namespace = self.named_tokens(tokens), server.namespace_of(tokens)
+        named = self.named_tokens(tokens)
+        namespace = server.namespace_of(tokens)
         req = server.new_request(command.holder, named, None, None, **namespace)
-        self._waiting[command.holder], self._texts[command.holder] = req, tokens
+        self._waiting[command.holder] = req
+        self._texts[command.holder] = tokens
         self._ask(req)
 
     def _abort(self, command: Abort) -> None:
@@ -242,7 +250,8 @@ class TierDriver(DecodeSide, TreeCommands):
 
     def _found(self, holder: LockHolder, ids: Any) -> Tensor:
         """PrefillAdder.add_one_req: a load is prepared while the match is held."""
-        slots, req = super()._found(holder, ids), holder.req
+        slots = super()._found(holder, ids)
+        req = holder.req
         if self.release.keeps_slots:
             self._promise(req)
         if not (self._loads and req.needs_host_load_back()):
@@ -259,7 +268,8 @@ class TierDriver(DecodeSide, TreeCommands):
         params = self.release.base.InitLoadBackParams(
             best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req
         )
-        promised, pinned = req.host_hit_length, contextlib.nullcontext()
+        promised = req.host_hit_length
+        pinned = contextlib.nullcontext()
         if "lock_host" in inspect.signature(self.held).parameters:
             pinned = self.held(req.best_match_node, lock_host=True)
         with pinned:
@@ -290,10 +300,8 @@ class TierDriver(DecodeSide, TreeCommands):
     def _reset(self, command: ResetCache) -> None:
         """Scheduler.flush_cache: nobody runs, so no forward pass waits for a load."""
         require(not command.running, Reason.UNFAITHFUL)
-        cache, busy = (
-            self.cache,
-            self.server.lock_holders or self.copies.queues[True] or self._waiting,
-        )
+        cache = self.cache
+        busy = self.server.lock_holders or self.copies.queues[True] or self._waiting
         require(not (busy or cache.ongoing_prefetch or cache.ongoing_backup), Reason.NOT_IDLE)
         self.cache.reset()
         self.server.rows.clear()
@@ -360,7 +368,8 @@ class TierDriver(DecodeSide, TreeCommands):
 
 def main(arguments: list[str]) -> int:
     """Serve until stdin ends. Returns an exit status."""
-    root, (version, core, *options) = Path(arguments[0]), arguments[1:]
+    root = Path(arguments[0])
+    version, core, *options = arguments[1:]
     logging.disable(logging.CRITICAL)
 
     def make() -> Any:

@@ -20,8 +20,8 @@ from reference.commands import token_of, tokens_of
 from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    BUSY, GONE, HOLDS, NOWHERE, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
-    TierRequest, TierTransfer, TierUser,
+    RECORD_ONLY, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
+    TierRequest, TierRequestState, TierTransfer, TierUser,
 )  # fmt: skip
 
 
@@ -54,9 +54,14 @@ class Gatherer:
         storage: Storage | None = None,
         side: DecodeSide | None = None,
     ) -> None:
-        self.release, self.server, self.config, self.storage = release, server, config, storage
+        self.release = release
+        self.server = server
+        self.config = config
+        self.storage = storage
         self.cache: Any = server.cache
-        self.controller, self.copies, self.side = self.cache.cache_controller, copies, side
+        self.controller = self.cache.cache_controller
+        self.copies = copies
+        self.side = side
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
         known = {"full": kinds.FULL, "swa": kinds.SWA, "state": kinds.MAMBA}
         self.kinds = {pool: known[pool] for pool in config.pools}
@@ -64,7 +69,9 @@ class Gatherer:
         self.host_pools = (
             dict(zip(self.kinds, (e.host_pool for e in group.entries))) if group else {}
         )
-        self.nodes, self.locks, self.jobs = Numbers(), Numbers(), Numbers()
+        self.nodes = Numbers()
+        self.locks = Numbers()
+        self.jobs = Numbers()
         # prefetches whose slots were seen: they hold nothing at first
         self.staged: set[int] = set()
         self.device_pools = {"full": server.full_pool, "swa": server.swa_pool}
@@ -80,7 +87,8 @@ class Gatherer:
         return _id(self.core.root_node)
 
     def gather(self, reads: tuple[TierRead, ...]) -> TierFacts:
-        transfers, operations = tuple(self._transfers()), self._operations()
+        transfers = tuple(self._transfers())
+        operations = self._operations()
         memory = {pool: tuple(self.copies.memory[pool]) for pool in self.kinds}
         return TierFacts(
             tuple(self._nodes()), {pool: self._free(pool) for pool in self.kinds},
@@ -145,7 +153,8 @@ class Gatherer:
         """The text that a node's hashes stand for; of two that do not follow each other both."""
         if self.storage is None or hashes is None:
             return None
-        size, texts = self.config.page_size, [*map(self.storage.hashes.text, hashes)]
+        size = self.config.page_size
+        texts = [*map(self.storage.hashes.text, hashes)]
         for one, following in pairwise(texts):
             if following[:-size] != one:
                 return (*one, *following)
@@ -229,7 +238,7 @@ class Gatherer:
             for operation in queue:
                 parts = tuple(_parts(operation))
                 if id(operation) not in self.jobs:
-                    self.copies.nothing_there(load, parts)
+                    self.copies.clear_targets(load, parts)
                 number = self.jobs.of(id(operation), operation)
                 yield TierTransfer(
                     number, load, parts, tuple(map(self.nodes.of, operation.node_ids))
@@ -248,7 +257,9 @@ class Gatherer:
         for name, holder in self.server.lock_holders.items():
             if holder.req.kv.holds_mamba:
                 slot = int(holder.req.kv.mamba_pool_idx)
-                yield TierRequest(name, HOLDS, -1, -1, {"state": (slot,)}, {}, {})
+                yield TierRequest(
+                    name, TierRequestState.HOLDS, -1, -1, {"state": (slot,)}, {}, {}
+                )
 
     # -- a storage behind the host ------------------------------------------------------------------
 
@@ -260,11 +271,11 @@ class Gatherer:
         for operation, state in self._at_work():
             states.setdefault(id(operation), (operation, state))
         for asked in self.cache.ongoing_prefetch.values():
-            states.setdefault(id(asked.operation), (asked.operation, GONE))
+            states.setdefault(id(asked.operation), (asked.operation, RECORD_ONLY))
         found = [self._operation(*each) for each in states.values()]
         there = {operation.id for operation, _ in states.values()}
         for number in self.cache.ongoing_backup.keys() - there:
-            found.append(TierOperation(self.jobs.of(("backup", number)), True, "", GONE, {}, {}))
+            found.append(TierOperation(self.jobs.of(("backup", number)), True, "", RECORD_ONLY, {}, {}))
         return tuple(sorted(found))
 
     def _at_work(self) -> Iterator[tuple[Any, str]]:
@@ -286,7 +297,8 @@ class Gatherer:
 
     def _operation(self, operation: Any, state: str) -> TierOperation:
         assert self.storage is not None
-        handle, host = optional(operation, "PrefetchOperation.handle"), operation.host_indices
+        handle = optional(operation, "PrefetchOperation.handle")
+        host = operation.host_indices
         if handle is None:
             slots = _of_pools(host, operation.pool_transfers)
             done = self.storage.thread(BACKUP).done if state == "writes" else set()
@@ -318,7 +330,8 @@ class Gatherer:
 
     def _kept_for_storage(self) -> dict[str, Any]:
         assert self.storage is not None
-        cache, controller = self.cache, self.controller
+        cache = self.cache
+        controller = self.controller
         queues = (
             controller.host_mem_release_queue,
             *controller.extra_host_mem_release_queues.values(),
@@ -340,28 +353,35 @@ class Gatherer:
     def _received(self) -> dict[str, Any]:
         """Its requests, and transfers that are under way for requests that are gone."""
         assert self.side is not None
-        side, found, rooms = self.side, [], set()
+        side = self.side
+        found = []
+        rooms = set()
         states = {id(req): state for req, state in side.where()}
         first = {id(each.req): each.metadata_buffer_index for each in self.side.transfers.queue}
         first |= {id(entry[0].req): entry[3] for entry in side.transfers._deferred_releases}
         for name, turn in side.arrivals.items():
-            req, room = turn.req, turn.req.bootstrap_room
+            req = turn.req
+            room = turn.req.bootstrap_room
             rooms.add(room)
             holds = req.kv is not None and req.kv.holds_kv
             found.append(TierRequest(
-                name, states.get(id(req), NOWHERE), req.kv.req_pool_idx if holds else -1,
+                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
                 first.get(id(req), -1), self._own(req) if holds else {}, self._retracted(req),
                 self._writing(room),
             ))  # fmt: skip
         for name, slot, state in side.idle():
-            row, own, kept = -1, {}, {}
+            row = -1
+            own = {}
+            kept = {}
             if slot is not None and slot.kv.holds_kv:
-                row, own, kept = slot.kv.req_pool_idx, self._own(slot), self._retracted(slot)
-            if slot is not None or state == BUSY:
+                row = slot.kv.req_pool_idx
+                own = self._own(slot)
+                kept = self._retracted(slot)
+            if slot is not None or state is TierRequestState.BUSY:
                 found.append(TierRequest(_session(name), state, row, -1, own, kept, {}))
         for room, to in side.peers.writing.items():
             if room not in rooms:
-                found.append(TierRequest(to.name, GONE, -1, -1, {}, {}, self._writing(room)))
+                found.append(TierRequest(to.name, TierRequestState.GONE, -1, -1, {}, {}, self._writing(room)))
         return {
             "requests": tuple(found),
             "free_rows": tuple(self.server.rows.free_slots),
@@ -370,7 +390,8 @@ class Gatherer:
 
     def _own(self, req: Any) -> dict[str, tuple[int, ...]]:
         """Device slots of a request that the tree has not: of whole pages as the pool hands them out."""
-        kv, size = req.kv, self.config.page_size
+        kv = req.kv
+        size = self.config.page_size
         cells = self.server.rows.req_to_token[kv.req_pool_idx, : kv.kv_allocated_len].tolist()
         pages = dict.fromkeys(cell // size for cell in cells[kv.cache_protected_len :])
         found = {"full": tuple(page * size + at for page in pages for at in range(size))}
@@ -413,7 +434,8 @@ class Gatherer:
     def reads(self, holder: LockHolder) -> Iterator[TierRead]:
         """Yield what the forward pass of a request finds of its prefix: full KV, and SWA KV in its window."""
         name = next((n for n, each in self.server.lock_holders.items() if each is holder), "")
-        slots, window = holder.slots.tolist(), self.config.window
+        slots = holder.slots.tolist()
+        window = self.config.window
         for position, (slot, wanted) in enumerate(zip(slots, holder.tokens)):
             yield TierRead(name, "full", position, slot, self.copies.memory["full"][slot], wanted)
             if window is not None and position >= len(slots) - window:

@@ -61,10 +61,8 @@ class _Tiered(Unified):
         self.unified.atexit = Bag(register=lambda _: None)
         self.base = load(f"{_CACHE}.base_prefix_cache")
         managers = root / "sglang/srt/managers"
-        self.policy, self.scheduler_file = (
-            managers / "schedule_policy.py",
-            managers / "scheduler.py",
-        )
+        self.policy = managers / "schedule_policy.py"
+        self.scheduler_file = managers / "scheduler.py"
 
     def admission(self, cache: Any) -> Callable[..., Any]:
         """PrefillAdder._lock_node, which holds a node while a load is prepared."""
@@ -84,7 +82,8 @@ class _Tiered(Unified):
 def tiered(spec: str, core: str = "") -> Any:
     """The release with its host tier, with the core of its tree in Rust where `core` is "rust"; raises
     UnusableImplementation where it is not driven so. spec: as `supported` takes it."""
-    release, order = supported(spec), list(TABLE)
+    release = supported(spec)
+    order = list(TABLE)
     version = release.version
     first, before = (
         (FIRST_IN_RUST, "its locks on SWA KV and on the host break, which are not told")
@@ -113,9 +112,17 @@ def _host_pool(base: Any, slots: int, page_size: int) -> Any:
     """A release's host pool without memory: its allocator alone."""
 
     def no_memory(self: Any) -> None:
-        self.page_size, self.size, self.page_num = page_size, slots, slots // page_size
-        self.device, self.layout, self.layer_num, self.size_per_token = "cpu", "layer_first", 1, 1
-        self.dcp_size, self.dcp_rank, self.pin_memory, self.device_pool = 1, 0, False, None
+        self.page_size = page_size
+        self.size = slots
+        self.page_num = slots // page_size
+        self.device = "cpu"
+        self.layout = "layer_first"
+        self.layer_num = 1
+        self.size_per_token = 1
+        self.dcp_size = 1
+        self.dcp_rank = 0
+        self.pin_memory = False
+        self.device_pool = None
         self.can_use_write_back_jit = False
         self.lock = threading.RLock()
         self.clear()
@@ -134,12 +141,15 @@ def _made(kind: Any, **values: Any) -> Any:
 def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any, **_: Any) -> None:
     """Build what `attach_hybrid_pool_to_unified_cache` does for full attention, and for that with a
     window."""
-    load, config = importlib.import_module, server_args.tiers
+    load = importlib.import_module
+    config = server_args.tiers
     assert isinstance(config, TierConfig)
-    host, names = load(f"{_CACHE}.pool_host"), load(f"{_CACHE}.hicache_storage").PoolName
+    host = load(f"{_CACHE}.pool_host")
+    names = load(f"{_CACHE}.hicache_storage").PoolName
     group = host if hasattr(host, "HostPoolGroup") else load(f"{_CACHE}.memory_pool_host")
     kinds = load(f"{_CACHE}.unified_radix_cache").ComponentType
-    allocator, page = params.token_to_kv_pool_allocator, params.page_size
+    allocator = params.token_to_kv_pool_allocator
+    page = params.page_size
 
     def counter(*_: Any) -> None:
         """No layer waits on this device."""
@@ -151,7 +161,9 @@ def _attach(cache: Any, params: Any, server_args: Any, *, load_cache_event: Any,
     kv = allocator.get_kvcache()
     if kv is None:
         kv = allocator._kvcache = Bag()
-    kv.device, kv.layer_num, kv.register_layer_transfer_counter = "cpu", 1, counter
+    kv.device = "cpu"
+    kv.layer_num = 1
+    kv.register_layer_transfer_counter = counter
     pools = {
         pool: _host_pool(host.HostKVCache, config.host_slots(pool), page) for pool in config.pools
     }

@@ -24,7 +24,8 @@ class RustGatherer(Gatherer):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         if self.storage is not None:
-            core, utils = self.core, importlib.import_module(f"{_CACHE}.utils")
+            core = self.core
+            utils = importlib.import_module(f"{_CACHE}.utils")
             core.begin_insert = self._hashing(core.begin_insert, utils.get_storage_hash_str)
 
     def _hashing(self, insert: Callable[[Any], Any], hashes: Callable[..., Any]) -> Any:
@@ -42,17 +43,20 @@ class RustGatherer(Gatherer):
         return number
 
     def _nodes(self) -> Iterator[TierNode]:
-        core, records = self.core, [*self._records()]
+        core = self.core
+        records = [*self._records()]
         ends: dict[int, tuple[int, int]] = {}  # by depth: the last node that was there, its end
         marks = {(each.load, node): each.ack for each in records for node in each.nodes}
         if self.storage is None:  # else nodes are hashed as they are made
             core.backfill_missing_hash_values()  # a snapshot is given of hashed nodes only
         for indent, named, length, locks in _NODE.findall(printed(core.pretty_print)):
-            depth, handle = len(indent) // 2, int(named)
+            depth = len(indent) // 2
+            handle = int(named)
             if not int(length):
                 ends[depth] = 0, 0  # a root
                 continue
-            number, (parent, start) = self.nodes.of(handle), ends[depth - 1]
+            number = self.nodes.of(handle)
+            parent, start = ends[depth - 1]
             ends[depth] = number, start + int(length)
             yield TierNode(
                 number, parent, start, self.stamps(self._told(handle), start),

@@ -24,12 +24,10 @@ from reference.tiers.facts import TierPage
 
 FIRST_WITH_STORAGE = "0.5.20"  # before it the thread that reads frees what it has not read
 BATCH = 2  # pages of a call of the backend; 128 in a server, more than a run has
-QUERY, FETCH, BACKUP, SYNC = (
-    "prefetch_thread_func",
-    "prefetch_io_aux_func",
-    "backup_thread_func",
-    "prefetch_sync_thread_func",
-)
+QUERY = "prefetch_thread_func"
+FETCH = "prefetch_io_aux_func"
+BACKUP = "backup_thread_func"
+SYNC = "prefetch_sync_thread_func"
 _RUNNING = threading.local()
 
 
@@ -50,7 +48,9 @@ class IOThread:
 
     def __init__(self, target: Any, daemon: bool = True) -> None:
         del daemon
-        self._body, self.ended, self._give_up = target, False, False
+        self._body = target
+        self.ended = False
+        self._give_up = False
         self._turn, self._back = threading.Lock(), threading.Lock()
         self._turn.acquire()
         self._back.acquire()
@@ -89,7 +89,7 @@ class IOThread:
             raise self._error
 
     def pause(self) -> None:
-        """Of the thread itself: a stop."""
+        """Stop until the next turn. Called in the thread itself."""
         self._back.release()
         self._turn.acquire()
         if self._give_up:
@@ -111,13 +111,15 @@ class IOThread:
             if not thread.ended:
                 thread._give_up = True
                 thread.go_on()
-        cls.started, cls.known = [], {}
+        cls.started = []
+        cls.known = {}
 
 
 def double(controller: Any) -> None:
     """Have the threads of a cache controller (its module) stop where this says, and its calls be short."""
     controller.threading = Bag(**vars(threading) | {"Thread": IOThread})
-    controller.Queue, controller.STORAGE_BATCH_SIZE = Operations, BATCH
+    controller.Queue = Operations
+    controller.STORAGE_BATCH_SIZE = BATCH
 
 
 class Operations(queue.Queue[Any]):
@@ -127,7 +129,9 @@ class Operations(queue.Queue[Any]):
         thread: IOThread | None = getattr(_RUNNING, "thread", None)
         if thread is None:
             return super().get(block, timeout)
-        thread.operation, thread.call, thread.done = None, None, set()
+        thread.operation = None
+        thread.call = None
+        thread.done = set()
         thread.pause()
         try:
             thread.operation = super().get(block=False)
@@ -149,15 +153,15 @@ class Hashes:
 
     def of(self, key: Any, prior: bytes | None, page_size: int | None = None) -> Any:
         """As get_native_hash: one hash for each whole page, chained; of all tokens without a size."""
-        tokens, bigram = (
-            list(optional(key, "RadixKey.token_ids", key)),
-            bool(optional(key, "RadixKey.is_bigram", False)),
-        )
+        tokens = list(optional(key, "RadixKey.token_ids", key))
+        bigram = bool(optional(key, "RadixKey.is_bigram", False))
         elements = tree_key(tokens, bigram)
         known = self.texts.get(prior.hex()) if prior is not None else None
         # else it is the namespace's seed
         inside, text = known if known is not None else (prior is not None, ())
-        size, last, found = page_size or len(elements), prior or b"", list[str]()
+        size = page_size or len(elements)
+        last = prior or b""
+        found = list[str]()
         if size:
             for at in range(0, len(elements) - size + 1, size):
                 page = elements[at : at + size]
@@ -191,7 +195,10 @@ class Storage:
     def __init__(
         self, cache: Any, host: dict[str, list[int]], page_size: int, hashes: Hashes
     ) -> None:
-        self.cache, self.host, self.page_size, self.hashes = cache, host, page_size, hashes
+        self.cache = cache
+        self.host = host
+        self.page_size = page_size
+        self.hashes = hashes
         self.pages: dict[tuple[str, str], tuple[int, ...]] = {}
         self.numbers: dict[str, int] = {}
         self.written: list[TierPage] = []
@@ -258,7 +265,8 @@ class Storage:
         return True
 
     def paged(self, slots: Any) -> Iterator[list[int]]:
-        size, every = self.page_size, slots.tolist()
+        size = self.page_size
+        every = slots.tolist()
         return (every[at : at + size] for at in range(0, len(every), size))
 
 
@@ -309,7 +317,8 @@ class Backend:
         return {t.name: self._of(t, self._storage.write) for t in transfers}
 
     def _of(self, transfer: Any, act: Any) -> list[bool]:
-        keys, slots = transfer.keys or [], transfer.host_indices
+        keys = transfer.keys or []
+        slots = transfer.host_indices
         if slots is None or slots.numel() != len(keys) * self._storage.page_size:
             return [False] * len(keys)
         return self._each(_pool(transfer.name), keys, slots, act)

@@ -63,7 +63,8 @@ class TierSystem(WorkerSystem):
         if path is not None:
             self.root = checkout_root(path)
             kind, self.remark = detect(self.root)
-            self.release, self._spec = kind.version, spec_of(kind)
+            self.release = kind.version
+            self._spec = spec_of(kind)
         else:
             assert version is not None
             self.release = self._spec = version

@@ -16,7 +16,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.failures import Guarded, SystemFailed
 from impl.process.worker import serve
 from impl.vllm.pair.loading import Factory, Layout, install
-from impl.vllm.pair.network import NETWORK, START, Clock, PostedTransfer
+from impl.vllm.pair.network import NETWORK, START, Clock, NixlState, PostedTransfer
 from impl.vllm.pair.server import PairServer
 from impl.vllm.pair.tables import kept_records
 from impl.vocabulary import CommandRefused, require, well_formed
@@ -47,7 +47,9 @@ WAITS = "WAITING_FOR_REMOTE_KVS"
 class PairDriver:
     """Two servers of the release under `root`, in this process."""
 
-    name, capabilities = "", Capabilities()  # VLLMPair says both
+    # VLLMPair has the real values of both.
+    name = ""
+    capabilities = Capabilities()
 
     def __init__(self, root: Path) -> None:
         install(root)
@@ -115,7 +117,8 @@ class PairDriver:
         return f"{base}-{len(self._used):08x}"
 
     def _prefill(self, command: Prefill) -> Outcome:
-        name, server = command.request, self.servers[PREFILL]
+        name = command.request
+        server = self.servers[PREFILL]
         tokens = self._prompt(name, command.prompt, command.tokens)
         outcome = server.serve(name, self._ident(name), tokens, 1, command.priority, dict(ASKS))
         if isinstance(outcome, Done):
@@ -124,7 +127,8 @@ class PairDriver:
         return self._accepted(name, tokens, outcome)
 
     def _serve(self, command: Serve) -> Outcome:
-        name, server = command.request, self._server(command.server)
+        name = command.request
+        server = self._server(command.server)
         tokens = self._prompt(name, command.prompt, command.tokens)
         outcome = server.serve(
             name, self._ident(name), tokens, command.max_tokens, command.priority, None
@@ -133,7 +137,8 @@ class PairDriver:
         return self._accepted(name, tokens, outcome)
 
     def _forward(self, command: Forward) -> Outcome:
-        name, of = command.request, command.of
+        name = command.request
+        of = command.of
         require(name not in self._used, Reason.REQUEST_EXISTS)
         require(of in self._asked and of not in self._dropped, Reason.UNKNOWN_REQUEST)
         require(self.config.shared or of not in self._readers.values(), Reason.WRONG_PHASE)
@@ -193,18 +198,19 @@ class PairDriver:
     def _shake(self, command: Shake) -> None:
         handshakes = self._server(command.server).mover.handshakes
         require(handshakes.run(command.fails), Reason.EMPTY)
-        error, handshakes.error = handshakes.error, None
+        error = handshakes.error
+        handshakes.error = None
         if error is not None:
             raise error
 
     def _move(self, command: Move) -> None:
-        self._nth([job for job in NETWORK.under_way() if not job.copied], command.at).copy()
+        self._nth([job for job in NETWORK.transfers_in_flight() if not job.copied], command.at).copy()
 
     def _land(self, command: Land) -> None:
-        self._nth(NETWORK.under_way(), command.at).land()
+        self._nth(NETWORK.transfers_in_flight(), command.at).land()
 
     def _lose(self, command: Lose) -> None:
-        self._nth(NETWORK.under_way(), command.at).state = "ERR"
+        self._nth(NETWORK.transfers_in_flight(), command.at).state = NixlState.FAILED
 
     def _nth(self, jobs: list[PostedTransfer], at: int) -> PostedTransfer:
         require(0 <= at < len(jobs), Reason.EMPTY)
@@ -221,7 +227,7 @@ class PairDriver:
             forwarded = {*self._readers.values(), *self._dropped}
             due = [name for name in self._promises if name not in forwarded and self._held(name)]
             loops = all(s.idle or name in self._looped for name, s in self.servers.items())
-            require(loops and not (due or NETWORK.mail or self._handshakes()), Reason.WRONG_PHASE)
+            require(loops and not (due or NETWORK.messages or self._handshakes()), Reason.WRONG_PHASE)
         Clock.now += command.seconds
         self._looped.clear()
 
@@ -240,10 +246,12 @@ class PairDriver:
         """The request of D that each transfer is for."""
         if self.config.push:
             worker = self.servers[PREFILL].mover.worker
-            waiting, agent = worker._sending_transfers, self.servers[PREFILL].mover.agent
+            waiting = worker._sending_transfers
+            agent = self.servers[PREFILL].mover.agent
         else:
             worker = self.servers[DECODE].mover.worker
-            waiting, agent = worker._recving_transfers, self.servers[DECODE].mover.agent
+            waiting = worker._recving_transfers
+            agent = self.servers[DECODE].mover.agent
         for ident, handles in waiting.items():
             for handle in handles:
                 job = agent.handles.get(handle)
@@ -275,7 +283,7 @@ class PairDriver:
             ),
             readers,
             tuple(self._transfers(readers)),
-            tuple(self._message(*each) for each in NETWORK.mail),
+            tuple(self._message(*each) for each in NETWORK.messages),
             self._handshakes(),
             Clock.now - START,
             tuple(name for name, server in self.servers.items() if server.idle),
@@ -314,12 +322,13 @@ class PairDriver:
             for each in readers
             if each.state in (ReaderState.WAITS, ReaderState.LINGERS)
         }
-        kept, found = [], []
+        kept = []
+        found = []
         managers = decode.scheduler.kv_cache_manager.coordinator.single_type_managers
         for job in NETWORK.transfers:
             ident = self._owners.get(job, "")
             name = decode.named(ident)
-            if job.state == "PROC" or not job.released or name in waiting:
+            if job.state is NixlState.IN_FLIGHT or not job.released or name in waiting:
                 kept.append(job)
                 groups = {
                     block.block_id: group
@@ -327,8 +336,8 @@ class PairDriver:
                     for block in manager.req_to_blocks.get(ident, ())
                 }
                 moves = tuple(dict.fromkeys(self._moves(job, groups)))
-                over = job.state != "PROC"
-                failed = job.state == "ERR"
+                over = job.state is not NixlState.IN_FLIGHT
+                failed = job.state is NixlState.FAILED
                 found.append(PairTransfer(job.number, name, moves, job.copied, over, failed))
         NETWORK.transfers[:] = kept
         return found

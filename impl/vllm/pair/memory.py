@@ -17,7 +17,8 @@ class TensorMemory:
     def __init__(self, blocks: int, size: int) -> None:
         self.tensor = torch.zeros((blocks, size * WORDS), dtype=torch.int64)
         self._words = self.tensor.numpy().reshape(blocks, size, WORDS)
-        self._base, self._bytes = self.tensor.data_ptr(), size * WORDS * 8
+        self._base = self.tensor.data_ptr()
+        self._bytes = size * WORDS * 8
         self.size = size
 
     def block_at(self, address: int) -> int | None:
@@ -46,7 +47,7 @@ class TensorMemory:
                 self.stamp(block, group, self.size, at, value)
 
     def held(self) -> list[tuple[int, tuple[int, ...]]]:
-        """Of each block its group (-1: none), and a stamp for each slot that is whole."""
+        """The group of each block (-1: none), and the stamps of its slots, 0 for a slot that is not whole."""
         owners = self._words[:, :, 1]
         first = (owners != 0).argmax(axis=1)
         groups = owners[np.arange(len(owners)), first]

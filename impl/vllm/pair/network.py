@@ -1,8 +1,7 @@
-"""The network between the servers: nixl agents, transfers, messages, handshakes, and the clock.
+"""The network between the two servers of a pair: nixl agents, transfers, messages, handshakes and the clock.
 
-Nothing happens by itself: a transfer moves its bytes, a message arrives, a handshake runs when it is told to.
-The connector finds its agent, its clock and its sockets by names of modules, so there is one network a
-process.
+A transfer moves its bytes, a message arrives and a handshake runs only when a command says so. The connector
+looks up its agent, clock and sockets in modules, so a process has one network.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ import importlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-START = 1000.0  # seconds: a clock of a server that has run a while
+START = 1000.0  # the clock at reset (seconds), as of a server that has run for a while
 
 
 class Clock:
-    """In the place of the module `time`."""
+    """A stand-in for the module `time`: its time moves by commands alone."""
 
     now = START
 
@@ -30,23 +30,50 @@ class Clock:
 
     @staticmethod
     def sleep(_: float) -> None:
-        """Nobody waits here."""
+        """Return at once."""
 
 
 Clock.perf_counter = Clock.monotonic = Clock.time = Clock._read  # type: ignore[attr-defined]
 
 
+class NixlState(StrEnum):
+    """The state of a transfer, by nixl's names."""
+
+    PREPARED = "INIT"
+    IN_FLIGHT = "PROC"
+    COMPLETED = "DONE"
+    FAILED = "ERR"
+
+
 class PostedTransfer:
-    """A transfer that was posted. number: in the order of posting; pairs: (own address, the peer's,
-    bytes)."""
+    """A transfer of nixl.
+
+    peer: name of the other agent.
+    pairs: (own address, address of the peer, bytes) of each region.
+    writes: the agent writes to its peer; otherwise it reads.
+    notification: what the peer is told when the transfer completes, or None.
+    number: position in the order of posting; -1 before it is posted.
+    copied: its bytes were moved.
+    released: the agent has released its handle.
+    """
 
     def __init__(
-        self, agent: Agent, peer: str, pairs: list[tuple[int, int, int]], writes: bool, says: Any
+        self,
+        agent: Agent,
+        peer: str,
+        pairs: list[tuple[int, int, int]],
+        writes: bool,
+        notification: bytes | None,
     ) -> None:
-        self.agent, self.peer, self.pairs, self.writes, self.says = agent, peer, pairs, writes, says
+        self.agent = agent
+        self.peer = peer
+        self.pairs = pairs
+        self.writes = writes
+        self.notification = notification
         self.number = -1
-        self.state = "INIT"
-        self.copied = self.released = False
+        self.state = NixlState.PREPARED
+        self.copied = False
+        self.released = False
 
     def copy(self) -> None:
         """Move the bytes."""
@@ -56,66 +83,77 @@ class PostedTransfer:
         self.copied = True
 
     def land(self) -> None:
-        """End well, and tell the peer."""
+        """Complete the transfer and send its notification."""
         if not self.copied:
             self.copy()
-        self.state = "DONE"
-        if self.says is not None:
-            NETWORK.send(self.agent.name, self.peer, self.says)
+        self.state = NixlState.COMPLETED
+        if self.notification is not None:
+            NETWORK.send(self.agent.name, self.peer, self.notification)
 
 
 class Network:
-    """agents: by name. mail: messages under way, in the order of sending: (from, to, text). transfers: that
-    were posted and are not forgotten. listeners: what a server tells at a handshake, by its address."""
+    """The state of the network.
+
+    agents: the agents by name.
+    messages: messages in flight, in the order of sending: (sender, receiver, text).
+    transfers: posted transfers of which a fact is still shown.
+    listeners: functions that return a server's handshake metadata, by the path of its socket.
+    posted: number of transfers posted so far.
+    """
 
     def __init__(self) -> None:
         self.agents: dict[str, Agent] = {}
-        self.mail: deque[tuple[str, str, bytes]] = deque()
+        self.messages: deque[tuple[str, str, bytes]] = deque()
         self.transfers: list[PostedTransfer] = []
         self.listeners: dict[str, Callable[[], dict[Any, bytes]]] = {}
         self.posted = 0
 
     def restart(self) -> None:
-        """Nobody is there, and nothing is under way."""
+        """Remove all agents, messages and transfers, and reset the clock."""
         self.__init__()  # type: ignore[misc]
         Clock.now = START
 
     def send(self, source: str, target: str, text: bytes) -> None:
-        """A message is under way from now on."""
-        self.mail.append((source, target, text))
+        """Put a message in flight."""
+        self.messages.append((source, target, text))
 
     def deliver(self, target: str) -> bool:
-        """The oldest message to an agent arrives; False where there is none."""
-        found = next((each for each in self.mail if each[1] == target), None)
-        if found is None:
+        """Deliver the oldest message to an agent. Returns False if there is none."""
+        message = next((each for each in self.messages if each[1] == target), None)
+        if message is None:
             return False
-        self.mail.remove(found)
-        self.agents[target].inbox.setdefault(found[0], []).append(found[2])
+        self.messages.remove(message)
+        source, _, text = message
+        self.agents[target].inbox.setdefault(source, []).append(text)
         return True
 
-    def under_way(self) -> list[PostedTransfer]:
-        """Transfers that have not ended."""
-        return [job for job in self.transfers if job.state == "PROC"]
+    def transfers_in_flight(self) -> list[PostedTransfer]:
+        """Transfers that have neither completed nor failed."""
+        return [job for job in self.transfers if job.state is NixlState.IN_FLIGHT]
 
 
 NETWORK = Network()
 
 
 class Telemetry:
-    """Measurements of nixl about a transfer; nobody reads them."""
+    """A stand-in for nixl's measurements of a transfer. The values have no meaning."""
 
     xferDuration = postDuration = totalBytes = descCount = 1  # noqa: N815 (nixl's names)
 
 
 class Agent:
-    """In the place of `nixl_agent`. inbox: messages that have arrived, by sender. handles: of transfers."""
+    """A stand-in for `nixl_agent`.
+
+    inbox: notifications that have arrived and were not read, by sender.
+    handles: transfers by handle, until they are released.
+    """
 
     def __init__(self, name: str, config: Any = None) -> None:
         del name, config
         self.name = f"agent{len(NETWORK.agents) + 1}"
         self.inbox: dict[str, list[bytes]] = {}
         self.handles: dict[int, PostedTransfer] = {}
-        self._lists: dict[int, tuple[str, list[tuple[int, int]]]] = {}
+        self._descriptor_lists: dict[int, tuple[str, list[tuple[int, int]]]] = {}
         self._known: set[str] = set()
         self._next = 0
         NETWORK.agents[self.name] = self
@@ -123,12 +161,12 @@ class Agent:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the played nixl agent has no {name}", name=name, obj=self)
 
-    def _number(self) -> int:
+    def _new_handle(self) -> int:
         self._next += 1
         return self._next
 
     def create_backend(self, *_: Any) -> None:
-        """There is one."""
+        """Do nothing: all agents share one backend."""
 
     def get_reg_descs(self, descs: Any, mem_type: Any = None) -> Any:
         del mem_type
@@ -141,7 +179,7 @@ class Agent:
         return descs
 
     def deregister_memory(self, descs: Any) -> None:
-        """All memory can be reached."""
+        """Do nothing: all memory can be reached."""
 
     def get_agent_metadata(self) -> bytes:
         return self.name.encode()
@@ -157,49 +195,56 @@ class Agent:
         return name in self._known
 
     def prep_xfer_dlist(self, agent: str, descs: Any, mem_type: Any = None) -> int:
-        """Rows are (address, bytes, device), since 0.33 (address, bytes, device, stride, count)."""
+        """Prepare a list of regions. Returns its handle.
+
+        descs: rows of (address, bytes, device); since 0.33 of (address, bytes, device, stride, count).
+        """
         del mem_type
         rows: list[tuple[int, int]] = []
         places: list[list[int]] = np.asarray(descs, dtype=np.uint64).tolist()
         for base, size, _, *strided in places:
             stride, count = strided or (0, 1)
             rows += [(base + stride * at, size) for at in range(count)]
-        handle = self._number()
-        self._lists[handle] = agent, rows
+        handle = self._new_handle()
+        self._descriptor_lists[handle] = agent, rows
         return handle
 
     def release_dlist_handle(self, handle: int) -> None:
-        del self._lists[handle]
+        del self._descriptor_lists[handle]
 
     def make_prepped_xfer(
         self, operation: str, local: int, local_ids: Any, remote: int, remote_ids: Any,
         notif_msg: bytes | None = None, **more: Any,
     ) -> int:  # fmt: skip
         del more
-        _, own = self._lists[local]
-        peer, theirs = self._lists[remote]
-        here, there = np.asarray(local_ids).tolist(), np.asarray(remote_ids).tolist()
-        if len(here) != len(there) or max(here) >= len(own) or max(there) >= len(theirs):
+        _, own = self._descriptor_lists[local]
+        peer, theirs = self._descriptor_lists[remote]
+        own_ids = np.asarray(local_ids).tolist()
+        their_ids = np.asarray(remote_ids).tolist()
+        unequal = len(own_ids) != len(their_ids)
+        if unequal or max(own_ids) >= len(own) or max(their_ids) >= len(theirs):
             raise RuntimeError("NIXL_ERR_INVALID_PARAM: descriptors that do not match")
         pairs = []
-        for mine, other in zip(here, there):
-            (address, size), (remote_address, remote_size) = own[mine], theirs[other]
+        for own_id, their_id in zip(own_ids, their_ids):
+            address, size = own[own_id]
+            remote_address, remote_size = theirs[their_id]
             if size != remote_size:
                 raise RuntimeError(f"NIXL_ERR_INVALID_PARAM: {size} and {remote_size} bytes")
             pairs.append((address, remote_address, size))
-        handle = self._number()
+        handle = self._new_handle()
         self.handles[handle] = PostedTransfer(self, peer, pairs, operation == "WRITE", notif_msg)
         return handle
 
     def transfer(self, handle: int, *_: Any) -> str:
         job = self.handles[handle]
-        job.number, job.state = NETWORK.posted, "PROC"
+        job.number = NETWORK.posted
+        job.state = NixlState.IN_FLIGHT
         NETWORK.posted += 1
         NETWORK.transfers.append(job)
-        return job.state
+        return job.state.value
 
     def check_xfer_state(self, handle: int) -> str:
-        return self.handles[handle].state
+        return self.handles[handle].state.value
 
     def get_xfer_telemetry(self, _: int) -> Telemetry:
         return Telemetry()
@@ -213,16 +258,21 @@ class Agent:
         NETWORK.send(self.name, agent, notif_msg)
 
     def get_new_notifs(self) -> dict[str, list[bytes]]:
-        given, self.inbox = self.inbox, {}
-        return given
+        notifications = self.inbox
+        self.inbox = {}
+        return notifications
 
 
 class HandshakeFailed(RuntimeError):
-    """The peer does not answer."""
+    """The peer of a handshake does not answer."""
 
 
 class Handshakes:
-    """In the place of the executor that runs handshakes. tasks: that wait. error: that one has raised."""
+    """A stand-in for the executor that runs handshakes.
+
+    tasks: handshakes that have not run.
+    error: the exception that the last failing handshake has raised, unless its peer did not answer.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.tasks: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -234,7 +284,10 @@ class Handshakes:
         return future
 
     def run(self, fails: bool) -> bool:
-        """Run the oldest; False where there is none."""
+        """Run the oldest handshake. Returns False if there is none.
+
+        fails: the peer does not answer.
+        """
         if not self.tasks:
             return False
         future, task = self.tasks.popleft()
@@ -251,11 +304,11 @@ class Handshakes:
         return True
 
     def shutdown(self, *_: Any, **__: Any) -> None:
-        """There is no thread."""
+        """Do nothing: there is no thread."""
 
 
 class SideChannel:
-    """In the place of a ZMQ socket on which a server asks its peer for what it needs for a handshake."""
+    """A stand-in for the ZMQ socket on which a server asks its peer for handshake metadata."""
 
     def __init__(self, _: Any, path: str) -> None:
         self._path = path
@@ -265,10 +318,10 @@ class SideChannel:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def setsockopt(self, *_: Any) -> None:
-        """There is no timeout."""
+        """Do nothing: an answer takes no time."""
 
     def send(self, text: bytes) -> None:
         self._asked = importlib.import_module("msgspec").msgpack.decode(text)[1:]

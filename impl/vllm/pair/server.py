@@ -50,7 +50,8 @@ class NixlWorker:
 
     def _listen(self, connector: Any) -> None:
         """Tell the scheduler's side what it answers at a handshake, as the engine core does."""
-        ours, told = connector.connector_scheduler, self.connector.get_handshake_metadata()
+        ours = connector.connector_scheduler
+        told = self.connector.get_handshake_metadata()
         ours._nixl_handshake_listener_t = NoThread()
         connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
         path = address("tcp", ours.side_channel_host, ours.side_channel_port)
@@ -73,7 +74,8 @@ class NixlWorker:
         if not optional(scheduled, "SchedulerOutput.has_sync_kv_loads", False):
             self.connector.start_load_kv(None)
         self.connector.wait_for_save()
-        output, failed = self._output(), set[str]()
+        output = self._output()
+        failed = set[str]()
         if optional(self.connector, "NixlBaseConnector.get_transfer_results", None):
             results = self.connector.get_transfer_results(scheduled.finished_req_ids)
             output.finished_sending = results.finished_sending or None
@@ -82,7 +84,8 @@ class NixlWorker:
             failed |= {*results.failed_recving}
         else:
             sent, received = self.connector.get_finished(scheduled.finished_req_ids)
-            output.finished_sending, output.finished_recving = sent or None, received or None
+            output.finished_sending = sent or None
+            output.finished_recving = received or None
         output.invalid_block_ids = self.connector.get_block_ids_with_load_errors()
         self.failed = frozenset(failed.union(self._loading({*output.invalid_block_ids})))
         self.connector.get_kv_connector_stats()
@@ -192,7 +195,10 @@ class PairServer(EngineDriver):
 
     def clear_step_facts(self) -> None:
         """Forget what the last command ran and gave out."""
-        self._lanes, self._given, self._reset_done, self._copies = (), (), False, ()
+        self._lanes = ()
+        self._given = ()
+        self._reset_done = False
+        self._copies = ()
 
     def serve(
         self, name: str, ident: str, tokens: list[int], max_tokens: int, priority: int, parameters: Any

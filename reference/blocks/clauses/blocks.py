@@ -171,7 +171,8 @@ def _forgotten(step: BlockStep) -> Failure | None:
         return None
     left = len(step.after.published)
     if step.after.reset and (left or len(step.after.free) < len(step.after.refs) - 1):
-        free, blocks = len(step.after.free), len(step.after.refs) - 1
+        free = len(step.after.free)
+        blocks = len(step.after.refs) - 1
         got = f"it leaves {counted(left, 'hash', 'es')}, and {free} of {blocks} blocks are free"
         return failure(
             "a reset must leave no hash and all blocks free", got, AtCount("cache", "hashes")

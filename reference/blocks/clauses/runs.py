@@ -22,7 +22,8 @@ from reference.failures import AtCount, AtNamed, Failure, counted, failure
     ),
 )
 def _limits(step: BlockStep) -> Failure | None:
-    lanes, config = step.after.lanes, step.config
+    lanes = step.after.lanes
+    config = step.config
     names = [lane.request for lane in lanes]
     if len(set(names)) < len(names) or len(names) > config.max_seqs:
         at = AtCount("batch", "requests", config.max_seqs)
@@ -56,7 +57,8 @@ def _goes_on(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         start = note.lane.start
         if not note.fresh and (start > note.computed if note.turned else start != note.computed):
-            name, want = note.lane.request, f"{note.lane.request} goes on at {note.computed}"
+            name = note.lane.request
+            want = f"{note.lane.request} goes on at {note.computed}"
             got = f"it computes from {start}{_unreported(step, note)}"
             return failure(want, got, AtCount(name, "start", note.computed))
     return None

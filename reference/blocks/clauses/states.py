@@ -47,7 +47,8 @@ def _continued(step: BlockStep, fresh: bool) -> Failure | None:
         if note.fresh != fresh:
             continue
         for use in note.lane.states:
-            start, name = note.lane.start, note.lane.request
+            start = note.lane.start
+            name = note.lane.request
             observed = _wrong_start(use, start, note.stamps)
             if observed is not None:
                 want = f"{name} continues from the state after its first {start} tokens in group {use.group}"
@@ -155,7 +156,8 @@ def _request_keeps_its_state(step: BlockStep) -> Failure | None:
     if not step.config.recurrent:
         return None
     for name, bearer, tables in step.held():
-        count, stamps = bearer.computed, bearer.ahead()[1]
+        count = bearer.computed
+        stamps = bearer.ahead()[1]
         if not count or count > len(stamps) or bearer.idle or bearer.turned:
             continue
         want = stamp_after(stamps, count)

@@ -25,7 +25,8 @@ REGISTERED: dict[str, Clause] = {}
 clause = partial(register, REGISTERED)
 IN_FLIGHT = "what is in flight"
 # what is read where a table ends; where a slot has no KV of this group
-NO_BLOCK, NOT_WRITTEN = -1, 0
+NO_BLOCK = -1
+NOT_WRITTEN = 0
 OUTSIDE = -1, 0  # group and index of a block outside of tables
 
 
@@ -51,8 +52,10 @@ class BlockStep(HostView):
 
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Of each block that a table names: (request, group, index in the table), null blocks left out. A
-        block that is kept for a step or a transfer in flight, or pinned, has group -1."""
+        """The table entries of each block: (request, group, index in the table), without the null block.
+
+        A block that is pinned, or kept for a step or a transfer in flight, has an entry of group -1.
+        """
         named: dict[int, list[tuple[str, int, int]]] = {}
         for name, fact in self.after.requests.items():
             for group, blocks in enumerate(fact.tables):
@@ -82,7 +85,8 @@ class BlockStep(HostView):
     def admission(self) -> Admission | None:
         """Return the engine's decision on a request: a pool holds any text of max_model_len
         (EngineConfig)."""
-        command, most = self.command, self.config.max_model_len
+        command = self.command
+        most = self.config.max_model_len
         refused = self.refused and self.reason is Reason.BAD_LENGTH
         if not isinstance(command, Add) or (self.refused and not refused):
             return None
@@ -100,7 +104,9 @@ class BlockStep(HostView):
 
     def reads(self, tables: Table, group: int, start: int, end: int) -> list[int]:
         """Return what queries find at positions from `start` to `end` through a table of this group."""
-        size, row, memory = self.config.groups[group].block_size, tables[group], self.after.memory
+        size = self.config.groups[group].block_size
+        row = tables[group]
+        memory = self.after.memory
         found = []
         for position in range(start, end):
             at, offset = divmod(position, size)

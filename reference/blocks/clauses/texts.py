@@ -74,7 +74,8 @@ def _ends(step: BlockStep) -> Failure | None:
     trigger=lambda s: bool(s.bearers),
 )
 def _texts(step: BlockStep) -> Failure | None:
-    known, there = set(step.after.requests), set(step.bearers)
+    known = set(step.after.requests)
+    there = set(step.bearers)
     if known != there:
         wrong = (AtNamed("request", name) for name in sorted(known ^ there))
         return failure(

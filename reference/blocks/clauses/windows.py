@@ -21,7 +21,8 @@ from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
 )
 def _hit(step: BlockStep) -> Failure | None:
     for note in step.lanes:
-        start, name = note.lane.start, note.lane.request
+        start = note.lane.start
+        name = note.lane.request
         if not note.fresh or not start:
             continue
         if not step.config.caching and not step.config.peer:
@@ -48,7 +49,8 @@ def _hit(step: BlockStep) -> Failure | None:
 def _reads(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         lane = note.lane
-        stamps, end = note.stamps, min(lane.start + len(lane.tokens), len(note.stamps))
+        stamps = note.stamps
+        end = min(lane.start + len(lane.tokens), len(note.stamps))
         if (found := step.misread(lane.request, lane.tables, stamps, lane.start, end)) is not None:
             return found
     return None
@@ -75,7 +77,8 @@ def _window(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         sure = bearer.sure
         for group, layers in enumerate(step.config.groups):
-            size, row = layers.block_size, tables[group]
+            size = layers.block_size
+            row = tables[group]
             if layers.state:  # STA-5
                 continue
             for at in range(window_start(layers, sure) // size, -(-sure // size)):
@@ -156,7 +159,8 @@ def _written(step: BlockStep) -> Failure | None:
     for lane in step.after.lanes:
         fact = step.after.requests.get(lane.request)
         for group, layers in enumerate(step.config.groups):
-            row, size = lane.tables[group], layers.block_size
+            row = lane.tables[group]
+            size = layers.block_size
             if layers.state:  # STA-4
                 continue
             for position in range(lane.start, lane.start + len(lane.tokens)):

@@ -1,4 +1,4 @@
-"""Clauses on leftovers when nobody has work, and on waits for a timeout (PD-2, PD-4, PD-5)."""
+"""Clauses on what is left when both servers are idle, and on waits for a timeout (PD-2, PD-4, PD-5)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from reference.pairs.step import PairStep
     concerns="outcomes, choices and order",
     trigger=lambda step: bool(step.after.promises) and step.beside.is_quiet(step.after),
 )
-def _given_back(step: PairStep) -> Failure | None:
+def _keeps_nothing_for_lease(step: PairStep) -> Failure | None:
     if step.refused or not step.beside.is_quiet(step.after):
         return None
     for promise in step.after.promises:
         if promise.held and promise.request not in step.excused:
             readers = step.after.readers_of(promise.request)
-            who = " and ".join(f"{each.request} {each.state.value}" for each in readers)
-            want = f"P gives back what {promise.request} left, for nobody will read it: {who}"
-            at = AtServer(PREFILL, AtNamed("request", promise.request))
-            return failure(want, "it keeps it until the lease ends", at)
+            states = " and ".join(f"{reader.request} {reader.state.value}" for reader in readers)
+            want = f"P gives back what {promise.request} left, for nobody will read it: {states}"
+            place = AtServer(PREFILL, AtNamed("request", promise.request))
+            return failure(want, "it keeps it until the lease ends", place)
     return None
 
 
@@ -52,17 +52,19 @@ def _given_back(step: PairStep) -> Failure | None:
     assumption="As PRO-1.",
     trigger=lambda step: step.in_time is not None and not step.in_time.runs,
 )
-def _in_time(step: PairStep) -> Failure | None:
-    still = step.in_time
-    if still is None or still.ran or still.times < FOR_EVER or step.beside.faulted:
+def _no_wait_for_timeout(step: PairStep) -> Failure | None:
+    standstill = step.in_time
+    if standstill is None or standstill.ran or standstill.times < FOR_EVER:
         return None
-    if any(each.held and each.request in step.beside.dropped for each in step.after.promises):
+    if step.beside.faulted:
         return None
-    told = ", ".join(f"{name} {state}" for name, state in step.unanswered.items())
-    batches = counted(still.turns, "call")
+    if any(p.held and p.request in step.beside.dropped for p in step.after.promises):
+        return None
+    waiting = ", ".join(f"{name} {state}" for name, state in step.unanswered.items())
+    calls = counted(standstill.turns, "call")
     return failure(
         "somebody who waits must get further without a timeout: nothing has failed",
-        f"{batches} of the schedulers later nothing has run and nothing has changed; {step.room}; {told}",
+        f"{calls} of the schedulers later nothing has run and nothing has changed; {step.room}; {waiting}",
         AtCount("batch", "stall"),
         *(AtNamed("request", name) for name in step.unanswered),
     )
@@ -78,7 +80,7 @@ def _in_time(step: PairStep) -> Failure | None:
     concerns="outcomes, choices and order",
     trigger=lambda step: bool(step.after.readers) and step.beside.is_quiet(step.after),
 )
-def _forgotten(step: PairStep) -> Failure | None:
+def _no_record_left(step: PairStep) -> Failure | None:
     if step.refused or not step.after.records or not step.beside.is_quiet(step.after):
         return None
     if any(promise.held for promise in step.after.promises):

@@ -77,12 +77,14 @@ def _ends(step: PairStep) -> Failure | None:
     trigger=lambda step: any(True for _ in step.arrived()),
 )
 def _sent(step: PairStep) -> Failure | None:
-    side, texts = step.sides[DECODE], step.beside.texts[DECODE]
+    side = step.sides[DECODE]
+    texts = step.beside.texts[DECODE]
     for name, computed in step.arrived():
         bearer = texts.bearers.get(name)
         if bearer is None:
             continue
-        stamps, tables = bearer.stamps, step.after.decode.requests[name].tables
+        stamps = bearer.stamps
+        tables = step.after.decode.requests[name].tables
         end = min(computed, len(stamps))
         if (found := side.misread(name, tables, stamps, end, end)) is not None:
             places = (AtServer(DECODE, place) for place in found.at)

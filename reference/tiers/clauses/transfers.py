@@ -86,7 +86,8 @@ def _marked(step: TierStep) -> Failure | None:
     for job, part in step.moving(lambda job: not job.load):
         written |= dict.fromkeys(step.owners.get(target(job, part), ()), job.job)
     for node in step.after.nodes:
-        at, mark = AtTreeNode(node.node, "full", host=True), named.get(node.node, -1)
+        at = AtTreeNode(node.node, "full", host=True)
+        mark = named.get(node.node, -1)
         both = mark, node.storing
         if node.storing != mark:
             want, got = (f"marked for the store of {n}" if n != -1 else "not marked" for n in both)

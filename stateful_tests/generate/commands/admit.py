@@ -33,14 +33,16 @@ class AdmitHarness(Harness[Admit]):
         before, after = request_of(was, command.request), request_of(now, command.request)
         again = "again" if before.phase is Phase.ADMITTED else ""
         session = was.session(before.session)
-        c, key = cursors_of(after), before.origin + before.output - 1
+        c = cursors_of(after)
+        key = before.origin + before.output - 1
         if session is None or session.slot is None:
             found = "slot wiped" if session is not None and session.history else "no slot"
             if not c.cache_protected_len:
                 return again, found, ""
             whole = c.cache_protected_len == floor_page(key, was.config.geometry.page_size)
             return again, found, f"{'all' if whole else 'part'} of its key from the tree"
-        slot, page_size = session.slot, was.config.geometry.page_size
+        slot = session.slot
+        page_size = was.config.geometry.page_size
         if c.kv_committed_len < min(slot.kv_committed_len, key):
             found = "from R, its window lost"
         elif slot.kv_committed_len > key:

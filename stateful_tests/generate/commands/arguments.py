@@ -59,7 +59,8 @@ def prompts_of(scope: Scope) -> tuple[Prompt, ...]:
 
 def draw_drafts(c: Enabled, fitting: list[Request]) -> tuple[Draft, ...]:
     """Batch entries of a verify round, of requests that fit."""
-    drafts, geometry = [], c.state.config.geometry
+    drafts = []
+    geometry = c.state.config.geometry
     for name in c.lanes(fitting):
         request = c.state.request(name)
         room = room_of(c.state, request.cursors if request is not None else None)

@@ -121,8 +121,11 @@ def harness(
 
     def add(made: type[Harness[C]]) -> type[Harness[C]]:
         one = HARNESSES[kind] = made()
-        one.applies, one.weight, one.is_in = applies, weight, is_in
-        one.refusals, one.tells_late = refusals or {}, tells_late
+        one.applies = applies
+        one.weight = weight
+        one.is_in = is_in
+        one.refusals = refusals or {}
+        one.tells_late = tells_late
         return made
 
     return add

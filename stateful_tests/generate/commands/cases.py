@@ -60,7 +60,8 @@ def cut(was: State, c: Cursors, target: int) -> Labels:
 
 def grows(was: State, now: State, names: Iterable[str]) -> Labels:
     """Whether somebody opens a page; whether the radix tree had to make room."""
-    page_size, opened = was.config.geometry.page_size, False
+    page_size = was.config.geometry.page_size
+    opened = False
     for name in names:
         before, after = cursors_of(request_of(was, name)), cursors_of(request_of(now, name))
         opened |= pages(after.kv_allocated_len, page_size) > pages(

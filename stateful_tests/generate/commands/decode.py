@@ -109,7 +109,8 @@ class SpecDecodeHarness(_VerifyRound[SpecDecode]):
         size = "batch" if len(command.lanes) > 1 else ""
         names = [lane.request for lane in command.lanes]
         accepted = all(lane.accept == lane.allocate for lane in command.lanes)
-        window, ahead = was.config.geometry.window, ""
+        window = was.config.geometry.window
+        ahead = ""
         if window is not None:
             after = [cursors_of(request_of(now, name)) for name in names]
             most = max(c.kv_allocated_len - c.kv_committed_len for c in after)

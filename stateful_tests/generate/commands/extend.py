@@ -44,10 +44,8 @@ class ExtendHarness(Harness[Extend]):
         done = request.cursors.kv_committed_len if request is not None and request.cursors else 0
         left = request.origin + request.output - done if request is not None else 1
         retracted = request is not None and request.started
-        whole, shared = (
-            not once_in(c.source, 2 if retracted else 3),
-            c.profile.machine != "sessions",
-        )
+        whole = not once_in(c.source, 2 if retracted else 3)
+        shared = c.profile.machine != "sessions"
         tokens = left if whole else self._part(c, done, left)
         tail = c.profile.tails and self._may_be_tail(c, request) and not once_in(c.source, 3)
         if tail and not whole:

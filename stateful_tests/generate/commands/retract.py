@@ -20,7 +20,8 @@ from stateful_tests.generate.scope import Scope
 )
 class RetractHarness(Harness[Retract]):
     def draw(self, c: Enabled) -> Retract:
-        name, lost = c.request(c.running), c.source.upto(3) - 1 if c.invalid else c.source.upto(1)
+        name = c.request(c.running)
+        lost = c.source.upto(3) - 1 if c.invalid else c.source.upto(1)
         return Retract(name, 0 if name in {r.name for r in c.late} and not c.invalid else lost)
 
     def of_request(self, scope: Scope, request: Request) -> Commands:

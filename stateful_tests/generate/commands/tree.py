@@ -51,7 +51,8 @@ class MatchHarness(Harness[Match]):
     def draw(self, c: Enabled) -> Match:
         staying = lock_holders(c.state)
         name = c.lock_holder([g for g in c.profile.lock_holders if g not in staying])
-        prompt, window = c.prompt(c.state.config.geometry.width), c.state.config.geometry.window
+        prompt = c.prompt(c.state.config.geometry.width)
+        window = c.state.config.geometry.window
         parts = window is not None and "UnlockSwa" not in c.profile.disabled
         return Match(name, prompt, parts and once_in(c.source, 4))
 
@@ -72,7 +73,8 @@ class MatchHarness(Harness[Match]):
 
     def case(self, was: State, command: Match, now: State) -> Labels:
         assert was.tree is not None and now.tree is not None
-        key, found = _whole_pages(was, command.prompt), len(lock_holders(now)[command.holder])
+        key = _whole_pages(was, command.prompt)
+        found = len(lock_holders(now)[command.holder])
         there = _in_tree(was.tree, key)
         how = "part of it" if found else "nothing"
         if found and found == len(key):
@@ -211,7 +213,8 @@ class InsertHarness(Harness[Insert]):
 
     def _inserts(self, geometry: Geometry, name: str, prompt: Prompt) -> Iterator[Insert]:
         """A prompt inserted, with each number of its pages evicted; one number inside a page."""
-        length, size = prompt_len(prompt), geometry.page_size
+        length = prompt_len(prompt)
+        size = geometry.page_size
         evicted = (
             [0] if geometry.window is None else [*range(0, floor_page(length, size) + 1, size)]
         )
@@ -231,12 +234,16 @@ class InsertHarness(Harness[Insert]):
 
     def case(self, was: State, command: Insert, now: State) -> Labels:
         assert was.tree is not None and now.tree is not None
-        key, goes_on = _whole_pages(was, command.prompt), "goes on" if command.chunked else "ends"
+        key = _whole_pages(was, command.prompt)
+        goes_on = "goes on" if command.chunked else "ends"
         if len(key) == len(lock_holders(was).get(command.holder, ())):
             return goes_on, "nothing new", "", "", ""
         there = _in_tree(was.tree, key)
         out = command.chunked and len(lock_holders(now).get(command.holder, ())) < len(key)
-        what = "all there" if there == len(key) else "part there" if there else "nothing there"
+        if there == len(key):
+            what = "all there"
+        else:
+            what = "part there" if there else "nothing there"
         room = "evicts for room" if evicts(was, now) else ""
         tombstone = self._tombstone(command, was.tree, now.tree, key)
         return goes_on, what, tombstone, "kept out" if out else "", room
@@ -262,7 +269,8 @@ class InsertHarness(Harness[Insert]):
 class EvictHarness(Harness[Evict]):
     def draw(self, c: Enabled) -> Evict:
         """A page, a node, all that is evictable, or more; of one pool or of both."""
-        geometry, tree = c.state.config.geometry, c.state.tree
+        geometry = c.state.config.geometry
+        tree = c.state.tree
         if c.invalid and once_in(c.source, 2):
             more = [(1, 0, -1)] if geometry.states else []
             return Evict(*pick(c.source, ((0, 0), (-1, 0), (0, -1), (1, 1), *more)))

@@ -259,7 +259,7 @@ def test_a_report_names_commands_to_which_no_replay_came(cut, monkeypatch):
     )
     with monkeypatch.context() as patch:
         patch.setattr(finder.Finder, "_smallest", lambda _, trace, *__: trace)
-        patch.setattr(finder.Finder, "_as_a_scheduler", lambda *_: None)
+        patch.setattr(finder.Finder, "_prefer_faithful", lambda *_: None)
         patch.setattr(finder, "replay", replayed)
         patch.setattr(finder, "with_calls", with_calls)
         result = campaign.run(system, plan)

@@ -16,7 +16,7 @@ from reference.geometry import PRESETS, Geometry
 from reference.state import Cursors
 from stateful_tests.check import campaign
 from stateful_tests.check.tiers import plan
-from stateful_tests.lockstep.follow import followed
+from stateful_tests.lockstep.follow import adopt_tree_shape
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.tests.support.commands import script
 
@@ -152,7 +152,7 @@ def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> 
     request, seen = step.now.request("r"), step.after.requests["r"]
     state = step.now.with_request(request._replace(cursors=request.cursors._replace(**rules)))
     requests = step.after.requests | {"r": seen._replace(cursors=seen.cursors._replace(**system))}
-    now = followed(step.was, state, step.command, step.after._replace(requests=requests))
+    now = adopt_tree_shape(step.was, state, step.command, step.after._replace(requests=requests))
     found = now.request("r").cursors
     # it has moved, and the lock with it
     if found.cache_protected_len != rules.get("cache_protected_len"):
@@ -177,7 +177,7 @@ def test_how_much_its_tree_has_taken_is_followed_within_bounds(commands, length,
 def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length, followed_to):
     step = step_of(*(Insert("h", (Piece("a", end),), 0, True) for end in (4, 8)))
     facts = step.after._replace(tree=step.after.tree._replace(lock_holders={"h": range(length)}))
-    now = followed(step.was, step.now, step.command, facts)
+    now = adopt_tree_shape(step.was, step.now, step.command, facts)
     assert len(radix.lock_of(now.tree, "h").key) == followed_to
 
 
@@ -194,7 +194,7 @@ def test_whom_a_system_does_not_show_is_not_followed(shown):
     requests = {
         name: step.after.requests[name]._replace(cursors=cursors) for name, cursors in shown.items()
     }
-    now = followed(step.was, step.now, step.command, step.after._replace(requests=requests))
+    now = adopt_tree_shape(step.was, step.now, step.command, step.after._replace(requests=requests))
     assert now.requests == step.now.requests
 
 
@@ -205,7 +205,7 @@ def test_what_a_window_has_left_behind_may_be_given_back(rounds, given_back):
     facts = step.after._replace(
         tree=tree._replace(nodes=[n._replace(swa_locks=0) for n in tree.nodes])
     )
-    lock = radix.lock_of(followed(step.was, step.now, step.command, facts).tree, "r")
+    lock = radix.lock_of(adopt_tree_shape(step.was, step.now, step.command, facts).tree, "r")
     assert (lock.swa_from == len(lock.key) == 6) is given_back
 
 

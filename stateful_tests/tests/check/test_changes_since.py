@@ -159,7 +159,7 @@ def test_a_fault_in_what_changed_is_told_at_once(base, new):
     assert changes.new_fault(resolve("torch"), before, line) is None
     if run is not None:
         assert len(run.trace.commands) == run.violation.step + 1
-        word = report.first_word(run, base or "")
+        word = report.violation_line(run, base or "")
         assert word.startswith(f"NEW against {base}: FREE-1" if base else "violation: FREE-1"), word
     else:
         assert changes.new_fault(resolve(FAULTY), None, line) is None

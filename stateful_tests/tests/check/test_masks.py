@@ -112,9 +112,9 @@ def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
     read = Violation("READ-1", 1, Failure("x", "y"))
     known = replace(read, clause="SES-2", also=("READ-1",), others=(read.failure,))
     trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")
-    assert looked._as_new(read, "READ-1", Standing.NEW)(trace, read)
-    assert not looked._as_new(read, "READ-1", Standing.NEW)(trace, known)
-    assert looked._as_new(known, "READ-1", Standing.NEW)(trace, known)
+    assert looked._allowed_shrinks(read, "READ-1", Standing.NEW)(trace, read)
+    assert not looked._allowed_shrinks(read, "READ-1", Standing.NEW)(trace, known)
+    assert looked._allowed_shrinks(known, "READ-1", Standing.NEW)(trace, known)
 
 
 @pytest.mark.parametrize("where", [explanation, finder])
@@ -126,7 +126,7 @@ def test_a_trace_without_a_need_does_not_become_one_of_a_known_fault(where, monk
     if where is explanation:
         counted_under(THREE, None, KNOWN, trace, begins)
     else:
-        assert not Finder(THREE, masks=KNOWN)._another_cause(begins, trace)
+        assert not Finder(THREE, masks=KNOWN)._finds_another_cause(begins, trace)
     assert asked[0](begins) and not asked[0](replace(begins, clause="SES-2", also=("LEN-4",)))
 
 
@@ -137,7 +137,7 @@ def test_a_break_that_gets_smaller_does_not_become_one_of_a_known_fault():
         return Violation("BROKEN", 1, Failure("done", f"{how} at a.py:7"))
 
     known = replace(KNOWN[0], breaks=frozenset({"KeyError: N"}))
-    allowed = Finder(THREE, masks=[known])._as_new(broken("IndexError: 2"), "BROKEN", Standing.NEW)
+    allowed = Finder(THREE, masks=[known])._allowed_shrinks(broken("IndexError: 2"), "BROKEN", Standing.NEW)
     trace = KNOWN[0].there[0][0]
     assert allowed(trace, broken("IndexError: 1")) and not allowed(trace, broken("KeyError: 5"))
 

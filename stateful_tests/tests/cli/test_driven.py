@@ -1,4 +1,4 @@
-"""The table of what is driven has all that the newest releases have."""
+"""driven.toml lists every class, field and default that the newest releases have."""
 
 import tomllib
 
@@ -12,7 +12,7 @@ from stateful_tests.tests.cli import registered
 TABLES = tomllib.loads((FOLDER / "driven.toml").read_text(encoding="utf-8"))
 
 
-def listed(table):
+def listed_names(table):
     return [
         name
         for groups in (table["driven"], table["not_driven"])
@@ -22,23 +22,23 @@ def listed(table):
 
 
 @pytest.mark.parametrize("engine", TABLES)
-def test_a_class_or_field_of_the_release_stands_in_the_table(engine):
+def test_the_table_lists_every_class_and_field_of_the_release(engine):
     table = TABLES[engine]
     try:
         resolve(f"{engine}=={table['release']}").close()
         roots = registered.folders(engine, table)
     except (UnusableImplementation, OSError) as error:
         pytest.skip(str(error))
-    assert sorted(listed(table)) == sorted(registered.names(table, roots))
+    assert sorted(listed_names(table)) == sorted(registered.names(table, roots))
 
 
 @pytest.mark.parametrize("engine", TABLES)
-def test_each_name_has_a_reason(engine):
+def test_each_listed_name_has_a_reason(engine):
     for groups in (TABLES[engine]["driven"], TABLES[engine]["not_driven"]):
         assert all(len(why) > 3 and names for why, names in groups.items())
 
 
-def test_a_new_class_a_new_field_and_another_default_are_found(tmp_path):
+def test_registered_names_show_a_new_class_a_new_field_and_a_changed_default(tmp_path):
     table = {
         "found": [["a/*.py", r"^class (\w+)\b"]],
         "fields": [["a/b.py", "Sizes"], ["a/b.py", "Request"]],
@@ -68,7 +68,7 @@ def test_a_new_class_a_new_field_and_another_default_are_found(tmp_path):
     }
 
 
-def test_the_command_shows_it(kvspec):
+def test_driven_command_prints_the_names_that_match(kvspec):
     code, out, _ = kvspec("driven", "vllm")
     assert code == 0 and "AsyncScheduler" in out and "FIFOScheduler" not in out
     code, out, _ = kvspec("driven", "use_async_batching")

@@ -1,4 +1,4 @@
-"""Faults that are put into vLLM 0.33.0 as a pair are seen by their clauses; its runs are deterministic."""
+"""Faults planted into vLLM 0.33.0 as a pair violate their clauses; runs of the pair are deterministic."""
 
 import json
 from contextlib import closing
@@ -22,7 +22,8 @@ from stateful_tests.traces.notation import format_command, parse
 
 FAULTS = planted_faults("pairs/faults.toml")
 VERSION = "0.33.0"
-LIFE = (
+# One request that P prefills and D decodes, up to its last output.
+ONE_REQUEST = (
     "prefill r1 a4 +1; advance P; advance P; forward r2 of r1 for 2; advance D; shake D; advance D; move;"
     " tick seconds 5; advance D; land; deliver P; deliver P; advance P; advance D; advance D; advance D;"
     " advance D; advance D; advance D"
@@ -36,16 +37,16 @@ def pair():
     system.close()
 
 
-def test_each_fault_is_seen_by_its_clause_and_the_release_conforms():
-    seen = json.loads(printed_by("stateful_tests.tests.support.fault_runs", "pairs", "--replay"))
-    assert {name: each["with"][:1] for name, each in seen.items()} == {
+def test_each_fault_violates_its_clause_and_the_release_conforms():
+    shown = json.loads(printed_by("stateful_tests.tests.support.fault_runs", "pairs", "--replay"))
+    assert {name: each["with"][:1] for name, each in shown.items()} == {
         name: [fault.clause] for name, fault in FAULTS.items()
     }
-    assert [name for name, each in seen.items() if each["without"]] == []
+    assert [name for name, each in shown.items() if each["without"]] == []
 
 
-def test_a_life_over_both_servers_conforms_and_leaves_nothing(pair):
-    run = replay(pair, trace_of(PAIRS, LIFE, "pair"))
+def test_a_request_served_by_both_servers_conforms_and_leaves_no_records(pair):
+    run = replay(pair, trace_of(PAIRS, ONE_REQUEST, "pair"))
     facts = run.history[-1].facts
     assert run.violation is None
     assert any("r2 gets 1 token and ends" in line for row in run.rows for line in row.tree)
@@ -54,24 +55,24 @@ def test_a_life_over_both_servers_conforms_and_leaves_nothing(pair):
 
 
 @pytest.mark.parametrize("version", ["0.29.0", VERSION])
-def test_a_load_that_fails_ends_its_request_where_that_is_the_policy(version):
-    """Up to 0.29 the worker reports blocks alone, and the scheduler takes the report in the same command."""
-    lost = "prefill r1 a1; advance P; advance P; forward r2 of r1 for 1; advance D; shake D; advance D; lose"
+def test_a_failed_load_ends_its_request_under_the_fail_policy(version):
+    """Up to 0.29 the worker reports only blocks, and the scheduler handles the report in the same command."""
+    begin = "prefill r1 a1; advance P; advance P; forward r2 of r1 for 1; advance D; shake D; advance D; lose"
     try:
         system = resolve(f"vllm=={version}+pair")
     except UnusableImplementation as error:
         pytest.skip(str(error))
     with closing(system):
-        run = replay(system, trace_of(PAIRS, f"{lost}; advance D", "pair-fails"))
+        run = replay(system, trace_of(PAIRS, f"{begin}; advance D", "pair-fails"))
     assert run.violation is None
     assert "D: r2 gets 0 tokens and ends: error" in run.rows[-1].tree
 
 
-def test_the_end_of_a_run_gives_the_thread_of_a_resting_server_its_turns(pair):
-    """Else a wait that no timeout ends is no standstill, and the run counts as one without an answer."""
+def test_finale_advances_an_idle_server_until_a_standstill_is_noticed(pair):
+    """Without its turns a wait that no timeout ends is no standstill, and the run counts as unanswered."""
     lockstep = lockstep_on(pair, PAIR_PRESETS["pair-push"], Mode.FAITHFUL)
-    begun = trace_of(PAIRS, "prefill r1 a1; forward r2 of r1 for 1; cancel P r1", "pair-push")
-    for command in begun.commands:
+    opening = trace_of(PAIRS, "prefill r1 a1; forward r2 of r1 for 1; cancel P r1", "pair-push")
+    for command in opening.commands:
         lockstep.do(command)
     for _ in range(40):
         if lockstep.violation is not None:
@@ -80,11 +81,11 @@ def test_the_end_of_a_run_gives_the_thread_of_a_resting_server_its_turns(pair):
     assert lockstep.violation is not None and lockstep.violation.clause == "PD-4"
 
 
-def test_the_end_of_a_run_lets_the_lease_pass_with_push_too(pair):
-    """The proxy drops both answers, and the third prompt has room once P gives them back."""
+def test_finale_lets_the_lease_expire_for_dropped_answers_with_push(pair):
+    """The proxy drops both answers. The third prompt fits once the lease of their blocks has expired."""
     lockstep = lockstep_on(pair, PAIR_PRESETS["pair-push"], Mode.FAITHFUL)
-    begun = trace_of(PAIRS, "prefill r1 a14; prefill r2 b14; prefill r3 c10", "pair-push")
-    for command in begun.commands:
+    opening = trace_of(PAIRS, "prefill r1 a14; prefill r2 b14; prefill r3 c10", "pair-push")
+    for command in opening.commands:
         lockstep.do(command)
     ends = (pair_finale(lockstep.beside, lockstep.facts) for _ in range(120))
     for command in takewhile(bool, ends):
@@ -92,22 +93,22 @@ def test_the_end_of_a_run_lets_the_lease_pass_with_push_too(pair):
     assert lockstep.violation is None and not lockstep.facts.prefill.requests
 
 
-def test_runs_with_one_seed_are_the_same(pair):
+def test_two_batches_with_one_seed_are_identical(pair):
     plan = tiers.plan("smoke", examples=2, seed=3)
     batch = RunBatch(unfitted("pairs", "pair", Mode.FAITHFUL), range(2))
-    one, two = (drive(pair, plan, batch) for _ in range(2))
-    assert one.runs == two.runs and one.carried_out == two.carried_out
-    assert one.carried_out["Advance"] > 20
+    first, second = (drive(pair, plan, batch) for _ in range(2))
+    assert first.runs == second.runs and first.carried_out == second.carried_out
+    assert first.carried_out["Advance"] > 20
 
 
 @pytest.mark.parametrize("name", PAIR_PRESETS)
-def test_every_preset_starts_and_serves(pair, name):
+def test_every_preset_starts_and_prefills_a_request(pair, name):
     run = replay(pair, trace_of(PAIRS, "prefill r1 a3; advance P; advance P; advance P", name))
     assert run.violation is None
     assert any("P promises" in line for row in run.rows for line in row.tree)
 
 
-def test_sizes_that_the_release_refuses_are_one_line(pair):
+def test_sizes_and_ways_that_the_release_refuses_are_unusable(pair):
     small = PAIR_PRESETS["pair-small-blocks"]
     with pytest.raises(UnusableImplementation, match="a multiple of the tokens of P's"):
         pair.reset(PairConfig(small.decode.__class__(small.decode.groups, 10, 16, 8),
@@ -116,7 +117,7 @@ def test_sizes_that_the_release_refuses_are_one_line(pair):
         resolve(f"vllm=={VERSION}+async+pair")
 
 
-def test_commands_and_sizes_stand_in_a_trace():
+def test_every_pair_command_survives_a_trace_file():
     lines = [
         "prefill r1 a2b1 +3 priority 2", "forward r2 of r1 for 3", "drop r1", "serve P r3 +2 for 4",
         "cancel D r2", "forget P (running)", "advance D accept 2 1 drafts 0 stop r2", "write P",

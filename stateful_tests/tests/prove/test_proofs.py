@@ -24,7 +24,7 @@ from reference.state import swa_pages
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.obligations import (
-    OBLIGATIONS, PROVED, REFUTED, SOURCES, UNDECIDED, chosen, prove,
+    OBLIGATIONS, ProofVerdict, SOURCES, chosen, prove,
 )  # fmt: skip
 from stateful_tests.prove.translation import NotTranslated, Translation, contracts
 from stateful_tests.tests.support.night import NIGHT, some_at_night
@@ -46,7 +46,7 @@ def faulty_source(fault):
 )
 def test_it_is_proved(name):
     (proof,) = prove([OBLIGATIONS[name]])
-    assert (proof.verdict, proof.note) == (PROVED, "")
+    assert (proof.verdict, proof.note) == (ProofVerdict.PROVED, "")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -56,7 +56,7 @@ def test_a_fault_is_refuted_with_small_numbers(fault):
     exec(faulty_source(fault), vars(faulty))
     sources = {**SOURCES, "contract": faulty_source(fault)}
     for proof in prove(chosen(fault.caught_by), sources):
-        assert proof.verdict == REFUTED and max(map(abs, proof.counterexample.values())) <= 8
+        assert proof.verdict == ProofVerdict.REFUTED and max(map(abs, proof.counterexample.values())) <= 8
         contract, numbers = proof.obligation.contract, dict(proof.counterexample)
         if "c" in contract.arguments:
             numbers["c"] = faulty.Cursors(*(numbers.pop(name) for name in "CAER"))
@@ -73,7 +73,8 @@ def test_a_wrong_theorem_is_refuted():
     )
     refuted = ["window/hole-only-if", "window/hole-resume", "window/cap-moves"]
     for proof in prove(chosen([*refuted, "window/hole-if"]), {**SOURCES, "window": wrong}):
-        assert proof.verdict == (REFUTED if proof.obligation.name in refuted else PROVED)
+        is_refuted = proof.obligation.name in refuted
+        assert proof.verdict == (ProofVerdict.REFUTED if is_refuted else ProofVerdict.PROVED)
         assert proof.obligation.name not in refuted or proof.counterexample["margin"] == 1
 
 
@@ -83,11 +84,11 @@ def test_what_cannot_be_decided_is_reported():
     nobody = SOURCES["contract"].replace(right, f"    pre: page_size < 0\n{right}", 1)
     contract = contracts(nobody)["ceil_page"]
     (proof,) = prove([proofs.Obligation("contract/ceil-page", "", contract)])
-    assert proof.verdict == UNDECIDED and "no arguments" in proof.note
+    assert proof.verdict == ProofVerdict.UNDECIDED and "no arguments" in proof.note
     rounds_up = "    return -(-length // page_size) * page_size"
     strange = SOURCES["contract"].replace(rounds_up, "    return pow(2, 3)")
     (proof,) = prove(chosen(["contract/ceil-page"]), {**SOURCES, "contract": strange})
-    assert proof.verdict == UNDECIDED and proof.note == "NotTranslated: pow(2, 3)"
+    assert proof.verdict == ProofVerdict.UNDECIDED and proof.note == "NotTranslated: pow(2, 3)"
 
 
 def test_what_is_assumed_of_quotients_is_so():

@@ -26,43 +26,45 @@ from stateful_tests.traces.files import load
 SIZES = Geometry(page_size=1, window=2, full_pages=40, swa_pages=40, rows=4, width=40)
 
 
-def to_be_done(sizes: Geometry, commands: tuple[Command, ...]) -> Trace:
-    """A trace that states of every command that it is done."""
+def trace_all_done(sizes: Geometry, commands: tuple[Command, ...]) -> Trace:
+    """A trace that expects Done of every command."""
     return Trace(
         sizes, Mode.FAITHFUL, commands, expected=tuple((n, Done()) for n in range(len(commands)))
     )
 
 
 class Expected(NamedTuple):
-    """By a release's rules: swa_evicted_seqlen after two decodes of a prompt of three; kv_allocated_len after
-    two verify rounds of three drafts that accept 3 and 2."""
+    """Cursors by the rules of a release.
+
+    evicted: swa_evicted_seqlen after two decodes of a prompt of three tokens.
+    allocated: kv_allocated_len after two verify rounds of three drafts that accept 3 and 2.
+    """
 
     evicted: int
     allocated: int
 
 
-# One more was evicted, and 10 allocated, if the first result had been processed before the second launch.
-RELEASE = dict.fromkeys(
+# If the first result were processed before the second launch: one more evicted, 10 allocated.
+EXPECTED = dict.fromkeys(
     ("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9)
 )
-RELEASE["0.5.13"] = Expected(0, 10)  # window evictions keep a page more, a round claims a token
+EXPECTED["0.5.13"] = Expected(0, 10)  # window evictions keep a page more, a round claims a token
 
 
-@pytest.fixture(scope="module", params=list(RELEASE))
+@pytest.fixture(scope="module", params=list(EXPECTED))
 def version(request):
-    found: str = request.param
-    return found
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def real(version, release):
-    made = release(f"{version}+overlap")
-    assert isinstance(made, SGLangSystem)
-    return made
+def system(version, release):
+    sglang = release(f"{version}+overlap")
+    assert isinstance(sglang, SGLangSystem)
+    return sglang
 
 
 def play(system: SGLangSystem, *commands: Command) -> Cursors:
-    """The cursors of `a` after these."""
+    """The cursors of `a` after these commands, each of which must be done."""
     system.reset(replace(SIZES, settings=(("SGLANG_SWA_EVICTION_INTERVAL", "1"),)))
     for command in commands:
         outcome = system.apply(command)
@@ -70,54 +72,55 @@ def play(system: SGLangSystem, *commands: Command) -> Cursors:
     return system.view().requests["a"].cursors
 
 
-def test_a_window_eviction_does_not_see_the_result_that_waits(real, version):
-    assert play(real, *BEGIN, *decode(2)).swa_evicted_seqlen == RELEASE[version].evicted
+def test_window_eviction_ignores_a_result_in_flight(system, version):
+    assert play(system, *BEGIN, *decode(2)).swa_evicted_seqlen == EXPECTED[version].evicted
 
 
-def test_nothing_is_evicted_with_lengths_that_wait(real):
-    play(real, *BEGIN, *verify(1, 3))  # 8 tokens, 3 of them in flight
-    assert real.apply(EvictSwa("a", 5)) == Refused(Reason.UNFAITHFUL)
-    assert isinstance(real.apply(EvictSwa("a", 4)), Done)
-    assert real.apply(Finish("a", 2)) == Refused(Reason.UNFAITHFUL)  # by then it was to go on
+def test_window_eviction_and_finish_refuse_lengths_of_results_in_flight(system):
+    play(system, *BEGIN, *verify(1, 3))  # 8 tokens, 3 of them in flight
+    assert system.apply(EvictSwa("a", 5)) == Refused(Reason.UNFAITHFUL)
+    assert isinstance(system.apply(EvictSwa("a", 4)), Done)
+    assert system.apply(Finish("a", 2)) == Refused(Reason.UNFAITHFUL)  # by then it was to go on
 
 
-def test_a_verify_round_is_allocated_for_without_the_result_that_waits(real, version):
-    cursors = play(real, *BEGIN, *verify(3, 2))
-    assert (cursors.kv_committed_len, cursors.kv_allocated_len) == (8, RELEASE[version].allocated)
+def test_allocation_for_a_verify_round_ignores_a_result_in_flight(system, version):
+    cursors = play(system, *BEGIN, *verify(3, 2))
+    assert (cursors.kv_committed_len, cursors.kv_allocated_len) == (8, EXPECTED[version].allocated)
 
 
-def test_what_was_processed_as_of_a_turn_that_goes_on_does_not_end_it(real):
-    play(real, *BEGIN, *decode(3))
-    assert real.apply(Finish("a", 2)) == Refused(Reason.UNFAITHFUL)
-    assert isinstance(real.apply(Finish("a", 3)), Done)
+def test_finish_cannot_end_a_turn_at_an_output_that_was_processed_as_not_its_last(system):
+    play(system, *BEGIN, *decode(3))
+    assert system.apply(Finish("a", 2)) == Refused(Reason.UNFAITHFUL)
+    assert isinstance(system.apply(Finish("a", 3)), Done)
 
 
-def test_a_round_that_accepts_two_is_not_lost_as_one_output(real):
-    play(real, *BEGIN, *verify(1, 2))
-    assert real.apply(Retract("a", 1)) == Refused(Reason.UNFAITHFUL)
-    assert isinstance(real.apply(Retract("a", 0)), Done)
+def test_retract_cannot_lose_one_output_of_a_round_that_accepted_two(system):
+    play(system, *BEGIN, *verify(1, 2))
+    assert system.apply(Retract("a", 1)) == Refused(Reason.UNFAITHFUL)
+    assert isinstance(system.apply(Retract("a", 0)), Done)
 
 
-def test_the_prompt_is_in_the_tree_once_a_round_was_launched(real):
-    real.reset(replace(SIZES, tree=True))
+def test_prompt_enters_the_tree_with_the_first_launched_round(system):
+    system.reset(replace(SIZES, tree=True))
 
-    def kept(*commands):
-        """Tokens in the tree after these."""
+    def cached_tokens(*commands):
+        """Tokens in the tree after these commands."""
         for command in commands:
-            assert isinstance(real.apply(command), Done)
-        tree = real.view().tree
+            assert isinstance(system.apply(command), Done)
+        tree = system.view().tree
         return sum(len(node.slots) for node in tree.nodes)
 
-    assert kept(*BEGIN) == 0
+    assert cached_tokens(*BEGIN) == 0
     # its prefill is still running
-    assert real.apply(EvictSwa("a", 3)) == Refused(Reason.UNFAITHFUL)
-    assert real.apply(Retract("a")) == Refused(Reason.UNFAITHFUL)
-    assert kept(*decode(1)) == 3
-    assert kept(Finish("a", 2), Submit("b", None, 2), Admit("b"), Extend((Chunk("b", 2),))) == 3
-    assert kept(Finish("b", 1)) == 5  # straight from the result of its prefill
+    assert system.apply(EvictSwa("a", 3)) == Refused(Reason.UNFAITHFUL)
+    assert system.apply(Retract("a")) == Refused(Reason.UNFAITHFUL)
+    assert cached_tokens(*decode(1)) == 3
+    second = (Submit("b", None, 2), Admit("b"), Extend((Chunk("b", 2),)))
+    assert cached_tokens(Finish("a", 2), *second) == 3
+    assert cached_tokens(Finish("b", 1)) == 5  # straight from the result of its prefill
 
 
-def test_the_reference_follows_a_prompt_that_comes_late(real):
+def test_reference_agrees_on_a_prompt_that_enters_the_tree_late(system):
     a2 = (Piece("a", 2),)
     for sizes in (Geometry(2, 1, 6, 6, 2, 8, tree=True), Geometry(1, 2, 9, 9, 2, 8, tree=True)):
         for tokens in (1, 3):  # so that the tree takes nothing, or one page more
@@ -128,9 +131,10 @@ def test_the_reference_follows_a_prompt_that_comes_late(real):
                 *decode(2),
                 Finish("a", 1 + tokens // 2),
             )
-            assert replay(real, Trace(sizes, Mode.FAITHFUL, commands)).violation is None
+            assert replay(system, Trace(sizes, Mode.FAITHFUL, commands)).violation is None
     # 0.5.23 evicts when it hands a prompt in, here past what the tree takes.
-    a6, a3b4 = (Piece("a", 6),), (Piece("a", 3), Piece("b", 4))
+    a6 = (Piece("a", 6),)
+    a3b4 = (Piece("a", 3), Piece("b", 4))
     part = (Submit("b", None, 0, 0, a6), Admit("b"), Extend((Chunk("b", 5),)), Abort("b"))
     commands = (
         *part,
@@ -140,7 +144,7 @@ def test_the_reference_follows_a_prompt_that_comes_late(real):
         *verify(1),
     )
     trace = Trace(Geometry(2, 1, 6, 6, 1, 12, tree=True), Mode.FAITHFUL, commands)
-    assert replay(real, trace).violation is None
+    assert replay(system, trace).violation is None
 
 
 def launch(*accepted: int) -> tuple[Command, ...]:
@@ -160,7 +164,7 @@ LATE: dict[str, tuple[Command, ...]] = {
 
 
 @pytest.mark.parametrize("ends", [ENDS, LATE], ids=["as shown", "launched"])
-def test_results_in_flight_do_no_harm(ends, real, version):
+def test_ends_with_results_in_flight_conform(ends, system, version):
     if version == "0.5.10":
         pytest.skip(
             "it trims nothing and saves what is aborted: see fixtures/releases/sglang-0.5.10"
@@ -168,11 +172,11 @@ def test_results_in_flight_do_no_harm(ends, real, version):
     for name in ("page1", "page4", "no-swa"):
         sizes = replace(preset(name), width=40)
         for end, rest in ends.items():
-            assert replay(real, to_be_done(sizes, (*BEGIN, *rest))).violation is None, (name, end)
+            assert replay(system, trace_all_done(sizes, (*BEGIN, *rest))).violation is None, (name, end)
 
 
-def test_the_faults_of_a_release_are_there_under_overlap(real, version):
-    seen, known = {}, {}
+def test_known_faults_of_a_release_show_under_overlap(system, version):
+    shown, known = {}, {}
     for path, fault in (*TRACES, *OVERLAP):
         own = path.parent.name.endswith("+overlap")
         if version in (overlapped(path) if own else since(fault)) and path.stem not in NOT_YET:
@@ -185,15 +189,16 @@ def test_the_faults_of_a_release_are_there_under_overlap(real, version):
                 sizes = replace(trace.geometry, full_pages=6, swa_pages=6, width=12)
                 commands = (Submit("r1", None, 3), *trace.commands[1:2], Extend((Chunk("r1", 3),)))
                 trace = replace(trace, geometry=sizes, commands=(*commands, *trace.commands[3:]))
-            seen[path.stem] = found(real, trace)
+            shown[path.stem] = found(system, trace)
             clause = fault.shown(trace.clause, version)
-            last = clause == trace.clause or seen[path.stem] is None
-            ends = len(trace.commands) - 1 if last else seen[path.stem][1]
+            last = clause == trace.clause or shown[path.stem] is None
+            ends = len(trace.commands) - 1 if last else shown[path.stem][1]
             known[path.stem] = None if clause is None else (clause, ends)
-    assert seen == known
+    assert shown == known
 
 
-A3, A9 = (Piece("a", 3),), (Piece("a", 9),)
+A3 = (Piece("a", 3),)
+A9 = (Piece("a", 9),)
 IN_THE_TREE: dict[str, tuple[Command, ...]] = {
     # The second insert recovers a tombstone, and frees the slots that the row of s names (sizes of one page).
     "TREE-4": (
@@ -205,16 +210,16 @@ IN_THE_TREE: dict[str, tuple[Command, ...]] = {
 
 
 @pytest.mark.parametrize("clause", IN_THE_TREE)
-def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(real, version, clause):
+def test_known_faults_of_the_tree_show_after_a_launched_round(system, version, clause):
     commands = IN_THE_TREE[clause]
     sizes = Geometry(3, 1, 10, 6, 2, 12, tree=True)
     fixed = RELEASES.index(version) > RELEASES.index("0.5.14")
     expected = None if fixed else (clause, len(commands) - 1)
-    assert found(real, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)) == expected
+    assert found(system, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)) == expected
 
 
-def test_a_request_that_runs_receives_no_tail(real):
-    if not real.capabilities.swa_tail:
+def test_a_running_request_receives_no_tail(system):
+    if not system.capabilities.swa_tail:
         return
     commands = (
         Submit("a", None, 1),
@@ -224,4 +229,4 @@ def test_a_request_that_runs_receives_no_tail(real):
         Admit("b"),
         Extend((Chunk("b", 1), Chunk("a", 1, tail=True))),
     )
-    assert found(real, Trace(SIZES, Mode.FAITHFUL, commands)) is None
+    assert found(system, Trace(SIZES, Mode.FAITHFUL, commands)) is None

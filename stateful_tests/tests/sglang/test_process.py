@@ -189,7 +189,7 @@ def test_a_finished_request_is_listed_until_the_next_launch(scheduler):
 def test_a_retracted_request_leaves_at_once(scheduler):
     a, b = Req(), Req()
     scheduler.launch([a, b], ForwardMode.EXTEND)
-    scheduler.leave(a)
+    scheduler.remove(a)
     assert listed(scheduler) == [[b], []]
 
 

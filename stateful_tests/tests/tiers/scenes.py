@@ -19,8 +19,8 @@ from reference.tiers.commands import Poll, TierCommand
 from reference.tiers.config import TierConfig
 from reference.states import chained
 from reference.tiers.facts import (
-    HOLDS, TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest,
-    TierTransfer, TierUser,
+    TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest,
+    TierRequestState, TierTransfer, TierUser,
 )  # fmt: skip
 from reference.tiers.locks import LockRanges
 from stateful_tests.tests.support.record_words import Notation, RecordKind
@@ -116,7 +116,7 @@ RECEIVED = TierFacts(
 # A model with recurrent layers: node 1 "aa" has its state on both tiers; one is loaded for h2 as well.
 WITH_STATES = TierConfig(1, None, 4, 0, 4, 0, 4, states=3, host_states=2)
 STATE = chained(A[:2])[-1]
-LOADS = TierRequest("h2", HOLDS, -1, -1, {"state": (2,)}, {}, {})
+LOADS = TierRequest("h2", TierRequestState.HOLDS, -1, -1, {"state": (2,)}, {}, {})
 RECURRENT = TierFacts(
     (TierNode(
         1, 0, 0, A[:2], {"full": (1, 2), "state": (1,)}, {"full": (0, 1), "state": (0,)},

@@ -5,7 +5,7 @@ from reference.commands import Evict
 from reference.failures import AtCount, AtTreeNode
 from reference.tiers.clauses import TierStep
 from reference.tiers.commands import Poll
-from reference.tiers.facts import NOWHERE, TierRead, TierRecord
+from reference.tiers.facts import TierRead, TierRecord, TierRequestState
 from stateful_tests.tests.tiers.scenes import (
     A, BACKUP, DECODING, HELD, NODES, PREFETCH, RECEIVED, RECEIVES, RECORDS, REST, STORING,
     count, facts, failures, kv, node, together,
@@ -60,7 +60,7 @@ def test_a_backup_no_longer_reads_what_it_has_read():
 
 
 def test_a_request_in_no_queue_is_told_by_its_name():
-    lost = facts(requests=(RECEIVES, HELD._replace(state=NOWHERE)))
+    lost = facts(requests=(RECEIVES, HELD._replace(state=TierRequestState.NOWHERE)))
     assert places(lost, was=RECEIVED, sizes=DECODING)["XFER-3"] == (AtCount("h2", "state"),)
     found = facts(requests=RECEIVED.requests)
     assert "XFER-3" not in places(found, was=RECEIVED, sizes=DECODING)

@@ -21,8 +21,8 @@ from reference.tiers.commands import (
     ResetCache,
 )
 from reference.tiers.facts import (
-    IDLE,
     TierRequest,
+    TierRequestState,
     TierTransfer,
     TierUser,
 )
@@ -337,7 +337,7 @@ SENT, ARRIVE = RECEIVES._replace(writing={}), Arrive("h1")
         ([Poll()] * 3, [HELD._replace(writing={})], None),  # nobody waits for it
         ([ARRIVE, Poll(), Poll(), Evict(1), Poll()], [SENT], None),
         ([ARRIVE, *[Poll()] * 3], [SENT, HELD._replace(state="runs", writing={})], None),
-        ([ARRIVE, *[Poll()] * 3], [SENT, HELD._replace(state=IDLE, writing={})], None),
+        ([ARRIVE, *[Poll()] * 3], [SENT, HELD._replace(state=TierRequestState.IDLE, writing={})], None),
         ([Poll()] * 3, [SENT._replace(state="waits")], None),
         ([Greet("h1"), *[Poll()] * 3], [SENT._replace(state="waits")], "PRO-1"),
         ([ARRIVE, Await("h1", ()), *[Poll()] * 3], [SENT], None),

@@ -18,7 +18,7 @@ from reference.failures import AtSlot
 from reference.geometry import GeometryError, preset
 from reference.kinds import TIERS
 from reference.tiers.commands import Fetch
-from reference.tiers.facts import IDLE
+from reference.tiers.facts import TierRequestState
 from reference.tiers.config import TIER_PRESETS, TierConfig, tier_preset
 from stateful_tests.check import driving, tiers
 from impl.choices import RandomChoices
@@ -284,7 +284,7 @@ def test_a_session_keeps_what_a_turn_leaves_until_it_is_closed(newest):
     lines = SAID + "; close h1; await h1 a2; close h2; await h3 b2 (session); abort h3; close h3"
     run = replay(newest, Trace(tier_preset("decode"), Mode.FAITHFUL, commands(lines)))
     kept = [[(r.name, r.state) for r in moment.facts.requests] for moment in run.history[-7:]]
-    assert run.violation is None and kept[:2] == [[("session h1", IDLE)], []]
+    assert run.violation is None and kept[:2] == [[("session h1", TierRequestState.IDLE)], []]
     assert [row.outcome for row in run.rows[9:10]] == [Refused(Reason.UNKNOWN_SESSION)]
 
 

@@ -1,4 +1,4 @@
-"""Commands as people type them: what is written can be read back; a wrong line is answered in one line."""
+"""The line notation of commands: parse and format are inverse, and a wrong line is refused with its usage."""
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ def test_parse_is_the_inverse_of_format(command):
         (Evict(0, 8), "evict full 0 swa 8"),
     ],
 )
-def test_commands_in_readable_form(command, text):
+def test_a_command_is_written_as_one_line(command, text):
     assert format_command(command) == text
 
 
@@ -49,7 +49,7 @@ def test_commands_in_readable_form(command, text):
         (Refused(Reason.NO_ROW), "refused: no_row"),
     ],
 )
-def test_outcomes_in_readable_form(outcome, text):
+def test_an_outcome_is_written_as_one_line(outcome, text):
     assert format_outcome(outcome) == text
 
 
@@ -61,12 +61,12 @@ def test_outcomes_in_readable_form(outcome, text):
         ("insert h1 a8 SWA from 4", Insert("h1", A8, 4)),
     ],
 )
-def test_what_is_typed_may_be_looser(line, command):
+def test_parse_takes_extra_spaces_and_omitted_defaults(line, command):
     assert parse(line) == command
 
 
 @pytest.mark.parametrize(
-    ("line", "answer"),
+    ("line", "message"),
     [
         ("extnd r1 +4", "'extnd' is no command; commands: open, submit, "),
         ("extend r1", "expected: extend REQUEST +TOKENS [tail], ...; got 'extend r1'"),
@@ -80,7 +80,7 @@ def test_what_is_typed_may_be_looser(line, command):
         ("evict full ٣", "expected: evict full N [swa N]"),
     ],
 )
-def test_a_wrong_line_is_answered(line, answer):
+def test_parse_of_a_wrong_line_says_what_it_expected(line, message):
     with pytest.raises(NotationError) as caught:
         parse(line)
-    assert answer in str(caught.value)
+    assert message in str(caught.value)

@@ -9,7 +9,7 @@ from reference.geometry import PRESETS
 from reference.state import Cursors
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.support.watched_logs import header
-from stateful_tests.watched.deviations import explained, explains_end
+from stateful_tests.watched.deviations import fault_of_cursors, fault_of_end
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated
 
@@ -100,10 +100,10 @@ RETRACTED, RESUMED, REJECTED = (
     ("0.5.23", "KeyError: 3", "", Config(hicache=True, storage=1), ""),
 ])  # fmt: skip
 def test_known_faults_explain_what_they_cause_alone(release, error, seen, config, name):
-    """Each condition of explains_end: without it an unrelated end would be one of a known fault."""
+    """Each condition of fault_of_end: without it an unrelated end would be one of a known fault."""
     validated = Validated(**{flag: seen == flag for flag in FLAGS})
     validated.reached.update([seen] if isinstance(seen, str) else seen)
-    assert explains_end(release, error, config, validated, POOLS.get(error, "")) == name
+    assert fault_of_end(release, error, config, validated, POOLS.get(error, "")) == name
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_known_faults_explain_what_they_cause_alone(release, error, seen, config
 )
 def test_a_window_that_a_tree_evicts_too_far(window, far):
     leak, name = "Full Pool Mem Leak Detected!", "swept-too-far" if far else ""
-    assert explains_end("0.5.22", leak, Config(window=window, page_size=4), Validated()) == name
+    assert fault_of_end("0.5.22", leak, Config(window=window, page_size=4), Validated()) == name
 
 
 def state_after(text):
@@ -129,4 +129,4 @@ def test_a_slot_that_nobody_should_keep_is_explained_by_nothing(turn, ended):
     finish = Finish("r1", 1)
     before, after = map(state_after, (f"{turn} +2; admit r1; extend r1 +2", ended))
     shown = Shown({}, {"s1": Cursors(2, 2, 0, 0)})
-    assert explained(header(), finish, before, after, shown) is None
+    assert fault_of_cursors(header(), finish, before, after, shown) is None

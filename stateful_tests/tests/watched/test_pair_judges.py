@@ -198,7 +198,7 @@ def test_page_that_had_been_given_back_is_told_at_the_read():
     assert misread.found == OUTDATED
     for draft, known in ((2, "sent-page-is-replaced"), (0, "")):
         config = Config(pair=True, draft=draft, prefill_draft=True)
-        assert deviations.read_in_a_pair(RELEASE, OUTDATED, "full of D", config) == known
+        assert deviations.fault_of_pair_read(RELEASE, OUTDATED, "full of D", config) == known
     made._write(torch.tensor([0]), [3], 0, "c1.1")
     assert not made.outdated
 
@@ -247,8 +247,8 @@ def test_slots_of_tensors_are_numbers():
 )  # fmt: skip
 def test_known_faults_of_settings(key, settings, known):
     config = Config(pair=True, **settings)
-    assert deviations.of_a_pair(RELEASE, key, config, (NetworkChoice("request"),)) == known
-    reads = deviations.read_in_a_pair(RELEASE, "", "full of D", config)
+    assert deviations.fault_of_pair(RELEASE, key, config, (NetworkChoice("request"),)) == known
+    reads = deviations.fault_of_pair_read(RELEASE, "", "full of D", config)
     assert reads == (known if known.startswith("draft") else "")
 
 
@@ -260,4 +260,4 @@ def test_a_prompt_that_finds_no_room_though_enough_is_evictable(policy, evictabl
     error = "D's scheduler: AssertionError: KV cache is full! Bug in memory estimation. available=14,"
     error += f" evictable={evictable}, protected=33, required_alloc=17, delta=17 at decode.py:2357"
     config = Config(pair=True, decode_hicache=True, storage=1, policy=policy)
-    assert deviations.explains_end(RELEASE, error, config, Validated()) == known
+    assert deviations.fault_of_end(RELEASE, error, config, Validated()) == known

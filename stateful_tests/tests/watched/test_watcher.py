@@ -78,8 +78,8 @@ def test_files_rotate_at_a_snapshot_and_the_newest_stay(tmp_path):
 
 
 def test_a_full_queue_drops_and_asks_for_a_snapshot(tmp_path, monkeypatch):
-    monkeypatch.setattr("impl.sglang.server.log.QUEUE", 2)
-    monkeypatch.setattr("impl.sglang.server.log.PERIOD_S", 60.0)
+    monkeypatch.setattr("impl.sglang.server.log.MAX_QUEUED_EVENTS", 2)
+    monkeypatch.setattr("impl.sglang.server.log.FLUSH_PERIOD_S", 60.0)
     log = log_in(tmp_path)
     for number in range(5):
         log.put(step(number))

@@ -32,7 +32,10 @@ class Judges:
         self, network: PlayedNetwork, models: dict[str, ServerModel], managers: dict[str, Any],
         script: Clients, deferred: bool,
     ) -> None:  # fmt: skip
-        self.network, self.models, self.managers, self.script = network, models, managers, script
+        self.network = network
+        self.models = models
+        self.managers = managers
+        self.script = script
         self.deferred = deferred
         self.page = int(models[PREFILL].allocator.page_size)
         self.noted: dict[str, PairNote] = {}
@@ -42,7 +45,8 @@ class Judges:
         self.refused: dict[str, set[str]] = {
             server: set() for server in models
         }  # by server, at once
-        network.copies, network.names = self.copied, self.named
+        network.copies = self.copied
+        network.names = self.named
         network.carries_row = self.carries_row
         for model in models.values():
             model.notes = self.note
@@ -57,7 +61,8 @@ class Judges:
 
     def named(self, promise: NamedPages) -> None:
         """D has named pages. Pages of the window in its row that it has not named hold nothing yet."""
-        model, row = self.models[DECODE], promise.request.req.kv.req_pool_idx
+        model = self.models[DECODE]
+        row = promise.request.req.kv.req_pool_idx
         model.outdated -= set(promise.pages)
         if not model.window:
             return
@@ -105,9 +110,11 @@ class Judges:
     ) -> None:
         """A page of KV: D still keeps the target for this position, and P has that position in the source."""
         pool = region.pool
-        pages, first = promise.pages, promise.prefix
+        pages = promise.pages
+        first = promise.prefix
         if pool == "swa":
-            pages, first = promise.swa, self._window_start(promise, name)
+            pages = promise.swa
+            first = self._window_start(promise, name)
         if target not in pages:
             says = f"page {target} of D is written for {name}, which has named {pages} of the {pool} pool"
             self.note(f"XFER-2 {pool} page of another", name, says)
@@ -170,7 +177,8 @@ class Judges:
     def _wrong_source(
         self, name: str, pool: str, source: int, position: int, want: Any, got: Any
     ) -> None:
-        prompt, (token, at) = self.script.prompt(name), got[0]
+        prompt = self.script.prompt(name)
+        token, at = got[0]
         own = 0 <= at < len(prompt) and prompt[int(at)] == token
         writer = self.models[PREFILL].writers[pool].get(source * self.page, "nobody")
         says = f"page {source} of P is sent for position {position} of {name}, which"
@@ -349,7 +357,8 @@ class Judges:
 
     def _left(self, server: str) -> None:
         """Nobody has anything to do on a server: what is not given back."""
-        model, manager = self.models[server], self.managers[server]
+        model = self.models[server]
+        manager = self.managers[server]
         scheduler = model.scheduler
         for pool in model.tensors:
             pages = model.free_pages(pool)

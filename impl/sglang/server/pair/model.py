@@ -52,7 +52,8 @@ class TensorSlots:
     """The stamps of a pool as numbers, 0 for none; its tensors have them by slot."""
 
     def __init__(self, tensors: list[torch.Tensor], writers: dict[int, str]) -> None:
-        self.tensors, self.writers = tensors, writers
+        self.tensors = tensors
+        self.writers = writers
 
     def __getitem__(self, slot: int) -> int:
         token, position = (int(value) for value in self.tensors[0][slot, 0, :2].tolist())
@@ -78,7 +79,8 @@ class ServerModel(FakeModel):
         self, scheduler: Any, release: Any, clients: Clients, server: str, network: PlayedNetwork,
         draft: int, chunk: int, sends_draft: bool,
     ) -> None:  # fmt: skip
-        self.server, self.network = server, network
+        self.server = server
+        self.network = network
         kv = scheduler.token_to_kv_pool_allocator.get_kvcache()
         pools = {"full": getattr(kv, "full_kv_pool", kv), "swa": getattr(kv, "swa_kv_pool", None)}
         self.tensors = {
@@ -148,7 +150,8 @@ class ServerModel(FakeModel):
         self._register_received_prompts(batch.reqs, lengths)
         self.without_draft |= {each.rid for each in batch.reqs if each.retracted_stain}
         if self.sends_draft:
-            tokens, hidden = batch.spec_info.bonus_tokens.tolist(), batch.spec_info.hidden_states
+            tokens = batch.spec_info.bonus_tokens.tolist()
+            hidden = batch.spec_info.hidden_states
             for request, token, length, got in zip(
                 batch.reqs, tokens, lengths, hidden[:, :2].tolist()
             ):
@@ -189,7 +192,8 @@ class ServerModel(FakeModel):
         want = [(token, at) for at, token in enumerate(text[first:], first)]
         if not want:
             return
-        wanted, at = torch.tensor(want, dtype=torch.float32), torch.tensor(slots, dtype=torch.int64)
+        wanted = torch.tensor(want, dtype=torch.float32)
+        at = torch.tensor(slots, dtype=torch.int64)
         name = f"{pool} of {self.server}"
         tensors = self.tensors[pool]
         # The tree shares pages of a request without draft KV with others.

@@ -48,12 +48,14 @@ class PlayedNetwork:
     """
 
     def __init__(self, stage: Stage, choices: Sequence[NetworkChoice]) -> None:
-        self.stage, self.choices = stage, NetworkChoices(choices)
+        self.stage = stage
+        self.choices = NetworkChoices(choices)
         self.harmed = harms(choices)
         self.harmed_by_time = any(each.what in ("clock", "death") for each in choices)
         self.rooms: dict[int, str] = {}
         self.told_success: set[int] = set()
-        self.seconds, self.step = 1000.0, 0
+        self.seconds = 1000.0
+        self.step = 0
         self.gone: set[str] = set()
         self.promises: dict[int, NamedPages] = {}
         self.copies: Callable[[Any, int, int, int], None] = lambda *_: None
@@ -175,7 +177,8 @@ class PlayedNetwork:
         """A thread calls its sender or receiver for a request, or is about to: others may run."""
         if self.stage.current is None:
             return
-        request, server = self.rooms.get(room, ""), self.stage.server
+        request = self.rooms.get(room, "")
+        server = self.stage.server
         number = self._number("call", request, server)
         self._rest(self.choices.steps("call", request, server, number))
 
@@ -212,7 +215,8 @@ class PlayedNetwork:
     def _rest(self, steps: int) -> None:
         """The thread whose turn it is rests, and others run."""
         if steps:
-            until, server = self.step + steps, self.stage.server
+            until = self.step + steps
+            server = self.stage.server
             self._resting[server] += 1
             self.stage.hand_over(lambda: self.step >= until)
             self._resting[server] -= 1
@@ -228,10 +232,13 @@ def _kind(receiver: str, parts: list[bytes]) -> tuple[str, int]:
             return "register", -1
         if parts[0] in _TO_PREFILL:
             return _TO_PREFILL[parts[0]], int(parts[1])
-        kind, room = "metadata", parts[0]
+        kind = "metadata"
+        room = parts[0]
     elif parts[0] == b"ABORT_ACK":
-        kind, room = "ack", parts[1]
+        kind = "ack"
+        room = parts[1]
     else:
-        kind, room = "ready" if int(parts[1]) == READY else "status", parts[0]
+        kind = "ready" if int(parts[1]) == READY else "status"
+        room = parts[0]
     assert RECEIVER[kind] == receiver
     return kind, int(room)

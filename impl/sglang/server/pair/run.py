@@ -59,7 +59,8 @@ def run(
     watcher's settings. Once in a process."""
     os.environ[_DEFERRED] = str(int(config.deferred))
     logging.disable(logging.CRITICAL)
-    stage, script = Stage(), Clients(clients, seed)
+    stage = Stage()
+    script = Clients(clients, seed)
     network = PlayedNetwork(stage, choices)
     stand_ins.install(network)
     pair = Pair(stage, network, script)
@@ -95,7 +96,9 @@ class Pair:
     hashes: PlacedHashes | None = None
 
     def __init__(self, stage: Stage, network: PlayedNetwork, script: Clients) -> None:
-        self.stage, self.network, self.script = stage, network, script
+        self.stage = stage
+        self.network = network
+        self.script = script
         self.schedulers: dict[str, Any] = {}
         self.managers: dict[str, Any] = {}
         self.models: dict[str, ServerModel] = {}
@@ -107,12 +110,14 @@ class Pair:
         """Build one server, as its own process does."""
         self.stage.enter(server, anew=True)
         path = whole_scheduler.model_folder(folder, config.window, config=config)
-        settings, mine = _settings(server, config), _of_one(server, config)
+        settings = _settings(server, config)
+        mine = _of_one(server, config)
         scheduler = whole_scheduler._scheduler(mine, path, settings)
         queue = scheduler.disagg_prefill_bootstrap_queue
         if server == DECODE:
             queue = scheduler.disagg_decode_prealloc_queue
-        self.schedulers[server], self.managers[server] = scheduler, queue.kv_manager
+        self.schedulers[server] = scheduler
+        self.managers[server] = queue.kv_manager
         self.models[server] = model = ServerModel(
             scheduler, installed(), self.script, server, self.network, mine.draft, mine.track,
             bool(config.draft and config.prefill_draft),
@@ -139,7 +144,8 @@ class Pair:
         server = self.stage.server
         if (tier := self.models[server].tier) is not None:
             tier.round(self.network.step, last=False)
-        messages, self.inboxes[server] = self.inboxes[server], []
+        messages = self.inboxes[server]
+        self.inboxes[server] = []
         self.taken[server].update((each.rid, self.network.step) for each in messages)
         if server == PREFILL:
             asked = {("request", each.rid): self.network.step for each in messages}
@@ -186,7 +192,9 @@ class Conductor:
     """Says whose turn it is, and what clients and environment do meanwhile."""
 
     def __init__(self, pair: Pair, choices: Sequence[NetworkChoice]) -> None:
-        self.pair, self.network, self.script = pair, pair.network, pair.script
+        self.pair = pair
+        self.network = pair.network
+        self.script = pair.script
         self.answers: dict[str, dict[str, str]] = {server: {} for server in SERVERS}
         self.outputs: dict[str, list[int]] = {}
         self.asked: dict[str, set[str]] = {server: set() for server in SERVERS}
@@ -201,9 +209,13 @@ class Conductor:
 
     def play(self) -> RunOutcome:
         """Play the whole run."""
-        pair, network = self.pair, self.network
+        pair = self.pair
+        network = self.network
         pair.start()
-        started, quiet, before, timeouts = time.process_time(), 0, 0, deque(TIMEOUTS)
+        started = time.process_time()
+        quiet = 0
+        before = 0
+        timeouts = deque(TIMEOUTS)
         while network.step < STEPS and not self.error:
             network.passes()
             moved = self._environment() | self._clients() | self._threads() | self._schedulers()
@@ -211,15 +223,14 @@ class Conductor:
             quiet = 0 if moved or waits else quiet + 1
             if quiet <= QUIET or self._timed or self._heartbeat:
                 continue
-            quiet, unanswered = 0, self._unanswered()
+            quiet = 0
+            unanswered = self._unanswered()
             waiting = any(unanswered.values()) or any(held(pair.schedulers[at]) for at in self._alive())
             if not waiting and self.script.done:
                 break
             if (answered := sum(map(len, self.answers.values()))) > before:
-                before, timeouts = (
-                    answered,
-                    deque(TIMEOUTS),
-                )  # others may wait for timeouts of their own
+                before = answered
+                timeouts = deque(TIMEOUTS)  # others may wait for timeouts of their own
             if not timeouts:
                 break
             pair.judges.waiting(unanswered)
@@ -230,7 +241,8 @@ class Conductor:
         return self._outcome(time.process_time() - started)
 
     def _outcome(self, cpu_s: float) -> RunOutcome:
-        pair, network = self.pair, self.network
+        pair = self.pair
+        network = self.network
         return RunOutcome(
             sum(model.forwards for model in pair.models.values()), network.step,
             [misread for model in pair.models.values() for misread in model.misread.values()],
@@ -253,7 +265,8 @@ class Conductor:
 
     def _environment(self) -> bool:
         """Clock, deaths, heartbeats and probes."""
-        network, moved = self.network, False
+        network = self.network
+        moved = False
         for each in [each for each in self._timed if each.number <= network.step]:
             self._timed.remove(each)
             moved = True
@@ -280,7 +293,8 @@ class Conductor:
 
     def _clients(self) -> bool:
         """Clients send, and the router passes that on."""
-        step, network = self.network.step, self.network
+        step = self.network.step
+        network = self.network
         for message in self.script.round(step, 1):
             for server in SERVERS:
                 self._sends(message, server)
@@ -316,7 +330,8 @@ class Conductor:
             names = {name: room for room, name in self.network.rooms.items()}
             room = names.get(message.name, len(names) + 1)
             self.network.rooms[room] = message.name
-            request.bootstrap_host, request.bootstrap_port = stand_ins.HOST, stand_ins.PORT
+            request.bootstrap_host = stand_ins.HOST
+            request.bootstrap_port = stand_ins.PORT
             request.bootstrap_room = room
         return request
 
@@ -334,7 +349,9 @@ class Conductor:
 
     def _schedulers(self) -> bool:
         """Each server's event loop makes a round, unless it rests."""
-        pair, network, step = self.pair, self.network, self.network.step
+        pair = self.pair
+        network = self.network
+        step = self.network.step
         before = sum(model.forwards for model in pair.models.values()), network.moves
         answered = False
         for server in self._alive():

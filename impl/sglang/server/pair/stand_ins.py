@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from impl.sglang.server.pair.turns import Stage
 from reference.pairs.config import DECODE, PREFILL
 
-HOST, PORT = "127.0.0.1", 8998  # where the router says that P is to be found
+# The address of P, as the router gives it.
+HOST = "127.0.0.1"
+PORT = 8998
 _ADDRESS = {PREFILL: "10.0.0.1", DECODE: "10.0.0.2"}
 _PORT = {PREFILL: 7000, DECODE: 8000}
 # Threads that wait in real time: the conductor does what they do.
@@ -80,7 +82,8 @@ class _Inbox:
     """The socket at which a server takes messages."""
 
     def __init__(self, wire: Wire, server: str) -> None:
-        self._wire, self._server = wire, server
+        self._wire = wire
+        self._server = server
 
     def recv_multipart(self, *_: Any) -> list[bytes]:
         self._wire.stage.hand_over(lambda: self._wire.arrived(self._server))
@@ -105,7 +108,9 @@ class _Engine:
     """The transfer engine of one server."""
 
     def __init__(self, wire: Wire, server: str, chunk: Callable[[], Any]) -> None:
-        self._wire, self._server, self._chunk = wire, server, chunk
+        self._wire = wire
+        self._server = server
+        self._chunk = chunk
 
     def get_session_id(self) -> str:
         return f"{_ADDRESS[self._server]}:{_PORT[self._server]}"
@@ -126,7 +131,8 @@ class _Lookup:
     """`requests`, by which D finds the addresses that P has registered."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire, self._registered = wire, dict[str, Any]()
+        self._wire = wire
+        self._registered = dict[str, Any]()
         self.adapters = SimpleNamespace(HTTPAdapter=lambda **_: None)
 
     def Session(self) -> _Lookup:  # noqa: N802  (the library's name)
@@ -193,7 +199,8 @@ def install(wire: Wire) -> None:
 def _one_process(bootstrap: Any) -> None:
     """The groups of one rank are built once; the second server has them as well."""
     context = importlib.import_module("sglang.srt.runtime_context")
-    build, built = bootstrap.init_parallel_runtime, list[Any]()
+    build = bootstrap.init_parallel_runtime
+    built = list[Any]()
 
     def once(**named: Any) -> None:
         if not built:
@@ -272,7 +279,8 @@ def _threads(wire: Wire, common: Any, mooncake: Any) -> None:
 
     class Thread:
         def __init__(self, target: Any = None, args: Any = (), name: str = "", **_: Any) -> None:
-            self._work, self.name = (lambda: target(*args)), name or target.__name__
+            self._work = lambda: target(*args)
+            self.name = name or target.__name__
 
         def start(self) -> None:
             if self.name not in _ROUTINES:
@@ -296,7 +304,8 @@ def _calls(wire: Wire, common: Any, decode: Any) -> None:
     for owner, methods in _ROOM_CALLS.items():
         for name in methods:
             _pauses(getattr(common, owner), name, wire)
-    queue, receiver = decode.DecodePreallocQueue, common.CommonKVReceiver
+    queue = decode.DecodePreallocQueue
+    receiver = common.CommonKVReceiver
     send, publish = queue._send_kv_metadata, receiver.send_metadata
     in_hand: list[Any] = [None]
 
@@ -314,7 +323,8 @@ def _calls(wire: Wire, common: Any, decode: Any) -> None:
         wire.promised(NamedPages(self.bootstrap_room, in_hand[0], promised, prefix, row, swa, state))
         return publish(self, pages, row, states, decode_prefix_len=prefix, **more)
 
-    queue._send_kv_metadata, receiver.send_metadata = sends, named
+    queue._send_kv_metadata = sends
+    receiver.send_metadata = named
     restored = decode.DecodeTransferQueue._commit_hicache_local_restore_to_req
 
     def commits(self: Any, request: Any) -> None:

@@ -17,7 +17,10 @@ class ServerThread:
     None if it may run."""
 
     def __init__(self, stage: Stage, server: str, name: str, work: Callable[[], object]) -> None:
-        self.stage, self.server, self.name, self.work = stage, server, name, work
+        self.stage = stage
+        self.server = server
+        self.name = name
+        self.work = work
         self.error: BaseException | None = None
         self.over = False
         self.may_run: Callable[[], bool] | None = None
@@ -76,7 +79,8 @@ class Stage:
             parallel = module.ParallelContext()
             self._contexts[server] = module.RuntimeContext(parallel=parallel)
         context = self._contexts[server]
-        module._CONTEXT, module._PARALLEL = context, context.parallel
+        module._CONTEXT = context
+        module._PARALLEL = context.parallel
 
     def add(self, server: str, name: str, work: Callable[[], object]) -> ServerThread:
         """A new thread of a server."""
