@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.report.data import groups
+from ci.report.data import group_by_cause
 from reference.commands import Close, Mode, Open
 from reference.every_clause import EVERY_CLAUSE
 from reference.failures import Failure
@@ -89,8 +89,8 @@ def test_a_cause_stands_where_its_gravest_finding_does():
     of_pub = found("PUB-1", "RUN-3", trace=longer)
     of_run = found("RUN-3", "PUB-1")
     of_hit = found("OWN-3", trace=other)
-    assert groups([of_pub, of_hit, of_run]) == [[of_run, of_pub], [of_hit]]
-    assert groups([of_hit, of_pub, of_run]) == [[of_hit], [of_run, of_pub]]
+    assert group_by_cause([of_pub, of_hit, of_run]) == [[of_run, of_pub], [of_hit]]
+    assert group_by_cause([of_hit, of_pub, of_run]) == [[of_hit], [of_run, of_pub]]
 
 
 def test_each_clause_of_wrong_kv_is_one():
