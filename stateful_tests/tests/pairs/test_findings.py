@@ -32,6 +32,8 @@ SAID = {
     "a_failed_transfer_of_a_window_counts_as_received": "nobody has written block 1; the query at 2 sees",
     "an_abort_before_the_read_leaves_its_metadata": "D recving_metadata: r2, where no record",
     "an_abort_on_the_prefill_server_is_not_told": "nothing has changed; P has 2 blocks free, D has 1 blocks",
+    "a_later_reader_of_an_answer_reads_what_is_written_since":
+        "where D counts 1 tokens of r4 as sent by P",
     "a_registration_that_waits_past_the_lease_is_not_answered":
         "r2 at D WAITING_FOR_REMOTE_KVS",
     "a_registration_after_the_lease_is_not_answered": "r2 at D WAITING_FOR_REMOTE_KVS",
