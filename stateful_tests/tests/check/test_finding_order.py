@@ -43,7 +43,7 @@ def shrunk(monkeypatch):
     monkeypatch.setattr(Finder, "_failing_commands", lambda self, trace, *_: trace.commands)
     monkeypatch.setattr(Finder, "_may_get_smaller", lambda *_: False)
     monkeypatch.setattr(Finder, "_rank", lambda *_: 0)
-    monkeypatch.setattr(Finder, "_another_cause", lambda *_: False)
+    monkeypatch.setattr(Finder, "_finds_another_cause", lambda *_: False)
     return asked
 
 
