@@ -34,6 +34,8 @@ SAID = {
     "an_abort_on_the_prefill_server_is_not_told": "nothing has changed; P has 2 blocks free, D has 1 blocks",
     "a_later_reader_of_an_answer_reads_what_is_written_since":
         "where D counts 1 tokens of r4 as sent by P",
+    "a_failed_read_waits_for_blocks_of_one_behind_it":
+        "no batch comes, with 8 blocks free and r3 WAITING, r4 WAITING_FOR_REMOTE_KVS",
     "a_registration_that_waits_past_the_lease_is_not_answered":
         "r2 at D WAITING_FOR_REMOTE_KVS",
     "a_registration_after_the_lease_is_not_answered": "r2 at D WAITING_FOR_REMOTE_KVS",
