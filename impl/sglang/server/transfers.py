@@ -77,8 +77,8 @@ class TransferHooks:
         end, room = int(request.start_send_idx), request.bootstrap_room
         if scheduler is not self.scheduler or (end == start and not last_chunk):
             return
-        first, _end = self._rooms.get(room, (start, end))
-        self._rooms[room] = first, end
+        begin = self._rooms.get(room, (start, end))[0]
+        self._rooms[room] = begin, end
         self._put(KVSent(request.rid, room, start, end, last_chunk, self._pages(request, start, end)))
 
     def name_pages(self, _: Any, queue: Any, waiting: Any, *__: Any, **how: Any) -> None:
