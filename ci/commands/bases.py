@@ -164,6 +164,9 @@ def _own_revision(system: AnySystem, since: str | None) -> Revision | None:
     spec = system_spec(system)
     if not spec.checkout or not tree_history.has_history(_root(system), spec.engine):
         return None
+    if since is not None:
+        with unusable(f"--since {since:.80}: ", ValueError):
+            tree_history.named_revision(_root(system), since)
     try:
         return tree_history.own_base(_root(system), since)
     except ValueError as error:

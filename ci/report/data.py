@@ -21,6 +21,7 @@ from reference.every_clause import EVERY_CLAUSE
 from reference.commands import Mode
 from reference.kinds import kind_of_config
 from stateful_tests.check.changes import Changes
+from stateful_tests.check.finder import cause_order
 from stateful_tests.lockstep.endings import Ending
 from stateful_tests.lockstep.known_faults import KnownFault
 from stateful_tests.lockstep.lockstep import mostly_refused, rejected_turns, unstated_refusals
@@ -97,7 +98,16 @@ def group_by_cause(findings: Iterable[Finding]) -> list[list[Finding]]:
         if index != cause_index:
             grouped[cause_index] = grouped[cause_index] + groups[index]
     place = {id(finding): at for at, finding in enumerate(findings)}
-    return sorted(grouped.values(), key=lambda group: min(place[id(each)] for each in group))
+    ordered = sorted(grouped.values(), key=lambda group: min(place[id(each)] for each in group))
+    return [_cause_first(group) for group in ordered]
+
+
+def _cause_first(group: list[Finding]) -> list[Finding]:
+    """A group whose headline is the cause, of the clauses that the trace of its first finding shows."""
+    commands = group[0].run.trace.commands
+    shown = [finding for finding in group if finding.run.trace.commands == commands]
+    shown.sort(key=lambda finding: cause_order(finding.clause))
+    return shown + [finding for finding in group if finding.run.trace.commands != commands]
 
 
 def _standing(finding: Finding) -> tuple[bool, bool]:

@@ -345,7 +345,9 @@ def _does(row: Data) -> str:
         label = f"known: {known['id']}"
     else:
         label = "no known fault" if violation else ""
-    remarks = "; ".join(filter(None, (label, note)))
+    left_out = len(replayed["unstated_refusals"]) if not violation else 0
+    refused = f"{left_out} of {len(replayed['rows'])} commands refused" if left_out else ""
+    remarks = "; ".join(filter(None, (label, note, refused)))
     return f"{replayed['verdict']}{where}" + (f" ({remarks})" if remarks else "")
 
 

@@ -65,7 +65,8 @@ def validation(
         for what, count in found.skipped.items()
     ] + ([cut] if cut else [])
     return {
-        "log": name, "server": server_text(header), "level": header.level, "events": found.events,
+        "log": name, "server": server_text(header), "role": header.role, "level": header.level,
+        "events": found.events,
         "events_judged": found.events - found.skipped[AFTER_A_GAP] - found.skipped[AFTER_A_MISMATCH],
         "steps": found.steps, "commands": sum(found.commands.values()),
         "commands_by_kind": dict(found.commands),
@@ -250,6 +251,8 @@ def validated(
         words["skipped"] = "; ".join(data["skipped"])
     if data["put_right"]:
         words["order"] = data["put_right"]
+    if data["role"] and data["level"] == "lengths":
+        words["pages"] = "not compared: the log has none (KVSPEC_WATCH_LEVEL=pages)"
     if verbose:
         for each in data["known"]:
             if each["found"]:
@@ -282,7 +285,8 @@ def show_at_once(out: Console, found: Mismatch) -> None:
 
 def _places(times: int, found: list[Data]) -> str:
     """Say where a known fault shows, when, and in which command."""
-    shown = [", ".join(filter(None, (str(m["line"]), m["at"], m["command"]))) for m in found[:3]]
+    parts = [(str(m["line"]), m["at"], m["command"] or m["request"]) for m in found[:3]]
+    shown = [", ".join(filter(None, each)) for each in parts]
     more = f"; and {times - len(shown)} more" if times > len(shown) else ""
     return f"line {'; '.join(shown)}{more}"
 

@@ -443,12 +443,15 @@ def _is_milder(clause: str) -> bool:
     return clause not in WRONG_KV
 
 
-def _report_order(name: str) -> tuple[bool, int, int]:
-    """A sort key for findings in a report: wrong KV first, then the order of clauses among the failures of
-    one step."""
-    order = list(EVERY_CLAUSE)
+def _report_order(name: str) -> tuple[bool, tuple[int, int]]:
+    """A sort key for findings in a report: wrong KV first, then causes before what they lead to."""
     clause = name.split()[0]
+    return _is_milder(clause), cause_order(clause)
+
+
+def cause_order(clause: str) -> tuple[int, int]:
+    """A sort key for clauses that fail at one step: what is the cause comes first."""
+    order = list(EVERY_CLAUSE)
     if clause not in order:
-        return True, len(CONCERNS), 0
-    concern = CONCERNS.index(EVERY_CLAUSE[clause].concerns)
-    return _is_milder(clause), concern, order.index(clause)
+        return len(CONCERNS), 0
+    return CONCERNS.index(EVERY_CLAUSE[clause].concerns), order.index(clause)

@@ -271,7 +271,11 @@ class Beside:
         return True
 
     def _about(self, command: Command | None) -> str:
-        """The request and the session that a command, or the event itself, is about."""
+        """The request and the session that a command, or the event itself, is about; of a server of a pair
+        the request and its room."""
+        if self.header.role:
+            event: Any = self._line.event
+            return f"{event.request}, room {event.room}" if hasattr(event, "room") else ""
         names = [
             getattr(each, name, None)
             for each in (command, self._line.event)

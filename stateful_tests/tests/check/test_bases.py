@@ -211,6 +211,14 @@ def test_a_base_that_cannot_be_driven_falls_back_to_a_release(clone, resolved, m
         base_of_check(clone, "git:nothing")
 
 
+@pytest.mark.parametrize("edited", [True, False])
+def test_a_revision_that_is_none_is_refused(clone, resolved, edited):
+    if edited:
+        (clone / "python" / SCHEDULER).write_text("number one\n")
+    with pytest.raises(Unusable, match="--since nothing: bad revision 'nothing'"):
+        base_of_check(clone, since="nothing")
+
+
 def test_a_clean_tree_is_compared_with_a_release(clone, resolved):
     assert base_of_check(clone).kind is BaseKind.RELEASE
 

@@ -93,5 +93,11 @@ def test_a_cause_stands_where_its_gravest_finding_does():
     assert group_by_cause([of_hit, of_pub, of_run]) == [[of_hit], [of_run, of_pub]]
 
 
+def test_the_headline_of_a_trace_is_the_cause_of_what_it_shows():
+    """A page that is freed too early comes before the read of it."""
+    of_read, of_free = found("READ-2", "FREE-1"), found("FREE-1", "READ-2")
+    assert group_by_cause([of_read, of_free]) == [[of_free, of_read]]
+
+
 def test_each_clause_of_wrong_kv_is_one():
     assert {*EVERY_CLAUSE} >= WRONG_KV

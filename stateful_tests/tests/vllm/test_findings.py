@@ -21,7 +21,8 @@ from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.traces import files as traces
 
 SAID = {
-    "a_hit_within_a_block_leaves_no_room_for_its_prompt": "no batch comes, with 13 blocks free and r2 WAITING",
+    "a_hit_within_a_block_leaves_no_room_for_its_prompt":
+        "no batch comes, with 13 blocks free and r2 WAITING",
     "a_hit_within_a_block_leaves_no_room_in_time": "no batch comes, with 13 blocks free and r1 WAITING",
     "a_request_behind_one_that_preempts_itself_goes_on_in_the_first_column":
         "where r2 continues from the state after its first",

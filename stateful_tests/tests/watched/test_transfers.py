@@ -127,6 +127,15 @@ def test_logs_of_a_pair_are_validated_together(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "a prefill server: its transfers, and not its batches" in said
     assert "known faults: sent-page-is-replaced (1)" in said and "steps" not in said
+    assert run(["validate", str(PAIR), "-v"]) == 0
+    assert "UTC, c2.1, room 2" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_log_without_pages_says_that_they_are_not_compared(tmp_path, capsys):
+    text = (PAIR / "D.jsonl").read_text().replace('"level":"pages"', '"level":"lengths"')
+    (tmp_path / "D.jsonl").write_text(text)
+    assert run(["validate", str(tmp_path)]) == 0
+    assert "pages not compared: the log has none" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_request_that_another_has_is_a_mismatch_of_the_pair(tmp_path, capsys):
