@@ -124,7 +124,7 @@ class Crossing:
 
     tokens: of its input. start, end: tokens that were sent or named so far; pages: that they are in, None
     where the log has none; parts: in which they were sent. is_open: they have neither arrived nor been given
-    back; is_sent: the last part was sent, or named.
+    back; is_sent: the last part was sent, or named; status: of the room as the KV was given back.
     """
 
     request: str
@@ -136,6 +136,7 @@ class Crossing:
     is_open: bool = False
     is_sent: bool = False
     arrived: bool = False
+    status: str = ""
 
     @property
     def span(self) -> str:

@@ -65,7 +65,7 @@ def given_back(beside: Beside, e: log.KVGivenBack) -> None:
         beside.report(Diverged(clause, want, f"gives it back, and the room is {e.status}"))
     elif e.status != "failed":
         _still_has(beside, clause, crossing, e.pages)
-    crossing.is_open = False
+    crossing.is_open, crossing.status = False, e.status
 
 
 @action(
@@ -75,20 +75,24 @@ def given_back(beside: Beside, e: log.KVGivenBack) -> None:
 def rested(beside: Beside, e: log.Rested) -> None:
     beside.step.at = e.at
     beside.result.compared += 1
-    seen, transfers = {}, beside.transfers
+    seen: dict[str, tuple[str, str, Crossing | None]] = {}
+    transfers = beside.transfers
     if e.tokens > 0:
-        seen[f"keeps {e.tokens} tokens"] = "PD-2", "tokens", False
+        seen[f"keeps {e.tokens} tokens"] = "PD-2", "tokens", None
     for what, much in e.kept.items():
-        seen[f"keeps {what}: {much}"] = "PD-5", what, False
+        seen[f"keeps {what}: {much}"] = "PD-5", what, None
     for table, rooms in e.rooms.items():
         for room in rooms:
             crossing = transfers.rooms.get(room)
             if crossing is not None and table != _BY_A_THREAD:  # else the peer was first
-                seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing.parts > 0
-    for says, (clause, what, was_sent) in seen.items():
+                seen[f"{table} has the room of {crossing.request}"] = "PD-5", table, crossing
+    for says, (clause, what, crossing) in seen.items():
         if says in transfers.kept and says not in transfers.told:
             transfers.told.add(says)
-            known = deviations.kept_for_a_peer(beside.header, what, sent=was_sent)
+            known = None
+            if crossing is None or crossing.status != "success":  # none of them ends so
+                sent = crossing is not None and crossing.parts > 0
+                known = deviations.kept_for_a_peer(beside.header, what, sent=sent)
             beside.report(Diverged(clause, "keeps nothing of requests that have ended", says, known=known))
     transfers.kept = {*seen}
 

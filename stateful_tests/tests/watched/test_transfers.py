@@ -67,6 +67,7 @@ def rest(tokens: int = 0, kept: dict[str, str] | None = None, **rooms: list[int]
         ("decode", (ASKED, rest(request_status=[7]), rest(request_status=[7])), "PD-5 keeps nothing"),
         ("decode", (rest(request_status=[7]), rest(request_status=[7])), None),  # its peer was first
         ("prefill", (ASKED, rest(_deferred_ack_targets=[7]), rest(_deferred_ack_targets=[7])), None),
+        ("prefill", (ASKED, FIRST, LAST, OVER, *(rest(request_status=[7]),) * 2), "PD-5 keeps nothing"),
     ],
 )  # fmt: skip
 def test_each_side_is_judged_by_its_own_log(role, events, found):
