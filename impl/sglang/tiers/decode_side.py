@@ -15,8 +15,8 @@ from typing import Any
 from impl.lazy import torch
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode
+from impl.sglang.scheduler.live_requests import LiveRequest
 from impl.sglang.scheduler.on_server import OnServer
-from impl.sglang.scheduler.server import LiveRequest
 from impl.vocabulary import RequestPhase, require, spelled
 from reference.commands import Close, Decode, Reason, Retract, token_id
 from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet

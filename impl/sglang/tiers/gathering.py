@@ -11,7 +11,8 @@ import torch
 
 from impl.optional import optional
 from impl.sglang.parts.namespaces import elements_of
-from impl.sglang.scheduler.server import LiveRequest, LockHolder, Server
+from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
+from impl.sglang.scheduler.server import Server
 from impl.sglang.tiers.api import loose
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.decode_side import DecodeSide
