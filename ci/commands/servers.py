@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ci.commands.saved_traces import save_option, save_trace
 from ci.commands.server_settings import (
     field_of,
     require_canary,
@@ -16,15 +17,7 @@ from ci.commands.server_settings import (
     require_live,
     require_small_pages,
 )
-from ci.commands.shared import (
-    ReportOut,
-    Unusable,
-    json_option,
-    note,
-    save_option,
-    save_trace,
-    unusable,
-)
+from ci.commands.shared import ReportOut, Unusable, json_option, note, unusable
 from impl.system_spec import SystemSpec
 from stateful_tests.lockstep.endings import Ending
 
