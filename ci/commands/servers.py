@@ -93,13 +93,13 @@ def validate(
     log without an event ends with exit code 4.
     """
     from ci.commands.validating import LogReadings
-    from ci.report import servers
+    from ci.report import watcher_logs
     from stateful_tests.lockstep.known_faults import looked_for
     from stateful_tests.watched.beside import TABLE, mapping_row
 
     if events:
         rows = [mapping_row(each) for each in TABLE.values()]
-        servers.events_table(out.console, rows)
+        watcher_logs.events_table(out.console, rows)
         return out.end(rows)
     if not logs:
         raise Unusable("validate: give a LOG, a file or a folder that the watcher wrote")
@@ -110,8 +110,8 @@ def validate(
     if follow:
         at_once = out.file is None
         readings.follow(
-            partial(servers.show_at_once, out.console) if at_once else None,
-            lambda each: servers.begins(out.console, each.log.name, each.log.header),
+            partial(watcher_logs.show_at_once, out.console) if at_once else None,
+            lambda each: watcher_logs.begins(out.console, each.log.name, each.log.header),
         )
     else:
         readings.read()
@@ -125,7 +125,7 @@ def validate(
     for reading in readings.logs.values():
         read = reading.validator
         log = reading.log
-        data = servers.validation(log.name, log.header, read.result, reading.seconds, log)
+        data = watcher_logs.validation(log.name, log.header, read.result, reading.seconds, log)
         if save_dir is not None and read.result.found:
             if (trace := read.trace()) is None:
                 note(
@@ -138,12 +138,12 @@ def validate(
                 note(f"{log.name}: the commands up to the first mismatch are saved as {path}")
         data["unreadable"] = reading.unreadable
         reports.append(data)
-        servers.validated(
+        watcher_logs.validated(
             out.console, data, shown=follow and out.file is None, verbose=verbose,
             alone=len(readings.logs) == 1 and not reasons,
         )  # fmt: skip
-    data = servers.validations(reports, strict, reasons)
-    servers.validated_all(out.console, data, verbose)
+    data = watcher_logs.validations(reports, strict, reasons)
+    watcher_logs.validated_all(out.console, data, verbose)
     return out.end(data)
 
 
