@@ -335,7 +335,7 @@ def _live(
     from ci.report import servers
     from impl.sglang.server import environment
     from impl.sglang.server.over_http import LiveServer
-    from stateful_tests.watched import live, population
+    from stateful_tests.watched import live, population, random_clients
 
     python = environment.python_of(release)
     rng = random.Random(seed)
@@ -345,7 +345,7 @@ def _live(
     smaller = msgspec.structs.replace(
         config, tokens=config.tokens // 4, running=max(3, config.running - 2)
     )
-    asking = population.clients(rng, smaller, count=clients)  # nobody has to wait for ever
+    asking = random_clients.clients(rng, smaller, count=clients)  # nobody has to wait for ever
     click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
     run = live.watch_live(
         lambda folder: LiveServer(python, config, folder, root),
