@@ -132,7 +132,7 @@ AREAS = (
     Area("reference", ("torch", OWN_TREE),
          (f"{_TESTS}/reference", f"{_TESTS}/adapters/test_own_tree_engine.py"),
          without=("reference/clauses", "reference/blocks", "reference/tiers", "reference/commands.py",
-                  "reference/geometry.py", "reference/given.py",
+                  "reference/token_ids.py", "reference/geometry.py", "reference/given.py",
                   "reference/cursors.py owed_")),  # of which proofs alone ask
 )  # fmt: skip
 

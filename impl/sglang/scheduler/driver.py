@@ -32,9 +32,10 @@ from impl.sglang.scheduler.tree_commands import TreeCommands
 from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, serial_of_turn, spelled
 from reference import commands as c
 from reference.commands import (
-    COMMANDS, Choice, Command, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
+    COMMANDS, Choice, Command, Outcome, Reason, Refused, Report, kind_name, prompt_len,
 )  # fmt: skip
 from reference.geometry import Geometry
+from reference.token_ids import token_id
 
 
 class CallLog(Protocol):

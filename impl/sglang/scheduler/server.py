@@ -35,8 +35,9 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder, Result
 from impl.sglang.scheduler.states import States
 from impl.vocabulary import RequestPhase, require
-from reference.commands import Reason, token_id
+from reference.commands import Reason
 from reference.geometry import Geometry
+from reference.token_ids import token_id
 
 _TENSORS_BY_ROW = "req_to_token", "req_index_to_mamba_ping_pong_track_buffer_mapping"
 VOCABULARY = 1 << 62  # larger than any token id of the specification, so that none is out of range

@@ -17,10 +17,11 @@ from impl.sglang.scheduler.live_requests import LiveRequest
 from impl.sglang.scheduler.on_server import OnServer
 from impl.sglang.tiers.played_prefill import FirstTokens, Peer, Peers
 from impl.vocabulary import RequestPhase, require, spelled
-from reference.commands import Close, Decode, Reason, Retract, token_id
+from reference.commands import Close, Decode, Reason, Retract
 from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierRequestState
+from reference.token_ids import token_id
 
 FIRST_THAT_RECEIVES = "0.5.22"
 OUTPUT = 4  # tokens that a request may have, the first included
