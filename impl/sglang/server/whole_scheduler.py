@@ -29,11 +29,12 @@ from impl.sglang.server import boot
 from impl.sglang.server.build import build_scheduler, model_folder
 from impl.sglang.server.clients import FLUSH, Client, Clients, Config, Message
 from impl.sglang.server.grants import broken_grant
+from impl.sglang.server.hooks import hook, hook_transfers
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.server.progress import explain_stall, unflushed
 from impl.sglang.server.reading import Reader, installed
 from impl.sglang.server.transfers import TransferHooks
-from impl.sglang.server.watch import Watcher, hook, hook_transfers
+from impl.sglang.server.watch import Watcher
 
 ROUNDS = 20_000  # of the event loop, at most
 REST = 60  # rounds after the last answer, so that deferred closes happen

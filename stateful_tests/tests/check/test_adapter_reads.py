@@ -101,7 +101,7 @@ ADAPTERS = (
             "tier.py: getattr(lock, 'receipt', lock)": "the table has TreeLock.receipt",
             "tier.py: getattr(engine, name)": "no default",
             "tier.py: getattr(core, name)": "no default",
-            "watch.py: getattr(watcher, name)": "of our watcher",
+            "hooks.py: getattr(watcher, name)": "of our watcher",
             "build.py: hasattr(module, 'SpawnRanks')": "how a whole server starts",
             "build.py: hasattr(module, 'publish')": "how a whole server starts",
             "whole_scheduler.py: getattr(io_struct, 'SessionParams', None)": "what a client may send",

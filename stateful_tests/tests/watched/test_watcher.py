@@ -18,7 +18,7 @@ import torch
 from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
-from impl.sglang.server import environment, tier, watch
+from impl.sglang.server import environment, hooks, tier
 from impl.sglang.server.clients import EOS, FLUSH, PATIENCE, Client, Clients, Turn
 from impl.sglang.server.events import (
     VERSION,
@@ -31,8 +31,9 @@ from impl.sglang.server.events import (
     Stepped,
     Submitted,
 )
+from impl.sglang.server.hooks import POINTS, around
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.watch import POINTS, Watcher, around
+from impl.sglang.server.watch import Watcher
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.tiers.copy_engine import CopyEngine, CopyJob, Event
 from stateful_tests.tests.support.watched_logs import header
@@ -259,8 +260,8 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
         raise UnusableImplementation("managers/scheduler.py: Scheduler has no waiting_queue")
 
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
-    monkeypatch.setattr(watch, "installed", lacks)
-    watch.register()
+    monkeypatch.setattr(hooks, "installed", lacks)
+    hooks.register()
     [record] = caplog.records
     assert record.levelname == "ERROR"
     assert "not watched: managers/scheduler.py: Scheduler has no waiting_queue" in record.message
@@ -276,8 +277,8 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
 def test_settings_that_are_none_end_no_server(name, value, says, monkeypatch, caplog):
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
     monkeypatch.setenv(f"KVSPEC_WATCH_{name}", value)
-    monkeypatch.setattr(watch, "installed", lambda: RELEASE)
-    watch.register()
+    monkeypatch.setattr(hooks, "installed", lambda: RELEASE)
+    hooks.register()
     [record] = caplog.records
     assert says in record.message
 
