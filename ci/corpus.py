@@ -16,7 +16,8 @@ import click
 from ci import cli
 from ci.report.progress import Progress
 from reference import model
-from reference.commands import SHARED, Command, Mode
+from reference.commands import Command, Mode
+from reference.token_ids import SHARED
 from stateful_tests.check.driving import start_run, unfitted
 from stateful_tests.check.tiers import plan
 from stateful_tests.check import corpus

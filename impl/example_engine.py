@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from impl.adapter import Capabilities, Cursors, RequestView, View
 from reference.commands import (
-    Admit, Command, Decode, Done, Extend, Finish, Outcome, Reason, Refused, Submit, token_id,
+    Admit, Command, Decode, Done, Extend, Finish, Outcome, Reason, Refused, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry
+from reference.token_ids import token_id
 
 
 @dataclass

@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from reference.commands import (
-    DONE,
-    Choice,
-    Done,
-    Freed,
-    Prompt,
-    Reason,
-    Report,
-    Submit,
-    shared_serial,
-    text_serial,
-    token_id,
-)
+from reference.commands import DONE, Choice, Done, Freed, Prompt, Reason, Report, Submit
+from reference.token_ids import shared_serial, text_serial, token_id
 
 # What a command's method returns when it is done: what was chosen, or what it reports; None: a plain "done".
 Played = Sequence[Choice] | Report | Freed | None

@@ -16,11 +16,11 @@ would be missed. Formulas of the same table are with `insert` in rules/tree.py; 
 from __future__ import annotations
 
 from reference import radix_tree as radix
-from reference.commands import tree_key
 from reference.cursors import floor_page
 from reference.state import Cursors, Request, State, text_tokens
 from reference.prefix_cache import Effects, page_name, unlocked
 from reference.radix_tree import Key
+from reference.token_ids import tree_key
 
 
 def insert_prompt(state: State, request: Request, effects: Effects) -> State:

@@ -9,14 +9,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reference import radix_tree as radix
-from reference.commands import (
-    SHARED, Freed, Prompt, Reason, is_bigram, second_of, serial_of, shared_serial, shared_text, token_of,
-    tree_key,
-)  # fmt: skip
+from reference.commands import Freed, Prompt, Reason
 from reference.cursors import page_ends
 from reference.state import State, Text, free, text_len, text_tokens
 from reference.remembered import remembered
 from reference.radix_tree import Key, Tree
+from reference.token_ids import (
+    SHARED, is_bigram, second_of, serial_of, shared_serial, shared_text, token_of, tree_key,
+)  # fmt: skip
 from reference.tree_eviction import evict, evictable_states
 
 

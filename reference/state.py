@@ -14,11 +14,12 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from reference.commands import Mode, DescribedEnum, token_id
+from reference.commands import Mode, DescribedEnum
 from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
 from reference.remembered import remembered
 from reference.radix_tree import Tree, state_paths, tokens_held
+from reference.token_ids import token_id
 
 ZERO = Cursors(0, 0, 0, 0)
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.bases import KnownFaults
+from ci.commands.saved_traces import load_trace, replay_command, save_trace
 from ci.commands.shared import (
-    ReportOut, SystemSelector, Unusable, force_option, impl_options, json_option, load_trace, note,
-    replay_command, save_trace, system_options, target_file, unusable, write_file,
+    ReportOut, SystemSelector, Unusable, force_option, impl_options, json_option, note, system_options,
+    target_file, unusable, write_file,
 )  # fmt: skip
 from impl.system_spec import SystemSpec
 from stateful_tests.lockstep.endings import Ending

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ci.commands.bases import KnownFaults
+from ci.commands.saved_traces import load_trace
 from ci.commands.shared import (
-    SystemSelector, Unusable, force_option, impl_options, load_trace, note, target_file, unusable, write_file,
+    SystemSelector, Unusable, force_option, impl_options, note, target_file, unusable, write_file,
 )  # fmt: skip
 from impl.process.run_test import FAILS, STOPS
 from impl.system_spec import ENGINES, SystemSpec

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ci.commands import bases
-from ci.commands.shared import (
-    Saved, SystemSelector, Unusable, note, save_traces, unusable, worker_limits,
-)  # fmt: skip
+from ci.commands.saved_traces import Saved, save_traces
+from ci.commands.shared import SystemSelector, Unusable, note, unusable, worker_limits
 from impl.adapter import AnySystem
 from impl.system_spec import SystemSpec, system_spec
 from stateful_tests.lockstep.endings import Ending, gravest

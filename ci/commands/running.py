@@ -13,9 +13,9 @@ from ci.commands import bases, one_check, release_row
 from ci.commands.help_groups import CHECK_OPTIONS, GroupedCommand
 from ci.commands.parallel import parallel_options
 from ci.commands.planning import plan_options
+from ci.commands.saved_traces import load_trace, replay_command, save_option
 from ci.commands.shared import (
-    ReportOut, SystemSelector, Unusable, load_trace, replay_command, save_option, system_options, unusable,
-    writable, write_beside,
+    ReportOut, SystemSelector, Unusable, system_options, unusable, writable, write_beside,
 )  # fmt: skip
 from stateful_tests.lockstep.endings import gravest
 

@@ -10,14 +10,12 @@ import click
 
 from ci.commands.parallel import parallel_options
 from ci.commands.listing import list_rows, near
+from ci.commands.saved_traces import Saved, save_option, save_traces
 from ci.commands.shared import (
     ReportOut,
-    Saved,
     SystemSelector,
     Unusable,
     json_option,
-    save_option,
-    save_traces,
     system_options,
     unusable,
 )

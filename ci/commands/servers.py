@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ci.commands.saved_traces import save_option, save_trace
 from ci.commands.server_settings import (
     field_of,
     require_canary,
@@ -16,15 +17,7 @@ from ci.commands.server_settings import (
     require_live,
     require_small_pages,
 )
-from ci.commands.shared import (
-    ReportOut,
-    Unusable,
-    json_option,
-    note,
-    save_option,
-    save_trace,
-    unusable,
-)
+from ci.commands.shared import ReportOut, Unusable, json_option, note, unusable
 from impl.system_spec import SystemSpec
 from stateful_tests.lockstep.endings import Ending
 
@@ -100,13 +93,13 @@ def validate(
     log without an event ends with exit code 4.
     """
     from ci.commands.validating import LogReadings
-    from ci.report import servers
+    from ci.report import watcher_logs
     from stateful_tests.lockstep.known_faults import looked_for
     from stateful_tests.watched.beside import TABLE, mapping_row
 
     if events:
         rows = [mapping_row(each) for each in TABLE.values()]
-        servers.events_table(out.console, rows)
+        watcher_logs.events_table(out.console, rows)
         return out.end(rows)
     if not logs:
         raise Unusable("validate: give a LOG, a file or a folder that the watcher wrote")
@@ -117,8 +110,8 @@ def validate(
     if follow:
         at_once = out.file is None
         readings.follow(
-            partial(servers.show_at_once, out.console) if at_once else None,
-            lambda each: servers.begins(out.console, each.log.name, each.log.header),
+            partial(watcher_logs.show_at_once, out.console) if at_once else None,
+            lambda each: watcher_logs.begins(out.console, each.log.name, each.log.header),
         )
     else:
         readings.read()
@@ -132,7 +125,7 @@ def validate(
     for reading in readings.logs.values():
         read = reading.validator
         log = reading.log
-        data = servers.validation(log.name, log.header, read.result, reading.seconds, log)
+        data = watcher_logs.validation(log.name, log.header, read.result, reading.seconds, log)
         if save_dir is not None and read.result.found:
             if (trace := read.trace()) is None:
                 note(
@@ -145,12 +138,12 @@ def validate(
                 note(f"{log.name}: the commands up to the first mismatch are saved as {path}")
         data["unreadable"] = reading.unreadable
         reports.append(data)
-        servers.validated(
+        watcher_logs.validated(
             out.console, data, shown=follow and out.file is None, verbose=verbose,
             alone=len(readings.logs) == 1 and not reasons,
         )  # fmt: skip
-    data = servers.validations(reports, strict, reasons)
-    servers.validated_all(out.console, data, verbose)
+    data = watcher_logs.validations(reports, strict, reasons)
+    watcher_logs.validated_all(out.console, data, verbose)
     return out.end(data)
 
 
@@ -342,7 +335,7 @@ def _live(
     from ci.report import servers
     from impl.sglang.server import environment
     from impl.sglang.server.over_http import LiveServer
-    from stateful_tests.watched import live, population
+    from stateful_tests.watched import live, population, random_clients
 
     python = environment.python_of(release)
     rng = random.Random(seed)
@@ -352,7 +345,7 @@ def _live(
     smaller = msgspec.structs.replace(
         config, tokens=config.tokens // 4, running=max(3, config.running - 2)
     )
-    asking = population.clients(rng, smaller, count=clients)  # nobody has to wait for ever
+    asking = random_clients.clients(rng, smaller, count=clients)  # nobody has to wait for ever
     click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
     run = live.watch_live(
         lambda folder: LiveServer(python, config, folder, root),

@@ -1,4 +1,4 @@
-"""Shared parts of the commands of `kvspec`: options, unusable input, systems, saved traces, JSON."""
+"""Shared parts of the commands of `kvspec`: options, unusable input, systems, files, JSON."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,12 +23,8 @@ from stateful_tests.lockstep.endings import Ending
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ci import Data
     from impl.adapter import AnySystem
     from impl.process.remote_system import Limits
-    from reference.kinds import AnyCommand
-    from stateful_tests.check.masks import Standing
-    from stateful_tests.lockstep.check_results import Finding
     from stateful_tests.lockstep.results import Trace
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
@@ -251,25 +246,6 @@ def _kept_option(option: str) -> Any:
     return None if context is None else context.meta.get(f"kvspec.{option}")
 
 
-def _folder(_: click.Context, __: click.Parameter, save_dir: str) -> str:
-    if os.path.lexists(save_dir) and not os.path.isdir(save_dir):
-        raise Unusable(f"--save {save_dir}: is not a directory")
-    return save_dir
-
-
-def save_option(about: str | None = None) -> Callable[[_Command], _Command]:
-    """--save, for a command that takes `save_dir`."""
-    return click.option(
-        "--save",
-        "save_dir",
-        default="traces",
-        show_default=True,
-        metavar="DIR",
-        callback=_folder,
-        help=about,
-    )
-
-
 def note(text: str) -> None:
     """A line beside the report, on stderr."""
     from ci.output import plain
@@ -290,25 +266,6 @@ def unusable(before: str = "", *kinds: type[Exception]) -> Iterator[None]:
         raise
 
 
-def save_trace(trace: Trace, path: Path, option: str = "") -> None:
-    from stateful_tests.traces import files as traces
-
-    try:
-        with unusable(f"{option}{path}: ", traces.TraceError):
-            traces.save(trace, path)
-    except OSError as error:
-        raise Unusable(f"{option}{path}: {error.strerror}") from error
-
-
-def load_trace(path: str) -> Trace:
-    """The trace in a file."""
-    from stateful_tests.traces.files import TraceError, load
-
-    with unusable("", TraceError):
-        trace: Trace = load(path)
-    return trace
-
-
 def target_file(path: Path, force: bool, option: str = "--out") -> Path:
     """A file that may be written. Checked before the work, not after."""
     if path.is_dir():
@@ -316,108 +273,6 @@ def target_file(path: Path, force: bool, option: str = "--out") -> Path:
     if path.exists() and not force:
         raise Unusable(f"{option} {path}: exists already; --force overwrites it")
     return path
-
-
-def replay_command(path: str, options: str) -> str:
-    return f"kvspec replay {shlex.quote(path)} {options}"
-
-
-def save_traces(
-    findings: Sequence[Finding], reports: list[Data], folder: str, options: str, html: bool = False
-) -> None:
-    """Save the trace of each finding, with its page if `html`, and note where, or why that failed."""
-    from ci.report import data as report
-    from ci.report import page
-    from stateful_tests.traces import files as traces
-
-    for group, found in zip(report.group_by_cause(findings), reports, strict=True):
-        saved: dict[tuple[AnyCommand, ...], str] = {}
-        for clause, each in zip(found["clauses"], report.findings_to_save(group), strict=True):
-            name, trace = report.trace_to_save(each.name, each.run.trace, each.run.system)
-            path = Path(folder, name)
-            try:
-                if trace.commands not in saved:
-                    traces.save(trace, path)
-            except (OSError, traces.TraceError) as error:
-                found["not_saved"] = f"{path}: {error}"
-                break
-            clause["saved"] = saved.setdefault(trace.commands, str(path))
-        found["saved"] = found["clauses"][0]["saved"]
-        if found["saved"] is None:
-            continue
-        found["replay"] = replay_command(found["saved"], options)
-        if html:
-            shown = Path(found["saved"]).with_suffix(".html")
-            if write_beside(
-                shown, page.page(found, group[0].run), "--html", {"exit_code": Ending.VIOLATED}
-            ):
-                found["page"] = str(shown)
-
-
-class Saved:
-    """Traces on disk from the moment they are found: `campaign.run` calls it with all that there are.
-
-    A clause is reported on stderr when its trace is there; beside a base, when the base has been driven
-    through the trace. A smaller trace takes its place in silence, and so does one of its own that the report
-    may leave out. base: the name of the base.
-    """
-
-    def __init__(
-        self, system: str, folder: str, say: Callable[[str], None], base: str | None = None
-    ) -> None:
-        self._system = system
-        self._folder = folder
-        self._say = say
-        self._base = base
-        self._there: dict[Path, Trace] = {}
-        self._said: set[str] = set()
-        self._unsaid: set[Path] = set()
-
-    def __call__(
-        self, traces: dict[str, Trace], standings: Mapping[str, Standing] = MappingProxyType({})
-    ) -> None:
-        """standings: what the base says of the clauses, as far as it was asked."""
-        from ci.report import data as report
-        from stateful_tests.traces import files
-
-        together: dict[tuple[object, ...], list[str]] = {}
-        for clause, trace in traces.items():
-            together.setdefault((trace.geometry, trace.mode, trace.commands), []).append(clause)
-        for first, *also in together.values():
-            name, trace = report.trace_to_save(first, traces[first], self._system)
-            path = Path(self._folder, name)
-            if self._there.get(path) != trace:
-                try:
-                    files.save(trace, path)
-                except (OSError, files.TraceError):
-                    continue  # the report says so
-                if path not in self._there:
-                    self._unsaid.add(path)
-                self._there[path] = trace
-            compared = [standings[each] for each in (first, *also) if each in standings]
-            if path in self._unsaid and (self._base is None or len(compared) == 1 + len(also)):
-                self._unsaid.remove(path)
-                self._report([first, *also], compared)
-
-    def _report(self, clauses: list[str], standings: list[Standing]) -> None:
-        """Say what was found, unless it was said before. No file is named: a smaller trace may take its
-        place, under another name."""
-        if not {*clauses} <= self._said:
-            whose = {"NEW": ", NEW against ", "KNOWN": ", also in "}
-            [*of_all] = {standing.name for standing in standings}
-            against = whose.get(of_all[0], "") if len(of_all) == 1 else ""
-            beside = f"{against}{self._base}" if against else ""
-            found = f"found {', '.join(clauses)}{beside}"
-            self._say(f"{found}: a trace is in {self._folder}, and gets smaller")
-            self._said |= {*clauses}
-
-    def tidy(self, reports: list[Data]) -> None:
-        """Remove what was saved on the way, and is part of another file now."""
-        if any(found.get("not_saved") for found in reports):
-            return  # a full disk: what lies there is all that there is
-        reported = {Path(clause["saved"]) for found in reports for clause in found["clauses"]}
-        for path in self._there.keys() - reported:
-            path.unlink(missing_ok=True)
 
 
 def writable(file: str | None, option: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ci.commands.shared import ReportOut, json_option, load_trace, unusable
+from ci.commands.saved_traces import load_trace
+from ci.commands.shared import ReportOut, json_option, unusable
 
 
 @click.command()

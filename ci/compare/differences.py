@@ -12,7 +12,6 @@ from reference.clauses.contents import POOL as POOL
 from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.step import Step, span
 from reference.clauses.tree_evictions import walked
-from reference.commands import tree_key
 from reference.failures import (
     AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
     Place,
@@ -20,6 +19,7 @@ from reference.failures import (
 from reference.state import Holder, holders, text_tokens
 from reference.prefix_cache import path_text
 from reference.radix_tree import nodes
+from reference.token_ids import tree_key
 from stateful_tests.traces.notation import format_outcome as say
 from stateful_tests.lockstep.moments import Moment
 

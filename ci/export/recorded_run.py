@@ -8,10 +8,11 @@ from impl.sglang.parts import namespaces
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.step import Step
-from reference.commands import Outcome, tokens_of
+from reference.commands import Outcome
 from reference.failures import Place
 from reference.geometry import Geometry
 from reference.kinds import AnyCommand
+from reference.token_ids import tokens_of
 from stateful_tests.lockstep.moments import AnyMoment, Moment
 from stateful_tests.lockstep.results import Violation
 

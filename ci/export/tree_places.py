@@ -7,10 +7,11 @@ from impl.adapter import View
 from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.clauses.tree import wrong_token
 from reference.clauses.tree_locks import match_of, usable_length
-from reference.commands import Finish, Insert, tokens_of
+from reference.commands import Finish, Insert
 from reference.cursors import ceil_page
 from reference.failures import AtCounter, AtNode, AtTreePage
 from reference.prefix_cache import key_of
+from reference.token_ids import tokens_of
 
 
 def counter(run: RecordedRun, place: AtCounter) -> Asserts | None:

@@ -124,14 +124,15 @@ AREAS = (
       for name in ("offload", "bare_connectors")),
     Area("stateful_tests/watched", (), _OF_LOGS,
          without=tuple(f"stateful_tests/watched/{name}.py"
-                       for name in ("live", "pairs", "population", "serving", "situation"))),
+                       for name in ("live", "pairs", "population", "random_clients", "serving",
+                                    "situation"))),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/adapters/test_own_tree_engine.py",)),
     Area("reference/states.py", ("torch",), (f"{_TESTS}/reference", *_OF_BLOCKS)),
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE),
          (f"{_TESTS}/reference", f"{_TESTS}/adapters/test_own_tree_engine.py"),
          without=("reference/clauses", "reference/blocks", "reference/tiers", "reference/commands.py",
-                  "reference/geometry.py", "reference/given.py",
+                  "reference/token_ids.py", "reference/geometry.py", "reference/given.py",
                   "reference/cursors.py owed_")),  # of which proofs alone ask
 )  # fmt: skip
 

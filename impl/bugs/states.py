@@ -8,7 +8,8 @@ from impl.torch_kv.radix_tree import RadixTree
 from impl.torch_kv.requests import KVRequest, KVSession, Slot
 from impl.torch_kv.state_slots import StateSlots
 from impl.torch_kv.system import TorchKV
-from reference.commands import Draft, Freed, SpecDecode, token_id
+from reference.commands import Draft, Freed, SpecDecode
+from reference.token_ids import token_id
 
 
 # What a request goes on from.

@@ -12,9 +12,8 @@ from impl.torch_kv.requests import KVSession
 from impl.torch_kv.steps import Steps
 from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import RequestPhase, require, spelled, well_formed
-from reference.commands import (
-    Evict, Freed, Insert, Match, Reason, Unlock, UnlockSwa, prompt_len, token_of, tree_key,
-)  # fmt: skip
+from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, UnlockSwa, prompt_len
+from reference.token_ids import token_of, tree_key
 
 
 @dataclass(slots=True, eq=False)

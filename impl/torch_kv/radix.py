@@ -22,7 +22,8 @@ from impl.torch_kv.sessions import SessionRules
 from impl.torch_kv.store import BatchSpan
 from impl.torch_kv.radix_tree import RadixTree
 from impl.vocabulary import require
-from reference.commands import Reason, tree_key
+from reference.commands import Reason
+from reference.token_ids import tree_key
 
 
 class PrefixRules(SessionRules):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from impl.lazy import Tensor
 from impl.torch_kv.cursors import ZERO, RowCursors
 from impl.vocabulary import RequestPhase
-from reference.commands import Draft, token_id
+from reference.commands import Draft
+from reference.token_ids import token_id
 
 
 @dataclass(slots=True, eq=False)

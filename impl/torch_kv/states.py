@@ -9,7 +9,8 @@ from impl.torch_kv.nodes import TreeNode
 from impl.torch_kv.requests import KVRequest, Slot
 from impl.torch_kv.state_slots import StateSlots
 from impl.vocabulary import require
-from reference.commands import Reason, token_id
+from reference.commands import Reason
+from reference.token_ids import token_id
 
 if TYPE_CHECKING:
     from impl.torch_kv.nodes import NodeLock

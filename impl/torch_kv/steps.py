@@ -11,7 +11,8 @@ from impl.torch_kv.requests import KVRequest
 from impl.torch_kv.states import BUFFERS
 from impl.vocabulary import IN_BATCH, Played, RequestPhase, require
 from reference import commands as c
-from reference.commands import Reason, token_id
+from reference.commands import Reason
+from reference.token_ids import token_id
 
 
 class Steps(MemoryChecks):

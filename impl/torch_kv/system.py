@@ -28,9 +28,10 @@ from impl.vocabulary import (
     well_formed,
 )
 from reference import commands as c
-from reference.commands import Command, Outcome, Reason, Refused, kind_name, prompt_len, token_id
+from reference.commands import Command, Outcome, Reason, Refused, kind_name, prompt_len
 from reference.geometry import Geometry
 from reference.kinds import ROWS
+from reference.token_ids import token_id
 
 REFUSED = {reason: Refused(reason) for reason in Reason}
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union, get_args
 
-from reference.commands import Abort, Prompt, shared_serial, token_id
+from reference.commands import Abort, Prompt
 from reference.tiers.commands import Complete, Copy, ResetCache
+from reference.token_ids import shared_serial, token_id
 
 
 @dataclass(frozen=True, slots=True)

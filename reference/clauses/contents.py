@@ -10,13 +10,13 @@ from reference.clauses.base import clause
 from reference.clauses.facts import HolderFacts
 from reference.clauses.lengths import cursors_off
 from reference.clauses.step import Step, cursors_text, evicted_below
-from reference.commands import POSITION_BITS, SHARED
 from reference.failures import AtLock, AtNode, AtPage, AtPosition, AtState, Failure, Place, failure
 from reference.radix_tree import state_paths
 from reference.state import (
     IN_BATCH, ZERO, Holder, full_pages, state_lens, swa_pages, text_len, text_tokens,
 )  # fmt: skip
 from reference.prefix_cache import NO_PAGES, lock_holders, pages_of, path_text
+from reference.token_ids import POSITION_BITS, SHARED
 
 POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reference.clauses.facts import Facts, TreeFacts
-from reference.commands import Command, Insert, Match, Unlock, UnlockSwa, tree_key
+from reference.commands import Command, Insert, Match, Unlock, UnlockSwa
 from reference.geometry import Geometry
 from reference.prefix_cache import key_of
 from reference.radix_tree import Key, Tree
+from reference.token_ids import tree_key
 
 
 class Locked(NamedTuple):

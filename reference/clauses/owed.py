@@ -10,11 +10,11 @@ from __future__ import annotations
 from reference.clauses.step import PagesByHolder, Step
 from reference.commands import (
     Abort, Admit, Close, Decode, Evict, Extend, Finish, Insert, Launch, Retract, SpecDecode, UnlockSwa,
-    tree_key,
 )  # fmt: skip
 from reference.prefix_cache import page_name
 from reference.remembered import remembered
 from reference.state import Cursors, text_tokens
+from reference.token_ids import tree_key
 
 _ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed`
 _TREE_GIVES_UP = Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, Insert, Evict

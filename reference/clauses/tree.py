@@ -9,21 +9,13 @@ from reference.clauses.contents import stamp_text
 from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.owed import pages_freed
 from reference.clauses.step import Step
-from reference.commands import (
-    Decode,
-    Extend,
-    Finish,
-    Insert,
-    Launch,
-    SpecDecode,
-    token_of,
-    tree_key,
-)
+from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
 from reference.state import Phase, Request, state_of, text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.radix_tree import Key
+from reference.token_ids import token_of, tree_key
 
 WITH_TREE = "Servers with a radix tree."
 

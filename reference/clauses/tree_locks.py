@@ -7,12 +7,13 @@ from reference.clauses.facts import NodeFacts
 from reference.clauses.locks import Locked, Locks
 from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, lost_states, shrank, where
-from reference.commands import Admit, Match, tree_key
+from reference.commands import Admit, Match
 from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, counted, failure
 from reference.state import text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.radix_tree import Key
+from reference.token_ids import tree_key
 
 
 def locked(step: Step) -> bool:

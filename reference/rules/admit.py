@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.commands import Admit, Reason, tree_key
+from reference.commands import Admit, Reason
 from reference.cursors import cut, resume
 from reference.state import ZERO, Cursors, Phase, State, text_tokens
 from reference.prefix_cache import matched
@@ -15,6 +15,7 @@ from reference.rules.base import (
     require,
     rule,
 )
+from reference.token_ids import tree_key
 
 
 @rule(

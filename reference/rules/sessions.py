@@ -6,7 +6,7 @@ place that clears it; TURNS says who gets there.
 
 from __future__ import annotations
 
-from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len, text_serial
+from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len
 from reference.state import Request, Session, State, text_len
 from reference.prefix_cache import extended, is_text, unlocked, well_formed
 from reference.rules.base import (
@@ -19,6 +19,7 @@ from reference.rules.base import (
     row_goes,
     rule,
 )
+from reference.token_ids import text_serial
 
 # Who may end a turn, and who clears its mark: command -> does it end the turn, what becomes of the mark, and
 # what the session keeps. Tests compare it with every transition of small scopes.

@@ -21,11 +21,12 @@ from impl.system_spec import SystemSpec
 from reference import model
 from reference.clauses.step import Step
 from reference.commands import (
-    SHARED, Command, Done, Extend, Mode, Outcome, Reason, Refused, SpecDecode, kind_name,
+    Command, Done, Extend, Mode, Outcome, Reason, Refused, SpecDecode, kind_name,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.state import State
 from reference.kinds import BLOCKS, PAIRS, TIERS, AnyCommand, AnyConfig, kind_of_config
+from reference.token_ids import SHARED
 from stateful_tests.check.tiers import CORPUS, Plan, fit_sizes, sizes_for
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import FIXTURE, CorpusLine

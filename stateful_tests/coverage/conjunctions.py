@@ -15,7 +15,7 @@ from itertools import combinations
 from reference import radix_tree as radix
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match, Outcome, Reason,
-    Refused, Retract, Submit, Unlock, UnlockSwa, kind_name, tree_key,
+    Refused, Retract, Submit, Unlock, UnlockSwa, kind_name,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.prefix_cache import shares_lock
@@ -24,6 +24,7 @@ from reference.radix_tree import (
 )  # fmt: skip
 from reference.rules.base import cursors_of
 from reference.state import IN_BATCH, Phase, Request, Session, State, text_tokens
+from reference.token_ids import tree_key
 from stateful_tests.generate.commands.cases import evicts, request_of, tail
 from reference.tree_eviction import states_in_order
 from stateful_tests.generate.enabled import full_alone, slot_source

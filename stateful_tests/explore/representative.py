@@ -30,21 +30,11 @@ from itertools import combinations, count, permutations
 from typing import Any, NamedTuple
 
 from reference import model
-from reference.commands import (
-    SHARED,
-    Chunk,
-    Command,
-    Draft,
-    Mode,
-    Piece,
-    position_of,
-    serial_of,
-    shared_serial,
-    token_id,
-)
+from reference.commands import Chunk, Command, Draft, Mode, Piece
 from reference.state import Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
 from reference.radix_tree import Key, Lock, Node, Tree
+from reference.token_ids import SHARED, position_of, serial_of, shared_serial, token_id
 from stateful_tests.generate.scope import Scope
 from stateful_tests.explore import enumeration
 from stateful_tests.generate.commands.base import Names, Present

@@ -10,11 +10,10 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import takewhile
 
-from reference.commands import (
-    SHARED, Piece, Prompt, prompt_len, second_of, serial_of, shared_text, token_of,
-)  # fmt: skip
+from reference.commands import Piece, Prompt, prompt_len
 from reference.state import Request, State
 from reference.radix_tree import Key, nodes, path_of, state_paths
+from reference.token_ids import SHARED, second_of, serial_of, shared_text, token_of
 from impl.choices import Choices, once_in, pick
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
-from reference.commands import (
-    Abort, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len, serial_of, shared_text,
-)  # fmt: skip
+from reference.commands import Abort, Evict, Insert, Match, Piece, Prompt, Unlock, prompt_len
 from reference.tiers.commands import (
     ALL,
     Backup,
@@ -28,6 +26,7 @@ from reference.tiers.commands import (
 from reference.tiers.config import POLICIES, STORAGE, TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierTransfer
 from reference.tiers.locks import LockRanges, path
+from reference.token_ids import serial_of, shared_text
 from impl.choices import Choices, by_weight, once_in, pick
 from stateful_tests.generate.decode_commands import (
     decode_finale,

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from reference import radix_tree as radix
 from reference.clauses.facts import Facts, TreeFacts
-from reference.commands import Command, Decode, Extend, Insert, Launch, SpecDecode, tree_key
+from reference.commands import Command, Decode, Extend, Insert, Launch, SpecDecode
 from reference.state import State, text_tokens
 from reference.prefix_cache import key_of, lock_holders
+from reference.token_ids import tree_key
 
 
 def requests_of_batch(command: Command) -> Sequence[str]:

@@ -26,12 +26,13 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    COMMANDS, SHARED, Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,
+    COMMANDS, Broken, Command, Done, Extend, Mode, Outcome, Reason, Refused, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.failures import Failure
 from reference.geometry import PRESETS, Geometry
 from reference.state import Phase, RunConfig, State, full_pages, holders, swa_pages
+from reference.token_ids import SHARED
 from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.base import AnyLockstep
 from stateful_tests.lockstep.engine import EngineLockstep

@@ -14,7 +14,7 @@ from impl.adapter import (
 from reference import model
 from reference import radix_tree as radix
 from reference.commands import (
-    Command, Decode, Done, Extend, Launch, Mode, Outcome, SpecDecode, UnlockSwa, token_of, tree_key,
+    Command, Decode, Done, Extend, Launch, Mode, Outcome, SpecDecode, UnlockSwa,
 )  # fmt: skip
 from reference.cursors import page_ends
 from reference.geometry import Geometry
@@ -26,6 +26,7 @@ from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, p
 from reference.kinds import ROWS
 from reference.remembered import remembered
 from reference.radix_tree import Key, Tree, state_paths
+from reference.token_ids import token_of, tree_key
 
 
 class ReferenceSystem:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from reference.blocks.facts import *
     from reference.commands import *
     from reference.geometry import *
+    from reference.token_ids import *
 
 _NAMES = {
     "impl.adapter": (
@@ -39,10 +40,10 @@ _NAMES = {
     ),
     "reference.commands": (  # and every command
         "Account", "Broken", "Choice", "Chunk", "Command", "Done", "Draft", "Entry", "Freed", "Mode",
-        "Outcome", "Piece", "Prompt", "Reason", "Refused", "Report", "prompt_len", "shared_serial",
-        "token_id",
+        "Outcome", "Piece", "Prompt", "Reason", "Refused", "Report", "prompt_len",
     ),
     "reference.geometry": ("PRESETS", "Geometry", "preset"),
+    "reference.token_ids": ("shared_serial", "token_id"),
 }  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
-from ci.commands.shared import SystemSelector, save_traces
+from ci.commands.saved_traces import save_traces
+from ci.commands.shared import SystemSelector
 from ci.report import data as report
 from ci.report import render, render_run
 from impl.adapter import AnySystem, System, UnusableImplementation

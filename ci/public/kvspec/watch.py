@@ -1,5 +1,5 @@
 """The plugin that SGLang loads (entry point `sglang.srt.plugins`) in each process of a server."""
 
-from impl.sglang.server.watch import register
+from impl.sglang.server.hooks import register
 
 __all__ = ["register"]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from impl.optional import optional
-from reference.commands import POSITION_BITS, SHARED, serial_of, tree_key
+from reference.token_ids import POSITION_BITS, SHARED, serial_of, tree_key
 
 SETTING = "namespaces"
 NAME = "kvspec"

@@ -228,7 +228,7 @@ EXPORTED = """
 0.5.16 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.root_node
 """
 # What a whole scheduler is built from, and the stand-ins of its sockets, device and clients
-# (server/whole_scheduler.py, fake_model.py).
+# (server/build.py, whole_scheduler.py, fake_model.py).
 SERVED = """
 0.5.14 ...    managers/scheduler.py | Scheduler.run_event_loop(); Scheduler.gracefully_exit; Scheduler.tp_worker; Scheduler.draft_worker
 0.5.14 ...    managers/io_struct.py | OpenSessionReqInput(capacity_of_str_len=_, session_id=_, streaming=_, timeout=_); CloseSessionReqInput(session_id=_)

@@ -15,8 +15,8 @@ from typing import Any
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode, SamplingParams
 from impl.sglang.releases.names import called
-from impl.sglang.scheduler.server import LiveRequest, LockHolder
-from reference.commands import SHARED, position_of, serial_of
+from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
+from reference.token_ids import SHARED, position_of, serial_of
 
 # Methods of a release's class that are noted: each has a method here that gives its line.
 _OF_RELEASE = (

@@ -24,16 +24,18 @@ from impl.sglang.releases.names import alias
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.ends import Ends
+from impl.sglang.scheduler.live_requests import LiveRequest, Result
 from impl.sglang.scheduler.prefills import Prefills
 from impl.sglang.scheduler.results import LateResults, Results
-from impl.sglang.scheduler.server import LiveRequest, Result, Server
+from impl.sglang.scheduler.server import Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
 from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, serial_of_turn, spelled
 from reference import commands as c
 from reference.commands import (
-    COMMANDS, Choice, Command, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
+    COMMANDS, Choice, Command, Outcome, Reason, Refused, Report, kind_name, prompt_len,
 )  # fmt: skip
 from reference.geometry import Geometry
+from reference.token_ids import token_id
 
 
 class CallLog(Protocol):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.stand_ins import ForwardMode
+from impl.sglang.scheduler.live_requests import LiveRequest
 from impl.sglang.scheduler.on_server import OnServer
-from impl.sglang.scheduler.server import LiveRequest
 from impl.vocabulary import RequestPhase, require
 from reference import commands as c
 from reference.commands import Choice, Reason

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts.stand_ins import SERVER_ARGS, ForwardMode
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.scheduler.live_requests import LiveRequest
 from impl.sglang.scheduler.results import Results
-from impl.sglang.scheduler.server import LiveRequest, Server
+from impl.sglang.scheduler.server import Server
 from impl.vocabulary import CommandRefused, RequestPhase, require
 from reference.commands import Choice, Reason
 

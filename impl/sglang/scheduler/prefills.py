@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from impl.lazy import torch
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, ForwardMode
+from impl.sglang.scheduler.live_requests import LiveRequest, Result
 from impl.sglang.scheduler.on_server import OnServer
-from impl.sglang.scheduler.server import LiveRequest, Result
 from impl.vocabulary import RequestPhase, require
 from reference import commands as c
 from reference.commands import Choice, Reason

@@ -18,7 +18,8 @@ turn goes on.
 
 from __future__ import annotations
 
-from impl.sglang.scheduler.server import LiveRequest, Result, Server
+from impl.sglang.scheduler.live_requests import LiveRequest, Result
+from impl.sglang.scheduler.server import Server
 from impl.vocabulary import require
 from reference.commands import Reason
 

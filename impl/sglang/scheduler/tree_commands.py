@@ -13,8 +13,8 @@ from typing import Any
 from impl.lazy import Tensor
 from impl.sglang.parts import namespaces
 from impl.sglang.parts.trees import ReleaseTree
+from impl.sglang.scheduler.live_requests import LockHolder
 from impl.sglang.scheduler.on_server import OnServer
-from impl.sglang.scheduler.server import LockHolder
 from impl.vocabulary import require, spelled
 from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock
 

@@ -21,8 +21,8 @@ def main(config_json: str, folder: str, port: str) -> None:
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
 
+    from impl.sglang.server.build import NEVER, model_folder
     from impl.sglang.server.clients import Config
-    from impl.sglang.server.whole_scheduler import NEVER, model_folder
 
     config = msgspec.json.decode(config_json, type=Config)
     wanted = {

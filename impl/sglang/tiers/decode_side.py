@@ -1,27 +1,27 @@
 """A server that only decodes: the queues of requests whose prompt another server computes and sends here.
 
-Both queues and the loop around them are the release's own, tree or none, pools and rows too. Ours are the
-prefill server, whose answers, writes and failures are commands, and the buffer for a request's first token.
+Both queues and the loop around them are the release's own, tree or none, pools and rows too. The prefill
+server, whose answers, writes and failures are commands, is ours (played_prefill.py).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from impl.lazy import torch
 
 from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, ForwardMode
+from impl.sglang.scheduler.live_requests import LiveRequest
 from impl.sglang.scheduler.on_server import OnServer
-from impl.sglang.scheduler.server import LiveRequest
+from impl.sglang.tiers.played_prefill import FirstTokens, Peer, Peers
 from impl.vocabulary import RequestPhase, require, spelled
-from reference.commands import Close, Decode, Reason, Retract, token_id
+from reference.commands import Close, Decode, Reason, Retract
 from reference.tiers.commands import Arrive, Await, LastToken, Expire, FailPeer, Greet
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierRequestState
+from reference.token_ids import token_id
 
 FIRST_THAT_RECEIVES = "0.5.22"
 OUTPUT = 4  # tokens that a request may have, the first included
@@ -29,165 +29,6 @@ _DECODE = "sglang.srt.disaggregation.decode"
 _UTILS = "sglang.srt.disaggregation.utils"
 # seconds that slots are held for an aborted transfer: until a command says that they are over
 HELD_FOR = 1e9
-
-
-@dataclass
-class Writing:
-    """Writes that a prefill server has still to make. slots: pool, slot and the token whose KV goes there;
-    first: the slot of the request's first token."""
-
-    name: str
-    slots: list[tuple[str, int, int]]
-    first: int
-
-
-class Peer:
-    """The receiver of one request: what the decode server sees of the prefill server. state: of KVPoll."""
-
-    supports_host_destination = False
-    bootstrap_infos = (1,)  # ranks of the prefill server
-    conclude_state = None
-
-    def __init__(self, mgr: Peers, bootstrap_addr: str, bootstrap_room: int) -> None:
-        del bootstrap_addr
-        self.kv_mgr = mgr
-        self.room = bootstrap_room
-        self.told = False
-        self.abort_notified = False
-        self.state = mgr.poll.Bootstrapping
-        mgr.by_room[bootstrap_room] = self
-
-    def init(self, prefill_dp_rank: int) -> None: ...
-
-    def poll(self) -> int:
-        return int(self.state)
-
-    def send_metadata(
-        self,
-        page_indices: Any,
-        aux_index: int,
-        state_indices: Any = None,
-        *,
-        decode_prefix_len: int = 0,
-    ) -> None:
-        self.told = True
-        if self.state == self.kv_mgr.poll.WaitingForInput:  # else it has failed meanwhile
-            self.state = self.kv_mgr.poll.Transferring
-        self.kv_mgr.tell(
-            self.room, page_indices.tolist(), aux_index, state_indices or (), decode_prefix_len
-        )
-
-    def failure_exception(self) -> None:
-        raise RuntimeError("the prefill server failed")
-
-    def abort(self) -> None:
-        self.state = self.kv_mgr.poll.Failed
-        self.ensure_abort_notified()
-
-    def ensure_abort_notified(self, force_arm: bool = False) -> None:
-        del force_arm
-        self.abort_notified = self.abort_notified or self.told
-
-    def clear(self) -> None: ...
-
-
-class Peers:
-    """The manager of the transfers. writing: by room what has still to arrive; drained: rooms whose prefill
-    server has said that it writes no more."""
-
-    enable_deferred_decode_kv_release = True
-
-    def __init__(
-        self, config: TierConfig, memory: dict[str, list[int]], poll: Any, swa: Any
-    ) -> None:
-        self.config = config
-        self.memory = memory
-        self.poll = poll
-        self.prefill_info_table = Bag(get=lambda _: Bag(dp_size=1))
-        self.kv_args = Bag(state_types=[swa] if config.window is not None else [])
-        self.by_room: dict[int, Peer] = {}
-        self.writing: dict[int, Writing] = {}
-        self.drained: Counter[int] = Counter()
-        self.texts: dict[int, tuple[str, list[int]]] = {}
-
-    def is_abort_release_safe(self, room: int, required_acks: int) -> bool:
-        return self.drained[room] >= required_acks
-
-    def clear_deferred_abort_state(self, room: int) -> None:
-        self.drained.pop(room, None)
-
-    def tell(
-        self, room: int, pages: Sequence[int], first: int, states: Sequence[Any], prefix: int
-    ) -> None:
-        """Note where the KV of a request goes: whole pages; of SWA those of its window."""
-        name, text = self.texts[room]
-        size = self.config.page_size
-        window = self.config.window or 0
-        begin = max(prefix, len(text) - window) // size * size
-        parts = [("full", pages, prefix)]
-        parts += [("swa", state.tolist(), begin) for state in states if state is not None]
-        slots = [
-            (pool, page * size + at, text[where] if (where := start + number * size + at) < len(text) else 0)
-            for pool, own, start in parts for number, page in enumerate(own) for at in range(size)
-        ]  # fmt: skip
-        for pool, slot, _ in slots:
-            self.memory[pool][slot] = 0
-        self.writing[room] = Writing(name, slots, first)
-
-
-class FirstTokens:
-    """ReqToMetadataIdxAllocator and MetadataBuffers: a slot for what a request's prefill has sampled."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.free_slots = deque(range(size))
-        self.rows: dict[int, tuple[int, int]] = {}
-
-    def available_size(self) -> int:
-        return len(self.free_slots)
-
-    def alloc(self) -> int | None:
-        return self.free_slots.popleft() if self.free_slots else None
-
-    def free(self, index: int) -> None:
-        self.free_slots.append(index)
-
-    def clear_slot(self, index: int) -> None:
-        self.rows.pop(index, None)
-
-    @property
-    def bootstrap_room(self) -> FirstTokens:
-        """Up to 0.5.22 a slot is cleared by writing 0 here."""
-        return self
-
-    def __setitem__(self, index: int, room: int) -> None:
-        assert room == 0
-        self.clear_slot(index)
-
-    def get_buf(self, index: int) -> tuple[Any, ...]:
-        token, room = self.rows.get(index, (0, 0))
-        nothing = torch.zeros(8, dtype=torch.int64)
-        return (torch.tensor([token]), *[nothing] * 11, None, torch.tensor([room]))
-
-
-def utilities() -> dict[str, Any]:
-    """Return what the queues use of disaggregation/utils.py; one rank, no fake transfers."""
-
-    def abort(req: Any, message: str, status_code: Any = None) -> None:
-        batch = importlib.import_module("sglang.srt.managers.schedule_batch")
-        req.finished_reason = batch.FINISH_ABORT(message, status_code)
-
-    return {
-        "prepare_abort": abort,
-        "poll_and_all_reduce": lambda pollers, *_, **__: [p.poll() for p in pollers],
-        "all_reduce_flags": lambda flags, **_: flags,
-        "get_kv_class": lambda *_: Peer,
-        "_is_fake_transfer": lambda _: False,
-        "is_mla_backend": lambda _: False,
-        "is_unadmitted_reject": lambda _: False,
-        "KVClassType": Bag(),
-        "TransferBackend": Bag(),
-    }
 
 
 def take_role(config: TierConfig) -> None:

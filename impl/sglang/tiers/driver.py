@@ -26,7 +26,8 @@ from impl.process.worker import serve
 from impl.sglang.parts.stand_ins import SERVER_ARGS, unset
 from impl.sglang.scheduler.call_log import Calls
 from impl.sglang.scheduler.driver import CallLog
-from impl.sglang.scheduler.server import LockHolder, Server
+from impl.sglang.scheduler.live_requests import LockHolder
+from impl.sglang.scheduler.server import Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
 from impl.sglang.tiers.copy_engine import CopyEngine, StateStamps
 from impl.sglang.tiers.decode_side import (

@@ -11,18 +11,19 @@ import torch
 
 from impl.optional import optional
 from impl.sglang.parts.namespaces import elements_of
-from impl.sglang.scheduler.server import LiveRequest, LockHolder, Server
+from impl.sglang.scheduler.live_requests import LiveRequest, LockHolder
+from impl.sglang.scheduler.server import Server
 from impl.sglang.tiers.api import loose
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.decode_side import DecodeSide
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
-from reference.commands import token_of, tokens_of
 from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
     RECORD_ONLY, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
     TierRequest, TierRequestState, TierTransfer, TierUser,
 )  # fmt: skip
+from reference.token_ids import token_of, tokens_of
 
 
 _POOLS = {"swa": "swa", "mamba": "state"}  # by PoolName of the release, besides that of full KV

@@ -21,7 +21,8 @@ from impl.sglang.releases.v0_5_15_to_21 import Unified
 from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST, FIRST_WITH_STATES
-from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES, utilities
+from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES
+from impl.sglang.tiers.played_prefill import utilities
 from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, double
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 from impl.optional import optional
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.stand_ins import Bag
-from reference.commands import TOKEN_BITS, second_of, token_of, tree_key
 from reference.tiers.facts import TierPage
+from reference.token_ids import TOKEN_BITS, second_of, token_of, tree_key
 
 FIRST_WITH_STORAGE = "0.5.20"  # before it the thread that reads frees what it has not read
 BATCH = 2  # pages of a call of the backend; 128 in a server, more than a run has

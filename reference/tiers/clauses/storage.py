@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reference.commands import POSITION_BITS, token_of
 from reference.failures import AtSlot, AtTreeNode, Failure, failure
 from reference.prefix_cache import path_text
 from reference.tiers.clauses.base import clause
 from reference.tiers.step import TierStep
+from reference.token_ids import POSITION_BITS, token_of
 
 
 @clause(

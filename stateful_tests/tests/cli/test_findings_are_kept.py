@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from ci.commands.shared import Saved
+from ci.commands.saved_traces import Saved
 from impl.process import remote_system
 from stateful_tests.check.masks import Standing
 from stateful_tests.tests.adapters import bad_adapters

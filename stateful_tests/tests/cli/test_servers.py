@@ -14,7 +14,7 @@ import pytest
 from ci.cli import run
 from ci.commands import servers, validating
 from ci.commands.validating import LogReading, LogReadings
-from ci.report.servers import effect
+from ci.report.effects import effect
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts.fetch import release_root
 from impl.sglang.server import environment, runs

@@ -15,8 +15,9 @@ from impl.adapter import UnusableImplementation
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import small, variable
-from reference.commands import Mode, tokens_of
+from reference.commands import Mode
 from reference.geometry import PRESETS
+from reference.token_ids import tokens_of
 from impl.choices import RandomChoices, pick
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings

@@ -14,7 +14,8 @@ from ci.export.template_parts import SHARED
 from impl.process import run_test
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import ids_text, variable
-from reference.commands import Open, shared_serial, token_id
+from reference.commands import Open
+from reference.token_ids import shared_serial, token_id
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.accepted import accepted

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reference.commands import (
+from reference.token_ids import (
     SHARED, is_bigram, position_of, second_of, serial_of, shared_serial, shared_text, token_id, token_of,
     tokens_of, tree_key,
 )  # fmt: skip

@@ -12,10 +12,9 @@ import pytest
 from msgspec import structs
 
 from impl.adapter import System, UnusableImplementation
-from reference.commands import (
-    Account, CheckIdle, Decode, Done, Mode, Piece, Refused, Submit, shared_serial, token_id,
-)  # fmt: skip
+from reference.commands import Account, CheckIdle, Decode, Done, Mode, Piece, Refused, Submit
 from reference.geometry import preset
+from reference.token_ids import shared_serial, token_id
 from stateful_tests.generate.next_command import finale
 from stateful_tests.lockstep.lockstep import Lockstep, replay
 from stateful_tests.lockstep.results import Trace

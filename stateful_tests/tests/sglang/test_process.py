@@ -16,18 +16,9 @@ from impl.sglang.process import system as sglang
 from impl.sglang.releases.catalogue import TABLE, Detected
 from impl import vocabulary
 from impl.sglang.scheduler import driver
-from reference.commands import (
-    Admit,
-    Broken,
-    Done,
-    Open,
-    Piece,
-    Reason,
-    Submit,
-    shared_serial,
-    token_id,
-)
+from reference.commands import Admit, Broken, Done, Open, Piece, Reason, Submit
 from reference.geometry import preset
+from reference.token_ids import shared_serial, token_id
 from stateful_tests.tests.support.commands import commands
 
 WORKER = """

@@ -17,7 +17,7 @@ from impl.sglang.parts.fetch import release_root
 from impl.sglang.process import worker
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import TABLE, detect
-from impl.sglang.server.watch import targets
+from impl.sglang.server.hooks import targets
 from impl.sglang.server.whole_scheduler import replaced
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.traces.files import load

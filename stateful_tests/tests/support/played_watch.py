@@ -18,7 +18,8 @@ from impl.sglang.process import worker
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import supported
 from impl.sglang.server import reading
-from impl.sglang.server.watch import POINTS, Watcher, around, targets
+from impl.sglang.server.hooks import POINTS, around, targets
+from impl.sglang.server.watch import Watcher
 from impl.vocabulary import RequestPhase
 from reference.commands import Command, Outcome, Retract
 from reference.geometry import Geometry

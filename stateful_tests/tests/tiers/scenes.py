@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from reference.commands import token_id
 from reference.clauses import Clause
 from reference.failures import Failure
 from reference.tiers.clauses import TierStep, broken
@@ -23,6 +22,7 @@ from reference.tiers.facts import (
     TierRequestState, TierTransfer, TierUser,
 )  # fmt: skip
 from reference.tiers.locks import LockRanges
+from reference.token_ids import token_id
 from stateful_tests.tests.support.record_words import Notation, RecordKind
 from stateful_tests.tests.support.row_files import ClauseRow
 

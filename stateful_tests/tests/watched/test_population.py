@@ -4,7 +4,7 @@ import itertools
 import random
 
 from impl.sglang.server.clients import EOS, Client, Clients, Config, Turn
-from stateful_tests.watched import population, serving
+from stateful_tests.watched import population, random_clients, serving
 from stateful_tests.tests.watched.test_serving import RELEASE
 
 
@@ -12,7 +12,7 @@ def test_the_same_seed_gives_the_same_population():
     def made():
         rng = random.Random(5)
         config = population.configuration(rng, window=8)
-        return config, population.clients(rng, config, count=9, impatient=True)
+        return config, random_clients.clients(rng, config, count=9, impatient=True)
 
     assert made() == made()
     assert made()[0].window == 8 and len(made()[1]) == 9

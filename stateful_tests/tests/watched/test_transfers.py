@@ -15,9 +15,10 @@ from impl.sglang.server.events import (
     VERSION, Event, HookFailed, KVArrived, KVGivenBack, KVNamed, KVSent, Queued, Rested, Snapshot,
     WatchHeader,
 )  # fmt: skip
+from impl.sglang.server.hooks import around
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.transfers import TransferHooks
-from impl.sglang.server.watch import Watcher, around
+from impl.sglang.server.watch import Watcher
 from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import at_night
 from stateful_tests.tests.support.watched_logs import header

@@ -1,25 +1,20 @@
-"""The watcher harms no server: hooks, files, and an environment that is not there."""
+"""The watcher harms no server: its hooks and its files."""
 
 import json
 import logging
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace as Bag
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
 from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
-from impl.sglang.server import environment, tier, watch
-from impl.sglang.server.clients import EOS, FLUSH, PATIENCE, Client, Clients, Turn
+from impl.sglang.server import hooks, tier
 from impl.sglang.server.events import (
     VERSION,
     QueueAborted,
@@ -31,8 +26,9 @@ from impl.sglang.server.events import (
     Stepped,
     Submitted,
 )
+from impl.sglang.server.hooks import POINTS, around
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.watch import POINTS, Watcher, around
+from impl.sglang.server.watch import Watcher
 from impl.sglang.server.outcome import RunOutcome
 from impl.sglang.tiers.copy_engine import CopyEngine, CopyJob, Event
 from stateful_tests.tests.support.watched_logs import header
@@ -259,8 +255,8 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
         raise UnusableImplementation("managers/scheduler.py: Scheduler has no waiting_queue")
 
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
-    monkeypatch.setattr(watch, "installed", lacks)
-    watch.register()
+    monkeypatch.setattr(hooks, "installed", lacks)
+    hooks.register()
     [record] = caplog.records
     assert record.levelname == "ERROR"
     assert "not watched: managers/scheduler.py: Scheduler has no waiting_queue" in record.message
@@ -276,8 +272,8 @@ def test_a_server_whose_names_are_not_known_is_not_watched(monkeypatch, caplog):
 def test_settings_that_are_none_end_no_server(name, value, says, monkeypatch, caplog):
     monkeypatch.setenv("KVSPEC_WATCH", "logs")
     monkeypatch.setenv(f"KVSPEC_WATCH_{name}", value)
-    monkeypatch.setattr(watch, "installed", lambda: RELEASE)
-    watch.register()
+    monkeypatch.setattr(hooks, "installed", lambda: RELEASE)
+    hooks.register()
     [record] = caplog.records
     assert says in record.message
 
@@ -303,148 +299,6 @@ def test_numbers_of_other_libraries_are_written(tmp_path):
     log.close()
     (found,) = logs_of([tmp_path])
     assert [line.event.full for line in found.lines()] == [7]
-
-
-# Clients.
-
-
-def served(clients: Clients, rounds: int = 200) -> list[str]:
-    """What they say to a server that answers at once."""
-    sent = []
-    for now in range(rounds):
-        for message in clients.round(now, 1):
-            sent.append(f"{message.kind} {message.name}")
-            if message.kind == "submit":
-                clients.answered(message.name, now)
-    return sent
-
-
-def test_clients_wait_for_answers_and_close():
-    two = (
-        Client("a", 0, (Turn(0, 3, 2), Turn(2, 3, 2))),
-        Client("b", 1, (Turn(0, 2, 2),), session=False),
-    )
-    clients = Clients(two, 1)
-    assert served(clients) == ["open a", "submit a.1", "submit b.1", "submit a.2", "close a"]
-    assert clients.done
-
-
-def test_a_client_may_be_taken_out():
-    after = Client("b", 0, (Turn(0, 2, 2),), after="a")
-    assert served(Clients((after,), 1)) == ["open b", "submit b.1", "close b"]
-    both = served(Clients((Client("a", 5, (Turn(0, 1, 1),)), after), 1))
-    assert both.index("open b") > both.index("close a")
-
-
-def test_who_flushes_waits_until_it_is_done():
-    operator = Client("o", 3, (), session=False, operator="flush")
-    after = Client("b", 0, (Turn(0, 2, 2),), session=False, after="o")
-    clients = Clients((after, operator), 1)
-    assert served(clients) == ["flush o"]
-    clients.answered(FLUSH, 200)
-    assert [said.name for now in range(201, 210) for said in clients.round(now, 1)] == ["b.1"]
-
-
-def test_an_operator_pauses_a_server_for_some_rounds():
-    update = Client("o", 3, (), session=False, operator="update", close=4)
-    clients = Clients((update,), 1)
-    said = [(now, each.kind, each.mode) for now in range(20) for each in clients.round(now, 1)]
-    assert said == [(3, "pause", "retract"), (3, "flush", "now"), (7, "go on", "")]
-    assert clients.done
-    paused = Clients((msgspec.structs.replace(update, operator="pause"),), 1)
-    said = [(now, each.kind, each.mode) for now in range(20) for each in paused.round(now, 1)]
-    assert said == [(3, "pause", "in_place"), (7, "go on", "")]
-
-
-def test_of_a_flush_no_server_lost_the_request():
-    waits: list[list[str]] = []
-    clients = Clients((Client("o", 0, (), session=False, operator="flush"),), 1, waits.append)
-    assert [said.kind for now in range(2 * PATIENCE) for said in clients.round(now, 0)] == ["flush"]
-    assert waits == [[]]
-
-
-def test_the_model_says_the_same_again():
-    clients = (
-        Client("a", 0, (Turn(0, 3, 9, stop=4, shared=2, text=1), Turn(0, 3, 9, shared=2, text=1))),
-    )
-    one, two = Clients(clients, 7), Clients(clients, 7)
-    assert [one.says("a.1", n) for n in (1, 2, 3)] == [two.says("a.1", n) for n in (1, 2, 3)]
-    assert one.says("a.1", 4) == EOS
-    assert one.prompt("a.1")[:2] == one.prompt("a.2")[:2] and one.prompt("a.1") != one.prompt("a.2")
-
-
-# The environment.
-
-
-def test_without_an_environment_one_line_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
-    with pytest.raises(UnusableImplementation, match=r"kvspec setup-server 0\.5\.23 \(downloads"):
-        environment.python_of("0.5.23")
-    with pytest.raises(UnusableImplementation, match=r"whole servers are there of 0\.5\.14, "):
-        environment.python_of("0.4")
-
-
-def test_an_environment_serves_each_clone_with_its_own_packages(tmp_path):
-    line = environment.packages_line()
-    (tmp_path / "zz_kvspec.pth").write_text(line)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "its_own.py").write_text(f"print({name!r})")
-        code = f"import site; site.addsitedir({str(tmp_path)!r}); import its_own"
-        env = {environment.SITE: str(tmp_path / name)}
-        assert (
-            subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == f"{name}\n"
-        )
-
-
-def test_of_two_that_make_an_environment_one_waits(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
-    waits, made, lines = threading.Event(), [], []
-
-    def build(release, folder, say):
-        assert waits.wait(20)
-        info = {"python": environment._PYTHON, "torch": version("torch")}
-        (folder / "bin").mkdir(parents=True)
-        (folder / "bin" / "python").touch()
-        (folder / "kvspec-server.json").write_text(json.dumps(info))
-        made.append(release)
-        return folder / "bin" / "python"
-
-    def say(line):
-        lines.append(line)
-        waits.set()
-
-    monkeypatch.setattr(environment, "_build", build)
-    with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(environment.make, "0.5.23", say) for _ in range(2)]
-        assert len({each.result() for each in found}) == 1
-    assert made == ["0.5.23"] and [line.split(": ")[-1] for line in lines] == ["waiting"]
-
-
-def test_an_environment_for_another_torch_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
-    folder = tmp_path / "server-0.5.23"
-    folder.mkdir()
-    (folder / "kvspec-server.json").write_text('{"python": "3.9", "torch": "2.0"}')
-    with pytest.raises(
-        UnusableImplementation, match=r"for Python 3\.9 and torch 2\.0, this is 3\.\d+ and"
-    ):
-        environment.python_of("0.5.23")
-
-
-def test_plain_requirements_keep_the_releases_pins(tmp_path):
-    info = tmp_path / "sglang-9.dist-info"
-    info.mkdir()
-    plain, others = (
-        ("transformers==5.19.0", "pyzmq>=25"),
-        ("torch==2.99", "flashinfer_python[cu13]==0.7"),
-    )
-    lines = (*plain, *others, 'tqdm; extra == "test"')
-    metadata = "".join(f"Requires-Dist: {line}\n" for line in lines)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: 9\n{metadata}")
-    wanted = environment.requirements(tmp_path)
-    assert set(plain) <= set(wanted)
-    assert not [each for each in wanted if each.startswith(("torch", "flashinfer", "tqdm"))]
 
 
 def test_a_free_list_has_two_parts_up_to_0_5_19():

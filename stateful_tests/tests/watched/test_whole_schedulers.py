@@ -13,7 +13,7 @@ from impl.sglang.server.worker import Job
 from stateful_tests.tests.support.night import NIGHT, at_night
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.support.served_faults import found_in_servers
-from stateful_tests.watched import population, serving
+from stateful_tests.watched import population, random_clients, serving
 from stateful_tests.watched.reader import WatchLog
 from stateful_tests.watched.validator import Validator
 from stateful_tests.tests.watched.test_serving import RELEASE
@@ -84,7 +84,7 @@ def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
     rng = random.Random("parts")
     config = population.configuration(rng, draft=4, overlap=True)
     watch = {"KVSPEC_WATCH": str(tmp_path), "KVSPEC_WATCH_MB": "0", "KVSPEC_WATCH_FILES": "1000"}
-    scheduler.run(Job(config, population.clients(rng, config, count=30), 1, watch))
+    scheduler.run(Job(config, random_clients.clients(rng, config, count=30), 1, watch))
     files = sorted(tmp_path.glob("*.jsonl"))
     for at in (0, 1, *range(2, len(files), 5)):
         log = WatchLog(files[at:])

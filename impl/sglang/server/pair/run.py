@@ -18,6 +18,7 @@ import msgspec
 
 from impl.optional import optional
 from impl.sglang.server import whole_scheduler
+from impl.sglang.server.build import build_scheduler, model_folder
 from impl.sglang.server.clients import Client, Clients, Config, Message
 from impl.sglang.server.fake_tier import FakeTier, PlacedHashes, before_storage
 from impl.sglang.server.outcome import RunOutcome
@@ -109,10 +110,10 @@ class Pair:
     def build(self, server: str, config: Config, folder: Path) -> None:
         """Build one server, as its own process does."""
         self.stage.enter(server, anew=True)
-        path = whole_scheduler.model_folder(folder, config.window, config=config)
+        path = model_folder(folder, config.window, config=config)
         settings = _settings(server, config)
         mine = _of_one(server, config)
-        scheduler = whole_scheduler._scheduler(mine, path, settings)
+        scheduler = build_scheduler(mine, path, settings)
         queue = scheduler.disagg_prefill_bootstrap_queue
         if server == DECODE:
             queue = scheduler.disagg_decode_prealloc_queue

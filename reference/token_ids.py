@@ -1,0 +1,74 @@
+"""Token ids: whose token one is and at which position, and the keys that a radix tree makes of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+POSITION_BITS = 20
+TOKEN_BITS = 32  # of an element of a tree's key: a bigram has two tokens
+# The serial of shared text "a"; b, c, ... follow. All ids fit in 32 bits. A run with so many submits is
+# refused (stateful_tests/lockstep/lockstep.py), as two texts would have one serial.
+SHARED = 4000
+
+
+def token_id(serial: int, position: int) -> int:
+    """The token at `position` of a conversation, as written by the `serial`-th accepted Submit.
+
+    Client and sampler are deterministic functions of these two, so that every system produces the
+    same text and a stamp in a slot tells whose token it holds. `serial` counts from 1; the texts that
+    prompts share have serials of their own (shared_serial).
+    """
+    return serial << POSITION_BITS | position
+
+
+def serial_of(token: int) -> int:
+    """The serial of the text that a token is of."""
+    return token >> POSITION_BITS
+
+
+def position_of(token: int) -> int:
+    """The position of a token in its text."""
+    return token & (1 << POSITION_BITS) - 1
+
+
+def shared_serial(text: str) -> int:
+    """The serial of the shared text called by one letter of a to z."""
+    return SHARED + ord(text) - ord("a")
+
+
+def text_serial(answers: str, serial: int) -> int:
+    """The serial of what a request adds to its prompt: that of a shared text, or the one of its Submit."""
+    return shared_serial(answers) if answers else serial
+
+
+def shared_text(serial: int) -> str:
+    """The letter of a shared text."""
+    return chr(ord("a") + serial - SHARED)
+
+
+def tree_key(tokens: Iterable[int], bigram: bool) -> tuple[int, ...]:
+    """Return a radix tree's key for these tokens: themselves, or each with the one that follows: then the
+    last has no key (EAGLE: what the draft model keeps for a token it computes from the next one too)."""
+    return tuple(a << TOKEN_BITS | b for a, b in pairwise(tokens)) if bigram else tuple(tokens)
+
+
+def tokens_of(key: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that a key of a radix tree is made of: of pairs one more than it has elements."""
+    last = [second_of(key[-1])] if key and is_bigram(key[-1]) else []
+    return (*map(token_of, key), *last)
+
+
+def token_of(key: int) -> int:
+    """The token whose KV the tree keeps under one element of a key."""
+    return key >> TOKEN_BITS or key
+
+
+def is_bigram(key: int) -> bool:
+    """Whether an element of a key is a token with the one that follows."""
+    return bool(key >> TOKEN_BITS)
+
+
+def second_of(key: int) -> int:
+    """The token that follows, of an element that is a bigram."""
+    return key & (1 << TOKEN_BITS) - 1

@@ -1,0 +1,70 @@
+"""Clients of a whole server: what they send, and what they wait for."""
+
+import msgspec
+
+from impl.sglang.server.clients import EOS, FLUSH, PATIENCE, Client, Clients, Turn
+
+
+def served(clients: Clients, rounds: int = 200) -> list[str]:
+    """What they say to a server that answers at once."""
+    sent = []
+    for now in range(rounds):
+        for message in clients.round(now, 1):
+            sent.append(f"{message.kind} {message.name}")
+            if message.kind == "submit":
+                clients.answered(message.name, now)
+    return sent
+
+
+def test_clients_wait_for_answers_and_close():
+    two = (
+        Client("a", 0, (Turn(0, 3, 2), Turn(2, 3, 2))),
+        Client("b", 1, (Turn(0, 2, 2),), session=False),
+    )
+    clients = Clients(two, 1)
+    assert served(clients) == ["open a", "submit a.1", "submit b.1", "submit a.2", "close a"]
+    assert clients.done
+
+
+def test_a_client_may_be_taken_out():
+    after = Client("b", 0, (Turn(0, 2, 2),), after="a")
+    assert served(Clients((after,), 1)) == ["open b", "submit b.1", "close b"]
+    both = served(Clients((Client("a", 5, (Turn(0, 1, 1),)), after), 1))
+    assert both.index("open b") > both.index("close a")
+
+
+def test_who_flushes_waits_until_it_is_done():
+    operator = Client("o", 3, (), session=False, operator="flush")
+    after = Client("b", 0, (Turn(0, 2, 2),), session=False, after="o")
+    clients = Clients((after, operator), 1)
+    assert served(clients) == ["flush o"]
+    clients.answered(FLUSH, 200)
+    assert [said.name for now in range(201, 210) for said in clients.round(now, 1)] == ["b.1"]
+
+
+def test_an_operator_pauses_a_server_for_some_rounds():
+    update = Client("o", 3, (), session=False, operator="update", close=4)
+    clients = Clients((update,), 1)
+    said = [(now, each.kind, each.mode) for now in range(20) for each in clients.round(now, 1)]
+    assert said == [(3, "pause", "retract"), (3, "flush", "now"), (7, "go on", "")]
+    assert clients.done
+    paused = Clients((msgspec.structs.replace(update, operator="pause"),), 1)
+    said = [(now, each.kind, each.mode) for now in range(20) for each in paused.round(now, 1)]
+    assert said == [(3, "pause", "in_place"), (7, "go on", "")]
+
+
+def test_of_a_flush_no_server_lost_the_request():
+    waits: list[list[str]] = []
+    clients = Clients((Client("o", 0, (), session=False, operator="flush"),), 1, waits.append)
+    assert [said.kind for now in range(2 * PATIENCE) for said in clients.round(now, 0)] == ["flush"]
+    assert waits == [[]]
+
+
+def test_the_model_says_the_same_again():
+    clients = (
+        Client("a", 0, (Turn(0, 3, 9, stop=4, shared=2, text=1), Turn(0, 3, 9, shared=2, text=1))),
+    )
+    one, two = Clients(clients, 7), Clients(clients, 7)
+    assert [one.says("a.1", n) for n in (1, 2, 3)] == [two.says("a.1", n) for n in (1, 2, 3)]
+    assert one.says("a.1", 4) == EOS
+    assert one.prompt("a.1")[:2] == one.prompt("a.2")[:2] and one.prompt("a.1") != one.prompt("a.2")
