@@ -409,7 +409,7 @@ def test_replay_says_what_a_trace_does_in_every_release(fake, kvspec, monkeypatc
         "t.json 1 of 6 commands refused, and not stated so. The first: command 2 ("
     )
     assert lines(out)[lines(out).index("release what the trace does there") + 2 :] == [
-        "sglang==0.5.10 conforms",
+        "sglang==0.5.10 conforms (1 of 6 commands refused)",
         f"sglang==0.5.11 violates LEN-2, FREE-2 at command 5 (known: {fault.id})",
         "sglang==0.5.12 cannot be driven: has no tree of bigrams",
         "sglang==0.5.13 violates LEN-2, FREE-2 at command 5 (no known fault)",
