@@ -96,6 +96,13 @@ def test_known_faults_of_a_side_have_their_names(role, events, known):
     assert [each.known for each in result.mismatches] == [known]
 
 
+@pytest.mark.parametrize("holds_less", [{"speculative": True}, {"states": 8, "tracks": 1}])
+def test_a_page_is_replaced_where_the_tree_holds_less_than_a_chunk(holds_less):
+    replaced = KVGivenBack("r1", 7, "success", [1, 9, 3])
+    result = validated("prefill", (ASKED, FIRST, LAST, replaced), **holds_less).result
+    assert [each.known for each in result.mismatches] == ["sent-page-is-replaced"]
+
+
 def test_what_is_kept_is_told_once():
     assert len(validated("decode", [rest(kept={"rows": "1 of 4"})] * 5).result.found) == 1
 
