@@ -280,8 +280,8 @@ def kept_for_a_peer(header: WatchHeader, what: str, *, sent: bool) -> str | None
 
 
 def replaced_before_sent(header: WatchHeader) -> str | None:
-    """A page that was sent is no longer the request's: the tree holds less than a chunk, as its keys are pairs
-    of tokens, or it ends where a recurrent state is kept."""
+    """A page that was sent is no longer the request's: the tree holds less than a chunk, as its keys are
+    pairs of tokens, or it ends where a recurrent state is kept."""
     holds_less = header.speculative or header.tracks
     return label(header.release, "sent-page-is-replaced") if holds_less else None
 
