@@ -58,7 +58,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "prefill results": ("groups_prefill",),
     "window evictions": ("eviction_limit",),
     # What a release does that no name tells: as in the nearest release.
-    "policy": ("uncounted", "counts_in_flight", "waived"),
+    "policy": ("uncounted", "counts_in_flight", "waived", "watches_pairs"),
 }
 
 _AROUND = 3  # releases on either side that a checkout may have facts of
