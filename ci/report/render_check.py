@@ -29,7 +29,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     out.print()
     if detailed:
         _counted(out, data)
-    elif data["incomplete"]:
+    elif data["incomplete"] and not any(map(_is_new, data["findings"])):  # else these would bury them
         _missing(out, data["situations"], 10)
     say(out, f"{data['tier']}, seed {data['seed']}: {_reached(data, '' if detailed else ' (-v)')}")
     for way in data.get("ways", ()):
@@ -38,10 +38,14 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
             check(out, way, detailed=detailed)
 
 
+def _is_new(found: Data) -> bool:
+    return not (found["also_in"] or found["known_elsewhere"])
+
+
 def _new_findings(out: Console, findings: list[Data], base: str | None, *, detailed: bool) -> None:
     """Each finding that fails the check, with its trace. What an implementation shows beside its first
     finding is often the same bug: it is told without steps, unless a base says that it is new."""
-    new = [found for found in findings if not (found["also_in"] or found["known_elsewhere"])]
+    new = [*filter(_is_new, findings)]
     for number, found in enumerate(new, 1):
         out.print()
         of = f" {number} of {len(new)}" if len(new) > 1 else ""

@@ -244,6 +244,12 @@ def test_situations_that_were_not_reached_are_named(finds, kvspec):
     assert kvspec("check", "-v")[1].count("situation never reached: ") == 12
 
 
+def test_a_finding_is_not_buried_under_situations(finds, kvspec):
+    finds(checked(finding(), system="torch", required=MISSED))
+    assert "situation never reached: " not in kvspec("check")[1]
+    assert kvspec("check", "-v")[1].count("situation never reached: ") == 12
+
+
 def test_what_should_not_break_is_no_traceback_either(fake, kvspec, monkeypatch):
     def fail(*arguments, **options):
         raise RuntimeError("not deterministic")
