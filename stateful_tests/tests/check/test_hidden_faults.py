@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from impl.adapter import UnusableImplementation
 from reference.commands import (
     Abort, Decode, Done, Mode, Open, Reason, Refused, Retract,
 )  # fmt: skip
@@ -12,7 +13,8 @@ from stateful_tests.check import finder
 from stateful_tests.check.campaign import run
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.causes import needs, to_avoid
-from stateful_tests.lockstep.lockstep import replay, rejected_turns
+from stateful_tests.lockstep.final_closes import violations
+from stateful_tests.lockstep.lockstep import Lockstep, replay, rejected_turns
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
@@ -149,3 +151,25 @@ def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothi
         assert [type(c) for c in finding.run.trace.commands if isinstance(c, Open)] == kinds
     same = run(base, replace(chosen, after_finding=0), base=RefusesDecode(always=False))
     assert len(same.findings) == 1 and not same.stopped
+
+
+class CannotEnd(WaitsForEver):
+    """Its adapter cannot drive an abort in the state that a fault leaves."""
+
+    def apply(self, command):
+        if isinstance(command, Abort) and command.request == "r2":
+            raise UnusableImplementation("r2 has no row, in the adapter")
+        return super().apply(command)
+
+
+def test_an_adapter_that_fails_behind_a_violation_ends_that_run_alone():
+    lockstep = Lockstep(CannotEnd(), preset("page1"), Mode.FAITHFUL)
+    done = script(
+        "open s1; submit r1 in s1 +2; admit r1; extend r1 +2; retract r1;"
+        " submit r2 (no session) +2; admit r2; abort r1"
+    )
+    for command in done:
+        lockstep.do(command)
+    first = lockstep.violation
+    assert first is not None
+    assert [found for found, _ in violations(lockstep, done, "")] == [first]
