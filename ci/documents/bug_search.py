@@ -36,8 +36,8 @@ _WEIGHTS = {
     "name": 4.0, "says": 4.0, "place": 3.0, "said": 4.0, "seen": 2.0, "more": 1.5, "story": 1.0,
 }  # fmt: skip
 _SHORT = "{" + " ".join(name for name in _WEIGHTS if name != "story") + "}: "
-# What is no fault of a release comes behind one that fits as well.
-_FACTORS = {"known": 1.0, "reported": 0.8, "not driven": 0.7, "beyond": 0.8, "named": 0.6}
+# What is no fault of a release comes behind one that fits as well, and what is mended behind what is live.
+_FACTORS = {"known": 1.0, "mended": 0.95, "reported": 0.8, "not driven": 0.7, "beyond": 0.8, "named": 0.6}
 
 
 _SHOWN_NAMES = 3  # classes or options of a row that is not driven
@@ -113,7 +113,7 @@ def _known() -> Iterable[SearchEntry]:
         clauses = [*fault.clauses, *(["BROKEN"] if fault.ends_server else [])]
         said = [text for texts in messages.get(fault.id, {}).values() for text in texts]
         seen = dict.fromkeys(words().symptoms.get(clause, "") for clause in clauses)
-        yield SearchEntry("known", fault.engine, row, {
+        yield SearchEntry("mended" if fault.fixed else "known", fault.engine, row, {
             "name": fault.id,
             "says": fault.says,
             "place": f"{row['source']} {fault.only} {words().ways.get(fault.way, '')}",
@@ -196,7 +196,7 @@ def find(query: Sequence[str], every: Sequence[SearchEntry]) -> SearchResult:
     }
     fits = {row for row, count in had.items() if count >= FITS * len(content)}
     ranked = sorted(worth, key=lambda row: (row not in fits, -worth[row], row))
-    is_bug = bool(fits) and every[ranked[0]].kind in ("known", "named")
+    is_bug = bool(fits) and every[ranked[0]].kind in ("known", "mended", "named")
     return SearchResult([every[row].row for row in ranked], len(fits), is_bug, missing)
 
 
