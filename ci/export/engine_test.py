@@ -13,7 +13,7 @@ from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
 from ci.export.specialised import filled, specialised, unannotated
 from ci.export.template_parts import SHARED, used
-from ci.export.unit_test import ReleaseTarget, assembled, commented, told, with_message
+from ci.export.unit_test import ReleaseTarget, assembled, commented, failure_message, with_message
 from impl.renamed import in_code
 from impl import optional, stand_ins
 from impl.vllm import bare_connectors, bare_scheduler
@@ -78,7 +78,7 @@ def _definitions(connects: bool) -> str:
 
 
 def _needed(code: str, config: EngineConfig, system: VLLMSystem) -> str:
-    """What a test that stands by itself needs: the definitions, without what its sizes rule out."""
+    """Return the definitions of a test that stands by itself, without what its sizes rule out."""
     source = unannotated(_definitions(config.connects))
     sizes = {f"config.{field.name}": getattr(config, field.name) for field in fields(config)[1:]}
     sizes |= {"config.peer": int(config.peer)}
@@ -164,7 +164,7 @@ def unit_test(
         for command, calls in steps
         for line in commented(command, Done(), calls, sessions=True)
     ]
-    body += with_message(assertions[clause], told(clause, wanted, system.name, observed))
+    body += with_message(assertions[clause], failure_message(clause, wanted, system.name, observed))
     code = "\n".join([_engine(run.trace.sizes(EngineConfig), system), "", *body])
     made = [_kind(run.trace.sizes(EngineConfig))]
     if "adapter_of(" in code:

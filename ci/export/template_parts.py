@@ -101,7 +101,7 @@ def _arguments(code: str) -> list[str]:
 
 
 def head_of(needed: str) -> tuple[str, str]:
-    """What a test needs, in two: imports, which stand above it, and definitions, which stand below."""
+    """Return the imports of a test, which stand above it, and its definitions, which stand below."""
     tree, lines = ast.parse(needed), needed.split("\n")
     last = 0
     for node in tree.body:

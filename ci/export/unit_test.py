@@ -173,7 +173,7 @@ def unit_test(
     body = [*itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.noted.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
-    body += with_message(asserts.assertions, told(clause, wanted, system.name, observed))
+    body += with_message(asserts.assertions, failure_message(clause, wanted, system.name, observed))
     code = "\n".join([*started(trace.geometry, "\n".join(body)), "", *body])
     if beside:
         needed = imports(code, system, versions)
@@ -327,9 +327,9 @@ def _saying(line: str) -> list[str]:
     return [f"{indent}{function}(", *(f"{indent}    {each}," for each in values), f"{indent})"]
 
 
-def told(clause: str, wanted: str, name: str, observed: str) -> str:
-    """What a failing test says. name: of the system on which it was observed; a checkout has none that a
-    reader knows."""
+def failure_message(clause: str, wanted: str, name: str, observed: str) -> str:
+    """Return the message of a failing test. name: of the system on which it was observed; a checkout has none
+    that a reader knows."""
     where = "" if name.endswith("@checkout") else f" on {name}"
     return f"{clause}: expected {wanted}; observed{where}: {observed}"
 

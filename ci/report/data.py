@@ -179,7 +179,7 @@ def finding_data(
 
 
 def _looked_up(finding: Finding) -> Data | None:
-    """What the releases show on the trace of a finding; None if it was not looked up."""
+    """Return the releases' behaviour on the trace of a finding; None if it was not looked up."""
     found = finding.looked_up
     if found is None:
         return None

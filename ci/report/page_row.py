@@ -172,7 +172,7 @@ class _Row(NamedTuple):
         return "evicted" if pool == "swa" and start < cursors["E"] else "hole"
 
     def _trouble(self, pool: str, page: int, number: int | None, of_tree: bool) -> str:
-        """What is wrong with a page of the system, in words; "" if nothing is, and for the reference."""
+        """Say what is wrong with a page of the system; "" if nothing is, and for the reference."""
         if self.pages is None:
             return ""
         if of_tree:

@@ -32,7 +32,7 @@ def check_verdict(
 
 
 def said(result: CheckResult, masks: Sequence[Mask], base: Base | None) -> str:
-    """What a check found, in words, or "conforms"."""
+    """Say what a check found, or "conforms"."""
     seen_before = _seen_before(result, masks, base)
     nothing_new = not result.new and any(holds for holds, _ in seen_before)
     parts = [*_new(result), (nothing_new, "nothing new"), *seen_before, *_end(result)]
@@ -99,7 +99,7 @@ def _way(way: str) -> str:
 
 
 def covered(result: CheckResult) -> str:
-    """What was carried out, in words."""
+    """Say how much was carried out."""
     driven = [each for each in result.machines if each.examples and each.name != CORPUS]
     presets = len({each.preset for each in driven})
     counts = (

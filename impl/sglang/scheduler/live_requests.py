@@ -1,4 +1,4 @@
-"""What a server has to keep of a live request beside the release's own `req`, and of a holder of a lock."""
+"""Live requests and holders of locks, with what a server keeps beside the release's own `req`."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
 
 
 def test_a_folder_gets_a_test_of_each_trace_of_a_bug(kvspec, made, monkeypatch):
-    """Or is told why there is none; --name is of the first."""
+    """A trace without a test has a line that says why; --name is of the first."""
     seen, refused = [], set()
 
     def unit_test(trace, file, system, fixed, titles, beside):

@@ -4,7 +4,7 @@ import ast
 
 from ci.export.specialised import filled, specialised, unannotated
 from ci.export.template_parts import head_of, used
-from ci.export.unit_test import told, with_message
+from ci.export.unit_test import failure_message, with_message
 
 SOURCE = '''
 class Server:
@@ -74,8 +74,9 @@ def test_what_nothing_leads_to_is_left_out():
 
 
 def test_a_message_names_a_release_and_no_checkout():
-    assert told("A-1", "b", "sglang==0.5.10", "a") == "A-1: expected b; observed on sglang==0.5.10: a"
-    assert told("A-1", "b", "vllm@checkout", "a") == "A-1: expected b; observed: a"
+    said = failure_message("A-1", "b", "sglang==0.5.10", "a")
+    assert said == "A-1: expected b; observed on sglang==0.5.10: a"
+    assert failure_message("A-1", "b", "vllm@checkout", "a") == "A-1: expected b; observed: a"
 
 
 def test_an_assertion_says_what_was_expected_and_observed():
