@@ -16,6 +16,7 @@ from impl.used_names import PLAIN
 _WAYS = {
     "sglang/tiers/": "hicache",
     "vllm/pair/": "pair",
+    "vllm/images": "images",
     "vllm/offload.py": "offload",
     "vllm/bare_connectors.py": "offload",
     "vllm/runner_v2.py": "v2",

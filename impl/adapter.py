@@ -77,6 +77,7 @@ class Capabilities:
     storage: of a tree with a host tier: a storage behind the host can be attached (TierConfig.storage).
     receives: of a tree with a host tier: it can be a server that only decodes (TierConfig.decode).
     sources: fields of Add that requests of an engine that schedules by itself may have: "adapter", "salt".
+    encodes: prompts of an engine that schedules by itself may have images (EngineConfig.image).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
@@ -105,6 +106,7 @@ class Capabilities:
     storage: bool = False
     receives: bool = False
     sources: frozenset[str] = frozenset()
+    encodes: bool = False
     new_views: bool = False
 
     @property

@@ -90,7 +90,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next `tokens` tokens of a prompt are those that the shared text `text` (a to z) has there.
+    """The next `tokens` tokens of a prompt are those that the shared text `text` (a to z) has there, or those
+    of an image (A to Z), of which an engine with an encoder makes as many embeddings.
 
     Two prompts have a prefix in common as far as their pieces name the same text.
     """
@@ -115,7 +116,7 @@ def prompt_text(prompt: Prompt) -> str:
 def prompt_of(text: str) -> Prompt:
     """The prompt that `text`, such as "a8b4", stands for."""
     return tuple(
-        Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text)
+        Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-zA-Z])(-?[0-9]+)", text)
     )
 
 

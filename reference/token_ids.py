@@ -10,6 +10,8 @@ TOKEN_BITS = 32  # of an element of a tree's key: a bigram has two tokens
 # The serial of shared text "a"; b, c, ... follow. All ids fit in 32 bits. A run with so many submits is
 # refused (stateful_tests/lockstep/lockstep.py), as two texts would have one serial.
 SHARED = 4000
+# The serial of image "A"; B, C, ... follow.
+IMAGES = 4030
 
 
 def token_id(serial: int, position: int) -> int:
@@ -35,6 +37,24 @@ def position_of(token: int) -> int:
 def shared_serial(text: str) -> int:
     """The serial of the shared text called by one letter of a to z."""
     return SHARED + ord(text) - ord("a")
+
+
+def is_image(name: str) -> bool:
+    """Whether a piece of a prompt is an image: it is called by one letter of A to Z."""
+    return len(name) == 1 and "A" <= name <= "Z"
+
+
+def image_tokens(image: str, count: int) -> list[int]:
+    """The tokens of an image: one for each of the `count` embeddings that the encoder makes of it, wherever
+    it stands in a prompt. An engine has a placeholder in their places."""
+    serial = IMAGES + ord(image) - ord("A")
+    return [token_id(serial, position) for position in range(count)]
+
+
+def image_of(token: int) -> str:
+    """The image that a token is of, "" for a token of a text."""
+    at = serial_of(token) - IMAGES
+    return chr(ord("A") + at) if 0 <= at < 26 else ""
 
 
 def text_serial(answers: str, serial: int) -> int:

@@ -135,6 +135,8 @@ def unit_test(
     beside: bool = False,
 ) -> str:
     """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
+    if trace.sizes(EngineConfig).encodes:
+        raise NotExportable("prompts have images, and the test of a scheduler has no encoder")
     run = replay(system, trace)
     if (violation := run.violation) is None:
         raise NotExportable(f"conforms on {system.name}: there is no fault to test")

@@ -15,7 +15,9 @@ from impl.used_names import PLAIN
 from impl.vllm.modules import VLLM
 
 # how an engine runs -> its name in `--impl`
-WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload", "pair": "pair"}
+WAYS = {
+    "overlap": "async", "v2": "v2", "offloads": "offload", "pair": "pair", "encodes": "images",
+}  # fmt: skip
 RELEASES = tuple(f"0.{minor}.0" for minor in range(11, 34))
 # ruff: noqa: E501
 CORE = """
@@ -166,6 +168,17 @@ PARTS = {
 0.30.0 ... v1/outputs.py | KVConnectorOutput.failed_recving
 0.30.0 ... v1/core/sched/scheduler.py | Scheduler._handle_failed_recving
 """,
+    "resets of images": """
+0.16.0 ... v1/core/sched/scheduler.py | Scheduler.reset_encoder_cache()
+""",
+    "images": """
+0.23.0 ... v1/core/sched/scheduler.py | Scheduler.encoder_cache_manager; Scheduler._try_schedule_encoder_inputs
+0.23.0 ... v1/core/sched/output.py | SchedulerOutput.scheduled_encoder_inputs; SchedulerOutput.free_encoder_mm_hashes
+0.23.0 ... v1/core/encoder_cache_manager.py | EncoderCacheManager.cached; EncoderCacheManager.num_free_slots; EncoderCacheManager.num_freeable_slots
+0.23.0 ... v1/request.py | Request.mm_features
+0.23.0 ... multimodal/utils.py | get_mm_features_in_window(_, start=_, end=_)
+0.23.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._batch_mm_inputs_from_scheduler(_); GPUModelRunner._gather_mm_embeddings(_, shift_computed_tokens=_)
+""",
     "pair": """
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlPullConnector; NixlPushConnector
 0.26.0 ... distributed/kv_transfer/kv_connector/v1/nixl/connector.py | NixlBaseConnector.connector_worker; NixlBaseConnector.connector_scheduler
@@ -202,6 +215,7 @@ TABLES = parts.Tables("vllm", "vllm", RELEASES, CORE, PARTS, _SAYS, "A new relea
 EVERY = TABLES.every
 _OF_CONNECTORS = frozenset({"offload", "reset", "sync loads", "failed loads"})
 _OF_PAIRS = frozenset({"pair", "published handshakes"})
+_OF_IMAGES = frozenset({"images", "resets of images"})
 _OF_V2 = frozenset({"v2", "state+v2", "retained windows", "drafts of a batch"})
 # What a later release calls a thing, where that is all that is new: `Class.member`, or a function or class. A
 # release has the one name or the other (impl.renamed).
@@ -223,13 +237,15 @@ def facts(
     v2: bool = False,
     offloads: bool = False,
     pair: bool = False,
+    encodes: bool = False,
 ) -> parts.TreeParts:
     """Return the facts of the files under `root`. release: that they are, if that is known. overlap: for asynchronous
     scheduling; v2: for model runner V2; offloads: for its OffloadingConnector; pair: for two servers that its
-    NixlConnector joins."""
-    wanted = {"v2": v2, "offload": offloads, "pair": pair}
+    NixlConnector joins; encodes: for a model with an encoder."""
+    wanted = {"v2": v2, "offload": offloads, "pair": pair, "images": encodes}
     unwanted = (frozenset() if v2 else _OF_V2) | (frozenset() if offloads else _OF_CONNECTORS)
     unwanted |= frozenset() if pair else _OF_PAIRS
+    unwanted |= frozenset() if encodes else _OF_IMAGES
     if not (overlap or pair):
         unwanted |= {"drafts in flight"}
     renamed = renamed_in(root)

@@ -43,7 +43,6 @@ UNSET = {
     "model_config": {
         "enable_return_routed_experts": "no experts",
         "return_sampling_mask": "nobody asks for it",
-        "supports_multimodal_inputs": "texts alone",
     },
     "scheduler_config": {
         "long_prefill_token_threshold_adaptive": "the limit of a chunk is fixed",
@@ -212,7 +211,8 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
             long_prefill_token_threshold=config.long_prefill, enable_chunked_prefill=config.chunked,
             chunked_prefill_enabled=config.chunked, async_scheduling=overlap, watermark=0.0,
             max_num_partial_prefills=1, max_long_partial_prefills=1, prefill_schedule_interval=1,
-            max_num_encoder_input_tokens=0, encoder_cache_size=0, disable_hybrid_kv_cache_manager=False,
+            max_num_encoder_input_tokens=config.encoder_budget, encoder_cache_size=config.encoder_cache,
+            disable_chunked_mm_input=config.whole_images, disable_hybrid_kv_cache_manager=False,
             scheduler_reserve_full_isl=True, **unset("scheduler_config"),
         ),
         cache_config=Values(
@@ -224,7 +224,8 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
             enable_mamba_shared_prefix_checkpoint=False, **unset("cache_config"),
         ),
         model_config=Questions(
-            max_model_len=config.max_model_len, runner_type="generate", **unset("model_config")
+            max_model_len=config.max_model_len, runner_type="generate",
+            supports_multimodal_inputs=config.image > 0, **unset("model_config"),
         ),
         parallel_config=Values(
             pipeline_parallel_size=1, decode_context_parallel_size=1, prefill_context_parallel_size=1,

@@ -1,7 +1,7 @@
 """Carries commands out on a release's scheduler, as its engine core does, and gathers the facts.
 
-`python -m impl.vllm.driver ROOT [--async] [--v2] [--offload]` is the worker of a release. A release's module
-state is global, so each worker has one.
+`python -m impl.vllm.driver ROOT [--async] [--v2] [--offload] [--images]` is the worker of a release. A
+release's module state is global, so each worker has one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from impl.request_sources import RequestSources
 from impl.vllm.bare_connectors import Loads, Offloads, worker_of
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
+from impl.vllm.images import encoder_facts, features_of, with_images, with_placeholders
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.renamed import alias, name_of
 from impl.vllm.api import WAYS, renamed_in, uses
@@ -38,23 +39,29 @@ from reference.blocks.commands import (
 from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import (
-    BlockFacts, HostFacts, Lane, Output, Published, RequestFact,
+    BlockFacts, EncoderFacts, HostFacts, Lane, Output, Published, RequestFact,
 )  # fmt: skip
-from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
+from reference.commands import Abort, Done, Outcome, Prompt, Reason, Refused, prompt_len
+from reference.token_ids import is_image
 
 
 class EngineDriver:
     """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in
-    flight; v2: model runner V2; offloads: with its OffloadingConnector."""
+    flight; v2: model runner V2; offloads: with its OffloadingConnector; encodes: prompts have images."""
 
     # VLLMSystem has the real values of both.
     name = ""
     capabilities = Capabilities()
 
     def __init__(
-        self, root: Path, overlap: bool = False, v2: bool = False, offloads: bool = False
+        self,
+        root: Path,
+        overlap: bool = False,
+        v2: bool = False,
+        offloads: bool = False,
+        encodes: bool = False,
     ) -> None:
-        self._load(root, offloads)
+        self._load(root, offloads, encodes)
         names = renamed_in(root)
         for name in names:
             for module in dict.fromkeys(module for module, use in uses() if name_of(use) == name):
@@ -62,7 +69,7 @@ class EngineDriver:
         self.root = root
         self.overlap = overlap
         self.v2 = v2
-        self._methods = {} if v2 else runner_methods(root, names)
+        self._methods = {} if v2 else runner_methods(root, names, encodes)
         runner = (root / RUNNER).read_text(encoding="utf-8")
         engine = (root / "vllm/v1/engine/__init__.py").read_text(encoding="utf-8")
         # since 0.14 the engine calls no two requests alike
@@ -80,10 +87,11 @@ class EngineDriver:
             NewWeights: self._new_weights,
         }  # fmt: skip
         self._offloads = offloads
+        self._encodes = encodes
         self._reset_caches = reset_caches(root)
 
-    def _load(self, root: Path, offloads: bool) -> None:
-        install(root, offloads=offloads)
+    def _load(self, root: Path, offloads: bool, encodes: bool) -> None:
+        install(root, offloads=offloads, encodes=encodes)
 
     def reset(self, geometry: EngineConfig) -> None:
         """Start an engine of these sizes."""
@@ -91,6 +99,8 @@ class EngineDriver:
             raise UnusableImplementation(
                 "host_chunks, peer: driven without a connector; +offload has one"
             )
+        if geometry.encodes and not self._encodes:
+            raise UnusableImplementation("image: driven without an encoder; +images has one")
         if self.overlap and geometry.drafts and not self._spec_overlap:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
@@ -144,6 +154,8 @@ class EngineDriver:
         self._given = ()
         self._reset_done = False
         self._copies = ()
+        if self.runner.encoder is not None:
+            self.runner.encoder.encoded = ()
         if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete, Fail)):
             return Refused(Reason.WRONG_PHASE)
         try:
@@ -163,7 +175,10 @@ class EngineDriver:
 
     def _well_formed(self, command: Add | More) -> None:
         """Refuse what the front end would refuse."""
-        sane = well_formed(command.prompt) and command.tokens >= 0 and command.max_tokens >= 1
+        texts = tuple(piece for piece in command.prompt if not is_image(piece.text))
+        sane = well_formed(texts) and command.tokens >= 0 and command.max_tokens >= 1
+        images = (piece.tokens for piece in command.prompt if is_image(piece.text))
+        require(all(1 <= tokens <= self.config.image for tokens in images), Reason.BAD_LENGTH)
         length = prompt_len(command.prompt) + command.tokens
         require(sane and 1 <= length < self.config.max_model_len, Reason.BAD_LENGTH)
 
@@ -180,8 +195,8 @@ class EngineDriver:
         self._ended.discard(name)
         self.sources.add(name, command.adapter, command.salt)
         request = self._request(
-            name, tokens, command.max_tokens, command.priority, command.resumable,
-            **request_fields(self.sources.of(name)),
+            name, with_placeholders(tokens), command.max_tokens, command.priority, command.resumable,
+            mm_features=features_of(command.prompt), **request_fields(self.sources.of(name)),
         )  # fmt: skip
         self._ids[command.request], self._names[name] = name, command.request
         if isinstance(self._mover, Loads) and command.remote:
@@ -200,13 +215,18 @@ class EngineDriver:
         self._well_formed(command)
         known = self._session(command.request)
         tokens = self._tokens(command)
-        self._add_turn(known, tokens, command.max_tokens, True)
+        self._add_turn(known, tokens, command.max_tokens, True, command.prompt)
 
-    def _add_turn(self, known: Any, tokens: list[int], max_tokens: int, resumable: bool) -> None:
+    def _add_turn(
+        self, known: Any, tokens: list[int], max_tokens: int, resumable: bool, prompt: Prompt = ()
+    ) -> None:
         """The client sends the next turn of a session, or its end."""
         name = known.request_id
         fields = request_fields(self.sources.of(known.request_id))
-        turn = self._request(name, tokens, max_tokens, known.priority, resumable, **fields)
+        turn = self._request(
+            name, with_placeholders(tokens), max_tokens, known.priority, resumable,
+            mm_features=features_of(prompt), **fields,
+        )  # fmt: skip
         self.scheduler.add_request(turn)
 
     def _end(self, command: End) -> None:
@@ -243,7 +263,7 @@ class EngineDriver:
         """As EngineCore.sleep does it once the device is idle, where the release has that."""
         require(not self._in_flight, Reason.WRONG_PHASE)
         try:
-            self._reset_done = self._reset_caches(self.scheduler)
+            self._reset_done = self._reset_caches(self.scheduler, self.runner.worker)
         except RuntimeError as error:
             if not str(error).startswith("Failed to reset"):
                 raise
@@ -346,7 +366,7 @@ class EngineDriver:
                 continue
             requests[self._names[name]] = RequestFact(
                 request.status.name,
-                tuple(request._all_token_ids),
+                tuple(with_images(request._all_token_ids, self._features(request))),
                 request.num_computed_tokens,
                 tables,
             )
@@ -381,7 +401,18 @@ class EngineDriver:
                 places_of(self.scheduler, self.runner.memory, self._mover),
                 self._names,
             ),
+            encoder=self._encoder_facts(),
         )
+
+    def _features(self, request: Any) -> Any:
+        """The images of a request."""
+        return optional(request, "Request.mm_features", ()) if self.config.encodes else ()
+
+    def _encoder_facts(self) -> EncoderFacts | None:
+        encoder = self.runner.encoder
+        if encoder is None:
+            return None
+        return encoder_facts(self.scheduler, encoder, self._names)
 
     def _held(self) -> list[Any]:
         """The group and the stamps of each block."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from impl.adapter import UnusableImplementation
 from impl.isolation import cut
 from impl.process.failures import refuses
+from impl.optional import optional
 from impl.stand_ins import Values
 from impl.vllm.bare_scheduler import made, settings_of
+from impl.vllm.images import with_images
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import chained
 from reference.sources import PLAIN, KvSource
@@ -22,19 +24,28 @@ def plain(_: str) -> KvSource:
     return PLAIN
 
 
+class KvOrigin(NamedTuple):
+    """What KV was computed from. text: all tokens up to its end, those of images among them."""
+
+    source: KvSource
+    text: tuple[int, ...]
+
+
 class Stamps:
     """Hashes blocks so that a hash tells which tokens it is of, and keeps whose they are. A hash has 16
     bytes; that of a block of several is those of its parts, one behind the other.
 
-    source: of the request whose blocks are hashed now. weights: how often the model's weights were replaced.
+    source, text: of the request whose blocks are hashed now; text: with the tokens of its images, () where
+    it has none. weights: how often the model's weights were replaced.
     """
 
     def __init__(self) -> None:
         self.source = PLAIN
+        self.text: tuple[int, ...] = ()
         self.weights = 0
-        self._texts: dict[bytes, tuple[int, ...]] = {}  # hash -> all tokens that it is of
-        self._sources: dict[bytes, list[KvSource]] = {}  # hash -> of requests that have it
-        self._stamps: dict[tuple[bytes, int, KvSource], tuple[int, ...]] = {}
+        # hash -> what requests that have it compute from: source, and all tokens that it is of
+        self._origins: dict[bytes, list[KvOrigin]] = {}
+        self._stamps: dict[tuple[bytes, int, KvOrigin], tuple[int, ...]] = {}
 
     def __call__(self, of: Any) -> bytes:
         """The hash of (hash of the block before, tokens, further keys), as vLLM's own functions take it."""
@@ -47,34 +58,38 @@ class Stamps:
         keyed = extra or any(parent[:8])
         ahead = hash((extra, parent)) & (1 << 61) - 1 if keyed else 0
         made = ahead.to_bytes(8, "big") + stamp.to_bytes(8, "big")
-        self._texts[made] = (*self._texts.get(parent, ()), *tokens)
-        sources = self._sources.setdefault(made, [])
-        if self.source not in sources:
-            sources.append(self.source)
+        before = self._origins[parent][0].text if parent in self._origins else ()
+        text = (*before, *tokens)
+        origin = KvOrigin(self.source, self.text[: len(text)] or text)
+        origins = self._origins.setdefault(made, [])
+        if origin not in origins:
+            origins.append(origin)
         return made
 
     def of_block(self, block_hash: bytes, size: int, found: Container[int] = ()) -> tuple[int, ...]:
         """The stamps of the tokens that a hash is of and that lie in its last block, which it may fill in
         part. found: what the block holds; it decides where texts of several sources have the hash."""
-        source = self.source_in(block_hash, found) or self._candidates(block_hash)[0]
-        return self._of(block_hash, size, source)
+        origin = self.origin_in(block_hash, found) or self._candidates(block_hash)[0]
+        return self._of(block_hash, size, origin)
 
-    def source_in(self, block_hash: bytes, found: Container[int]) -> KvSource | None:
-        """The source of the KV that a block of this hash holds; None where it holds no KV of its text."""
+    def origin_in(self, block_hash: bytes, found: Container[int]) -> KvOrigin | None:
+        """What the KV that a block of this hash holds was computed from; None where it holds no KV of the
+        hash."""
         candidates = self._candidates(block_hash)
-        return next((s for s in candidates if self._of(block_hash, 1, s)[0] in found), None)
+        return next((o for o in candidates if self._of(block_hash, 1, o)[0] in found), None)
 
-    def _candidates(self, block_hash: bytes) -> list[KvSource]:
-        """The sources whose KV may stand under a hash, those with the present weights first."""
+    def _candidates(self, block_hash: bytes) -> list[KvOrigin]:
+        """What the KV under a hash may be computed from, with the present weights first."""
         weights = range(self.weights, -1, -1)
-        return [s._replace(weights=w) for w in weights for s in self._sources[block_hash[-16:]]]
+        origins = self._origins[block_hash[-16:]]
+        return [KvOrigin(o.source._replace(weights=w), o.text) for w in weights for o in origins]
 
-    def _of(self, block_hash: bytes, size: int, source: KvSource) -> tuple[int, ...]:
-        key = block_hash, size, source
+    def _of(self, block_hash: bytes, size: int, origin: KvOrigin) -> tuple[int, ...]:
+        key = block_hash, size, origin
         if key not in self._stamps:
-            text = self._texts[block_hash[-16:]]
+            text = origin.text
             start = (len(text) - 1) // size * size
-            self._stamps[key] = tuple(chained(text, source.origin)[start:])
+            self._stamps[key] = tuple(chained(text, origin.source.origin)[start:])
         return self._stamps[key]
 
 
@@ -119,6 +134,8 @@ def _hashed_for(
 
     def hash_blocks(request: Any) -> Any:
         stamps.source = source_of(request.request_id)._replace(weights=0)
+        features = optional(request, "Request.mm_features", ())
+        stamps.text = tuple(with_images(request._all_token_ids, features)) if features else ()
         return hasher(request)
 
     return hash_blocks

@@ -11,6 +11,7 @@ from impl.adapter import UnusableImplementation
 from impl.vllm.modules import RUNNER, RUNNER_V2, STATES, STATES_V2
 from impl.vllm.api import RELEASES, drives
 from impl.vllm.copied import FILES as COPIED
+from impl.vllm.images import FILES as IMAGES
 from impl.vllm.offload import CONNECTOR
 from impl.vllm.offload import FILES as OFFLOAD
 from impl.vllm.pair import CONNECTOR as NIXL
@@ -21,22 +22,33 @@ _NEEDED = (
     "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
     "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
     "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD, *PAIR, *STATES, *STATES_V2, *COPIED,
+    *IMAGES,
 )  # fmt: skip
 
 # A part of the API -> a file that a folder has if it has those of the part.
-OF_WAYS = {"v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "state": STATES[0]}
+OF_WAYS = {
+    "v2": RUNNER_V2[0], "offload": CONNECTOR, "pair": NIXL, "images": IMAGES[0], "state": STATES[0],
+}  # fmt: skip
 _HAS_NIXL = "0.20.0"  # the first release with these files; pairs are driven later
 
 
 def release_root(
-    version: str, v2: bool = False, offloads: bool = False, pair: bool = False
+    version: str,
+    v2: bool = False,
+    offloads: bool = False,
+    pair: bool = False,
+    encodes: bool = False,
 ) -> Path:
-    """The folder that holds `vllm/` of this release (see `impl.fetch`). v2: with model runner V2; offloads,
-    pair: with the connector. They and the worker's copies of recurrent states are added to a folder from
-    before they were fetched."""
+    """The folder that holds `vllm/` of this release (see `impl.fetch`).
+
+    v2: with model runner V2; offloads, pair: with the connector; encodes: with what an encoder needs. They
+    and the worker's copies of recurrent states are added to a folder from before they were fetched.
+    """
     unpacked = partial(_unpacked, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
-    asked = {"v2": v2, "offload": offloads, "pair": pair, "state": drives(version, "state")}
+    asked = {
+        "v2": v2, "offload": offloads, "pair": pair, "images": encodes, "state": drives(version, "state"),
+    }  # fmt: skip
     if not all((root / file).is_file() for part, file in OF_WAYS.items() if asked[part]):
         fetch.complete(root, unpacked)
     return root

@@ -13,6 +13,7 @@ from typing import Any
 from impl.isolation import Bookkeeping, Inert, Provided, cut
 from impl.isolation import install as install_hook
 from impl.stand_ins import Values
+from impl.vllm import images
 from impl.vllm.bare_scheduler import Questions
 
 REAL = (
@@ -98,7 +99,8 @@ def _to_device(values: Any, device: Any = None, dtype: Any = None, out: Any = No
     return tensor.clone() if out is None else out.copy_(tensor)
 
 
-def provided() -> Provided:
+def provided(root: Path | None = None) -> Provided:
+    """root: of a release, whose rules about images are taken where it has their file."""
     from impl.vllm import triton
     from impl.vllm.states import MirroredBuffer
     from impl.vllm.states_v2 import DefaultModelState, metadata
@@ -135,6 +137,7 @@ def provided() -> Provided:
         "vllm.multimodal.utils": {
             "get_mm_features_in_window": lambda *_, **__: (0, 0),
             "strip_covered_mm_data": lambda features, *_, **__: features,
+            **(images.rules(root) if root is not None and (root / images.UTILS).is_file() else {}),
         },
         "vllm.platforms": {
             "current_platform": Questions(device_type="cpu", register_custom_kv_cache_specs=_nothing),
@@ -146,18 +149,19 @@ def provided() -> Provided:
     }  # fmt: skip
 
 
-def install(root: Path, _: str = "", offloads: bool = False) -> None:
+def install(root: Path, _: str = "", offloads: bool = False, encodes: bool = False) -> None:
     """Hook the imports of this process up to the vLLM under `root`, of whichever version. offloads: with its
-    OffloadingConnector."""
+    OffloadingConnector; encodes: for a model with an encoder."""
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
     if not offloads:
-        install_hook(root, replace(VLLM, inert=never), provided())
+        stand_ins = provided(root) | (images.provided() if encodes else {})
+        install_hook(root, replace(VLLM, inert=never), stand_ins)
         return
     from impl.vllm import offload
 
     modules = replace(VLLM, real=VLLM.real + offload.REAL, inert=never + offload.INERT)
-    install_hook(root, modules, provided() | offload.provided())
+    install_hook(root, modules, provided(root) | offload.provided())
     offload.expose()
 
 
@@ -166,8 +170,11 @@ def with_connector(root: Path, _: str = "") -> None:
     install(root, offloads=True)
 
 
-def runner_methods(root: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
-    """The worker's methods of this release, compiled by themselves. renamed: what it calls other things."""
+def runner_methods(
+    root: Path, renamed: Mapping[str, str], encodes: bool = False
+) -> dict[str, Any]:
+    """The worker's methods of this release, compiled by themselves. renamed: what it calls other things;
+    encodes: those of an encoder, too."""
     env: dict[str, Any] = {
         "CachedRequestState": WorkerRequest,
         "SamplingType": Values(RANDOM_SEED=object()),
@@ -177,7 +184,17 @@ def runner_methods(root: Path, renamed: Mapping[str, str]) -> dict[str, Any]:
         "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens),
         "copy_kv_cache_blocks_inplace": _copy_blocks,
     }
-    names = {renamed.get(f"GPUModelRunner.{name}", name): name for name in RUNNER_METHODS}
+    wanted = list(RUNNER_METHODS)
+    if encodes:
+        wanted += [*images.METHODS, *images.OPTIONAL_METHODS]
+        env |= images.rules(root)
+        env |= {
+            "PIN_MEMORY": False,
+            "set_mm_embedding_modality": _nothing,
+            "MultiModalKwargsItem": dict,
+            "PlaceholderRange": images.ImageSpan,
+        }
+    names = {renamed.get(f"GPUModelRunner.{name}", name): name for name in wanted}
     methods = cut(root / RUNNER, frozenset(f"GPUModelRunner.{name}" for name in names), env)
     return {names[name]: method for name, method in methods.items()}
 

@@ -17,7 +17,7 @@ from impl.vllm.modules import RUNNER_V2, STATES_V2
 
 def _drive(spec: SystemSpec, options: DriveOptions) -> WorkerSystem:
     """`+async` for overlap scheduling, `+v2` for model runner V2, `+offload` for its OffloadingConnector,
-    `+pair` for two servers that its NixlConnector joins."""
+    `+pair` for two servers that its NixlConnector joins, `+images` for prompts with images."""
     from impl.vllm.system import VLLMSystem
 
     given = {way: word in spec.ways for way, word in WAYS.items()}
@@ -47,7 +47,7 @@ ENGINE = Engine(
     repository="vllm-project/vllm",
     about="Every minor release from 0.11 on; sessions came with 0.15.",
     releases=RELEASES,
-    ways=("", "async", "offload", "v2", "async+v2", "async+offload", "pair"),
+    ways=("", "async", "offload", "v2", "async+v2", "async+offload", "pair", "images", "async+images"),
     having=_having,
     drive=_drive,
     test_hook=lambda _: "impl.vllm.modules:with_connector",
@@ -66,6 +66,7 @@ ENGINE = Engine(
         "vllm/v1/kv_offload/cpu/manager.py",
         "vllm/v1/kv_offload/cpu/spec.py",
         "vllm/v1/kv_offload/cpu/policies/*.py",
+        "vllm/multimodal/utils.py",  # of +images
         # of +pair
         "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
         "vllm/distributed/kv_transfer/kv_connector/v1/nixl/*.py",

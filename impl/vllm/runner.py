@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from impl.optional import optional
 from impl.stand_ins import Values
 from impl.toy_model import greedy, other
+from impl.vllm.images import Encoder, with_embeddings, with_images
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, Table, chain, chained
@@ -44,6 +45,11 @@ class _Batch:
         self.block_table = self
         self.token_ids_cpu = self.is_token_ids = _Ignored()
         self.spec_token_ids: list[list[int]] = [[] for _ in range(size)]
+
+    @property
+    def req_ids(self) -> list[str]:
+        """The requests by index."""
+        return sorted(self.req_id_to_index, key=self.req_id_to_index.__getitem__)
 
     def append_row(self, blocks: Sequence[Sequence[int]], index: int) -> None:
         for row, more in zip(self.rows[index], blocks):
@@ -104,6 +110,7 @@ class _Worker(Values):
         )
         self._may_reorder_batch = self._on_request_state_removed = _nothing
         self._zero_block_ids = self._process_encoder_cache_scheduler_output = _nothing
+        self.is_multimodal_pruning_enabled = False
 
     def _get_valid_sampled_token_count(self) -> list[int]:
         return self.sampled_counts
@@ -142,10 +149,12 @@ class ModelRunner:
     """A worker of any kind: KV, texts on the device, a model that samples.
 
     memory: a SlotMemory. text: of each request the tokens on the device, and their stamps. origin_of: the
-    origin of a request's text. worker: what the release's methods take for `self`.
+    origin of a request's text. worker: what the release's methods take for `self`. encoder: of a model for
+    images.
     """
 
     worker: Any
+    encoder: Encoder | None = None
 
     def __init__(self, config: EngineConfig, overlap: bool) -> None:
         self.config = config
@@ -228,7 +237,7 @@ class ModelRunner:
 
 
 class ModelRunnerV1(ModelRunner):
-    """One worker, as `GPUModelRunner._update_states` keeps it. methods: that of the release."""
+    """One worker, as `GPUModelRunner._update_states` keeps it. methods: those of the release."""
 
     def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any]) -> None:
         super().__init__(config, overlap)
@@ -237,6 +246,7 @@ class ModelRunnerV1(ModelRunner):
             setattr(self.worker, name, MethodType(method, self.worker))
         self.worker.kv_caches = self.memory
         self.worker.kv_cache_config = config
+        self.encoder = Encoder(self.worker) if config.encodes else None
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
         worker = self.worker
@@ -259,17 +269,25 @@ class ModelRunnerV1(ModelRunner):
         )
         lanes = []
         results = {}
+        read: dict[str, dict[int, int]] = {}
+        if self.encoder is not None:
+            self.encoder.encode(scheduled)
+            if scheduled.num_scheduled_tokens:
+                read = self.encoder.gathered(scheduled)
         for at, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
             state = worker.requests[name]
             index = batch.req_id_to_index[name]
             if name in added or name not in self.text:
-                self.put(name, state.prompt_token_ids + state.output_token_ids)
+                known = state.prompt_token_ids + state.output_token_ids
+                self.put(name, with_images(known, state.mm_features) if self.encoder else known)
             given = scheduled.scheduled_spec_decode_tokens.get(name, ())
             samples = computed[name] + count >= state.num_tokens
             real = not self.overlap or (name in previous and name not in added)
             agreed = accept[min(at, len(accept) - 1)] if accept else 0
             start = batch.num_computed_tokens_cpu[index]
             tokens, sampled = self._forward(name, start, count, given, real, agreed)
+            if self.encoder is not None:
+                tokens = with_embeddings(tokens, read[name])
             if not samples:
                 sampled = []
             elif name in stop:
@@ -280,6 +298,8 @@ class ModelRunnerV1(ModelRunner):
         lanes = self.forward(lanes)
         for name, sampled in results.items():
             self._bookkeep(name, sampled)
+        if self.encoder is not None and self.config.eagle and lanes:
+            self.encoder.gathered(scheduled, shift=1)  # the drafter's inputs
         if self.overlap:
             batch.prev_req_id_to_index = {
                 n: batch.req_id_to_index[n] for n, s in results.items() if s

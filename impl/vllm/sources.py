@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from impl.isolation import cut
+from impl.optional import optional
 from impl.request_sources import RequestSources
 from impl.stand_ins import Values
 from impl.vllm.bare_connectors import Offloads, chunks_of
 from impl.vllm.bare_scheduler import adapter_of
-from impl.vllm.engine import Stamps
+from impl.vllm.engine import KvOrigin, Stamps
+from impl.vllm.images import images_in, with_images
 from impl.vocabulary import require
 from reference.blocks.facts import ForeignKey
 from reference.commands import Reason
@@ -30,23 +33,23 @@ class Place(NamedTuple):
     chunk: int = -1
 
 
-def reset_caches(root: Path) -> Callable[[Any], bool]:
-    """Return the release's own reset of the caches of a scheduler before a server sleeps or takes new
-    weights.
+def reset_caches(root: Path) -> Callable[[Any, Any], bool]:
+    """Return the release's own reset of the caches of a scheduler and its worker, before a server sleeps or
+    takes new weights.
 
     Since 0.17 `EngineCore._reset_caches` does it; before, the front end resets the prefix cache of a server
     on which nothing runs.
     """
     release_resets = cut(root / CORE, frozenset({f"EngineCore.{_RESET}"}), {}).get(_RESET)
 
-    def reset(scheduler: Any) -> bool:
+    def reset(scheduler: Any, worker: Any) -> bool:
         if release_resets is None:
             require(not scheduler.running, Reason.WRONG_PHASE)
             return bool(scheduler.reset_prefix_cache())
         core = Values(
             reset_prefix_cache=scheduler.reset_prefix_cache,
             reset_mm_cache=_nothing,
-            reset_encoder_cache=_nothing,
+            reset_encoder_cache=partial(_reset_encoder_cache, scheduler, worker),
         )
         release_resets(core)
         return True
@@ -55,7 +58,14 @@ def reset_caches(root: Path) -> Callable[[Any], bool]:
 
 
 def _nothing() -> None:
-    """Images have no cache here."""
+    """The front end's cache of processed images is not driven."""
+
+
+def _reset_encoder_cache(scheduler: Any, worker: Any) -> None:
+    """EngineCore.reset_encoder_cache: what is counted, and what the worker keeps."""
+    optional(scheduler, "Scheduler.reset_encoder_cache", _nothing)()
+    if worker.encoder_cache:  # model runner V2 has none here
+        worker.encoder_cache.clear()
 
 
 def request_fields(source: KvSource) -> dict[str, Any]:
@@ -76,21 +86,28 @@ def foreign_keys(
     stamps: the hashes of this engine. places: where it has KV under a key. names: of requests, as commands
     call them.
     """
-    if sources.all_plain:
+    pictured = any(optional(r, "Request.mm_features", ()) for r in scheduler.requests.values())
+    if sources.all_plain and not pictured:
         return ()
     found = []
     by_key = dict[bytes, list[Place]]()
     for place in places:
         by_key.setdefault(place.key, []).append(place)
     for name, request in scheduler.requests.items():
-        mine = sources.of(name)
+        text = with_images(request._all_token_ids, optional(request, "Request.mm_features", ()))
         for key in (bytes(each)[-16:] for each in request.block_hashes):
             for place in by_key.get(key, ()):
-                theirs = stamps.source_in(key, place.stamps)
-                if theirs is not None and theirs != mine:
-                    found.append(
-                        ForeignKey(names[name], str(mine), str(theirs), place.block, place.chunk)
-                    )
+                theirs = stamps.origin_in(key, place.stamps)
+                if theirs is None:
+                    continue
+                mine = KvOrigin(sources.of(name), tuple(text[: len(theirs.text)]))
+                if theirs.source != mine.source:
+                    words = str(mine.source), str(theirs.source)
+                elif theirs != mine:
+                    words = images_in(mine.text), images_in(theirs.text)
+                else:
+                    continue
+                found.append(ForeignKey(names[name], *words, place.block, place.chunk))
     return tuple(found)
 
 

@@ -21,7 +21,8 @@ from reference.pairs.commands import PAIR_COMMANDS
 
 class VLLMSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`) of vLLM. overlap: its asynchronous scheduler; v2: model
-    runner V2; offloads: with its OffloadingConnector; pair: two servers that its NixlConnector joins.
+    runner V2; offloads: with its OffloadingConnector; pair: two servers that its NixlConnector joins;
+    encodes: prompts have images.
 
     The files are fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
     the release is unavailable.
@@ -46,13 +47,18 @@ class VLLMSystem(WorkerSystem):
         v2: bool = False,
         offloads: bool = False,
         pair: bool = False,
+        encodes: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("vllm: give a version or the path of a checkout")
-        self.ways = {"overlap": overlap, "v2": v2, "offloads": offloads, "pair": pair}
-        if pair and (overlap or v2 or offloads):
+        self.ways = {
+            "overlap": overlap, "v2": v2, "offloads": offloads, "pair": pair, "encodes": encodes,
+        }  # fmt: skip
+        if encodes and (v2 or offloads):
+            raise UnusableImplementation("vllm: +images goes with +async alone")
+        if pair and (overlap or v2 or offloads or encodes):
             raise UnusableImplementation(
                 "vllm: +pair goes alone; its sizes say which server is asynchronous"
             )
@@ -66,7 +72,7 @@ class VLLMSystem(WorkerSystem):
             self.doubts = COPIED.doubts(self.root)
         else:
             assert version is not None
-            self.root = release_root(version, v2, offloads, pair)
+            self.root = release_root(version, v2, offloads, pair, encodes)
         found = facts(self.root, version, **self.ways)
         parts.require(found, TABLES, str(self.spec.in_way("")), self.root)
         self.release = found.near.release
@@ -75,6 +81,8 @@ class VLLMSystem(WorkerSystem):
             self.remark = parts.told(found, self.root)
         if {"state", *["state+v2"] * v2} <= self.parts:
             self.capabilities = replace(self.capabilities, recurrent=True)
+        if encodes:
+            self.capabilities = replace(self.capabilities, encodes=True)
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
             self.capabilities = replace(self.capabilities, commands=every)

@@ -13,7 +13,7 @@ from typing import Union, get_args
 
 from reference.commands import Abort, Prompt
 from reference.tiers.commands import Complete, Copy, ResetCache
-from reference.token_ids import shared_serial, token_id
+from reference.token_ids import image_tokens, is_image, shared_serial, token_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,9 @@ def client_tokens(prompt: Prompt, own: int, serial: int) -> list[int]:
     of its own."""
     tokens: list[int] = []
     for piece in prompt:
+        if is_image(piece.text):
+            tokens += image_tokens(piece.text, piece.tokens)
+            continue
         shared = shared_serial(piece.text)
         at = len(tokens)
         tokens += [token_id(shared, position) for position in range(at, at + piece.tokens)]

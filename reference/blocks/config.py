@@ -22,6 +22,9 @@ BOUNDS = {
     "retention": (-1, 1 << 12),
     "match": (0, 256),
     "checkpoints": (0, 256),
+    "image": (0, 256),
+    "encoder_cache": (0, 1 << 12),
+    "encoder_budget": (0, 1 << 12),
 }
 MAX_GROUPS = 8
 MAX_SLOTS = 1 << 16
@@ -55,6 +58,9 @@ class EngineConfig:
     Of prefix caching: retention: a state or a window is kept every so many tokens, 0 for every block, -1
     for proven boundaries alone; match: tokens of a hash, so that a hit may end within a block, 0 for a whole
     block; checkpoints: a chunk of a prompt also writes a state within it, at a multiple of so many tokens.
+    image: embeddings of the largest image that a prompt may have, 0 without an encoder; encoder_cache:
+    embeddings that are kept of images, encoder_budget: that one step may compute; whole_images: no chunk of a
+    prompt ends within an image.
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -79,6 +85,10 @@ class EngineConfig:
     retention: int = 0
     match: int = 0
     checkpoints: int = 0
+    image: int = 0
+    encoder_cache: int = 0
+    encoder_budget: int = 0
+    whole_images: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
@@ -106,6 +116,7 @@ class EngineConfig:
             )
         self._check_connector()
         self._check_states()
+        self._check_encoder()
         if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
             raise GeometryError("blocks", f"one request of max_model_len needs {need} of them")
 
@@ -155,6 +166,17 @@ class EngineConfig:
                     f"groups[{at}].block_size", f"must be above {self.drafts}: {least}"
                 )
 
+    def _check_encoder(self) -> None:
+        """Check that an image of the largest size fits, as a server makes sure when it starts."""
+        for name in ("encoder_cache", "encoder_budget", "whole_images"):
+            value = getattr(self, name)
+            if value and not self.image:
+                raise GeometryError(name, "needs image, the embeddings of the largest one")
+            if value < self.image and name != "whole_images":
+                raise GeometryError(name, f"must hold an image of {self.image} embeddings")
+        if self.whole_images and self.max_batched_tokens < self.image:
+            raise GeometryError("max_batched_tokens", "must hold an image where none is cut")
+
     @property
     def recurrent(self) -> tuple[int, ...]:
         """The groups with recurrent state, by number."""
@@ -164,6 +186,11 @@ class EngineConfig:
     def connects(self) -> bool:
         """It has a KV connector."""
         return self.host_chunks > 0 or self.peer
+
+    @property
+    def encodes(self) -> bool:
+        """Its prompts may have images."""
+        return self.image > 0
 
     def has_room_for(self, length: int) -> bool:
         """An empty engine has blocks for a text and one of each group to spare, while as many requests as it
@@ -237,6 +264,27 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "peer-fails": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3, peer=True, fail_requests=True),
     "peer-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, peer=True),
     "peer-drafts": EngineConfig((_TWO,), 12, 18, 12, max_seqs=3, drafts=2, peer=True),
+    "image": EngineConfig(
+        (_TWO,), 12, 16, 8, max_seqs=3, image=3, encoder_cache=6, encoder_budget=4
+    ),
+    "image-small": EngineConfig(
+        (_FOUR,), 8, 20, 6, max_seqs=3, image=4, encoder_cache=4, encoder_budget=4
+    ),
+    "image-whole": EngineConfig(
+        (_TWO, _NEAR), 20, 16, 6, max_seqs=3, image=4, encoder_cache=8, encoder_budget=8,
+        whole_images=True,
+    ),
+    "image-tight": EngineConfig(
+        (_TWO,), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3,
+        image=3, encoder_cache=6, encoder_budget=6,
+    ),
+    "image-drafts": EngineConfig(
+        (_TWO,), 12, 18, 12, max_seqs=3, drafts=2, image=3, encoder_cache=6, encoder_budget=6
+    ),
+    "image-eagle": EngineConfig(
+        (_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True,
+        image=3, encoder_cache=6, encoder_budget=6,
+    ),
     "host-priority": EngineConfig(
         (_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, arc=True
     ),

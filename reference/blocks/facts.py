@@ -153,6 +153,34 @@ class HostFacts(NamedTuple):
     failed: tuple[str, ...] = ()
 
 
+class EncoderEntry(NamedTuple):
+    """An image of which the scheduler counts the embeddings as kept.
+
+    image: its letter and the number of its embeddings, as "A3".
+    users: requests that need it; without any it may be evicted.
+    """
+
+    image: str
+    embeds: int
+    users: tuple[str, ...]
+
+
+class EncoderFacts(NamedTuple):
+    """The cache of an encoder's outputs. Sizes are embeddings.
+
+    free: that no image has. evictable: that no request needs, the free ones included.
+    entries: images that the scheduler counts as kept.
+    kept: images that the worker keeps, and the embeddings of each.
+    encoded: images that the step of a Schedule has encoded.
+    """
+
+    free: int
+    evictable: int
+    entries: tuple[EncoderEntry, ...]
+    kept: tuple[tuple[str, tuple[int, ...]], ...]
+    encoded: tuple[str, ...] = ()
+
+
 class BlockFacts(NamedTuple):
     """An engine at rest after a command.
 
@@ -179,6 +207,7 @@ class BlockFacts(NamedTuple):
     pinned: (request, block) of blocks outside of tables that requests keep for a connector.
     copies: (from, to) of blocks that the step of a Schedule copies before it runs.
     foreign_keys: keys of requests under which the cache has KV of another source (reference.sources).
+    encoder: the cache of an encoder's outputs, None without images.
     """
 
     refs: tuple[int, ...]
@@ -202,6 +231,7 @@ class BlockFacts(NamedTuple):
     pinned: tuple[tuple[str, int], ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
+    encoder: EncoderFacts | None = None
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

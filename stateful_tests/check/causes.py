@@ -17,7 +17,7 @@ from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.commands import Add, Fail, LoadAdapter, More, NewWeights, ResetConnector
-from reference.blocks.config import EngineConfig
+from reference.blocks.config import BOUNDS, EngineConfig
 from reference.commands import (
     Abort, Close, Evict, Extend, Finish, Insert, Launch, Retract, Settle, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
@@ -27,6 +27,7 @@ from reference.pairs.commands import Cancel, Drop, Forget, Lose, Prefill, Serve,
 from reference.pairs.config import PairConfig
 from reference.tiers.commands import Backup, Fetch, Prefetch, Query, ResetCache
 from reference.tiers.config import TierConfig
+from reference.token_ids import is_image
 from stateful_tests.lockstep.lockstep import driven_through
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated
@@ -49,6 +50,18 @@ def _no_adapters(system: AnySystem, trace: Trace) -> Trace:
     """No request has an adapter."""
     del system
     made = (replace(c, adapter="") if isinstance(c, Add) else c for c in trace.commands)
+    return replace(trace, commands=tuple(made))
+
+
+def _no_images(system: AnySystem, trace: Trace) -> Trace:
+    """Prompts have texts in the places of their images."""
+    del system
+    made = []
+    for command in trace.commands:
+        if isinstance(command, Add | More):
+            pieces = (replace(p, text="z") if is_image(p.text) else p for p in command.prompt)
+            command = replace(command, prompt=tuple(pieces))
+        made.append(command)
     return replace(trace, commands=tuple(made))
 
 
@@ -110,6 +123,14 @@ def _room_for_texts(system: AnySystem, trace: Trace) -> Trace:
     whole = (replace(group, window=None) for group in sizes.groups)
     most = (texts + 1) * sum(map(sizes.most_blocks, whole))
     return _with_sizes(trace, blocks=max(sizes.blocks, most))
+
+
+def _room_for_images(system: AnySystem, trace: Trace) -> Trace:
+    """Every image can be kept."""
+    del system
+    if not trace.sizes(EngineConfig).encodes:
+        return trace
+    return _with_sizes(trace, encoder_cache=BOUNDS["encoder_cache"][1])
 
 
 def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
@@ -294,6 +315,9 @@ _NEEDS: dict[str, _Less] = {
     "a limit of a prefill": _of_kinds(
         blocks=partial(_sized, long_prefill=0), pairs=partial(_of_servers, long_prefill=0)
     ),
+    "images": _no_images,
+    "whole images": _of_kinds(blocks=partial(_sized, whole_images=False)),
+    "an encoder cache that runs full": _of_kinds(blocks=_room_for_images),
     "a text longer than the model": _no_longer_text,
     "pools that run full": _of_kinds(
         rows=_room_for_rows, blocks=_room_for_texts, pairs=_room_for_servers

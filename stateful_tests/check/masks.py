@@ -154,21 +154,31 @@ class _Masking:
         if _fixed(before, seen, shown):
             self.fixed += [file] if file not in self.fault.with_another else []
         elif seen is not None:
-            self._note(trace, seen, by)
+            self._note(trace, seen, by, shown)
 
-    def _note(self, trace: Trace, seen: Violation, by: str | None) -> None:
-        """Note a violation. by: the clause by which it shows the fault, None where it does not."""
+    def _note(self, trace: Trace, seen: Violation, by: str | None, shown: str) -> None:
+        """Note a violation. by: the clause by which it shows the fault, None where it does not; shown: that
+        by which the release shows it."""
         if by == "BROKEN" and _breaks_otherwise(self.base, trace, seen):
             self.instead["breaks the system otherwise"] = None
         elif by is not None:
             judged = self.base is not None and not self.system.capabilities.system_kind.schedules
-            trace = replace(trace, clause=by)
-            self.there.append((trace, () if judged else needs(self.system, trace, by)))
+            needed = () if judged else self._needs(trace, by, shown)
+            self.there.append((replace(trace, clause=by), needed))
             if by == "BROKEN":
                 self.breaks.add(how_it_breaks(seen.observed))
         else:
             broke = seen.clause == "BROKEN"
             self.instead[f"violates {seen.clause}" if not broke else "breaks the system"] = None
+
+    def _needs(self, trace: Trace, by: str, shown: str) -> Needs:
+        """Return what a trace needs, as the base shows it, if it does: what the tree violates without a need
+        may be another fault, which is the tree's own."""
+        before = None if self.base is None else _violation(self.base, trace)
+        for clause in (by, shown):
+            if self.base is not None and before is not None and clause in before.clauses:
+                return needs(self.base, replace(trace, clause=clause), clause)
+        return needs(self.system, replace(trace, clause=by), by)
 
     def mask(self, *, otherwise: bool) -> Mask:
         """The fault on the system."""
@@ -235,7 +245,7 @@ def _breaks_otherwise(base: AnySystem | None, trace: Trace, seen: Violation) -> 
 def how_it_breaks(observed: str) -> str:
     """Return the text that equal failures of a system share, without lines of its code and numbers of the
     run."""
-    return re.sub(r"\d+", "N", observed.partition(" at ")[0])
+    return re.sub(r"\b[A-Z]\d+\b|\d+", "N", observed.partition(" at ")[0])
 
 
 def holding(masks: Sequence[Mask], violation: Violation, clause: str) -> list[Mask]:

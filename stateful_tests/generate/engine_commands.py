@@ -15,7 +15,8 @@ from reference.tiers.commands import Complete, Copy, ResetCache
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts
 from reference.blocks.request_texts import Bearer, RequestTexts
-from reference.commands import Abort, Piece, Prompt
+from reference.commands import Abort, Piece, Prompt, prompt_len
+from reference.token_ids import is_image
 from impl.choices import Choices, once_in, pick
 
 NAMES = ("r1", "r2", "r3", "r4", "r5")
@@ -143,9 +144,12 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         like, groups=groups, max_model_len=longest, max_batched_tokens=budget, max_seqs=seqs,
         drafts=drafts, blocks=1 << 10, priority=once_in(source, 3),
         long_prefill=pick(source, (0, 0, 2, 5, base)), match=0, checkpoints=0, retention=0,
+        whole_images=False,
     )  # fmt: skip
     if like.recurrent:
         made = _with_states(source, made, like)
+    if like.encodes:
+        made = _with_encoder(source, made)
     need = sum(made.most_blocks(group) for group in made.groups)
     made = replace(made, blocks=need + source.upto(need))
     if not like.host_chunks:
@@ -158,6 +162,21 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         arc=once_in(source, 2),
         sync_loads=once_in(source, 3),
         prompt_only=once_in(source, 4),
+    )
+
+
+def _with_encoder(source: Choices, made: EngineConfig) -> EngineConfig:
+    """Draw what only prompts with images have: a cache of one image to three, and a step that may compute one
+    or two."""
+    image = 1 + source.upto(max(1, made.max_model_len // 2 - 1))
+    whole = once_in(source, 3)
+    return replace(
+        made,
+        image=image,
+        encoder_cache=image + source.upto(2 * image),
+        encoder_budget=image + source.upto(image),
+        whole_images=whole,
+        max_batched_tokens=max(made.max_batched_tokens, image * whole),
     )
 
 
@@ -264,7 +283,47 @@ def _schedule(
 def _prompt(
     texts: RequestTexts, room: int, source: Choices, profile: EngineProfile
 ) -> tuple[Prompt, int]:
-    """Pieces of shared texts and tokens of one's own, in `room` tokens."""
+    """Pieces of shared texts, images, and tokens of one's own, in `room` tokens."""
+    prompt, own = _text(texts, room, source, profile)
+    if not texts.config.encodes:
+        return prompt, own
+    for _ in range(source.upto(2)):
+        prompt = _with_image(texts.config, prompt, room - own, source)
+    return prompt, own
+
+
+def _with_image(config: EngineConfig, prompt: Prompt, room: int, source: Choices) -> Prompt:
+    """The prompt with one image more in it, if it fits into `room` tokens. An image has the same size
+    wherever it stands."""
+    sizes = {"A": config.image, "B": max(1, config.image // 2), "C": 1}
+    name = pick(source, tuple(sizes))
+    image = Piece(name, sizes[name])
+    length = prompt_len(prompt)
+    at = pick(source, (0, length, source.upto(length)))
+    if length + image.tokens > room:
+        return prompt
+    head, tail = _split(prompt, at)
+    return (*head, image, *tail)
+
+
+def _split(prompt: Prompt, at: int) -> tuple[Prompt, Prompt]:
+    """The pieces before a position and those behind it; an image goes behind as a whole."""
+    head: list[Piece] = []
+    for number, piece in enumerate(prompt):
+        if at < piece.tokens:
+            if at == 0 or is_image(piece.text):
+                return tuple(head), prompt[number:]
+            parts = Piece(piece.text, at), Piece(piece.text, piece.tokens - at)
+            return (*head, parts[0]), (parts[1], *prompt[number + 1 :])
+        head.append(piece)
+        at -= piece.tokens
+    return tuple(head), ()
+
+
+def _text(
+    texts: RequestTexts, room: int, source: Choices, profile: EngineProfile
+) -> tuple[Prompt, int]:
+    """Pieces of shared texts, and tokens of one's own."""
     shortest = texts.config.groups[0].block_size
     most = max(1, min(room, texts.config.max_model_len // 2 if profile.long else 2 * shortest + 2))
     length = 1 + source.upto(most - 1)

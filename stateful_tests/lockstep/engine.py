@@ -55,20 +55,23 @@ class EngineLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: EngineConfig, _: Sequence[EngineCommand]) -> str:
-        """Recurrent state, or a KV connector."""
+        """Recurrent state, a KV connector, or images."""
         if config.recurrent and not can.recurrent:
             return "is driven without recurrent state: the trace has it"
         if config.connects and not can.connects:
             return "is driven without a KV connector: the trace has one (of vLLM: +offload)"
+        if config.encodes and not can.encodes:
+            return "is driven without images: the trace has some (of vLLM: +images)"
         return ""
 
     @staticmethod
     def presets_for(can: Capabilities) -> tuple[str, ...]:
-        """An engine with a connector is driven with one."""
+        """An engine with a connector or an encoder is driven with it."""
         return tuple(
             name
             for name, config in ENGINE_PRESETS.items()
-            if config.connects == can.connects and not EngineLockstep.lacking(can, config, ())
+            if (config.connects, config.encodes) == (can.connects, can.encodes)
+            and not EngineLockstep.lacking(can, config, ())
         )
 
     @property

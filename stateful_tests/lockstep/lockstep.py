@@ -217,6 +217,7 @@ def new_tallies(can: Capabilities | None = None) -> dict[str, Tally]:
         "tracks": can.tracks,
         "tier": can.system_kind in (TIERS, PAIRS) or can.connects,
         "keys": "LoadAdapter" in can.commands,
+        "images": can.encodes,
     }
     return {
         name: Tally()

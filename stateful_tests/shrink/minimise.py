@@ -169,11 +169,11 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
 
 _LENGTHS = (
     "blocks", "max_model_len", "max_batched_tokens", "max_seqs", "drafts", "long_prefill", "chunk_blocks",
-    "host_chunks",
+    "host_chunks", "image", "encoder_cache", "encoder_budget",
 )  # fmt: skip
 _PLAIN = {
     "priority": False, "chunked": True, "eagle": False, "caching": True, "arc": False, "sync_loads": False,
-    "prompt_only": False, "fail_requests": False,
+    "prompt_only": False, "fail_requests": False, "whole_images": False,
 }  # fmt: skip
 
 

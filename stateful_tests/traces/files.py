@@ -224,7 +224,7 @@ def _explain(message: str, kind: Any, data: bytes) -> tuple[str, str]:
     if value := re.fullmatch(r"Invalid (?:enum )?value '(.*)'", reason, re.DOTALL):
         return path, hints.wrong_value(kind, data, path, value[1])
     if "matching regex" in reason and path.endswith(".prompt"):
-        return path, "must be texts (a to z) and their lengths, such as a8b4"
+        return path, "must be texts (a to z), images (A to Z) and their lengths, such as a8b4"
     if "matching regex" in reason:
         named = path.endswith((".session", ".request", ".holder"))
         name = "; a name has A-Z a-z 0-9 _ . - alone" if named else ""

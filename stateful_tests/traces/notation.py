@@ -23,7 +23,7 @@ from reference.tiers.commands import Await
 from stateful_tests.traces.files import TraceError, check_command
 
 _NAME = r"[A-Za-z0-9_.-]+"
-_PROMPT = r"(?:[a-z]-?[0-9]{1,5})+"
+_PROMPT = r"(?:[a-zA-Z]-?[0-9]{1,5})+"
 _LENGTH = r"[+-]?[0-9]{1,5}"
 
 

@@ -39,7 +39,7 @@ Cursor = Annotated[int, Meta(ge=0, le=MAX_LENGTH)]
 SettingName = Annotated[str, Meta(pattern=f"^{SETTING[0]}{_END}")]
 SettingValue = Annotated[str, Meta(pattern=f"^{SETTING[1]}{_END}")]
 # "a8b4": 8 tokens of the shared text a, then the next 4 of b. Lengths below 1 are sayable here too.
-PromptText = Annotated[str, Meta(max_length=64, pattern=r"^([a-z](0|-?[1-9][0-9]{0,3}))*" + _END)]
+PromptText = Annotated[str, Meta(max_length=64, pattern=r"^([a-zA-Z](0|-?[1-9][0-9]{0,3}))*" + _END)]
 _BUG = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.+-]+" + _END)]
 _CLAUSE = Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)]
 

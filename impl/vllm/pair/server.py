@@ -146,7 +146,7 @@ class PairServer(EngineDriver):
         self.server = server
         super().__init__(root, offloads=True)
 
-    def _load(self, root: Path, offloads: bool) -> None:
+    def _load(self, root: Path, offloads: bool, encodes: bool) -> None:
         """Do nothing: the pair has loaded the release."""
 
     def reset(self, geometry: EngineConfig) -> None:

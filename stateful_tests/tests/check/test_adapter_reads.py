@@ -149,9 +149,11 @@ ADAPTERS = (
             **dict.fromkeys(("device", "tensor"), "of torch"),
             **dict.fromkeys(
                 ("parallel_config", "kv_connector", "kv_transfer_config", "max_num_reqs", "model_config",
-                 "speculative_config"),
+                 "speculative_config", "scheduler_config", "max_num_encoder_input_tokens"),
                 "of our settings",
             ),
+            "encoder_cache": "of our EngineConfig, and of our worker",
+            "offset": "of our ImageSpan",
             "name": "of enumerations, files and agents",
         },
         {

@@ -15,6 +15,8 @@ TRACES = [each for each in known_faults.traces("vllm") if each[1].way == "pair"]
 SAID = {
     "a_window_lacks_the_block_that_the_last_token_of_a_prompt_reads":
         "r2 at [0, 1) of group 0 of D has the null block since command 4 (advance D); the query at 2 sees",
+    "a_pushed_prompt_is_written_from_its_start_behind_a_hit":
+        "transfer 0 moved block 1 of P into block 2 of D in command 14 (land)",
     "an_abort_before_the_handshake_leaves_the_prompt_to_the_lease":
         "it keeps it until the lease ends, where P gives back what r1 left, for nobody will read it",
     "an_abort_before_the_handshake_keeps_another_prompt_waiting": "r3 is WAITING with 3 tokens",

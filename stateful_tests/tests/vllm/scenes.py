@@ -24,6 +24,7 @@ from reference.blocks.request_texts import RequestTexts
 from reference.commands import Reason
 from reference.kinds import BLOCKS
 from stateful_tests.lockstep.results import Violation, violation_of
+from stateful_tests.tests.vllm.image_scenes import IMAGE_STATEMENTS, encoder_of
 from stateful_tests.traces.notation import parse
 
 ROWS = Path(__file__).with_name("clause_rows.txt")
@@ -43,6 +44,10 @@ SIZES = {
     "peer": EngineConfig((_FULL,), 12, 12, 8, peer=True, fail_requests=True),
     "host state": EngineConfig((LayerGroup(2, state=True),), 12, 12, 8, host_chunks=4),
     "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
+    "image": EngineConfig((_FULL,), 12, 12, 8, image=3, encoder_cache=6, encoder_budget=4),
+    "whole image": EngineConfig(
+        (_FULL,), 12, 12, 8, image=3, encoder_cache=6, encoder_budget=4, whole_images=True
+    ),
 }
 
 
@@ -52,6 +57,7 @@ class Scene:
 
     texts: of each request with what was sampled for it; given: with what its client got. waiting: tokens of
     a next turn, until the one before ends. keys, chunks, transfers: of host memory; kept, pinned: blocks.
+    images: that are kept, each with who needs it.
     """
 
     config: EngineConfig
@@ -67,6 +73,7 @@ class Scene:
     transfers: dict[int, Transfer] = field(default_factory=dict)
     kept: tuple[int, ...] = ()
     pinned: tuple[tuple[str, int], ...] = ()
+    images: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (self.config.blocks + 1)
@@ -130,6 +137,7 @@ class Scene:
             lanes=tuple(getattr(self, "_lanes", ())), outputs=tuple(getattr(self, "_outputs", ())),
             steps_in_flight=len(self.batches), kept=self.kept, pinned=self.pinned,
             host=self._host() if self.config.connects else None,
+            encoder=encoder_of(self.config.encoder_cache, self.images) if self.config.encodes else None,
         )  # fmt: skip
 
     def _host(self) -> HostFacts:
@@ -503,4 +511,5 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     r"no hashes in host memory": lambda scene: scene.keys.clear(),
     r"the reset succeeds": lambda scene: scene._spoil(reset=lambda _: True),
     r"equal blocks are one": lambda scene: scene._spoil(merges=lambda _: True),
+    **IMAGE_STATEMENTS,
 }

@@ -21,6 +21,22 @@ from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.traces import files as traces
 
 SAID = {
+    "a_session_between_turns_makes_another_preempt_itself_for_ever":
+        "after 2 forward passes in 4 calls of the",
+    "a_block_of_a_window_stands_twice_in_its_store": "KeyError: 12 at",
+    "a_chunk_begins_with_an_image_and_ends_in_it":
+        "it computes it up to 1, where r2 computes its image at 0 whole",
+    "a_drafter_looks_into_an_image_behind_another":
+        "it computes it up to 4, where r2 computes its image at 2 whole",
+    "a_drafter_looks_into_an_image_behind_a_token": "no batch comes, with 4 blocks free and r1 WAITING",
+    "an_image_that_has_no_room_stops_a_drafters_chunk": "no batch comes, with 5 blocks free and r1 WAITING",
+    "an_image_is_longer_than_a_chunk": "no batch comes, with 3 blocks free and r1 WAITING, r2 WAITING",
+    "the_image_of_a_turn_leaves_no_room_for_the_next": "no batch comes, with 13 blocks free and r4 WAITING",
+    "an_image_is_chosen_and_its_request_preempted":
+        "the worker does not have it, where the worker keeps image C1",
+    "a_cached_image_is_sent_without_its_pixels": "RuntimeError: Encoder cache miss for A1.",
+    "a_preempted_request_lacks_its_cached_image": "RuntimeError: Encoder cache miss for A2.",
+    "new_weights_forget_an_image_that_a_turn_came_without": "RuntimeError: Encoder cache miss for A1.",
     "a_hit_within_a_block_leaves_no_room_for_its_prompt":
         "no batch comes, with 13 blocks free and r2 WAITING",
     "a_hit_within_a_block_leaves_no_room_in_time": "no batch comes, with 13 blocks free and r1 WAITING",

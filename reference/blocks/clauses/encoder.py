@@ -1,0 +1,168 @@
+"""The cache of an encoder's outputs (ENC)."""
+
+from __future__ import annotations
+
+from reference.blocks.clauses.step import BlockStep, clause
+from reference.failures import AtCount, AtNamed, Failure, counted, failure
+from reference.token_ids import image_of, image_tokens, position_of
+
+
+@clause(
+    "ENC-1",
+    "the encoder cache adds up",
+    "Free embeddings and those of the images that are counted as kept make up the cache. The free ones and"
+    " those that no request needs are what may be evicted.",
+    why="One too few: an image waits for ever. One too many: the worker keeps more than its memory holds.",
+    rule="blocks.facts",
+    source="vllm EncoderCacheManager.num_free_slots, num_freeable_slots",
+    needs=("images",),
+    trigger=lambda s: s.after.encoder is not None and bool(s.after.encoder.entries),
+)
+def _adds_up(step: BlockStep) -> Failure | None:
+    encoder = step.after.encoder
+    if encoder is None:
+        return None
+    size = step.config.encoder_cache
+    free = size - sum(entry.embeds for entry in encoder.entries)
+    if encoder.free != free or free < 0:
+        want = f"{counted(max(0, free), 'embedding')} of {size} must be free beside the images kept"
+        return failure(want, f"{encoder.free} are", AtCount("encoder", "free", free))
+    evictable = free + sum(entry.embeds for entry in encoder.entries if not entry.users)
+    if encoder.evictable != evictable:
+        want = f"{counted(evictable, 'embedding')} must be free or of images that nobody needs"
+        return failure(want, f"{encoder.evictable} are", AtCount("encoder", "evictable", evictable))
+    return None
+
+
+@clause(
+    "ENC-2",
+    "an image is kept for who needs it",
+    "A request that an image is kept for has that image in its text, and holds blocks.",
+    why=(
+        "Nobody may evict an image that is kept for a request which is gone, or which waits with nothing: the"
+        " cache stays full, and every other image waits."
+    ),
+    rule="blocks.facts",
+    source="vllm EncoderCacheManager.cached, free; #31857",
+    needs=("images",),
+    trigger=lambda s: s.after.encoder is not None and any(e.users for e in s.after.encoder.entries),
+)
+def _needed(step: BlockStep) -> Failure | None:
+    for entry in step.after.encoder.entries if step.after.encoder is not None else ():
+        for name in entry.users:
+            want = f"image {entry.image} is kept for requests that have it and hold blocks"
+            places = AtNamed("request", name), AtCount("encoder", entry.image)
+            fact = step.after.requests.get(name)
+            if fact is None:
+                return failure(want, f"it is kept for {name}, which is gone", *places)
+            if not _has(fact.tokens, entry.image):
+                return failure(want, f"it is kept for {name}, which has no such image", *places)
+            if not any(block for row in fact.tables for block in row):
+                got = f"it is kept for {name}, which is {fact.status} and holds none"
+                return failure(want, got, *places)
+    return None
+
+
+def _has(text: tuple[int, ...], image: str) -> bool:
+    """Whether a text has an image such as "A3", whole."""
+    tokens = tuple(image_tokens(image[0], int(image[1:])))
+    return any(
+        text[at : at + len(tokens)] == tokens
+        for at, token in enumerate(text)
+        if image_of(token) == image[0]
+    )
+
+
+@clause(
+    "ENC-3",
+    "the worker keeps the images that the scheduler counts",
+    "The worker keeps the embeddings of exactly the images that the scheduler counts as kept, and each"
+    " image's are its own.",
+    why=(
+        "An image that is counted and not there is never encoded again: the batch that needs it ends the"
+        " engine. One that is there and not counted is never dropped."
+    ),
+    rule="blocks.facts",
+    source="vllm SchedulerOutput.scheduled_encoder_inputs, free_encoder_mm_hashes",
+    needs=("images",),
+    trigger=lambda s: s.after.encoder is not None and bool(s.after.encoder.kept),
+)
+def _there(step: BlockStep) -> Failure | None:
+    encoder = step.after.encoder
+    if encoder is None:
+        return None
+    kept = dict(encoder.kept)
+    counts = {entry.image for entry in encoder.entries}
+    for image in sorted(counts | kept.keys()):
+        place = AtCount("encoder", image)
+        if image not in kept:
+            want = f"the worker keeps image {image}, which the scheduler counts as kept"
+            return failure(want, "the worker does not have it", place)
+        if image not in counts:
+            want = f"the worker drops image {image}, which the scheduler does not count as kept"
+            return failure(want, "the worker has it", place)
+        if kept[image] != tuple(image_tokens(image[0], int(image[1:]))):
+            return failure(f"image {image} has its own embeddings", "it has others", place)
+    return None
+
+
+@clause(
+    "ENC-4",
+    "a step encodes what it lacks, within its budget",
+    "A step encodes at most encoder_budget embeddings, each image once, and none that was kept for a request"
+    " before.",
+    why="The budget bounds the memory of a forward pass of the encoder, and what is kept costs nothing.",
+    rule="blocks.config",
+    source="vllm Scheduler._try_schedule_encoder_inputs, max_num_encoder_input_tokens",
+    scope="An image that nobody needed may be evicted in a step that then encodes it.",
+    needs=("images",),
+    trigger=lambda s: s.after.encoder is not None and bool(s.after.encoder.encoded),
+)
+def _in_budget(step: BlockStep) -> Failure | None:
+    encoder = step.after.encoder
+    if encoder is None:
+        return None
+    budget = step.config.encoder_budget
+    if (total := sum(int(image[1:]) for image in encoder.encoded)) > budget:
+        return failure(f"a step encodes at most {budget} embeddings", f"{total}", _AT)
+    before = step.before.encoder.entries if step.before.encoder is not None else ()
+    needed = {entry.image for entry in before if entry.users}
+    for at, image in enumerate(encoder.encoded):
+        if image in encoder.encoded[:at]:
+            return failure(f"a step encodes image {image} once", "it does so again", _AT)
+        if image in needed:
+            return failure(f"image {image} is kept, so no step encodes it", "this one does", _AT)
+    return None
+
+
+@clause(
+    "ENC-5",
+    "no chunk ends within an image",
+    "Where images are to be computed whole, an entry that has the first token of an image has its last.",
+    why="Tokens of an image see each other in both directions: of a part, they see too few.",
+    rule="blocks.config",
+    source="vllm disable_chunked_mm_input, #52306",
+    scope="A prefix of an image that the cache has is not computed again.",
+    needs=("images",),
+    trigger=lambda s: s.config.whole_images and any(map(image_of, _tokens_of_lanes(s))),
+)
+def _whole(step: BlockStep) -> Failure | None:
+    if not step.config.whole_images:
+        return None
+    for note in step.lanes:
+        lane = note.lane
+        end = lane.start + len(lane.tokens) - lane.drafts
+        if 0 < end < len(note.text) and position_of(note.text[end]) > 0 and image_of(note.text[end]):
+            first = end - position_of(note.text[end])
+            if first >= lane.start:
+                want = f"{lane.request} computes its image at {first} whole"
+                return failure(want, f"it computes it up to {end}", AtCount(lane.request, "inputs"))
+    return None
+
+
+def _tokens_of_lanes(step: BlockStep) -> list[int]:
+    """The inputs of a batch."""
+    return [token for lane in step.after.lanes for token in lane.tokens]
+
+
+_AT = AtCount("encoder", "encoded")

@@ -1,0 +1,74 @@
+"""Statements about the cache of an encoder's outputs, for the rows of scenes.py.
+
+"A3 is kept for r1" is what the scheduler counts and the worker has; the sizes follow. What begins with "the"
+spoils one fact alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reference.blocks.facts import EncoderEntry, EncoderFacts
+from reference.token_ids import image_tokens
+
+
+def encoder_of(size: int, users: dict[str, tuple[str, ...]]) -> EncoderFacts:
+    """The facts of a cache that keeps these images, each for its users."""
+    entries = tuple(EncoderEntry(image, int(image[1:]), names) for image, names in users.items())
+    free = size - sum(entry.embeds for entry in entries)
+    evictable = free + sum(entry.embeds for entry in entries if not entry.users)
+    kept = tuple((entry.image, _embeddings(entry.image)) for entry in entries)
+    return EncoderFacts(free, evictable, entries, kept)
+
+
+def _embeddings(image: str) -> tuple[int, ...]:
+    return tuple(image_tokens(image[0], int(image[1:])))
+
+
+def _kept(scene: Any, image: str, names: str) -> None:
+    scene.images[image] = tuple(names.split())
+
+
+def _dropped(scene: Any, image: str) -> None:
+    del scene.images[image]
+
+
+def _spoilt(change: Callable[[EncoderFacts, str], EncoderFacts]) -> Callable[..., None]:
+    def state(scene: Any, value: str) -> None:
+        scene._spoil(encoder=lambda facts: change(facts.encoder, value))
+
+    return state
+
+
+def _without(encoder: EncoderFacts, image: str) -> EncoderFacts:
+    return encoder._replace(kept=tuple(each for each in encoder.kept if each[0] != image))
+
+
+def _with(encoder: EncoderFacts, image: str) -> EncoderFacts:
+    return encoder._replace(kept=(*encoder.kept, (image, _embeddings(image))))
+
+
+def _as_another(encoder: EncoderFacts, image: str) -> EncoderFacts:
+    kept = ((name, (7,) if name == image else values) for name, values in encoder.kept)
+    return encoder._replace(kept=tuple(kept))
+
+
+_IMAGE = r"(?P<value>[A-Z]\d)"
+IMAGE_STATEMENTS: dict[str, Callable[..., None]] = {
+    r"(?P<image>[A-Z]\d) is kept for (?P<names>r\d( r\d)*)": _kept,
+    r"(?P<image>[A-Z]\d) is kept": lambda scene, image: _kept(scene, image, ""),
+    r"(?P<image>[A-Z]\d) is dropped": _dropped,
+    r"the step encodes (?P<value>[A-Z\d ]+)": _spoilt(
+        lambda encoder, images: encoder._replace(encoded=tuple(images.split()))
+    ),
+    r"the free embeddings are (?P<value>-?\d+)": _spoilt(
+        lambda encoder, count: encoder._replace(free=int(count))
+    ),
+    r"the evictable embeddings are (?P<value>\d+)": _spoilt(
+        lambda encoder, count: encoder._replace(evictable=int(count))
+    ),
+    rf"the worker lacks {_IMAGE}": _spoilt(_without),
+    rf"the worker has {_IMAGE}": _spoilt(_with),
+    rf"the worker has other embeddings of {_IMAGE}": _spoilt(_as_another),
+}
