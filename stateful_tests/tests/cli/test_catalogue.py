@@ -66,11 +66,16 @@ NEAREST = {  # of those that are not known
 }
 
 
+def entries(text):
+    """The rows of a listing, each with what stands below it, as one line."""
+    return [" ".join(entry.split()) for entry in re.split(r"\n(?=\S)", text)]
+
+
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_reporters_words_find_the_right_bug_or_the_honest_no(query, kvspec):
     code, text, _ = kvspec("bugs", *query.split())
     assert code == 0
-    head, *rows = text.splitlines()
+    head, *rows = entries(text)
     unknown = "not known", "no bug has all of these words"
     assert head.startswith(unknown) == (query in NEAREST), head
     said = NEAREST.get(query) or QUERIES[query]
@@ -125,9 +130,24 @@ def test_the_options_of_a_check_are_in_groups(kvspec):
     assert text.index("--junit") < text.index("--help")
 
 
+@pytest.mark.parametrize("listed", ["bugs", "bugs vllm==0.33.0", "clauses", "driven", "bugs chunk hole"])
+def test_a_list_in_a_pipe_is_no_wider_than_a_page(kvspec, listed):
+    """A row begins its line with its name; what is too wide stands below, and is whole."""
+    _, text, _ = kvspec(*listed.split())
+    assert max(map(len, text.splitlines())) <= 100
+    _, data, _ = kvspec(*listed.split(), "--json", "-")
+    rows = json.loads(data)
+    names = {entry.split()[0] for entry in entries(text)}
+    shown = [row for row in rows if row["id"] in names]
+    assert len(shown) > 3
+    for row in shown:
+        told = row.get("sentence") or row.get("title") or row["how"]
+        assert " ".join(told.split()) in " ".join(text.split())
+
+
 def test_a_condition_of_a_bug_is_in_the_list(kvspec):
     _, text, _ = kvspec("bugs", "chunk", "hole", "vllm")
-    [line] = [line for line in text.splitlines() if line.startswith("chunk-with-a-hole")]
+    [line] = [line for line in entries(text) if line.startswith("chunk-with-a-hole")]
     assert "chunks of several blocks, and a window" in line
 
 
@@ -182,9 +202,9 @@ def test_a_bug_that_nobody_has_met_is_marked(kvspec):
     assert kinds["pr22900"] == "built in, as reported"
     assert {*kinds.values()} == {"built in, invented", "built in, as reported"}
     _, text, _ = kvspec("bugs", "vllm==0.33.0")
-    assert all("in releases" in line for line in text.splitlines()[1:])
+    assert all("in releases" in line for line in entries(text)[1:])
     _, text, _ = kvspec("bugs", "retract", "tail")
-    [copied] = [line for line in text.splitlines() if line.startswith("pr22213-tail")]
+    [copied] = [line for line in entries(text) if line.startswith("pr22213-tail")]
     assert "built in, as reported" in copied and "in releases" in text
     _, text, _ = kvspec("bugs", "free-list-duplicate")
     assert re.search(r"^  kind +built in, invented *$", text, re.MULTILINE)
