@@ -8,7 +8,7 @@ import pytest
 
 from ci import messages
 from ci.commands.help_groups import CHECK_OPTIONS
-from ci.documents import bug_search
+from ci.documents import bug_search, related
 from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import known_faults, releases
 
@@ -143,6 +143,32 @@ def test_a_list_in_a_pipe_is_no_wider_than_a_page(kvspec, listed):
     for row in shown:
         told = row.get("sentence") or row.get("title") or row["how"]
         assert " ".join(told.split()) in " ".join(text.split())
+
+
+def test_a_bug_names_the_settings_that_avoid_it_and_the_bugs_of_its_cause(kvspec):
+    """Each setting avoids it by itself. A condition with an "or", and one of the model, names none."""
+    settings = {
+        "preempted-turn-keeps-its-row": "without --enable-priority-scheduling",
+        "request-behind-a-preemption-forgets-its-drafts":
+            "without speculative decoding, or without --scheduling-policy priority",
+        "left-out-request-reads-the-first-column":
+            "with --no-async-scheduling, or without speculative decoding",
+        "page-in-front-of-the-window-is-lost-0.5.13": "without SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN",
+        "second-load-of-a-loaded-node":
+            "without --enable-hierarchical-cache, or with another --hicache-write-policy than write_back",
+        "unreceived-window-is-published": "without --disaggregation-decode-enable-radix-cache",
+        "window-blocks-stored-after-reuse": "without the OffloadingConnector",
+        "next-turn-waits-for-its-own-row": "",
+        "last-token": "",
+    }  # fmt: skip
+    known = known_faults()
+    assert {each: related.avoid(known[each]) for each in settings} == settings
+    sees = {each: related.see_also(each) for each in known}
+    assert all(each in sees[other] for each, others in sees.items() for other in others)
+    assert "request-behind-a-preemption-forgets-its-drafts" in sees["left-out-request-reads-the-first-column"]
+    assert "end-asserts-behind-its-window" in sees["swept-too-far"]
+    _, text, _ = kvspec("bugs", "mixed-round-not-counted")
+    assert re.search(r"^  avoid +without --enable-mixed-chunk, or without EAGLE *$", text, re.MULTILINE)
 
 
 def test_a_condition_of_a_bug_is_in_the_list(kvspec):
