@@ -3,7 +3,6 @@ stands here."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -165,47 +164,6 @@ def install(root: Path, _: str = "", offloads: bool = False) -> None:
 def with_connector(root: Path, _: str = "") -> None:
     """As `install`, with its OffloadingConnector."""
     install(root, offloads=True)
-
-
-def with_worker(root: Path, _: str = "") -> None:
-    """As `with_connector`, with the class of model runner V1 and its persistent batch, for tests in
-    upstream's shape: nothing that is driven imports these."""
-    from impl.vllm import offload
-
-    package = "vllm.v1.worker"
-    of_worker = [f"{package}.{name}" for name in ("mamba_utils", "gpu_model_runner", "gpu_input_batch")]
-    real = (*VLLM.real, *offload.REAL, *of_worker)
-    never = (*VLLM.imported_only, "tqdm")
-    given = provided() | offload.provided()
-    given["vllm.utils.torch_utils"]["PIN_MEMORY"] = False
-    given["vllm.sampling_params"]["SamplingType"] = Values(GREEDY=0, RANDOM=1, RANDOM_SEED=2)
-    given["vllm.v1.sample.logits_processor"] = {"BatchUpdateBuilder": _FreeRows}
-    given["vllm.distributed.kv_transfer"] = {"has_kv_transfer_group": _no}
-    given["vllm.distributed.ec_transfer"] = {"has_ec_transfer": _no}
-    install_hook(root, replace(VLLM, real=real, inert=offload.INERT, imported_only=never), given)
-    for name in of_worker:  # their package is inert: it gives a submodule that is loaded
-        importlib.import_module(name)
-
-
-class _FreeRows:
-    """The rows of the persistent batch that are free, the lowest first (v1/sample/logits_processor)."""
-
-    def __init__(self) -> None:
-        self.removed: list[int] = []
-        self.added: list[Any] = []
-        self.moved: list[Any] = []
-
-    def removed_append(self, row: int) -> None:
-        self.removed = sorted([*self.removed, row], reverse=True)
-
-    def peek_removed(self) -> int | None:
-        return self.removed[-1] if self.removed else None
-
-    def pop_removed(self) -> int | None:
-        return self.removed.pop() if self.removed else None
-
-    def get_and_reset(self, _: int) -> None:
-        self.__init__()  # type: ignore[misc]
 
 
 def runner_methods(root: Path, renamed: Mapping[str, str]) -> dict[str, Any]:

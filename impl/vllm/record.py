@@ -43,7 +43,9 @@ def _loads(module: str) -> bool:
 
 def _test_hook(text: str) -> str:
     """A test in upstream's shape may call the worker's class."""
-    return f"impl.vllm.modules:with_{'worker' if 'gpu_model_runner' in text else 'connector'}"
+    if "gpu_model_runner" in text:
+        return "impl.vllm.testing:with_worker"
+    return "impl.vllm.modules:with_connector"
 
 
 ENGINE = Engine(
