@@ -4,6 +4,7 @@ Everything in here is read from code or comes out of runs of the reference. Same
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def reference_text() -> str:
 def _rendered(template: str, data: Data) -> str:
     """A document, with links in the place of upstream's numbers."""
     environment = templates(escape=False, keep_trailing_newline=True)
-    environment.filters |= {"span": span, "anchor": anchor}
+    environment.filters |= {"span": span, "anchor": anchor, "families": families_of}
     markdown = environment.get_template(template).render(data)
     return re.sub(r"(?<!vllm)(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", markdown)
 
@@ -168,6 +169,11 @@ def _about_engine(kind: type) -> str:
 def span(where: Span) -> str:
     """A range of positions, as a formula."""
     return "nothing" if where == NOTHING else f"`[{where[0]}, {where[1]})`"
+
+
+def families_of(clauses: Iterable[Clause]) -> list[str]:
+    """The first parts of the ids of clauses, each once."""
+    return list(dict.fromkeys(clause.id.partition("-")[0] for clause in clauses))
 
 
 def anchor(heading: str) -> str:
