@@ -53,8 +53,8 @@ imports: setup ## import-linter: which folder may import which
 pytest: setup ## the tests alone: make pytest ARGS='-k traces'
 	@$(BIN)/python -m pytest --no-header -n auto --dist worksteal $(ARGS) && echo "pytest: ok"
 
-spec: setup ## write SPEC.md, from the code
-	@$(BIN)/kvspec spec --out SPEC.md && echo "spec: ok"
+spec: setup ## write SPEC.md and SPEC-REFERENCE.md, from the code
+	@$(BIN)/kvspec spec --out SPEC.md && $(BIN)/kvspec spec --reference --out SPEC-REFERENCE.md && echo "spec: ok"
 
 bench: setup ## commands per second of each implementation
 	@$(BIN)/python -m ci.bench $(ARGS)

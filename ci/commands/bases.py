@@ -39,7 +39,7 @@ def with_system(
         return _measured(before, system), system
     system = opened.enter_context(closing(selector.resolve()))
     if named is not None:
-        revision = _revision(named.removeprefix(OF_HISTORY), selector, system)
+        revision = _revision(named.removeprefix(OF_HISTORY), "--base", selector, system)
         with unusable(f"--base {named:.80}: ", Unusable):
             return _of_history(revision, BaseKind.STATED, selector, system, opened), system
     return unnamed(selector, since, system, opened), system
@@ -146,14 +146,14 @@ def _load(system: AnySystem) -> None:
         system.reset(sizes_for(kind.machine or "sessions", smallest))
 
 
-def _revision(named: str, selector: SystemSelector, system: AnySystem) -> Revision:
+def _revision(named: str, option: str, selector: SystemSelector, system: AnySystem) -> Revision:
     from stateful_tests.check import tree_history
 
     if selector.checkout is None:
         raise Unusable(
-            f"--base {OF_HISTORY}{named:.80}: goes with a checkout, such as --sglang-path"
+            f"{option} {OF_HISTORY}{named:.80}: goes with a checkout, such as --sglang-path"
         )
-    with unusable(f"--base {OF_HISTORY}{named:.80}: ", ValueError):
+    with unusable(f"{option} {OF_HISTORY}{named:.80}: ", ValueError):
         return tree_history.named_revision(_root(system), named)
 
 
@@ -178,20 +178,39 @@ def _of_history(
     revision: Revision, kind: BaseKind, selector: SystemSelector, system: AnySystem, opened: ExitStack
 ) -> Base:
     """A commit of the checkout's history, driven in the same ways. Raises Unusable."""
-    from stateful_tests.check import tree_history
-
-    assert selector.checkout is not None
-    engine = system_spec(system).engine
-    folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvspec-base-")))
-    with unusable("", ValueError):
-        below = _root(system).relative_to(Path(selector.checkout).expanduser().resolve())
-        tree_history.extract(_root(system), revision.commit, engine, folder / below)
+    folder = _folder_of(revision, selector, system, opened)
     past = SystemSelector(selector.spec, str(folder), selector.device)
     before: AnySystem = past.resolve(quiet=True)
     opened.enter_context(closing(before))
     _load(before)
     _of_files(before).name = revision.name
     return _measured(before, system)._replace(kind=kind, why=revision.why, commit=revision.commit)
+
+
+def _folder_of(
+    revision: Revision, selector: SystemSelector, system: AnySystem, opened: ExitStack
+) -> Path:
+    """A folder with the driven files of a commit of the checkout `system`. opened: keeps the folder. Raises
+    Unusable."""
+    from stateful_tests.check import tree_history
+
+    assert selector.checkout is not None
+    folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="kvspec-base-")))
+    root = _root(system)
+    with unusable("", ValueError):
+        below = root.relative_to(Path(selector.checkout).expanduser().resolve())
+        tree_history.extract(root, revision.commit, selector.spec.engine, folder / below)
+    return folder
+
+
+def commit_folder(
+    named: str, option: str, selector: SystemSelector, system: AnySystem, opened: ExitStack
+) -> tuple[str, str]:
+    """A folder with the driven files of `git:REV` of the checkout `system`, and the name of that commit.
+    option: that which names it; opened: keeps the folder. Raises Unusable."""
+    revision = _revision(named.removeprefix(OF_HISTORY), option, selector, system)
+    with unusable(f"{option} {named:.80}: ", Unusable):
+        return str(_folder_of(revision, selector, system, opened)), revision.name
 
 
 def _taken_for(selector: SystemSelector, system: AnySystem, opened: ExitStack) -> Base | None:

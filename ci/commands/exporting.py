@@ -5,21 +5,25 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.bases import KnownFaults
+from ci.commands.bases import OF_HISTORY, KnownFaults
+from ci.commands.exported_runs import (
+    NoTest, Wanted, ended, fixed_system, folder_and_name, last_error, run_as_wanted, target_of,
+)  # fmt: skip
 from ci.commands.saved_traces import load_trace
 from ci.commands.shared import (
     SystemSelector, Unusable, force_option, impl_options, note, target_file, unusable, write_file,
 )  # fmt: skip
-from impl.process.run_test import FAILS, STOPS
-from impl.system_spec import ENGINES, SystemSpec
+from impl.process.run_test import FAILS
+from impl.system_spec import ENGINES
 from stateful_tests.lockstep.endings import Ending, ending
 from stateful_tests.lockstep.known_faults import FOLDER, KnownFault, known_faults
 from stateful_tests.traces.files import shipped
@@ -44,8 +48,9 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--fixed",
-    metavar="VERSION|DIR",
-    help="A release, or a checkout, on which the test must pass. It runs in the ways of --impl.",
+    metavar="VERSION|DIR|git:REV",
+    help="A release, a checkout, or a commit of the checkout of --impl, on which the test must pass. It runs"
+    " in the ways of --impl.",
 )
 @click.option(
     "--name",
@@ -64,8 +69,8 @@ def export(
 
     A unit test runs on the release's own classes. It is written only after it has failed on the release of
     --impl, and passed on that of --fixed. Where none can be made of TRACE, another trace of the same bug is
-    taken, or the reason said. Into a folder goes a test of each trace of the bug; why one makes no test is
-    said.
+    taken, or the test of that bug that was written by hand, or the reason said. Into a folder goes a test of
+    each trace of the bug; why one makes no test is said.
     """
     loaded = load_trace(trace)
     folder = Path(out) if out is not None and (out.endswith("/") or Path(out).is_dir()) else None
@@ -94,7 +99,7 @@ def export(
 
 
 def _write_among(folder: Path, tests: list[str], module: str, force: bool) -> None:
-    """Write tests into a folder, each named as its test is, and the module that they share."""
+    """Write tests into a folder, each named as its test is, and the module that they share, "" for none."""
     from ci.export.template_parts import SHARED
 
     files: dict[Path, str] = {}
@@ -104,9 +109,10 @@ def _write_among(folder: Path, tests: list[str], module: str, force: bool) -> No
         path = next(folder / each for each in alike if folder / each not in files)
         files[target_file(path, force)] = text
     beside = folder / f"{SHARED}.py"
-    if not force and beside.exists() and beside.read_bytes() != module.encode():
+    if module and not force and beside.exists() and beside.read_bytes() != module.encode():
         raise Unusable(f"--out {beside}: is for other releases: another folder, or --force")
-    for path, text in {beside: module, **files}.items():
+    shared = {beside: module} if module else {}
+    for path, text in {**shared, **files}.items():
         write_file(path, text, "--out")
 
 
@@ -140,91 +146,124 @@ def _story(file: str, trace: Trace, selector: SystemSelector, names: _Names) -> 
 REPORTS = FOLDER / "reports"
 
 
-class _NoTest(Exception):
-    """No test can be made of a trace: the reason."""
-
-
 def _pytest(
     file: str, trace: Trace, selector: SystemSelector, fixed: str | None, names: _Names
 ) -> str:
-    """The test of a trace, or of the next trace of its bug of which one can be made. The traces of the bug
-    that have no test by then are named."""
+    """The test of a trace, or of the next trace of its bug of which one can be made, or the one of the bug
+    that was written by hand. The traces of the bug that have no test by then are named."""
     try:
         text, _ = _tested(file, trace, selector, fixed, names, in_folder=False)
-    except _NoTest as error:
+    except NoTest as error:
         reason = str(error)
     else:
-        if others := [other for other, _ in _others(file, trace, selector, asks=False)]:
+        faults = partial(_faults_of, file)
+        if others := [other for other, _ in _others(file, trace, selector, faults)]:
             them = f"{len(others)} other traces" if others[1:] else "another trace"
             note(f"{file}: its bug has {them}: {', '.join(others)}; --out DIR/ writes a test of each")
         return text
+    shown = cache(lambda: _faults_shown(file, trace, selector))
     tried = 0
-    for other, its_trace in _others(file, trace, selector):
+    for other, its_trace in _others(file, trace, selector, shown):
         try:
             text, _ = _tested(other, its_trace, selector, fixed, names, in_folder=False)
-        except (_NoTest, Unusable):
+        except (NoTest, Unusable):
             tried += 1
             continue
         note(f"{file}: {reason}. The test is of another trace of the same bug: {other}")
         return text
-    raise _no_test(file, reason, tried, selector)
+    return _by_hand(file, reason, tried, shown(), selector, fixed)
 
 
 def _of_each_trace(
     file: str, trace: Trace, selector: SystemSelector, fixed: str | None, names: _Names
 ) -> tuple[list[str], str]:
-    """The tests of a trace and of the other traces of its bug, and the module that they import. Says why one
-    makes no test. names: of the first test."""
+    """The tests of a trace and of the other traces of its bug, and the module that they import, "" for none.
+    Says why one makes no test; where none does, there is the test of the bug that was written by hand. names:
+    of the first test."""
     reason, module, tests, tried = "", "", list[str](), 0
     try:
         text, module = _tested(file, trace, selector, fixed, names, in_folder=True)
         tests.append(text)
-    except _NoTest as error:
+    except NoTest as error:
         reason = str(error)
-    for other, its_trace in _others(file, trace, selector):
+    shown = cache(lambda: _faults_shown(file, trace, selector))
+    for other, its_trace in _others(file, trace, selector, shown):
         named = (None, None, names[2]) if tests else names
         try:
             text, module = _tested(other, its_trace, selector, fixed, named, in_folder=True)
             tests.append(text)
-        except (_NoTest, Unusable) as error:
+        except (NoTest, Unusable) as error:
             tried += 1
             note(f"{other}, of the same bug: no test is made: {error}")
     if not tests:
-        raise _no_test(file, reason, tried, selector)
+        return [_by_hand(file, reason, tried, shown(), selector, fixed)], ""
     if reason:
         note(f"{file}: no test is made: {reason}")
     return tests, module
 
 
-def _no_test(file: str, reason: str, tried: int, selector: SystemSelector) -> Unusable:
-    """The error where no trace of a bug makes a test. tried: how many others there were."""
+def _by_hand(
+    file: str, reason: str, tried: int, faults: list[KnownFault], selector: SystemSelector, fixed: str | None
+) -> str:  # fmt: skip
+    """The test of a bug that was written by hand, for a bug of which no trace makes one. It must fail on the
+    release as well. reason: why the trace makes none; tried: how many other traces there were. Raises
+    Unusable where no such test shows the bug."""
+    from impl.engines import engine
+    from impl.process.remote_system import WorkerSystem
+
     others = ""
     if tried:
         others = f" Nor of {tried} other {'trace' if tried == 1 else 'traces'} of this bug."
-    by_hand = [
-        f" A test of this bug is there: {REPORTS / fault.test}."
-        for fault in _faults_of(file)
-        if fault.test
-    ]
+    why_not = ""
+    for path in (REPORTS / fault.test for fault in faults if fault.test):
+        text = path.read_text(encoding="utf-8")
+        with ExitStack() as opened:
+            system = opened.enter_context(closing(selector.resolve(quiet=True)))
+            assert isinstance(system, WorkerSystem) and system.root is not None
+            runs = [Wanted(system.name, system.root, system.release, FAILS)]
+            if fixed is not None:
+                mended = fixed_system(fixed, selector, system, opened)
+                assert mended.root is not None
+                runs.append(Wanted(mended.name, mended.root, mended.release, 0))
+            try:
+                run_as_wanted(runs, path, engine(selector.spec.engine).test_hook(text))
+            except NoTest as error:
+                why_not += f" {path}, which was written by hand: {error}."
+                continue
+        note(
+            f"{file}: {reason}.{others} The test is the one of this bug that was written by hand: {path}"
+        )
+        return text
     instead = f"kvspec export {file} --as story {selector.options}"
-    return Unusable(
-        f"{file}: no test is made: {reason}.{others}{''.join(by_hand)} The text of a bug report: {instead}"
+    raise Unusable(
+        f"{file}: no test is made: {reason}.{others}{why_not} The text of a bug report: {instead}"
     )
 
 
 def _faults_of(file: str) -> list[KnownFault]:
-    """The known fault whose trace a file is."""
-    path = Path(shipped(file))
+    """The known faults whose trace a file is."""
+    path = Path(shipped(file)).resolve()
     return [f for f in known_faults().values() if any(FOLDER / each == path for each in f.traces)]
 
 
-def _others(
-    file: str, trace: Trace, selector: SystemSelector, *, asks: bool = True
-) -> Iterator[tuple[str, Trace]]:
-    """Other traces of the same bug: of the finding whose trace this is, and of the known fault. asks: of a
-    trace that is no known fault's own, a replay tells whether it shows one."""
-    from ci.report.data import trace_to_save
+def _faults_shown(file: str, trace: Trace, selector: SystemSelector) -> list[KnownFault]:
+    """The known faults whose trace a file is; of another trace, the one that a replay shows."""
     from stateful_tests.lockstep.lockstep import replay
+
+    if of := _faults_of(file):
+        return of
+    with ExitStack() as opened:
+        system = opened.enter_context(closing(selector.resolve(quiet=True)))
+        known = KnownFaults(selector, system, opened).of(replay(system, trace))
+    return [known] if known is not None else []
+
+
+def _others(
+    file: str, trace: Trace, selector: SystemSelector, faults: Callable[[], list[KnownFault]]
+) -> Iterator[tuple[str, Trace]]:
+    """Other traces of the same bug: of the finding whose trace this is, and of known faults, for which is
+    asked when the finding has no more."""
+    from ci.report.data import trace_to_save
     from stateful_tests.lockstep.check_results import finding_name
 
     path = Path(shipped(file))
@@ -235,26 +274,9 @@ def _others(
     for beside in (path.with_name(name) for name in names if path.name in names):
         if beside != path and beside.is_file():
             yield str(beside), load_trace(str(beside))
-    of = _faults_of(file)
-    if not of and asks:
-        with ExitStack() as opened:
-            system = opened.enter_context(closing(selector.resolve(quiet=True)))
-            known = KnownFaults(selector, system, opened).of(replay(system, trace))
-        of = [known] if known is not None else []
-    for each in (each for fault in of for each in fault.traces):
-        if FOLDER / each != path:
+    for each in (each for fault in faults() for each in fault.traces):
+        if FOLDER / each != path.resolve():
             yield f"@{Path(each).stem}", load_trace(str(FOLDER / each))
-
-
-def _target(exporting: Any, fixed: str | None, spec: SystemSpec) -> Any:
-    """The release, or the checkout, on which a test of `spec` has to pass."""
-    if fixed is None or Path(fixed).is_dir():
-        return None if fixed is None else exporting.target(fixed)
-    named = SystemSpec.parse(fixed if fixed.partition("==")[1] else f"{spec.engine}=={fixed}")
-    if named.engine != spec.engine or named.ways not in ((), spec.ways):
-        as_it_is = f"{spec.engine}==VERSION{''.join(f'+{way}' for way in spec.ways)}"
-        raise Unusable(f"--fixed {fixed}: the test is run as --impl is: {as_it_is}, or a folder")
-    return exporting.target(named.version)
 
 
 def _tested(
@@ -272,75 +294,47 @@ def _tested(
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
     from ci.shown_kinds import shown_of
-    from impl.process.run_test import outcomes
     from impl.engines import DriveOptions
     from impl.process.remote_system import WorkerSystem
     from stateful_tests.lockstep import systems as registry
 
     exporting = shown_of(trace.geometry).exports()
     if exporting is None:
-        raise _NoTest("a test has one server, and this trace has two")
+        raise NoTest("a test has one server, and this trace has two")
     if selector.spec.engine not in ENGINES:
         use = f"--impl {exporting.ENGINE}==VERSION"
         raise Unusable(
             f"--as pytest makes a test of a release's classes: {use}, not {selector.spec}"
         )
     if selector.spec.engine != exporting.ENGINE:
-        raise _NoTest(
+        raise NoTest(
             f"tests are made of classes of SGLang and vLLM, not of {selector.spec.engine}"
         )
     target = None
-    try:
-        with unusable(f"{file}: "):
-            target = _target(exporting, fixed, selector.spec)
-            options = DriveOptions(selector.checkout, calls=True)
-            with closing(registry.driven(selector.spec, options)) as system:
+    with tempfile.TemporaryDirectory() as made, ExitStack() as opened:
+        try:
+            with unusable(f"{file}: "):
+                if fixed is not None and not fixed.startswith(OF_HISTORY):
+                    target = target_of(exporting, fixed, "", selector.spec)
+                options = DriveOptions(selector.checkout, calls=True)
+                system = opened.enter_context(closing(registry.driven(selector.spec, options)))
                 assert isinstance(system, WorkerSystem) and system.root is not None
+                if fixed is not None and target is None:
+                    folder = folder_and_name(fixed, selector, system, opened)
+                    target = target_of(exporting, *folder, selector.spec)
                 module = exporting.shared_module(system, target) if in_folder else ""
                 text = exporting.unit_test(trace, file, system, target, Titles(*names), in_folder)
-    except NotExportable as error:
-        raise _NoTest(str(error)) from error
-    with tempfile.TemporaryDirectory() as made:
+        except NotExportable as error:
+            raise NoTest(str(error)) from error
         scratch = Path(made, "exported.py")
         Path(made, f"{SHARED}.py").write_text(module, encoding="utf-8")
         scratch.write_text(text, encoding="utf-8")
-        wanted = [(system.name, FAILS)]
-        runs = [(system.root, system.release, [scratch])]
+        wanted = [Wanted(system.name, system.root, system.release, FAILS)]
         if target is not None:
-            wanted.append((target.name, 0))
-            runs.append((target.root, target.version, [scratch]))
-        ends = outcomes(*runs, hook=exporting.hook(trace))
-    said = []
-    for (name, want), (code, output) in zip(wanted, ends, strict=True):
-        if code != want:
-            raise _NoTest(_unwanted(name, code, output, want))
-        whose = f"{file}: " if in_folder else ""
-        said.append(f"{whose}{name}: the test {'fails' if code else 'passes'}, as it should")
-    click.echo("\n".join(said), err=True)
+            wanted.append(Wanted(target.name, target.root, target.version, 0))
+        about = f"{file}: " if in_folder else ""
+        run_as_wanted(wanted, scratch, exporting.hook(trace), about)
     return text, module
-
-
-def _unwanted(name: str, code: int, output: str, want: int) -> str:
-    """Why a test says nothing: how it ended on a release."""
-    if code == 0:
-        return (
-            f"it passes on {name}: what shows the bug is no call of the release, and no value that a"
-            " test can ask for"
-        )
-    too = " as well: the bug is there too" if want == 0 and code == FAILS else ""
-    return f"it {_ended(code)} on {name}{too}: {_last_error(output)}"
-
-
-def _ended(code: int) -> str:
-    """How a run of tests ended, in words."""
-    ends = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
-    return ends.get(code, "cannot be run")
-
-
-def _last_error(output: str) -> str:
-    """The line of a run that says what went wrong."""
-    lines = [line.strip() for line in output.split("\n") if "Error" in line]
-    return lines[-1] if lines else "it says nothing"
 
 
 @click.command("run-test")
@@ -375,8 +369,8 @@ def run_test(selector: SystemSelector, files: tuple[str, ...], verbose: bool) ->
     for file, text in zip(files, texts):
         [(code, output)] = outcomes((root, release, [Path(file).absolute()]), hook=hook(text))
         codes.append(code)
-        why = f": {_last_error(output)}" if code else ""
-        click.echo(f"{file}: the test {_ended(code)} on {name}{why}")
+        why = f": {last_error(output)}" if code else ""
+        click.echo(f"{file}: the test {ended(code)} on {name}{why}")
         if verbose:
             click.echo(output.rstrip())
     return ending(broke=any(code not in (0, FAILS) for code in codes), violated=FAILS in codes)

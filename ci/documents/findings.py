@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ci.documents import reported
+from ci.documents.related import avoid, see_also
 from impl.bugs import BUGS
 from impl.engines import engine
 from impl.system_spec import ENGINES, SystemSpec, ways_in
@@ -127,6 +128,8 @@ def _known_bugs() -> list[Data]:
             "source": f"{fault.engine} {_span(fault, f'+{fault.way}')}",
             "only": fault.only,
             "upstream": fault.upstream,
+            "avoid": avoid(fault),
+            "see": ", ".join(see_also(fault.id)),
             "story": [load(FOLDER / trace).story for trace in fault.traces],
             "replay": _replays(fault),
             "report": _path(_report(fault)),

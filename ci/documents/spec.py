@@ -4,6 +4,7 @@ Everything in here is read from code or comes out of runs of the reference. Same
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -58,6 +59,7 @@ FAMILIES = {
 }  # fmt: skip
 # Said once, above the clauses.
 _USUAL_SCOPE = re.compile(r"^(?:Every step|Servers with a radix tree|Models with SWA)(?:\.|; ?) ?")
+REFERENCE = "SPEC-REFERENCE.md"  # beside SPEC.md: what is only looked up
 PULL = "https://github.com/sgl-project/sglang/pull"
 
 
@@ -73,9 +75,20 @@ def text(full: bool = False) -> str:
 
     full: as the page has it, with the drawing of every clause, the title of every bug and every rejection.
     """
+    return _rendered("SPEC.md.j2", collect() | {"full": full, "reference": REFERENCE})
+
+
+def reference_text() -> str:
+    """SPEC-REFERENCE.md as Markdown: what SPEC.md has by name alone. Raises NotShown."""
+    text = _rendered(f"{REFERENCE}.j2", collect() | {"full": False})
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def _rendered(template: str, data: Data) -> str:
+    """A document, with links in the place of upstream's numbers."""
     environment = templates(escape=False, keep_trailing_newline=True)
-    environment.filters |= {"span": span, "anchor": anchor}
-    markdown = environment.get_template("SPEC.md.j2").render(collect(), full=full)
+    environment.filters |= {"span": span, "anchor": anchor, "families": families_of}
+    markdown = environment.get_template(template).render(data)
     return re.sub(r"(?<!vllm)(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", markdown)
 
 
@@ -156,6 +169,11 @@ def _about_engine(kind: type) -> str:
 def span(where: Span) -> str:
     """A range of positions, as a formula."""
     return "nothing" if where == NOTHING else f"`[{where[0]}, {where[1]})`"
+
+
+def families_of(clauses: Iterable[Clause]) -> list[str]:
+    """The first parts of the ids of clauses, each once."""
+    return list(dict.fromkeys(clause.id.partition("-")[0] for clause in clauses))
 
 
 def anchor(heading: str) -> str:

@@ -1,16 +1,19 @@
 """A trace as a unit test of vLLM's own kind: its scheduler, with a model runner that only takes notes."""
 
 import re
+import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from ci import TEMPLATES
 from ci.export.bug_report import GENERATED_TITLES, Titles, git_description
 from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable, not_raising
+from ci.export.inlining import inlined
 from ci.export.specialised import filled, specialised, unannotated
 from ci.export.template_parts import SHARED, used
 from ci.export.unit_test import ReleaseTarget, assembled, commented, failure_message, with_message
@@ -85,7 +88,7 @@ def _needed(code: str, config: EngineConfig, system: VLLMSystem) -> str:
     states = any(group.state for group in config.groups)
     sizes |= {"any((g.state for g in config.groups))": states}
     if not states:
-        sizes["group.state"] = False
+        sizes |= {"group.state": False, "self.config.groups[group].state": False}
     windows = {group.window is None for group in config.groups}
     if len(windows) == 1:
         sizes |= {"group.window is None": windows == {True}}
@@ -105,12 +108,54 @@ def _needed(code: str, config: EngineConfig, system: VLLMSystem) -> str:
         source = re.sub(r"(?s)(    def hashed.*?digest = (.*?)\n).*?\n\n", _PLAIN_HASH, source)
         source = source.replace("self.hashes, self.texts", "self.texts")
         source = source.replace(" = {}, {}, {}, ", " = {}, {}, ")
+    if not config.drafts:
+        source = re.sub(r"    def validate_tokens.*?\n\n", "", source, flags=re.DOTALL)
+    if "engine.computes(" not in code or not states:
+        source = re.sub(r"\n *self\.(continued = \{\}|copies\(\))", "", source)
     source = re.sub(r"\n# What is None in a stand-in .*\n", "", source)
     if not config.connects:
         source = re.sub(r",\n    around=None,\n    adapt=None(?=,\n)", "", source)
         source = re.sub(r'(?s)( and what makes a request for it\.).*?"""', r'\1"""', source, count=1)
     imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
-    return used(filled(f"{imports}{source}"), f"unittest\n{code}")
+    whole = _without_arguments(filled(f"{imports}{source}"), code)
+    needed = used(filled(whole), f"unittest\n{code}")
+    if not config.connects:  # whose device and tables read sizes as well
+        needed = _with_defaults_of(needed, code)
+    return inlined(needed, code)
+
+
+def _without_arguments(source: str, code: str) -> str:
+    """The definitions without what no request of the test has: a priority, a session, an adapter or a
+    salt."""
+    sources = "lora_request=" in code or "cache_salt=" in code
+    if not sources:
+        source = re.sub(r",\s+\*\*source(?=,?\s*[)}])", "", source)
+        source = re.sub(r" source:\s+lora_request, cache_salt\.", "", source)
+    if "resumable=" not in code:
+        source = re.sub(r"(?<=A request), or the next turn.*? ends it(?=\.)", "", source)
+    for name, default in (("resumable", "False"), ("priority", "0")):
+        if f"{name}=" not in code:
+            source = re.sub(rf", {name}(?:={default})?(?=[,)])", "", source)
+            source = re.sub(rf"\s+\"{name}\": {name},", "", source)
+    return source
+
+
+def _with_defaults_of(source: str, code: str) -> str:
+    """The definitions with the defaults of those sizes alone that they read and the test does not give."""
+    found = re.search(r"\n        plain = .*?(?=\n        self\.config = )", source, re.DOTALL)
+    assert found is not None
+    space: dict[str, dict[str, Any]] = {}
+    exec(textwrap.dedent(found[0]), space)
+    rest = source.replace(found[0], "")
+    read = {*re.findall(r"\bconfig\.(\w+)", rest)} - {*re.findall(r"\b(\w+)=", _call_of(code))}
+    plain = {name: value for name, value in space["plain"].items() if name in read}
+    items = "".join(f'            "{name}": {value},\n' for name, value in plain.items())
+    return filled(source.replace(found[0], f"\n        plain = {{\n{items}        }}"))
+
+
+def _call_of(code: str) -> str:
+    """The call that makes the engine of a test."""
+    return code[: code.index("\n\n")]
 
 
 _PLAIN_HASH = r"    def hashed(self, of):\n        return \2\n\n"
@@ -154,9 +199,12 @@ def unit_test(
         assertions = {clause: asserted(run, clause, notes.tokens) for clause in (first, *reported)}
     clause = next((clause for clause, lines in assertions.items() if lines), None)
     if clause is None:
-        raise NotExportable(f"{violation.clause}: no object of the scheduler shows it")
+        whose = "no object of the scheduler shows it"
+        if violation.clause.startswith("STA"):
+            whose = "recurrent state is the worker's, and the test has a scheduler alone"
+        raise NotExportable(f"{violation.clause}: {whose}")
     text = "\n".join(assertions[clause])
-    if re.search(r"\b(reads|written|chunk)\(", text) is None:
+    if re.search(r"\b(reads|written|chunk|continues)\(", text) is None:
         steps = [
             (command, [c for c in calls if "engine.computes(" not in c]) for command, calls in steps
         ]

@@ -13,7 +13,7 @@ from typing import Any
 WIDTH = 100
 # Stand-ins that only hold values: one that no name leads to can be left out.
 _HOLDERS = {"Bag", "Questions", "Values"}
-_Edit = tuple[int, int, str]  # characters of the text, and what takes their place
+Edit = tuple[int, int, str]  # characters of the text, and what takes their place
 
 
 class _Unknown(Exception):
@@ -30,16 +30,16 @@ def specialised(
     """
     facts = {name: {**facts.get(name, {}), **absent.get(name, {})} for name in {*facts, *absent}}
     while (edit := next(_decided(source, facts, absent), None)) is not None:
-        source = _edited(source, [edit])
+        source = edited(source, [edit])
     while (edit := next(_unread(source), None)) is not None:
-        source = _edited(source, [edit])
+        source = edited(source, [edit])
     return re.sub(r"\n{3,}(?= )", "\n\n", source)
 
 
 def unannotated(source: str) -> str:
     """Return the source without annotations of parameters, variables and results."""
-    at = _Offsets(source)
-    edits: list[_Edit] = []
+    at = Offsets(source)
+    edits: list[Edit] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.arguments):
             edits += _annotations(node, at)
@@ -48,10 +48,10 @@ def unannotated(source: str) -> str:
         elif isinstance(node, ast.FunctionDef) and node.returns is not None:
             end = at(node.returns, end=True)
             edits.append((source.rindex("->", 0, end) - 1, end, ""))
-    return _edited(source, edits)
+    return edited(source, edits)
 
 
-def _annotations(node: ast.arguments, at: "_Offsets") -> Iterator[_Edit]:
+def _annotations(node: ast.arguments, at: "Offsets") -> Iterator[Edit]:
     """Edits that leave out the annotations of parameters."""
     several = [*node.posonlyargs, *node.args]
     defaults = [*[None] * (len(several) - len(node.defaults)), *node.defaults, *node.kw_defaults]
@@ -69,7 +69,7 @@ def _annotations(node: ast.arguments, at: "_Offsets") -> Iterator[_Edit]:
 def filled(source: str) -> str:
     """Return the source with calls, dictionaries and parameters in as few lines as hold them."""
     while (edit := next(_refilled(source), None)) is not None:
-        source = _edited(source, [edit])
+        source = edited(source, [edit])
     source = re.sub(r"^( *)(def \w+)\(\n([^()]*)\n *\):", _signature, source, flags=re.MULTILINE)
     return re.sub(r"  # fmt: skip$", "", source, flags=re.MULTILINE)
 
@@ -84,8 +84,8 @@ def _signature(found: re.Match[str]) -> str:
     return f"{indent}{name}(\n{_lines(items, len(indent) + 4)}\n{indent}):"
 
 
-def _refilled(source: str) -> Iterator[_Edit]:
-    at = _Offsets(source)
+def _refilled(source: str) -> Iterator[Edit]:
+    at = Offsets(source)
     for node in ast.walk(ast.parse(source)):
         pieces, first = _pieces(node, at)
         if not pieces:
@@ -109,7 +109,7 @@ def _refilled(source: str) -> Iterator[_Edit]:
             yield first, last, new
 
 
-def _pieces(node: ast.AST, at: "_Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
+def _pieces(node: ast.AST, at: "Offsets") -> tuple[list[tuple[str, Any, Any]], int]:
     """The items in brackets, each as what stands before a node, the node, and the node that it ends with; and
     where the brackets begin."""
     if isinstance(node, ast.Dict):
@@ -132,13 +132,13 @@ def _lines(items: list[str], indent: int) -> str:
     return "\n".join(" " * indent + row for row in rows)
 
 
-def _edited(source: str, edits: Iterable[_Edit]) -> str:
+def edited(source: str, edits: Iterable[Edit]) -> str:
     for first, end, text in sorted(edits, reverse=True):
         source = source[:first] + text + source[end:]
     return source
 
 
-class _Offsets:
+class Offsets:
     """Positions of nodes in a text, in characters."""
 
     def __init__(self, source: str) -> None:
@@ -209,10 +209,10 @@ def _decided(
     source: str,
     facts: Mapping[str, Mapping[str, Any]],
     absent: Mapping[str, Mapping[str, Any]],
-) -> Iterator[_Edit]:
+) -> Iterator[Edit]:
     """Edits that put a branch in the place of an `if`, or of a conditional expression, and a value in that of
     an absent parameter."""
-    at = _Offsets(source)
+    at = Offsets(source)
     for name, function in _functions(ast.parse(source)):
         known = {**facts.get("", {}), **facts.get(name, {})}
         for node in ast.walk(function):
@@ -234,7 +234,7 @@ def _decided(
                     yield at(node, end=False), at(node, end=True), repr(_value(node, absent[name]))
 
 
-def _branch(source: str, at: _Offsets, node: ast.If, *, taken: bool) -> _Edit:
+def _branch(source: str, at: Offsets, node: ast.If, *, taken: bool) -> Edit:
     """The edit that puts the statements of a branch in the place of an `if`, as far left."""
     statements = node.body if taken else node.orelse
     first, last = at.starts[node.lineno - 1], at.starts[node.end_lineno or 0]
@@ -251,9 +251,9 @@ def _branch(source: str, at: _Offsets, node: ast.If, *, taken: bool) -> _Edit:
     return first, last, body
 
 
-def _unread(source: str) -> Iterator[_Edit]:
+def _unread(source: str) -> Iterator[Edit]:
     """Edits that leave out nested functions, and variables with a stand-in, that nothing reads."""
-    at = _Offsets(source)
+    at = Offsets(source)
     for _, function in _functions(ast.parse(source)):
         read = {
             node.id

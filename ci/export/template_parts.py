@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ci import templates
+from ci.export.inlining import inlined
 from ci.export.specialised import filled, specialised
 from impl.sglang.parts import namespaces
 from impl.sglang.process.system import SGLangSystem
@@ -90,7 +91,8 @@ def definitions(
     if "evicted=" not in code:
         by_function["compute"] = {"evicted": 0}
     source = specialised(source, by_function, {"Server.__init__": absent})
-    return used(filled(source), f"unittest\n{code}")
+    needed = used(filled(source), f"unittest\n{code}")
+    return inlined(needed, code)
 
 
 def _arguments(code: str) -> list[str]:

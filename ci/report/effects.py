@@ -11,6 +11,18 @@ _SHARED = (
     "answers may be wrong: KV that is read is free, or another's; close the sessions that are named, or"
     " restart the server"
 )
+_WRONG_PREFIX = (
+    "answers may be wrong: requests that share this prefix may read KV of another text, or none; flush the"
+    " cache, or restart the server"
+)
+_ROOM = (
+    "room: what counts as evictable is not what can be evicted, so requests wait or are retracted, or an"
+    " allocation fails; by itself it makes no answer wrong"
+)
+_CACHE = (
+    "cache: prefixes are computed again, or pages are kept that nobody matches; by itself it makes no answer"
+    " wrong"
+)
 _EFFECTS = {
     "LEN": "answers of this session may be wrong from here on, or KV is lost: close it",
     "SES-1": "the session's text is not what its clients sent and got: close it",
@@ -23,10 +35,9 @@ _EFFECTS = {
     **dict.fromkeys(("PD-2", "PD-5"), _LOST),
     "PD": "the answer of this request may be wrong: the decode server reads KV that was not sent to it",
     **dict.fromkeys(("OWN", "MAP", "READ", "SWA", "OUT-3", "STA"), _SHARED),
-    **dict.fromkeys(
-        ("TREE", "HOST", "XFER", "LOAD", "STORE"),
-        "requests that share this prefix may read wrong KV: flush the cache, or restart the server",
-    ),
+    **dict.fromkeys(("TREE", "HOST", "XFER", "LOAD", "STORE"), _WRONG_PREFIX),
+    **dict.fromkeys(("TREE-7", "TREE-9", "TREE-10", "TREE-17"), _ROOM),
+    **dict.fromkeys(("TREE-11", "TREE-14", "TREE-15"), _CACHE),
 }
 # Of what is free: how far it is off, and was at the step before.
 _COUNT = re.compile(r"\d+ \(([+-])(\d+)(?:, ([+-]))?")

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from shutil import get_terminal_size
+from textwrap import wrap
 from typing import IO, Any
 
 from rich import box
@@ -75,29 +76,53 @@ def record(out: Console, row: Data) -> None:
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
-    """A plain listing; columns: key -> heading, those with sentences last. In a pipe a row is a line, for
-    grep; on a terminal sentences stand below the name."""
+    """A plain listing; columns: key -> heading, those with sentences last. On a terminal sentences stand
+    below the name; in a pipe where rows are wider than the console."""
     cells = {key: [plain(_cell(row[key])) for row in rows] for key in columns}
     long = {key for key in columns if sum(map(len, cells[key])) > SENTENCE * len(rows)}
     keys = sorted(columns, key=lambda key: key in long)
-    short = [key for key in keys if key not in long]
-    if out.is_terminal:
-        if not long:
-            made = table(*columns.values())
-            made.columns[0].no_wrap = True  # names are there to be copied
-            for row in zip(*cells.values()):
-                made.add_row(*map(Text, row))
-            out.print(made)
-            return
-        for at in range(len(rows)):
-            say(out, "   ".join(filter(None, (cells[key][at] for key in short))), "bold")
-            for key in keys[len(short) :]:
-                out.print(Padding(Text(cells[key][at]), (0, 0, 0, 4)))
+    if out.is_terminal and not long:
+        made = table(*columns.values())
+        made.columns[0].no_wrap = True  # names are there to be copied
+        for row in zip(*cells.values()):
+            made.add_row(*map(Text, row))
+        out.print(made)
         return
+    short = [key for key in keys if key not in long]
+    if not out.is_terminal:
+        _in_a_pipe(out, columns, cells, keys, short)
+        return
+    for at in range(len(rows)):
+        say(out, "   ".join(filter(None, (cells[key][at] for key in short))), "bold")
+        for key in keys[len(short) :]:
+            out.print(Padding(Text(cells[key][at]), (0, 0, 0, 4)))
+
+
+def _in_a_pipe(
+    out: Console, columns: dict[str, str], cells: dict[str, list[str]], keys: list[str], short: list[str]
+) -> None:  # fmt: skip
+    """A listing as plain lines: a row is one, for grep. Where rows are wider than the console, the widest
+    columns stand below them: those with sentences, then of the `short` ones the widest, with a label."""
+    beside = keys
+    if max(map(len, _lines(columns, cells, keys))) > out.width:
+        beside = [*short]
+    while beside[1:] and max(map(len, _lines(columns, cells, beside))) > out.width:
+        beside.remove(max(beside[1:], key=lambda key: max(map(len, cells[key]))))
+    heading, *lines = _lines(columns, cells, beside)
+    say(out, heading, whole=True)
+    for at, line in enumerate(lines):
+        say(out, line, whole=True)
+        for key in (key for key in keys if key not in beside and cells[key][at]):
+            label = f"{columns[key]}: " if key in short else ""
+            for text in wrap(label + cells[key][at], out.width - 4):
+                say(out, f"    {text}", whole=True)
+
+
+def _lines(columns: dict[str, str], cells: dict[str, list[str]], keys: list[str]) -> list[str]:
+    """The heading and the rows of some columns, each as one line."""
     lines = [[columns[key] for key in keys], *zip(*(cells[key] for key in keys))]
     widths = [min(WIDEST, max(map(len, column))) for column in zip(*lines)][:-1]
-    for line in lines:
-        say(out, "   ".join([*map(str.ljust, line, widths), line[-1]]).rstrip(), whole=True)
+    return ["   ".join([*map(str.ljust, line, widths), line[-1]]).rstrip() for line in lines]
 
 
 def _cell(value: Any, between: str = ", ") -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ci import Data
 from impl.system_spec import SystemSpec
+from reference.clauses import CLAUSES
 from ci.report import FREE_ONLY, IMPATIENT
 from ci.report.render import changes, labelled, or_none, plain, say, sized, sizes, table, verdict
 
@@ -130,9 +131,9 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
         if known := data["known"]:
             words["known"] = f"{known['id']}: {known['summary']}"
         if violation["why"]:  # a clause of the specification
-            words["more"] = (
-                f"kvspec clauses {violation['clause']}; SPEC.md under {violation['clause']}"
-            )
+            clause = violation["clause"]
+            page = "SPEC.md" if clause in CLAUSES else "SPEC-REFERENCE.md"
+            words["more"] = f"kvspec clauses {clause}; {page} under {clause}"
         labelled(out, words | _called(data))
 
 

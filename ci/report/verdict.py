@@ -23,7 +23,10 @@ def check_verdict(
     """A line such as "torch: conforms (30,112 commands of 20 kinds in 1,410 runs of 8 presets, 20.5 s)"."""
     parts = [said(result, masks, base)]
     parts += [f"{_way(way)}: {words.replace('; ', ', ')}" for way, words in result.ways.items()]
-    parts += [f"not driven: {ways} ({why})" for why, ways in _not_driven(result).items()]
+    parts += [
+        f"not driven, though what changed runs there: {ways} ({why})"
+        for why, ways in _not_driven(result).items()
+    ]
     if clauses := {**capabilities.waived, **capabilities.known}:
         parts.append(f"not checked: {', '.join(clauses)}")
     if base is not None:
@@ -56,14 +59,14 @@ def _seen_before(result: CheckResult, masks: Sequence[Mask], base: Base | None) 
     old = sorted({finding.clause for finding in of_base if not finding.no_witness})
     untold = sorted({finding.clause for finding in of_base if finding.no_witness})
     elsewhere = [f.looked_up.fault for f in result.known_elsewhere if f.looked_up is not None]
-    lost = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
+    alike = [f.looked_up.fault for f in result.new if f.looked_up is not None and f.looked_up.fault]
     in_part = [mask.fault.id for mask in masks if mask.in_part]
     known = [mask.fault.id for mask in masks if mask.holds and not mask.in_part]
     return [
         (bool(old), f"{_names(old)} also in {base.name if base else None}"),
         (bool(untold), f"{_names(untold)} without a witness"),
         (bool(elsewhere), f"known in other releases: {_names(elsewhere)}"),
-        (bool(lost), f"known: {_names(lost)}"),
+        (bool(alike), f"like known: {_names(alike)}"),
         (bool(in_part), f"fixed in part: {_names(in_part)}"),
         (bool(known), _known(known)),
     ]

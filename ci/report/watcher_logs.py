@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from ci import Data
+from ci.documents.related import avoid
 from ci.report.effects import effect
 from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
@@ -75,6 +76,7 @@ def _known(name: str, times: int, found: Validated) -> Data:
         "times": times,
         "says": known_faults()[name].says,
         "upstream": known_faults()[name].upstream,
+        "avoid": avoid(known_faults()[name]),
         "found": [mismatch(each) for each in found.mismatches if each.known == name],
     }
 
@@ -160,6 +162,8 @@ def known_faults_text(out: Console, logs: Sequence[Data], verbose: bool) -> None
         say(out, head)
         if first["found"]:
             say(out, f"    effect: {first['found'][0]['effect']}")
+        if first["avoid"]:
+            say(out, f"    avoid: {first['avoid']}")
         if verbose:
             say(out, f"    upstream: {first['upstream']}")
 

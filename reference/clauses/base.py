@@ -16,9 +16,9 @@ Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine'
 # says more than a counter or an answer that is wrong with it. Lengths that bound who owns what are ownership.
 Concern = Literal["contents and ownership", "cursors and locks", "outcomes, choices and order"]
 CONCERNS: tuple[Concern, ...] = get_args(Concern)
-# What there must be: a tree that the system shows, a window, recurrent state, a second tier, images. Where that
-# lacks, and of other commands than a clause is about, it holds, its trigger does not come up, and it is not
-# checked.
+# What there must be: a tree that the system shows, a window, recurrent state, a second tier, images. Where
+# that lacks, and of other commands than a clause is about, it holds, its trigger does not come up, and it is
+# not checked.
 Needs = Literal["tree", "window", "states", "tracks", "tier", "keys", "images"]
 
 

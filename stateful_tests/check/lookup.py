@@ -189,6 +189,8 @@ class Lookup:
             first=having[0] if having else fault.first,
             last=having[-1] if having else fault.first,
             fixed=fault.fixed or "",
+            seen_in=faulty.release,
+            older=self.base.kind is not BaseKind.HISTORY and fault.is_in(release_of(self.system)),
             between=self.may_excuse and self._lies_between(SystemSpec.parse(faulty.release)),
             shared=self._is_shared(trace, fault),
         )

@@ -22,7 +22,9 @@ class LookedUp(NamedTuple):
     """The replays of a finding's trace on the releases of an engine.
 
     fault: the known fault that a release shows, with the first and the last of the releases that have it, and
-    the release that fixed it, "" where none has. between: the tree has a part of what such a release has and
+    the release that fixed it, "" where none has. seen_in: the release that shows it, the nearest to the tree.
+    older: the tree may be older than the fix: it is taken for a release with the fault, and its base is no
+    commit before it. between: the tree has a part of what such a release has and
     the base has not, so the tree has the fault from there. shared: the base has the fault as well, and
     conforms in this trace for another reason. conform: how many releases conform; violate: those
     that violate the clause, where no known fault explains it; driven: how many could be driven; left: for how
@@ -33,6 +35,8 @@ class LookedUp(NamedTuple):
     first: str = ""
     last: str = ""
     fixed: str = ""
+    seen_in: str = ""
+    older: bool = False
     between: bool = False
     shared: bool = False
     conform: int = 0
@@ -45,7 +49,9 @@ class LookedUp(NamedTuple):
         """In words. observed: of the finding."""
         if self.fault:
             having = self.first if self.first == self.last else f"{self.first} to {self.last}"
-            return f"known: {self.fault}, in {having}; {self._your_tree}"
+            fixed = f"fixed in {self.fixed}" if self.fixed else f"in {having}"
+            told = f"{self.seen_in} violates it in this trace too (known: {self.fault}, {fixed})"
+            return f"{told}: {self._your_tree}"
         if self.left and not self.driven:
             return f"the check was interrupted before {self.left} releases could be replayed"
         later = f" ({self.left} more were not replayed for want of time)" if self.left else ""
@@ -66,13 +72,17 @@ class LookedUp(NamedTuple):
 
     @property
     def _your_tree(self) -> str:
+        """What the fault of that release says of the tree. Only `between` and `shared` were seen on the tree:
+        a new fault of the same function may violate the clause in the same trace."""
         if self.between:
             return "your tree lies between such a release and the base"
         if self.shared:
             return "the base has it too, and does something else in this trace"
+        if self.older and self.fixed:
+            return "your tree may be older than that fix, or this is a fault of its own"
         if self.fixed:
-            return "your tree is older than the fix, or has lost it"
-        return "your tree has what brought it"
+            return "your tree may have lost that fix, or this is a fault of its own"
+        return "your tree may have what brought it, or this is a fault of its own"
 
 
 @dataclass(frozen=True, slots=True)

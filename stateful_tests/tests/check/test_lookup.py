@@ -4,6 +4,7 @@ import io
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from ci.report.check_data import check_data
 from ci.report import render, render_check
@@ -80,15 +81,42 @@ def test_a_known_fault_of_another_release_is_named(monkeypatch, kind, between):
         "retract-ends-turn" if excused else "rejection-ends-turn"
     )  # the plan goes on: a smaller trace
     said = (
-        f"nothing new; known in other releases: {fault};" if excused else f"SES-2; known: {fault};"
+        f"nothing new; known in other releases: {fault};"
+        if excused
+        else f"SES-2; like known: {fault};"
     )
     assert said in data["verdict"]
-    ends = "your tree lies between such a release and the base" if excused else "your tree has what"
-    assert f"known: {fault}, in 0.5.20 to 0.5.23; {ends}" in text
+    ends = "lies between such a release and the base" if excused else "may have what brought it, or"
+    seen = f"sglang==0.5.22 violates it in this trace too (known: {fault}, in 0.5.20 to 0.5.23)"
+    assert f"{seen}: your tree {ends}" in text
     tree, faulty, before = (release_lines("sglang", f"0.5.{number}") for number in (21, 22, 23))
     asked = kind is BaseKind.RELEASE
     assert (compared != []) is asked and all(trees == (tree, faulty, before) for trees in compared)
-    assert (b'<skipped message="known: retract' in text_of(data)) is excused
+    skipped = f'<skipped message="{seen}'.encode()
+    assert (skipped in text_of(data)) is excused
+
+
+@pytest.mark.parametrize(
+    ("kind", "tree", "older"),
+    [
+        (BaseKind.STATED, "0.5.21", True),
+        (BaseKind.RELEASE, "0.5.21", True),
+        (BaseKind.HISTORY, "0.5.21", False),
+        (BaseKind.RELEASE, "0.5.22", False),
+    ],
+)
+def test_only_a_tree_of_a_faulty_release_may_be_older_than_the_fix(monkeypatch, kind, tree, older):
+    """A tree that comes behind a commit without the fault is not older than the fix, whatever it states."""
+    fault = replace_fields(known_faults()["rejection-ends-turn"], fixed="0.5.22")
+    monkeypatch.setattr(lookup, "known_faults", lambda: {fault.id: fault})
+    monkeypatch.setattr(lookup, "driven_in", lambda *_: ["0.5.20", "0.5.21", "0.5.22", "0.5.23"])
+    system = named(TorchKV, f"sglang=={tree}", release=tree)
+    looked = Lookup(Base(named(TorchKV, "sglang==0.5.23"), kind), system)
+    trace = Trace(PRESETS["page1"], Mode.FREE, ())
+    shown = lookup.SeenOnRelease("sglang==0.5.20", lookup.Shows.FAULT, fault.id)
+    looked._shown[trace] = [shown]
+    said = looked._said(trace)
+    assert (said.seen_in, said.fixed, said.older) == ("sglang==0.5.20", "0.5.22", older)
 
 
 class ClosesLateInManyRows(KeepsOnThreeWays):
@@ -195,8 +223,12 @@ def test_nothing_is_replayed_for_what_is_no_release(monkeypatch):
 @pytest.mark.parametrize(
     ("told", "clause", "says"),
     [
-        (LookedUp("f", "1.0", "1.0", "1.1"), "MAP-1",
-         "known: f, in 1.0; your tree is older than the fix, or has lost it"),
+        (LookedUp("f", "1.0", "1.0", "1.1", "x==1.0"), "MAP-1",
+         "x==1.0 violates it in this trace too (known: f, fixed in 1.1): your tree may have lost that fix,"
+         " or this is a fault of its own"),
+        (LookedUp("f", "1.0", "1.0", "1.1", "x==1.0", older=True), "MAP-1",
+         "x==1.0 violates it in this trace too (known: f, fixed in 1.1): your tree may be older than that"
+         " fix, or this is a fault of its own"),
         (LookedUp(), "MAP-1", "no release can be driven through this trace"),
         (LookedUp(violate=("sglang==1.0",), driven=2), "MAP-1",
          "sglang==1.0 violate it as well, and no known fault explains it"),

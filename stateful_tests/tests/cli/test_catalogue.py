@@ -8,7 +8,7 @@ import pytest
 
 from ci import messages
 from ci.commands.help_groups import CHECK_OPTIONS
-from ci.documents import bug_search
+from ci.documents import bug_search, related
 from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import known_faults, releases
 
@@ -66,11 +66,16 @@ NEAREST = {  # of those that are not known
 }
 
 
+def entries(text):
+    """The rows of a listing, each with what stands below it, as one line."""
+    return [" ".join(entry.split()) for entry in re.split(r"\n(?=\S)", text)]
+
+
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_reporters_words_find_the_right_bug_or_the_honest_no(query, kvspec):
     code, text, _ = kvspec("bugs", *query.split())
     assert code == 0
-    head, *rows = text.splitlines()
+    head, *rows = entries(text)
     unknown = "not known", "no bug has all of these words"
     assert head.startswith(unknown) == (query in NEAREST), head
     said = NEAREST.get(query) or QUERIES[query]
@@ -125,9 +130,50 @@ def test_the_options_of_a_check_are_in_groups(kvspec):
     assert text.index("--junit") < text.index("--help")
 
 
+@pytest.mark.parametrize("listed", ["bugs", "bugs vllm==0.33.0", "clauses", "driven", "bugs chunk hole"])
+def test_a_list_in_a_pipe_is_no_wider_than_a_page(kvspec, listed):
+    """A row begins its line with its name; what is too wide stands below, and is whole."""
+    _, text, _ = kvspec(*listed.split())
+    assert max(map(len, text.splitlines())) <= 100
+    _, data, _ = kvspec(*listed.split(), "--json", "-")
+    rows = json.loads(data)
+    names = {entry.split()[0] for entry in entries(text)}
+    shown = [row for row in rows if row["id"] in names]
+    assert len(shown) > 3
+    for row in shown:
+        told = row.get("sentence") or row.get("title") or row["how"]
+        assert " ".join(told.split()) in " ".join(text.split())
+
+
+def test_a_bug_names_the_settings_that_avoid_it_and_the_bugs_of_its_cause(kvspec):
+    """Each setting avoids it by itself. A condition with an "or", and one of the model, names none."""
+    settings = {
+        "preempted-turn-keeps-its-row": "without --enable-priority-scheduling",
+        "request-behind-a-preemption-forgets-its-drafts":
+            "without speculative decoding, or without --scheduling-policy priority",
+        "left-out-request-reads-the-first-column":
+            "with --no-async-scheduling, or without speculative decoding",
+        "page-in-front-of-the-window-is-lost-0.5.13": "without SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN",
+        "second-load-of-a-loaded-node":
+            "without --enable-hierarchical-cache, or with another --hicache-write-policy than write_back",
+        "unreceived-window-is-published": "without --disaggregation-decode-enable-radix-cache",
+        "window-blocks-stored-after-reuse": "without the OffloadingConnector",
+        "next-turn-waits-for-its-own-row": "",
+        "last-token": "",
+    }  # fmt: skip
+    known = known_faults()
+    assert {each: related.avoid(known[each]) for each in settings} == settings
+    sees = {each: related.see_also(each) for each in known}
+    assert all(each in sees[other] for each, others in sees.items() for other in others)
+    assert "request-behind-a-preemption-forgets-its-drafts" in sees["left-out-request-reads-the-first-column"]
+    assert "end-asserts-behind-its-window" in sees["swept-too-far"]
+    _, text, _ = kvspec("bugs", "mixed-round-not-counted")
+    assert re.search(r"^  avoid +without --enable-mixed-chunk, or without EAGLE *$", text, re.MULTILINE)
+
+
 def test_a_condition_of_a_bug_is_in_the_list(kvspec):
     _, text, _ = kvspec("bugs", "chunk", "hole", "vllm")
-    [line] = [line for line in text.splitlines() if line.startswith("chunk-with-a-hole")]
+    [line] = [line for line in entries(text) if line.startswith("chunk-with-a-hole")]
     assert "chunks of several blocks, and a window" in line
 
 
@@ -182,9 +228,9 @@ def test_a_bug_that_nobody_has_met_is_marked(kvspec):
     assert kinds["pr22900"] == "built in, as reported"
     assert {*kinds.values()} == {"built in, invented", "built in, as reported"}
     _, text, _ = kvspec("bugs", "vllm==0.33.0")
-    assert all("in releases" in line for line in text.splitlines()[1:])
+    assert all("in releases" in line for line in entries(text)[1:])
     _, text, _ = kvspec("bugs", "retract", "tail")
-    [copied] = [line for line in text.splitlines() if line.startswith("pr22213-tail")]
+    [copied] = [line for line in entries(text) if line.startswith("pr22213-tail")]
     assert "built in, as reported" in copied and "in releases" in text
     _, text, _ = kvspec("bugs", "free-list-duplicate")
     assert re.search(r"^  kind +built in, invented *$", text, re.MULTILINE)

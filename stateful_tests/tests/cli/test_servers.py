@@ -172,6 +172,8 @@ def test_what_a_count_that_is_off_means():
     assert effect("OWN-3", "32 (+0, -4 at the step before)").startswith("the count is right again")
     assert effect("OWN-3", "24 (-4, +4 at the step before)").startswith("answers may be wrong")
     assert effect("OUT-3", "5").startswith("answers may be wrong")
+    assert effect("TREE-3", "").startswith("answers may be wrong")
+    assert effect("TREE-11", "").endswith("makes no answer wrong")
     assert all(effect(clause, "") for clause in CLAUSES if clause.split("-")[0] not in NOT_IN_A_LOG)
 
 

@@ -11,15 +11,16 @@ from ci import cli
 from ci.documents import spec
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
-from reference.commands import COMMANDS, Mode
+from reference.commands import COMMANDS, Mode, Reason
+from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.traces import files as traces
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = (
-    "SPEC.md", "README.md", "CONTRIBUTING.md", "ci/README.md", "ci/COMMANDS.md", "fixtures/README.md",
-    "fixtures/releases/README.md", "fixtures/releases/FINDINGS.md",
+    "SPEC.md", "SPEC-REFERENCE.md", "README.md", "CONTRIBUTING.md", "ci/README.md", "ci/COMMANDS.md",
+    "fixtures/README.md", "fixtures/releases/README.md", "fixtures/releases/FINDINGS.md",
 )  # fmt: skip
 
 
@@ -39,6 +40,22 @@ def full():
 
 def test_it_is_up_to_date(text):
     assert (ROOT / "SPEC.md").read_text(encoding="utf-8") == text, "kvspec spec --out SPEC.md"
+
+
+def test_the_reference_beside_it_is_up_to_date_and_has_what_it_only_names(kvspec, text):
+    code, out, err = kvspec("spec", "--reference", "--check")
+    assert (code, out, err) == (0, "", ""), "kvspec spec --reference --out SPEC-REFERENCE.md"
+    beside = spec.reference_text()
+    for part in re.findall(rf"\]\({spec.REFERENCE}#([^)]+)\)", text):
+        headings = map(spec.anchor, re.findall(r"^#+ (.*)$", beside, re.MULTILINE))
+        assert part in {*headings}, part
+    for clause in EVERY_CLAUSE:
+        assert f"\n### {clause}\n" in text + beside, clause
+    for clause in CLAUSES.values():
+        assert f"| [{clause.id}](SPEC.md#{spec.anchor(clause.id)}) |" in beside
+    assert all(f"| `{reason.value}` |" in beside for reason in Reason)
+    assert kvspec("spec", "--reference", "--html")[0] == 2
+    assert kvspec("spec", "--reference", "--findings")[0] == 2
 
 
 def test_the_findings_are_those_of_known_toml(kvspec):
@@ -71,7 +88,7 @@ def test_a_bug_without_a_fixture_is_reported(kvspec, monkeypatch, tmp_path):
 
 def test_the_specification_is_short_and_says_every_clause_command_and_fault(text):
     front, _, rest = text.partition("\n## Commands\n")
-    assert len(front.split()) <= 3000 and len(text.split()) <= 20400
+    assert len(front.split()) <= 3000 and len(text.split()) <= 16000
     for name in (*CLAUSES, *map(kind_name, COMMANDS)):
         assert f"\n### {name}\n" in rest, name
     for bug in (bug.id for bug in BUGS.values() if bug.clause in CLAUSES):
@@ -178,11 +195,11 @@ def test_a_clause_has_a_rule_a_property_and_a_fault_that_it_catches(clause, show
     )
 
 
-def test_clauses_of_pairs_and_of_progress_have_headings_in_order(text, full):
-    """A report says "SPEC.md under PRO-3". Each of the three says with an example what it is about."""
-    for of_all in (text, full):
+def test_clauses_of_pairs_and_of_progress_have_headings_in_order(full):
+    """A report says "SPEC-REFERENCE.md under PRO-3", which has an example."""
+    for of_all in (spec.reference_text(), full):
         for family, last in (("PD", 6), ("PRO", 3)):
             headings = re.findall(rf"^### ({family}-\d+)$", of_all, re.MULTILINE)
             assert headings == [f"{family}-{number}" for number in range(1, last + 1)]
-    _, _, about = text.partition("### PRO-3\n")
-    assert "```text\n" in about.partition("\n## ")[0]
+        _, _, about = of_all.partition("### PRO-3\n")
+        assert "```text\n" in about.partition("\n## ")[0]

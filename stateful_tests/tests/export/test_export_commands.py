@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
 from impl.process import run_test
+from impl.sglang.parts.fetch import release_root
 from reference.every_clause import EVERY_CLAUSE
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.traces.files import load, save
@@ -169,17 +171,96 @@ def test_the_next_trace_of_a_bug_makes_the_test(kvspec, made, monkeypatch):
 @pytest.mark.parametrize(
     ("trace", "impl", "says"),
     [
-        ("a_retracted_turn_goes_on_below_its_state", "sglang==0.5.22+overlap", "test_retried_turn_resumes_"),
+        ("a_mixed_batch_forgets_which_state_to_keep", "sglang==0.5.22", "recurrent state is no part of"),
         ("a_server_that_slept_names_lost_kv", "lmdeploy==0.18.0", "classes of SGLang and vLLM, not of"),
         ("two_readers_of_an_answer_and_the_first_frees_it", "vllm==0.33.0+pair", "this trace has two"),
-        ("a_next_turn_takes_another_row", "sglang==0.5.23+hicache", "Nor of 1 other trace of this bug."),
+        (
+            "a_prompt_of_one_token_is_padded_and_runs_as_a_prompt", "vllm==0.33.0+v2",
+            "recurrent state is the worker's, and the test has a scheduler alone",
+        ),
+        (
+            "a_reset_of_host_memory_keeps_the_record_of_a_finished_request", "vllm==0.22.0+offload",
+            "Nor of 1 other trace of this bug.",
+        ),
     ],
-)
+)  # fmt: skip
 def test_where_no_test_is_made_it_says_why_and_what_there_is(kvspec, trace, impl, says):
     code, out, err = kvspec("export", f"@{trace}", "--as", "pytest", "--impl", impl)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert says in err and "Ran 1 test" not in err
     assert err.endswith(f"The text of a bug report: kvspec export @{trace} --as story --impl {impl}\n")
+
+
+BY_HAND = exporting.REPORTS / "test_retried_turn_resumes_where_its_state_is.py"
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_test_written_by_hand_stands_in_where_no_trace_makes_one(kvspec, saved):
+    """A finding of the user's is no file of a known fault: its replay names the fault."""
+    trace = "@a_retracted_turn_goes_on_below_its_state"
+    if saved:
+        [path] = (FIXTURES / "releases").rglob(f"{trace[1:]}.json")
+        save(load(path), trace := "sta-2-sglang-0.5.23.json")
+    options = "--as", "pytest", "--impl", "sglang==0.5.23+overlap"
+    code, out, err = kvspec("export", trace, *options)
+    assert (code, out) == (0, BY_HAND.read_text())
+    assert "sglang==0.5.23+overlap: the test fails, as it should" in err
+    assert f"The test is the one of this bug that was written by hand: {BY_HAND}" in err
+    code, _, err = kvspec("export", trace, *options, "--out", "tests/")
+    made = [path.name for path in Path("tests").iterdir()]
+    assert (code, made) == (0, ["test_the_match_of_a_retry_goes_no_further_back_than_the_state.py"])
+    code, out, err = kvspec("export", trace, *options, "--fixed", "0.5.22")
+    assert (code, out) == (2, "")
+    assert f"{BY_HAND}, which was written by hand: it fails on sglang==0.5.22+overlap as well" in err
+
+
+LENDS = "        # Lend the record; the slot keeps the tree lock."
+SHRINKS = "if slot.kv.holds_mamba and len(params.key) < slot.kv.kv_committed_len:"
+
+
+@pytest.mark.parametrize(
+    ("trace", "way", "was", "becomes"),
+    [
+        ("@a_slot_keeps_a_token_that_nobody_computed", "",
+         "= min(target, slot.kv.kv_allocated_len)", "= min(target, slot.kv.kv_committed_len)"),
+        ("@a_retracted_turn_goes_on_below_its_state", "+overlap",
+         LENDS, f"        {SHRINKS}\n            return None\n{LENDS}"),
+    ],
+    ids=["exported", "written by hand"],
+)  # fmt: skip
+def test_the_mended_side_is_a_commit_of_the_checkout(kvspec, tmp_path, trace, way, was, becomes):
+    file = Path("sglang/srt/session/streaming_session.py")
+    clone = tmp_path / "clone"
+    shutil.copytree(release_root("0.5.23"), clone)
+
+    def git(*arguments):
+        identity = "-c", "user.name=a", "-c", "user.email=a@b"
+        done = subprocess.run(["git", *identity, *arguments], cwd=clone, check=True, capture_output=True)
+        return done.stdout.decode().strip()
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "as released")
+    released = git("rev-parse", "--short=9", "HEAD")
+    text = (clone / file).read_text()
+    assert was in text
+    (clone / file).write_text(text.replace(was, becomes))
+    git("commit", "-qam", "mended")
+    mended = git("rev-parse", "--short=9", "HEAD")
+    git("checkout", "-q", released)
+    options = "--as", "pytest", "--impl", f"sglang{way}", "--sglang-path", str(clone)
+    code, _, err = kvspec("export", trace, *options, "--fixed", f"git:{mended}")
+    assert code == 0 and f"git:{mended}: the test passes, as it should" in err, err
+    code, _, err = kvspec("export", trace, *options, "--fixed", "git:HEAD")
+    assert code == 2 and f"it fails on git:{released} as well" in err
+    code, _, err = kvspec("export", trace, *options, "--fixed", "git:no-branch")
+    assert code == 2 and "--fixed git:no-branch: " in err
+
+
+def test_a_commit_goes_with_a_checkout(kvspec):
+    options = "--as", "pytest", "--impl", "sglang==0.5.10", "--fixed", "git:HEAD"
+    code, _, err = kvspec("export", str(OVERSHOOT), *options)
+    assert (code, "--fixed git:HEAD: goes with a checkout, such as --sglang-path" in err) == (2, True)
 
 
 @pytest.mark.parametrize("fixed", ["0.5.13+overlap", "vllm==0.33.0", "sglang==0.5.13+unified"])

@@ -2,6 +2,7 @@
 
 import ast
 
+from ci.export.inlining import inlined
 from ci.export.specialised import filled, specialised, unannotated
 from ci.export.template_parts import head_of, used
 from ci.export.unit_test import failure_message, with_message
@@ -92,3 +93,38 @@ def test_an_assertion_says_what_was_expected_and_observed():
     assert isinstance(message, ast.Constant) and message.value.split()[1:] == ["word"] * 30
     assert max(map(len, long)) <= 100 and ast.unparse(ast.parse(text)).endswith(", message)")
     assert with_message(["try:", "    f()"], "A-1: x")[:2] == ["", "# A-1: x"]
+
+
+SHORT = '''
+def locked(req, cache, **more):
+    """What it has matched stays."""
+    req.lock = cache.lock(req.node, **more)
+
+
+def doubled(tokens):
+    return tokens + tokens
+
+
+def listed(tokens):
+    return list(tokens)
+
+
+def twice(req):
+    req.check()
+
+
+def begin(server, req):
+    locked(req, server.cache)
+    twice(req)
+    twice(req)
+    return listed(doubled(req.given()))
+'''
+
+
+def test_a_function_of_one_line_stands_where_it_is_called():
+    """Where it is called once, by the scaffolding, and an argument that is more than a name is used once."""
+    text = inlined(SHORT, "begin(server, req)")
+    assert "def locked" not in text and "    req.lock = server.cache.lock(req.node)\n" in text
+    assert "def listed" not in text and "    return list(doubled(req.given()))\n" in text
+    assert "def doubled" in text and "def twice" in text
+    assert "def locked" in inlined(SHORT, "locked(req, cache)\nbegin(server, req)")

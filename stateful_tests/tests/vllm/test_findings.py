@@ -290,6 +290,30 @@ def test_unit_tests_fail_where_the_fault_is_and_pass_where_it_is_fixed(vllm, rel
     assert [(name, code) for (name, _), (code, _) in zip(wanted, ends, strict=True)] == wanted, ends
 
 
+STATES = {
+    "a_step_behind_a_prompt_names_the_running_state": "STA-3",
+    "a_step_behind_a_prompt_names_the_state_that_it_overwrites": "STA-3",
+    "a_session_publishes_a_state_under_the_hash_of_a_dropped_token": "STA-3",
+    "a_turn_that_stops_with_a_step_in_flight_leaves_a_state_that_is_too_far": "STA-2",
+    "a_request_preempted_in_its_own_step_leaves_a_published_state": "STA-3",
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_fault_of_recurrent_state_makes_a_test_of_the_scheduler(vllm, name, tmp_path):
+    """A state is the tokens that were folded into it, in the block where a worker would have it."""
+    [(path, fault)] = [each for each in TRACES if each[0].stem == name]
+    system = vllm(released(path))
+    text = engine_test.unit_test(trace := traces.load(path), path.name, system)
+    assert f'"{STATES[name]}: expected ' in text
+    (file := tmp_path / "test_it.py").write_text(text)
+    runs = [(system.root, "", [file])]
+    if fault.fixed:
+        runs.append((engine_test.target(fault.fixed).root, "", [file]))
+    codes = [code for code, _ in outcomes(*runs, hook=engine_test.hook(trace))]
+    assert codes == [FAILS, 0][: len(runs)]
+
+
 PUBLISHED = "a_request_preempted_in_its_own_step_leaves_a_published_block"
 
 
@@ -327,8 +351,18 @@ FAULTS = planted_faults("vllm/faults.toml")
 
 # they compare host memory with what is in flight
 UNSEEN = {"HOST-1", "HOST-3", "XFER-1", "XFER-2", "XFER-3"}
-UNSEEN |= {"STA-1", "STA-2", "STA-3", "STA-4", "STA-5"}  # states are the worker's
 NO_OBJECT = "no object of the scheduler shows it"
+# Rounds of drafts, checkpoints within a chunk, and the states that a request keeps.
+OF_THE_WORKER = "recurrent state is the worker's, and the test has a scheduler alone"
+KEPT_BY_THE_WORKER = {
+    "count-of-another-request",
+    "window-does-not-move-with-its-state",
+    "boundary-state-is-not-saved",
+    "checkpoint-one-hash-early",
+    "running-state-counts-as-skipped",
+    "boundary-state-goes-over-the-running-one",
+    "chunk-of-a-prompt-keeps-drafts",
+}
 SHOWN_BY_NO_OBJECT = {
     "new_weights_find_old_copies_in_host_memory",
     "new_weights_find_old_copies_in_host_memory_in_time",
@@ -358,6 +392,8 @@ def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_relea
     for name, fault in FAULTS.items():
         if {*seen[name]["with"]} <= UNSEEN or name == "session-text-lost-in-the-worker":
             not_shown[name] = [f"# {fault.clause}: {NO_OBJECT}"] * 2
+    for name in KEPT_BY_THE_WORKER:
+        not_shown[name] = [f"# {FAULTS[name].clause}: {OF_THE_WORKER}"] * 2
     for name in ("new-weights-beside-running-requests", "new-weights-leave-host-memory"):
         not_shown[name] = [
             "# new weights: the test of a scheduler has no server that loads them"

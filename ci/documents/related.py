@@ -1,0 +1,79 @@
+"""What a known fault tells besides itself: settings that avoid it, and faults of the same cause."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from stateful_tests.lockstep.known_faults import KnownFault, known_faults
+
+# A way that alone has a fault -> the setting of a server that is not run in it.
+_WAYS = {
+    ("sglang", "overlap"): "with --disable-overlap-schedule",
+    ("sglang", "hicache"): "without --enable-hierarchical-cache",
+    ("vllm", "async"): "with --no-async-scheduling",
+    ("vllm", "offload"): "without the OffloadingConnector",
+}
+_DECODES = "a server that only decodes"  # driven as +hicache, whether it has a host tier or not
+_NO_TREE = "without --disaggregation-decode-enable-radix-cache"
+# A condition in `only` -> the same. Others are of the model or of clients.
+_CONDITIONS = {
+    "EAGLE": "without EAGLE",
+    "drafts": "without speculative decoding",
+    "mixed batches": "without --enable-mixed-chunk",
+    "policy priority": "without --scheduling-policy priority",
+    "priority scheduling": "without --scheduling-policy priority",
+    "hits within a block": "without --prefix-match-unit",
+    "a storage": "without --hicache-storage-backend",
+    "use_async_batching": "without use_async_batching",
+    "`+async`": "with --no-async-scheduling",
+    "async scheduling": "with --no-async-scheduling",
+    "with a radix tree": _NO_TREE,
+    "with a radix cache": _NO_TREE,
+    "with a radix tree and a window": _NO_TREE,
+    "with a radix cache and a window": _NO_TREE,
+    "write_back": "with another --hicache-write-policy than write_back",
+}
+_OPTION = re.compile(r"(--[a-z][\w-]+|[A-Z][A-Z_]+=1)$")
+
+
+def avoiding(fault: KnownFault) -> list[str]:
+    """The settings, each of which avoids a fault by itself. A condition with an "or" names none: what it
+    says besides would have to go as well."""
+    of_way = _WAYS.get((fault.engine, fault.way))
+    found = [of_way] if of_way and not fault.only.startswith(_DECODES) else []
+    parts = re.split(r"[,;] (?!or )|(?<=write_back) and ", fault.only)
+    for part in (part for part in parts if not re.search(r"\bor\b", part)):
+        if _OPTION.match(part):
+            found.append(f"without {part.removesuffix('=1')}")
+        elif part in _CONDITIONS:
+            found.append(_CONDITIONS[part])
+    return list(dict.fromkeys(found))
+
+
+def avoid(fault: KnownFault) -> str:
+    """The settings that avoid a fault in words, "" for none."""
+    return ", or ".join(avoiding(fault))
+
+
+@cache
+def see_also(name: str) -> tuple[str, ...]:
+    """The faults that share the cause of one: what is said of either names the other, or upstream has one
+    number for the cause of both, or one test shows both."""
+    faults = known_faults()
+    own = faults[name]
+    return tuple(
+        other.id
+        for other in faults.values()
+        if other.id != name and other.engine == own.engine and _related(own, other)
+    )
+
+
+def _related(one: KnownFault, other: KnownFault) -> bool:
+    numbers = {*one.cause} & {*other.cause, *other.reports} or {*one.reports} & {*other.cause}
+    same_test = one.test is not None and one.test == other.test
+    return bool(numbers) or same_test or _names(one, other.id) or _names(other, one.id)
+
+
+def _names(fault: KnownFault, other: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(other)}(?![\w-])", f"{fault.says} {fault.note}") is not None
