@@ -13,7 +13,7 @@ from impl.request_sources import RequestSources
 from impl.stand_ins import Values
 from impl.vllm.bare_connectors import Offloads, chunks_of
 from impl.vllm.bare_scheduler import adapter_of
-from impl.vllm.engine import KvOrigin, Stamps
+from impl.vllm.engine import Stamps
 from impl.vllm.images import images_in, with_images
 from impl.vocabulary import require
 from reference.blocks.facts import ForeignKey
@@ -100,14 +100,11 @@ def foreign_keys(
                 theirs = stamps.origin_in(key, place.stamps)
                 if theirs is None:
                     continue
-                mine = KvOrigin(sources.of(name), tuple(text[: len(theirs.text)]))
-                if theirs.source != mine.source:
-                    words = str(mine.source), str(theirs.source)
-                elif theirs != mine:
-                    words = images_in(mine.text), images_in(theirs.text)
-                else:
-                    continue
-                found.append(ForeignKey(names[name], *words, place.block, place.chunk))
+                mine, other = str(sources.of(name)), str(theirs.source)
+                if mine == other:  # a key may be of a text that its request has no more: that is not asked here
+                    mine, other = images_in(text[: len(theirs.text)]), images_in(theirs.text)
+                if mine != other:
+                    found.append(ForeignKey(names[name], mine, other, place.block, place.chunk))
     return tuple(found)
 
 
