@@ -101,7 +101,7 @@ def foreign_keys(
                 if theirs is None:
                     continue
                 mine, other = str(sources.of(name)), str(theirs.source)
-                if mine == other:  # a key may be of a text that its request has no more: that is not asked here
+                if mine == other:  # that a text has changed under its key is not asked here
                     mine, other = images_in(text[: len(theirs.text)]), images_in(theirs.text)
                 if mine != other:
                     found.append(ForeignKey(names[name], mine, other, place.block, place.chunk))
