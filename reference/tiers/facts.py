@@ -90,6 +90,14 @@ class TierUser(NamedTuple):
     full_only: bool = False
 
 
+class TierLock(NamedTuple):
+    """A lock on device KV that the command took. path: the nodes of its path as they were then, before the
+    command split any of them."""
+
+    lock: int
+    path: tuple[TierNode, ...]
+
+
 class TierOperation(NamedTuple):
     """An operation of the storage that is not over: a prefetch, or a backup.
 
@@ -237,7 +245,8 @@ class TierFacts(NamedTuple):
     be freed; asked: requests that the cache has a record of; reserved: tokens that count as being fetched.
     On a server that only decodes or prefills: requests, each transfer that is not over with its request;
     free_rows, free_first: free rows, and free slots of first tokens, or rows of metadata; sends: what is to
-    be read for decode servers; begun: requests of which it has a record that a part was sent.
+    be read for decode servers; begun: requests of which it has a record that a part was sent; taken: locks of
+    a round, which may split what it has locked.
     """
 
     nodes: tuple[TierNode, ...]
@@ -262,6 +271,7 @@ class TierFacts(NamedTuple):
     free_first: tuple[int, ...] = ()
     sends: tuple[TierSend, ...] = ()
     begun: tuple[str, ...] = ()
+    taken: tuple[TierLock, ...] = ()
 
     @property
     def in_flight(self) -> bool:

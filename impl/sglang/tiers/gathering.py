@@ -21,7 +21,7 @@ from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
 from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    METADATA, RECORD_ONLY, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
+    METADATA, RECORD_ONLY, TierFacts, TierLock, TierNode, TierOperation, TierPart, TierRead, TierRecord,
     TierRequest, TierRequestState, TierSend, TierTransfer, TierUser,
 )  # fmt: skip
 from reference.token_ids import token_of, tokens_of
@@ -79,6 +79,33 @@ class Gatherer:
         # prefetches whose slots were seen: they hold nothing at first
         self.staged: set[int] = set()
         self.device_pools = {"full": server.full_pool, "swa": server.swa_pool}
+        self.taken: list[tuple[Any, tuple[TierNode, ...]]] = []
+        if sends is not None:
+            self._note_locks()
+
+    def _note_locks(self) -> None:
+        """Have each lock that the tree takes on the device noted with the path that it has then."""
+        own = self.cache.lock
+
+        def lock(node: Any, *more: Any, **named: Any) -> Any:
+            taken = own(node, *more, **named)
+            self.taken.append((taken, tuple(self._path(node))))
+            return taken
+
+        self.cache.lock = lock
+
+    def _path(self, handle: Any) -> Iterator[TierNode]:
+        """Yield the nodes from the root, which is left out, to one."""
+        nodes: list[Any] = []
+        node = self.core.node_by_id(handle)
+        while node is not self.core.root_node:
+            nodes.append(node)
+            node = node.parent
+        parent = start = 0
+        for node in reversed(nodes):
+            found = self.node(node, parent, start)
+            parent, start = found.node, found.end
+            yield found
 
     @property
     def core(self) -> Any:
@@ -419,7 +446,7 @@ class Gatherer:
         for sender in side.senders.by_room.values():
             for part in sender.parts:
                 if part.pool == METADATA:
-                    stamps = [side.metadata.room_in(slot) for slot in part.slots]
+                    stamps = [side.rows_of_metadata.room_in(slot) for slot in part.slots]
                 else:
                     # what is handed in before it is written may be read before
                     own = memory[part.pool]
@@ -432,10 +459,18 @@ class Gatherer:
         return {
             "requests": tuple(found),
             "free_rows": tuple(self.server.rows.free_slots),
-            "free_first": tuple(side.metadata.free_slots),
+            "free_first": tuple(side.rows_of_metadata.free_slots),
             "sends": tuple(sends),
             "begun": tuple(sorted(begun)),
+            "taken": self._locks_taken(side),
         }
+
+    def _locks_taken(self, side: PrefillSide) -> tuple[TierLock, ...]:
+        """The locks of the last command that a request still has."""
+        held = {id(turn.req.lock) for turn in side.arrivals.values()}
+        taken = [each for each in self.taken if id(each[0]) in held]
+        self.taken = []
+        return tuple(TierLock(self.locks.of(id(lock), lock), path) for lock, path in taken)
 
     def _own(self, req: Any) -> dict[str, tuple[int, ...]]:
         """Device slots of a request that the tree has not: of whole pages as the pool hands them out."""

@@ -114,13 +114,13 @@ class Sender:
     def failure_exception(self) -> None:
         raise RuntimeError("the decode server failed")
 
-    def fail(self) -> None:
+    def give_up(self) -> None:
         """Nobody reads what is left: the decode server uses nothing of a transfer that has failed."""
         self.state = self.kv_mgr.poll.Failed
         self.parts.clear()
 
     def abort(self) -> None:
-        self.fail()
+        self.give_up()
 
     def clear(self) -> None: ...
 

@@ -31,15 +31,6 @@ _PREFILL = "sglang.srt.disaggregation.prefill"
 _UTILS = "sglang.srt.disaggregation.utils"
 
 
-class _Torch:
-    """torch, but for streams and events of a GPU: commands order what runs."""
-
-    cuda = Bag(Event=Event, current_stream=lambda: None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
 class _Unmeasured:
     """Times of a request: nobody reads metrics."""
 
@@ -62,10 +53,12 @@ class PrefillSide(OnServer):
         self.config = config
         self.overlap = config.overlap
         module: Any = importlib.import_module(_PREFILL)
-        module.torch = _Torch()
+        # commands order what runs: events and streams of a GPU do nothing
+        cuda = Bag(Event=Event, current_stream=lambda: None)
+        module.torch = Bag(**{**vars(importlib.import_module("torch")), "cuda": cuda})
         self.mixin = module.SchedulerDisaggregationPrefillMixin
         self.senders = Senders(config, module.KVPoll, module.StateType.SWA, self._unfinished)
-        self.metadata = MetadataRows(metadata_rows(config))
+        self.rows_of_metadata = MetadataRows(metadata_rows(config))
         self.arrivals: dict[str, LiveRequest] = {}
         self.aborted: set[str] = set()
         self.rooms = 0
@@ -73,7 +66,7 @@ class PrefillSide(OnServer):
         self.loop = loop = self._scheduler()
         module.PrefillBootstrapQueue._init_kv_manager = lambda _: self.senders
         loop.disagg_prefill_bootstrap_queue = module.PrefillBootstrapQueue(
-            None, None, self.metadata, self.metadata, 0, 1, 0, loop, None, "played"
+            None, None, self.rows_of_metadata, self.rows_of_metadata, 0, 1, 0, loop, None, "played"
         )
         self._batch: list[tuple[LiveRequest, int]] = []
         self.before_forward: Callable[[LiveRequest, int], None] = lambda *_: None
@@ -92,7 +85,8 @@ class PrefillSide(OnServer):
             kv_shard_widening=1, sliding_window_size=self.config.window, enable_overlap=self.overlap,
             enable_staging=False, waiting_queue=[], chunked_req=None, _pending_chunked_abort_req=None,
             disagg_prefill_inflight_queue=[], disagg_prefill_pending_chunk_rids=set(),
-            disagg_metadata_buffers=self.metadata, req_to_metadata_buffer_idx_allocator=self.metadata,
+            disagg_metadata_buffers=self.rows_of_metadata,
+            req_to_metadata_buffer_idx_allocator=self.rows_of_metadata,
             req_to_token_pool=server.rows, tree_cache=server.cache,
             token_to_kv_pool_allocator=server.allocator,
             running_batch=Bag(reqs=[], batch_is_full=False), last_reqs=[], processed_tokens_counter=0,
@@ -162,7 +156,7 @@ class PrefillSide(OnServer):
         sender = self._sender(command.holder)
         poll = self.senders.poll
         require(sender.state not in (poll.Success, poll.Failed), Reason.WRONG_PHASE)
-        sender.fail()
+        sender.give_up()
 
     def abort(self, name: str) -> None:
         """Scheduler.abort_request, wherever the request is."""
