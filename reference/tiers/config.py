@@ -116,6 +116,12 @@ class TierConfig:
         return next((role for role, how in roles.items() if how), "")
 
     @property
+    def metadata_rows(self) -> int:
+        """Slots of first tokens on a server that only decodes, fewer than rows; rows of metadata on one that
+        only prefills, where a request has one before it has a row."""
+        return self.rows + 1 if self.prefill else max(1, self.rows - 1)
+
+    @property
     def pools(self) -> tuple[str, ...]:
         """Pools that exist: "full", "swa" where there is a window, "state" where there are states."""
         swa = ("swa",) * (self.window is not None)

@@ -405,7 +405,7 @@ class TierStep:
             ("row", config.rows, after.free_rows, [r.row for r in after.requests]),
             (
                 first,
-                max(1, config.rows - 1),
+                config.metadata_rows,
                 after.free_first,
                 [r.first for r in after.requests],
             ),

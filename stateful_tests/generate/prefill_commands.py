@@ -28,7 +28,7 @@ def draw_prefill_config(source: Choices, like: TierConfig) -> TierConfig:
     full = 6 + source.upto(14)
     swa, window = (5 + source.upto(full), 1 + source.upto(2 * page + 3)) if windowed else (0, None)
     return replace(
-        like, page_size=page, window=window, full_pages=full, swa_pages=swa, rows=2 + source.upto(3),
+        like, page_size=page, window=window, full_pages=full, swa_pages=swa, rows=1 + source.upto(3),
         width=page * min(full, 12), overlap=once_in(source, 2), attempts=source.upto(2),
     )  # fmt: skip
 

@@ -56,7 +56,7 @@ class DecodeSide(OnServer):
         decode: Any = importlib.import_module(_DECODE)
         self.decode = decode
         self.peers = Peers(config, memory, decode.KVPoll, decode.StateType.SWA)
-        self.first = FirstTokens(max(1, config.rows - 1))
+        self.first = FirstTokens(config.metadata_rows)
         self.arrivals: dict[str, LiveRequest] = {}
         self.rooms = 0
         loop: Any = Bag(

@@ -58,7 +58,7 @@ class PrefillSide(OnServer):
         module.torch = Bag(**{**vars(importlib.import_module("torch")), "cuda": cuda})
         self.mixin = module.SchedulerDisaggregationPrefillMixin
         self.senders = Senders(config, module.KVPoll, module.StateType.SWA, self._unfinished)
-        self.rows_of_metadata = MetadataRows(metadata_rows(config))
+        self.rows_of_metadata = MetadataRows(config.metadata_rows)
         self.arrivals: dict[str, LiveRequest] = {}
         self.aborted: set[str] = set()
         self.rooms = 0
@@ -333,8 +333,3 @@ class PrefillSide(OnServer):
         for name in gone:
             del self.arrivals[name]
         self.aborted -= gone
-
-
-def metadata_rows(config: TierConfig) -> int:
-    """Rows of metadata, fewer than requests that want one."""
-    return max(1, config.rows - 1)

@@ -127,6 +127,7 @@ SENDING = RECEIVED._replace(
         TierSend(3, "h1", METADATA, 0, (0,), (7,), (7,)),
     ),
     begun=("h2",),
+    free_first=(2, 3),
 )
 
 
