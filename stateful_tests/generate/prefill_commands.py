@@ -52,8 +52,8 @@ def propose_prefill_command(
     weights = {
         "await": profile.match * bool(absent), "greet": profile.match * bool(unheard),
         "extend": profile.insert * bool(may_run), "poll": 2 * profile.poll + 4 * bool(there),
-        "arrive": (1 if rests else profile.complete) * bool(sending), "fail": profile.abort * bool(failing),
-        "abort": (1 + profile.abort) * bool(there),
+        "arrive": (1 if rests else profile.complete) * bool(sending),
+        "fail": (1 + profile.abort) * bool(failing), "abort": (1 + profile.abort) * bool(there),
         "evict": 2 * profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
     }  # fmt: skip
     match by_weight(source, weights):
