@@ -194,6 +194,7 @@ TIER_PRESETS: dict[str, TierConfig] = {
         2, 3, 16, 14, 0, 0, 24, prefill="radix", rows=4, overlap=True, attempts=1
     ),
     "prefill-window-page4": TierConfig(4, 6, 10, 9, 0, 0, 32, prefill="radix", rows=3),
+    "prefill-bigram": TierConfig(2, None, 14, 0, 0, 0, 24, bigram=True, prefill="radix", rows=4),
     "prefill-plain": TierConfig(2, None, 14, 0, 0, 0, 24, prefill="plain", rows=4, overlap=True),
 }
 
