@@ -93,7 +93,7 @@ class LockRanges:
 
     def follow(self, facts: TierFacts) -> list[LockRange]:
         """The ranges of the users that there are now."""
-        users = {user.lock: user for user in facts.users if not user.host}
+        users = {user.lock: user for user in facts.users}
         for taken in facts.taken:
             self.begins(users[taken.lock], {node.node: node for node in taken.path})
         nodes = {node.node: node for node in facts.nodes}

@@ -147,6 +147,16 @@ def test_the_clauses_of_what_is_handed_over_come_up_where_something_is():
     waits = SENDING._replace(sends=(), requests=(SENDING.requests[1],))
     step = TierStep(PREFILLING, Poll(), False, SENDING, waits, [])
     assert not any(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
+    for requests in (
+        (waits.requests[0]._replace(due=-1),),
+        (*waits.requests, SENDING.requests[0]),
+    ):
+        step = TierStep(PREFILLING, Poll(), False, SENDING, waits._replace(requests=requests), [])
+        assert TIER_CLAUSES["PD-6"].trigger(step)
+    for due in (0, 1):
+        requests = (waits.requests[0]._replace(due=due),)
+        step = TierStep(PREFILLING, Poll(), False, SENDING, waits._replace(requests=requests), [])
+        assert not TIER_CLAUSES["PD-6"].trigger(step)
     begins = waits._replace(sends=SENDING.sends)
     step = TierStep(PREFILLING, Poll(), False, waits, begins, [])
     assert TIER_CLAUSES["PD-6"].trigger(step)
@@ -388,6 +398,7 @@ def test_a_server_that_only_decodes_and_comes_into_the_same_state_again(commands
     [
         ([Greet("h1")], "sends", (), "PRO-1"),
         ([Greet("h1")], "sends", SENDING.sends, None),  # the network has still to read
+        ([Greet("h1")], "sends", SENDING.sends[:1], None),
         ([Greet("h1")], "parked", (), "PRO-1"),
         ([FailPeer("h1")], "parked", (), "PRO-1"),
         ([Greet("h1")], "launched", (), "PRO-1"),
