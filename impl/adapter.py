@@ -76,6 +76,7 @@ class Capabilities:
     tracks: the same, with a tree that gets states inside a text (Geometry.tracks).
     storage: of a tree with a host tier: a storage behind the host can be attached (TierConfig.storage).
     receives: of a tree with a host tier: it can be a server that only decodes (TierConfig.decode).
+    sends: of a tree with a host tier: it can be a server that only prefills (TierConfig.prefill).
     sources: fields of Add that requests of an engine that schedules by itself may have: "adapter", "salt".
     encodes: prompts of an engine that schedules by itself may have images (EngineConfig.image).
     new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
@@ -105,6 +106,7 @@ class Capabilities:
     tracks: bool = False
     storage: bool = False
     receives: bool = False
+    sends: bool = False
     sources: frozenset[str] = frozenset()
     encodes: bool = False
     new_views: bool = False

@@ -40,6 +40,8 @@ _SHORT = "{" + " ".join(name for name in _WEIGHTS if name != "story") + "}: "
 _FACTORS = {"known": 1.0, "mended": 0.95, "reported": 0.8, "not driven": 0.7, "beyond": 0.8, "named": 0.6}
 
 
+# What is driven as `+hicache` without a host tier.
+_WITHOUT_HOST_TIER = "a server that only prefills"
 _SHOWN_NAMES = 3  # classes or options of a row that is not driven
 
 
@@ -109,14 +111,19 @@ def _known() -> Iterable[SearchEntry]:
     for row in known_bugs():
         fault = known_faults()[row["id"]]
         ways = {fault.way, *(way for trace in fault.traces for way in ways_of(trace))} - {""}
+        source = row["source"]
+        if fault.only.startswith(_WITHOUT_HOST_TIER):
+            ways -= {"hicache"}
+            source = source.replace(" +hicache", "")
         called = [words().ways.get(way, way) for way in sorted(ways)]
+        of_way = words().ways.get(fault.way, "") if fault.way in ways else ""
         clauses = [*fault.clauses, *(["BROKEN"] if fault.ends_server else [])]
         said = [text for texts in messages.get(fault.id, {}).values() for text in texts]
         seen = dict.fromkeys(words().symptoms.get(clause, "") for clause in clauses)
         yield SearchEntry("mended" if fault.fixed else "known", fault.engine, row, {
             "name": fault.id,
             "says": fault.says,
-            "place": f"{row['source']} {fault.only} {words().ways.get(fault.way, '')}",
+            "place": f"{source} {fault.only} {of_way}",
             "said": " ".join([*said, *words().said.get(fault.id, [])]),
             "seen": " ".join([*clauses, *seen]),
             "more": " ".join([fault.upstream, *also.get(fault.id, []), *called]),

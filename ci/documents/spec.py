@@ -13,6 +13,7 @@ from ci.documents import diagrams, steps
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.clauses.handed_over import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.tiers.clauses import TIER_CLAUSES
@@ -27,7 +28,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import Cursors
 from reference.geometry import Geometry
-from reference.kinds import KINDS, Kind
+from reference.kinds import KINDS, PAIRS, Kind
 from reference.state import Phase, State, text_len
 from reference.rules import RULES
 from reference.rules.base import NOTHING, Rule, Span
@@ -128,7 +129,11 @@ def collect() -> Data:
             for clause in BLOCK_CLAUSES.values()
             if clause.id not in TIER_CLAUSES and clause.id not in PROGRESS
         ],
-        "tier_clauses": [c for c in TIER_CLAUSES.values() if c.id not in PROGRESS],
+        "tier_clauses": [
+            clause
+            for clause in TIER_CLAUSES.values()
+            if clause.id not in PROGRESS and clause.id not in HANDED_OVER
+        ],
         "clauses_of": {name: _own_clauses(kind) for name, kind in KINDS.items()},
         "progress_clauses": [*PROGRESS.values()],
         "decode_commands": {kind_name(kind): _about_engine(kind) for kind in DECODE},
@@ -150,12 +155,13 @@ def collect() -> Data:
 
 
 def _own_clauses(kind: Kind) -> list[Clause]:
-    """The clauses that no other kind of system has, by number."""
+    """The clauses that no other kind of system has, by number; of pairs those on what is handed over, too."""
     others = [lockstep.lockstep_of(other).clauses for other in KINDS.values() if other is not kind]
     own = [
         clause
         for name, clause in lockstep.lockstep_of(kind).clauses.items()
         if not any(name in clauses for clauses in others)
+        or (kind is PAIRS and name in HANDED_OVER)
     ]
     return sorted(own, key=lambda clause: clause.id)
 

@@ -65,6 +65,9 @@ def _of_slot(facts: TierFacts, pool: str, slot: int, host: bool) -> list[Fact]:
                 found.append(Fact(request.name, "has it"))
             if slot in request.writing.get(pool, ()):
                 found.append(Fact(f"the prefill server of {request.name}", "writes it"))
+        for send in facts.sends:
+            if send.pool == pool and slot in send.slots:
+                found.append(Fact(f"the decode server of {send.name}", "reads it"))
     for job in facts.transfers:
         if any(
             (part.host if host else part.device) == slot and part.pool == pool for part in job.parts

@@ -31,7 +31,10 @@ def is_unified(*_: object) -> bool:
 
 def host_arguments(config: TierConfig) -> list[str]:
     """The host tier as arguments of the server. Raises NotExportable."""
-    others = {"a storage": config.storage, "a server that only decodes": config.decode}
+    others = {
+        "a storage": config.storage, "a server that only decodes": config.decode,
+        "a server that only prefills": config.prefill,
+    }  # fmt: skip
     for what, is_there in others.items():
         if is_there:
             raise NotExportable(f"{what} is no part of the exported tests")

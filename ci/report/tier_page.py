@@ -7,7 +7,15 @@ from ci import Data
 from ci.report import render
 from reference.failures import AtSlot, AtTreeNode
 from reference.prefix_cache import path_text
-from reference.tiers.facts import TierFacts, TierNode, TierOperation, TierRequest, TierTransfer
+from reference.tiers.facts import (
+    METADATA,
+    TierFacts,
+    TierNode,
+    TierOperation,
+    TierRequest,
+    TierSend,
+    TierTransfer,
+)
 from stateful_tests.lockstep.moments import TierMoment
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command, format_outcome
@@ -45,7 +53,7 @@ def _state(run: Run, at: int, was: TierMoment, now: TierMoment) -> Data:
         "host": _pool(True, range(config.host_slots("full")), facts, was.facts, stake),
         "moving": [
             *map(_moving, facts.transfers), *map(_operation, facts.operations),
-            *map(_request, facts.requests),
+            *map(_request, facts.requests), *map(_send, facts.sends),
         ],
     }  # fmt: skip
 
@@ -128,11 +136,18 @@ def _operation(operation: TierOperation) -> str:
 
 
 def _request(request: TierRequest) -> str:
-    """A request of a server that only decodes, in words."""
+    """A request of a server that only decodes or prefills, in words."""
     own = ", ".join(f"{pool} {slot}" for pool, slots in request.slots.items() for slot in slots)
     to_write = sum(map(len, request.writing.values()))
     more = f"; {to_write} slots are still to be written" if to_write else ""
     return f"{request.name} ({request.state}), device {own or 'nothing'}{more}"
+
+
+def _send(send: TierSend) -> str:
+    """What is handed in to be sent, in words."""
+    slots = ", ".join(map(str, send.slots))
+    what = f"row {slots} of metadata" if send.pool == METADATA else f"device {send.pool} {slots}"
+    return f"{what}: to be read for {send.name}, from position {send.position} on"
 
 
 def content(data: Data, run: Run) -> Data:

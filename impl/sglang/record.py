@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from impl.adapter import UnusableImplementation
 from impl.engines import DriveOptions, Engine
@@ -80,6 +81,14 @@ def _test_hook(text: str) -> str:
     return f"impl.sglang.process.testing:{'tiered' if any(n in text for n in tiers) else 'hook'}"
 
 
+def _complete(release: str, root: Path) -> None:
+    """Add what a folder from before servers that only prefill lacks."""
+    from impl.sglang.parts.fetch import PREFILLS, release_root
+
+    if not (root / PREFILLS).exists():
+        release_root(release, PREFILLS)
+
+
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
@@ -94,6 +103,7 @@ ENGINE = Engine(
     loads=_loads,
     sketched=(
         "sglang/srt/disaggregation/decode*.py",
+        "sglang/srt/disaggregation/prefill.py",
         "sglang/srt/managers/cache_controller.py",
         "sglang/srt/mem_cache/allocat*.py",
         "sglang/srt/mem_cache/base_prefix_cache.py",
@@ -135,4 +145,5 @@ ENGINE = Engine(
         "sglang/srt/speculative/eagle_utils.py",
     ),
     copied=COPIED,
+    complete=_complete,
 )

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from reference.blocks.clauses import BlockStep
+from reference.failures import AtBlock, AtNamed, AtServer, Failure, failure
 from reference.headway import Standstill
 from reference.pairs.beside import PairBeside
 from reference.pairs.commands import PairCommand
-from reference.pairs.config import SERVERS, PairConfig
+from reference.pairs.config import DECODE, PREFILL, SERVERS, PairConfig
 from reference.pairs.facts import PairFacts, Promise, ReaderState
 
 
@@ -57,6 +58,25 @@ class PairStep:
             if self.beside.needs(self.after, promise):
                 yield promise
 
+    def lost(self) -> Iterator[Failure]:
+        """Yield blocks of promises that are free or were written."""
+        was, now = self.before.prefill, self.after.prefill
+        before = {promise.request for promise in self.before.promises}
+        for promise in self.needed():
+            for group, row in enumerate(promise.blocks):
+                for block in filter(None, row):
+                    if not now.refs[block]:
+                        yield self._lost(promise, group, block, "it is free")
+                    if promise.request in before and was.memory[block] != now.memory[block]:
+                        yield self._lost(promise, group, block, "it was written")
+
+    def _lost(self, promise: Promise, group: int, block: int, how: str) -> Failure:
+        readers = ", ".join(each.request for each in self.after.readers_of(promise.request))
+        keep = f"P keeps block {block} (group {group}) of {promise.request}"
+        places = AtBlock(block), AtNamed("request", promise.request)
+        at = (AtServer(PREFILL, place) for place in places)
+        return failure(f"{keep} for {readers or 'whoever is to read it'}", how, *at)
+
     @property
     def excused(self) -> set[str]:
         """Requests of P whose KV only a lease gives back: its client is gone, or the network has failed."""
@@ -69,3 +89,19 @@ class PairStep:
             fact = self.after.decode.requests.get(reader.request)
             if reader.request in waited and reader.state is ReaderState.READ and fact is not None:
                 yield reader.request, fact.computed
+
+    def wrongly_sent(self) -> Iterator[Failure]:
+        """Yield positions that D counts as computed and that hold other KV."""
+        side = self.sides[DECODE]
+        texts = self.beside.texts[DECODE]
+        for name, computed in self.arrived():
+            bearer = texts.bearers.get(name)
+            if bearer is None:
+                continue
+            stamps = bearer.stamps
+            tables = self.after.decode.requests[name].tables
+            end = min(computed, len(stamps))
+            if (found := side.misread(name, tables, stamps, end, end)) is not None:
+                places = (AtServer(DECODE, place) for place in found.at)
+                want = f"D counts {computed} tokens of {name} as sent by P: {found.expected}"
+                yield failure(want, found.observed, *places)

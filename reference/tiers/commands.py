@@ -8,7 +8,8 @@ A thread of the storage runs when a command lets it: it takes its next operation
 of the backend; then, command by command, through that call to the next, or to the end of the operation. So a
 slow backend is one whose command comes late; a full one, or one that has lost pages, does less of a call.
 
-A server that only decodes takes requests in place of Match, Load and Insert.
+A server that only decodes takes requests in place of Match, Load and Insert, and so does one that only
+prefills: Extend is then a round of its loop with a batch, Poll a round without.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union, get_args
 
-from reference.commands import Abort, Close, Decode, Evict, Insert, Match, Prompt, Retract, Unlock
+from reference.commands import (
+    Abort, Close, Decode, Evict, Extend, Insert, Match, Prompt, Retract, Unlock,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,8 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The thread that asks the storage which pages it has goes on. pages: that the backend finds at most, -1
-    for all."""
+    """The thread that asks the storage for pages goes on. pages: that the backend finds at most, -1 for
+    all."""
 
     pages: int = ALL
 
@@ -98,7 +101,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """A request comes whose prompt another server computes. resumable: it is a turn of the session of
+    """A request comes that another server computes, or decodes. resumable: it is a turn of the session of
     that name, which keeps its KV until the next; the prompt goes on behind what was said in it."""
 
     holder: str
@@ -108,21 +111,24 @@ class Await:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """The prefill server answers: a Poll may take slots."""
+    """The peer answers: a Poll may take slots, or send. prefix: tokens, whole pages, that a decode server
+    has already."""
 
     holder: str
+    prefix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """The prefill server has written all KV, and writes no more. A Poll lets the request decode."""
+    """The prefill server has written all KV, and writes no more. A Poll lets the request decode. On a prefill
+    server: what it has handed in is read."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class FailPeer:
-    """The receiver reports a failure; what is under way may still be written."""
+    """The receiver or sender reports a failure; what is under way may still be written."""
 
     holder: str
 
@@ -141,8 +147,9 @@ class LastToken:
 
 TierCommand = Union[
     Match, Load, Insert, Unlock, Evict, Send, Copy, Complete, Poll, ResetCache, Prefetch, Query, Fetch,
-    Backup, Abort, Await, Greet, Arrive, FailPeer, Expire, Decode, Retract, LastToken, Close,
+    Backup, Abort, Await, Greet, Arrive, FailPeer, Expire, Decode, Retract, LastToken, Close, Extend,
 ]  # fmt: skip
 StorageCommand = Prefetch | Query | Fetch | Backup
+PrefillCommand = Extend
 DecodeCommand = Await | Greet | Arrive | FailPeer | Expire | Decode | Retract | LastToken | Close
 TIER_COMMANDS: tuple[type, ...] = get_args(TierCommand)

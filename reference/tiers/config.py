@@ -9,6 +9,7 @@ from reference.geometry import Geometry, GeometryError
 POLICIES = ("write_through", "write_through_selective", "write_back")
 STORAGE = ("", "best_effort", "wait_complete")
 DECODE = "", "radix", "plain"
+PREFILL = "", "radix", "plain"
 MAX_SLOTS = 1 << 12  # tokens of a pool: every slot is looked at after every command
 
 
@@ -21,9 +22,11 @@ class TierConfig:
     copied to the host. namespaces: texts b, d, f are asked for in a namespace; bigram: the tree knows pairs
     of tokens. storage: how long a request waits for pages of a storage behind the host, "" for none. decode:
     the server only decodes, with a radix tree ("radix": no host tier) or without ("plain": the host keeps KV
-    of retracted requests); rows: of such a server. states, host_states: slots of recurrent state on the
-    device and on the host, 0 of a model without; only the state at the end of a text is kept. Raises
-    GeometryError when a size is out of bounds or the sizes do not fit together.
+    of retracted requests). prefill: the server only prefills, with a radix tree or without, and without a
+    host tier; overlap: it processes a result one round late; attempts: how often it computes a prompt before
+    the decode server has answered. rows: of a server that only decodes or prefills. states, host_states:
+    slots of recurrent state on the device and on the host, 0 of a model without; only the state at the end of
+    a text is kept. Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
     page_size: int
@@ -41,9 +44,14 @@ class TierConfig:
     rows: int = 0
     states: int = 0
     host_states: int = 0
+    prefill: str = ""
+    overlap: bool = False
+    attempts: int = 0
 
     def __post_init__(self) -> None:
-        for name, values in (("policy", POLICIES), ("storage", STORAGE), ("decode", DECODE)):
+        for name, values in (
+            ("policy", POLICIES), ("storage", STORAGE), ("decode", DECODE), ("prefill", PREFILL),
+        ):  # fmt: skip
             if (value := getattr(self, name)) not in values:
                 raise GeometryError(
                     name, f"must be one of {', '.join(map(repr, values))}, not {value!r:.40}"
@@ -61,20 +69,29 @@ class TierConfig:
             raise GeometryError("width", f"must be in [page_size, {MAX_SLOTS}], not {self.width}")
 
     def _check_servers(self) -> None:
-        """Raise GeometryError for a server that only decodes, or a state, that does not go with the rest."""
-        if bool(self.decode) != (1 <= self.rows <= 64):
+        """Raise GeometryError for a server with one role, or a state, that does not go with the rest."""
+        if bool(self.role) != (1 <= self.rows <= 64):
             raise GeometryError(
-                "rows", f"must be in [1, 64] where decode is set, else 0, not {self.rows}"
+                "rows", f"must be in [1, 64] where decode or prefill is set, else 0, not {self.rows}"
             )
-        if self.decode and self.storage:
-            raise GeometryError("storage", "must be '' on a server that only decodes")
+        if self.decode and self.prefill:
+            raise GeometryError("prefill", "must be '' on a server that only decodes")
+        if self.role and self.storage:
+            raise GeometryError("storage", f"must be '' on a server that only {self.role}s")
+        if self.overlap and not self.prefill:
+            raise GeometryError("overlap", "must be false where prefill is not set")
+        if not 0 <= self.attempts <= (8 if self.prefill else 0):
+            raise GeometryError(
+                "attempts", f"must be in [0, 8] where prefill is set, else 0, not {self.attempts}"
+            )
         for name, value in (("states", self.states), ("host_states", self.host_states)):
             if not 0 <= value <= MAX_SLOTS:
                 raise GeometryError(name, f"must be in [0, {MAX_SLOTS}], not {value}")
         if bool(self.states) != bool(self.host_states):
             raise GeometryError("host_states", "must be 0 where states is, and nowhere else")
-        if self.states and (self.page_size > 1 or self.bigram or self.storage or self.decode):
-            raise GeometryError("states", "needs page_size 1, no bigram, no storage and no decode")
+        if self.states and (self.page_size > 1 or self.bigram or self.storage or self.role):
+            needs = "needs page_size 1, no bigram, no storage, no decode and no prefill"
+            raise GeometryError("states", needs)
 
     def _check_pages(self) -> None:
         """Raise GeometryError for a pool that is too small or too large."""
@@ -85,11 +102,24 @@ class TierConfig:
         ):
             most = MAX_SLOTS // self.page_size
             pages = getattr(self, name)
-            least = 0 if self.decode == "radix" and name.startswith("host") else 1
+            without_host = self.decode == "radix" or bool(self.prefill)
+            least = 0 if without_host and name.startswith("host") else 1
             if not least <= pages <= (most if least else 0):
                 raise GeometryError(
                     name, f"must be in [{least}, {most if least else 0}], not {pages}"
                 )
+
+    @property
+    def role(self) -> str:
+        """What the server only does: "decode", "prefill", or "" for both."""
+        roles = {"decode": self.decode, "prefill": self.prefill}
+        return next((role for role, how in roles.items() if how), "")
+
+    @property
+    def metadata_rows(self) -> int:
+        """Slots of first tokens on a server that only decodes, fewer than rows; rows of metadata on one that
+        only prefills, where a request has one before it has a row."""
+        return self.rows + 1 if self.prefill else max(1, self.rows - 1)
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -109,10 +139,10 @@ class TierConfig:
 
     @property
     def device(self) -> Geometry:
-        """The sizes of the device alone. Texts share one row where nobody decodes."""
+        """The sizes of the device alone. Texts share one row where nobody decodes or prefills."""
         return Geometry(
             self.page_size, self.window, self.full_pages, self.swa_pages, self.rows or 1, self.width,
-            tree=self.decode != "plain",
+            tree="plain" not in (self.decode, self.prefill),
             settings=(("namespaces", "extra_key"),) if self.namespaces else (), bigram=self.bigram,
             states=self.states,
         )  # fmt: skip
@@ -154,6 +184,18 @@ TIER_PRESETS: dict[str, TierConfig] = {
     "decode-plain": TierConfig(2, None, 20, 0, 16, 0, 32, decode="plain", rows=4),
     "decode-plain-window": TierConfig(2, 3, 20, 16, 16, 8, 32, decode="plain", rows=4),
     "decode-plain-page4": TierConfig(4, 6, 12, 10, 8, 6, 40, decode="plain", rows=3),
+    "prefill": TierConfig(2, None, 14, 0, 0, 0, 24, prefill="radix", rows=4),
+    "prefill-page1": TierConfig(1, None, 24, 0, 0, 0, 20, prefill="radix", rows=4, attempts=1),
+    "prefill-overlap": TierConfig(2, None, 14, 0, 0, 0, 24, prefill="radix", rows=4, overlap=True),
+    "prefill-early": TierConfig(
+        2, None, 14, 0, 0, 0, 24, prefill="radix", rows=4, overlap=True, attempts=2
+    ),
+    "prefill-window": TierConfig(
+        2, 3, 16, 14, 0, 0, 24, prefill="radix", rows=4, overlap=True, attempts=1
+    ),
+    "prefill-window-page4": TierConfig(4, 6, 10, 9, 0, 0, 32, prefill="radix", rows=3),
+    "prefill-bigram": TierConfig(2, None, 14, 0, 0, 0, 24, bigram=True, prefill="radix", rows=4),
+    "prefill-plain": TierConfig(2, None, 14, 0, 0, 0, 24, prefill="plain", rows=4, overlap=True),
 }
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 Slots = dict[str, tuple[int, ...]]  # by pool
 NO_SLOTS: Slots = {}  # not to be changed
+METADATA = "metadata"  # the pool of what the last page of a prompt brings along
 
 
 class TierNode(NamedTuple):
@@ -89,6 +90,14 @@ class TierUser(NamedTuple):
     full_only: bool = False
 
 
+class TierLock(NamedTuple):
+    """A lock on device KV that the command took. path: the nodes of its path as they were then, before the
+    command split any of them."""
+
+    lock: int
+    path: tuple[TierNode, ...]
+
+
 class TierOperation(NamedTuple):
     """An operation of the storage that is not over: a prefetch, or a backup.
 
@@ -118,7 +127,7 @@ RECORD_ONLY = "gone"  # the state of an operation of which only a record is left
 
 
 class TierRequestState(StrEnum):
-    """The state of a request of a server that only decodes, or of another owner of slots."""
+    """The state of a request of a server that only decodes or prefills, or of another owner of slots."""
 
     WAITS = "waits"
     """It waits for its prefill server."""
@@ -142,6 +151,16 @@ class TierRequestState(StrEnum):
     """A session that was closed and has no turn."""
     BUSY = "busy"
     """A session that waits for a turn that is gone."""
+    QUEUED = "queued"
+    """On a server that only prefills: its next batch may have it."""
+    COMPUTES = "computes"
+    """It is between two chunks."""
+    LAUNCHED = "launched"
+    """It is in a batch whose result is not processed."""
+    PARKED = "parked"
+    """Its prompt is computed, and its decode server has not answered."""
+    SENDS = "sends"
+    """Its KV is on the way to its decode server."""
     HOLDS = "holds"
     """A lock holder with a slot for its recurrent state, of any server."""
 
@@ -167,13 +186,14 @@ class TierPage(NamedTuple):
 
 
 class TierRequest(NamedTuple):
-    """A request of a server that only decodes, or another owner of slots.
+    """A request of a server that only decodes or prefills, or another owner of slots.
 
     row: its row; -1 for none.
-    first: the slot of its first token; -1 for none.
+    first: the slot of its first token, on a prefill server its row of metadata; -1 for none.
     slots: its own device slots, by pool.
     kept: host slots of its KV while it is retracted, by pool.
     writing: device slots that the prefill server has still to write, by pool.
+    due: pages that its decode server expects and that were not handed in to be sent.
     """
 
     name: str
@@ -183,6 +203,24 @@ class TierRequest(NamedTuple):
     slots: Slots
     kept: Slots
     writing: Slots
+    due: int = 0
+
+
+class TierSend(NamedTuple):
+    """Slots of one pool that were handed in to be sent to a decode server and are not read yet.
+
+    job: its number. name: the request. position: of the first slot, in the prompt. wanted: the stamps of the
+    prompt there, fewer than slots where it ends; found: those in the slots. Of the pool "metadata" slots are
+    the request's row, and stamps the numbers of rooms.
+    """
+
+    job: int
+    name: str
+    pool: str
+    position: int
+    slots: tuple[int, ...]
+    wanted: tuple[int, ...]
+    found: tuple[int, ...]
 
 
 class TierRead(NamedTuple):
@@ -199,14 +237,16 @@ class TierRead(NamedTuple):
 class TierFacts(NamedTuple):
     """A tree with a host tier at rest after a command.
 
-    free, host_free: free slots by pool, as often as the lists have them. evictable: tokens that count as
-    such on the device, by pool. memory, host_memory: the stamp of each slot. nodes: parents before
-    children. reads: of an Insert whose request had a prefix. complaint: of the release's own check at rest,
-    "" for none. loose: how its locks differ, see locks.py.
+    free, host_free: free slots by pool, as often as the lists have them. evictable: tokens that count as such
+    on the device, by pool. memory, host_memory: the stamp of each slot. nodes: parents before children.
+    reads: of an Insert whose request had a prefix. complaint: of the release's own check at rest, "" for
+    none. loose: how its locks differ, see locks.py.
     With a storage: operations; stored: pages that the command has written; returned: host slots that wait to
     be freed; asked: requests that the cache has a record of; reserved: tokens that count as being fetched.
-    On a server that only decodes: requests, each transfer that is not over with its request; free_rows,
-    free_first: free rows, and free slots of first tokens.
+    On a server that only decodes or prefills: requests, each transfer that is not over with its request;
+    free_rows, free_first: free rows, and free slots of first tokens, or rows of metadata; sends: what is to
+    be read for decode servers; begun: requests of which it has a record that a part was sent; taken: locks of
+    a round, which may split what it has locked.
     """
 
     nodes: tuple[TierNode, ...]
@@ -229,6 +269,9 @@ class TierFacts(NamedTuple):
     requests: tuple[TierRequest, ...] = ()
     free_rows: tuple[int, ...] = ()
     free_first: tuple[int, ...] = ()
+    sends: tuple[TierSend, ...] = ()
+    begun: tuple[str, ...] = ()
+    taken: tuple[TierLock, ...] = ()
 
     @property
     def in_flight(self) -> bool:

@@ -15,8 +15,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reference.commands import Abort, Close, Insert, Match, Prompt, Unlock
-from reference.tiers.commands import Arrive, Await, Expire, Greet, Load, Poll, Prefetch, TierCommand
+from reference.commands import Abort, Close, Insert, Match, Prompt, Unlock, prompt_len
+from reference.tiers.commands import (
+    Arrive, Await, Expire, FailPeer, Greet, Load, Poll, Prefetch, TierCommand,
+)  # fmt: skip
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import TierFacts, TierNode, TierUser
 
@@ -37,8 +39,8 @@ class LockRange(NamedTuple):
 class LockRanges:
     """The ranges of all users, by the number of their lock. prompts: of those who hold one, by name; waiting:
     of those who have asked a storage; sessions: that are open on a server that only decodes; seen: prompts of
-    the last inserts. greeted, arrived: requests whose prefill server has answered, has sent all; expired:
-    the last command was an Expire."""
+    the last inserts; lengths: of the last prompts awaited (tokens), by name. greeted, arrived: requests whose
+    peer has answered or failed, has sent all; expired: the last command was an Expire."""
 
     def __init__(self, config: TierConfig) -> None:
         self.config = config
@@ -47,6 +49,7 @@ class LockRanges:
         self.waiting: dict[str, Prompt] = {}
         self.sessions: set[str] = set()
         self.seen: list[Prompt] = []
+        self.lengths: dict[str, int] = {}
         self.greeted: set[str] = set()
         self.arrived: set[str] = set()
         self.expired = False
@@ -72,13 +75,14 @@ class LockRanges:
             case Close(name):
                 self.sessions.discard(name)
         self.expired = isinstance(command, Expire)
-        if isinstance(command, Greet):
+        if isinstance(command, Greet | FailPeer):
             self.greeted.add(command.holder)
         elif isinstance(command, Arrive):
             self.arrived.add(command.holder)
         elif isinstance(command, Await):
             self.greeted.discard(command.holder)
             self.arrived.discard(command.holder)
+            self.lengths[command.holder] = prompt_len(command.prompt)
         self._locks_first = isinstance(command, Insert | Poll)
         if isinstance(command, Await | Insert):
             self.seen = [command.prompt, *self.seen[:5]]
@@ -89,6 +93,9 @@ class LockRanges:
 
     def follow(self, facts: TierFacts) -> list[LockRange]:
         """The ranges of the users that there are now."""
+        users = {user.lock: user for user in facts.users}
+        for taken in facts.taken:
+            self.begins(users[taken.lock], {node.node: node for node in taken.path})
         nodes = {node.node: node for node in facts.nodes}
         known = self.ranges
         self.ranges = {}

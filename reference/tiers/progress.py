@@ -1,4 +1,5 @@
-"""Whether a server that only decodes gets any further: its states, and what others have to do for it."""
+"""Whether a server that only decodes or prefills gets any further: its states, and what others have to do for
+it."""
 
 from __future__ import annotations
 
@@ -19,11 +20,24 @@ WAITING = (
     TierRequestState.RECEIVED,
     TierRequestState.FAILS,
     TierRequestState.RETRACTED,
+    TierRequestState.QUEUED,
+    TierRequestState.COMPUTES,
+    TierRequestState.LAUNCHED,
+    TierRequestState.PARKED,
+    TierRequestState.SENDS,
 )
+# States of those for whom a command has to begin a batch.
+_FOR_A_BATCH = (
+    TierRequestState.RUNS,
+    TierRequestState.HELD,
+    TierRequestState.QUEUED,
+    TierRequestState.COMPUTES,
+)
+_UNHEARD = TierRequestState.WAITS, TierRequestState.PARKED
 
 
 class DecodeProgress:
-    """States of a server that only decodes, in one run since a client last got a token, or did something."""
+    """States of a server with one role, in one run since a client last got a token, or did something."""
 
     def __init__(self) -> None:
         self._headway = Headway()
@@ -59,11 +73,12 @@ def _due(
     """Yield the pending work of the copy engine, of prefill servers and of clients."""
     yield from (("transfer", job.job) for job in facts.transfers if job.sent and not job.completed)
     for request in facts.requests:
-        unheard = request.state == TierRequestState.WAITS and request.name not in greeted
+        unheard = request.state in _UNHEARD and request.name not in greeted
         unsent = request.state == TierRequestState.RECEIVES and request.name not in arrived
-        has_work = request.state in (TierRequestState.RUNS, TierRequestState.HELD)
+        has_work = request.state in _FOR_A_BATCH
         if request.writing or unheard or unsent or has_work:
             yield "request", request.name
+    yield from (("part", send.job) for send in facts.sends)
 
 
 def state_of(facts: TierFacts) -> Hashable:

@@ -7,18 +7,30 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from reference.failures import AtCount, AtSlot, AtTransfer, AtTreeNode, Failure, counted, failure
+from reference.failures import (
+    AtCount,
+    AtSlot,
+    AtTransfer,
+    AtTreeNode,
+    Failure,
+    Place,
+    counted,
+    failure,
+)
 from reference.headway import Standstill
 from reference.remembered import remembered
 from reference.tiers.commands import ResetCache, TierCommand
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
+    METADATA,
     RECORD_ONLY,
     Slots,
     TierFacts,
     TierNode,
     TierPart,
+    TierRequest,
     TierRequestState,
+    TierSend,
     TierTransfer,
 )
 from reference.states import chained
@@ -32,7 +44,7 @@ Slot = tuple[bool, str, int]  # on the host, pool, slot
 @dataclass(eq=False)
 class TierStep:
     """before, after: facts. refused: the command changed nothing. ranges: what users have locked, after.
-    waiting: who has asked a storage, after. standstill: of a Poll on a server that only decodes, while a
+    waiting: who has asked a storage, after. standstill: of a Poll on a server with one role, while a
     request waits."""
 
     config: TierConfig
@@ -331,15 +343,69 @@ class TierStep:
                     want = f"{request.name} keeps its {what} while its prefill server writes"
                     yield failure(want, "it is free", AtCount(request.name, what))
 
+    # -- what is handed to a decode server (PD) ----------------------------------------------------
+
+    def needed(self) -> Iterator[TierSend]:
+        """Parts that were handed in to be sent and are not read yet."""
+        yield from self.after.sends
+
+    def arrived(self) -> Iterator[TierSend | TierRequest]:
+        """Parts that this command handed in, and requests of which all was."""
+        yield from self._handed_in()
+        for request in self.after.requests:
+            if request.due < 0 or request.state == TierRequestState.SENDS:
+                yield request
+
+    def _handed_in(self) -> list[TierSend]:
+        known = {send.job for send in self.before.sends}
+        return [send for send in self.after.sends if send.job not in known]
+
+    def lost(self) -> Iterator[Failure]:
+        """Yield slots of such parts that are free, or were written."""
+        was = {send.job: send.found for send in self.before.sends}
+        for send in self.after.sends:
+            at_first = was.get(send.job, send.found)
+            for at, slot in enumerate(send.slots):
+                want = f"{_of_send(send, at)} stays as it is until it is read for {send.name}"
+                if self._is_free(send.pool, slot):
+                    yield failure(want, "it is free", _at_sent(send, slot))
+                elif at < len(send.found) and send.found[at] != at_first[at]:
+                    yield failure(want, "it was written", _at_sent(send, slot))
+
+    def _is_free(self, pool: str, slot: int) -> bool:
+        if pool == METADATA:
+            return slot in self.after.free_first
+        return bool(self.free[False, pool, slot])
+
+    def wrongly_sent(self) -> Iterator[Failure]:
+        """Yield parts that hold other KV than that of their place, and requests of which too little or too
+        much was handed in."""
+        for send in self._handed_in():
+            for at, (found, wanted) in enumerate(zip(send.found, send.wanted, strict=True)):
+                if found != wanted:
+                    slot = send.slots[at]
+                    want = f"{_of_send(send, at)} is sent as {_place(send, at)} of {send.name}"
+                    got = "KV of another token" if found else "nothing"
+                    if send.pool == METADATA:
+                        got = "what another request left" if found else "nothing"
+                    yield failure(want, f"it holds {got}", _at_sent(send, slot))
+        for request in self.after.requests:
+            if request.due < 0 or (request.due and request.state == TierRequestState.SENDS):
+                want = f"each page that the decode server of {request.name} expects is handed in once"
+                more = "too few" if request.due > 0 else "too many"
+                got = f"{abs(request.due)} {more}"
+                yield failure(want, got, AtCount(request.name, "pages to send"))
+
     def _lost(self) -> Iterator[Failure]:
-        """Yield what nobody owns on a server that only decodes: rows, slots of first tokens, device slots."""
+        """Yield what nobody owns on a server with one role: rows, slots of first tokens, device slots."""
         after = self.after
         config = self.config
+        first = "row of metadata" if config.prefill else "slot of a first token"
         for what, size, free, own in (
             ("row", config.rows, after.free_rows, [r.row for r in after.requests]),
             (
-                "slot of a first token",
-                max(1, config.rows - 1),
+                first,
+                config.metadata_rows,
                 after.free_first,
                 [r.first for r in after.requests],
             ),
@@ -364,6 +430,9 @@ class TierStep:
             if request.state == TierRequestState.OVER:
                 at = AtCount(request.name, "state")
                 yield failure(f"{request.name} was closed, and keeps nothing", "it keeps KV", at)
+        for name in sorted({*after.begun} - {request.name for request in after.requests}):
+            at = AtCount(name, "record")
+            yield failure(f"no record of parts of {name}, which is gone", "there is one", at)
         yield from self._nobodys(config.pools)
 
     def _nobodys(self, pools: Iterable[str]) -> Iterator[Failure]:
@@ -377,7 +446,7 @@ class TierStep:
                     yield failure(want, "nobody has it", at_slot(slot))
 
     def left_over(self) -> Iterator[Failure]:
-        if self.config.decode:
+        if self.config.role:
             yield from self._lost()
         yield from self._nobodys({"state"} & {*self.config.pools})
         for name in self.after.asked:
@@ -411,6 +480,23 @@ class TierStep:
                     yield failure(
                         expected, f"node {node.node} {got}", AtTreeNode(node.node, host=host)
                     )
+
+
+def _of_send(send: TierSend, at: int) -> str:
+    """Such as "device full slot 5"."""
+    if send.pool == METADATA:
+        return f"row {send.slots[at]} of metadata"
+    return called((False, send.pool, send.slots[at]))
+
+
+def _place(send: TierSend, at: int) -> str:
+    return METADATA if send.pool == METADATA else f"position {send.position + at}"
+
+
+def _at_sent(send: TierSend, slot: int) -> Place:
+    if send.pool == METADATA:
+        return AtCount(send.name, "row of metadata", slot)
+    return at_slot((False, send.pool, slot))
 
 
 def host_slots(slots: Slots) -> Iterator[Slot]:

@@ -38,6 +38,7 @@ _Less = Callable[[AnySystem, Trace], Trace]  # a trace without a need
 
 REJECTED = "a rejected turn"
 _SERVERS = "prefill", "decode"  # of a PairConfig
+_WHOLE = 1 << 12  # tokens of a chunk that has all that is left of a prompt
 _AHEAD = 8  # pages of rounds that a request may have allocated ahead
 
 
@@ -173,9 +174,18 @@ def _sized(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
 
 
 def _no_chunks(system: AnySystem, trace: Trace) -> Trace:
-    """Each insert into a tree with a host tier is a request's last."""
+    """Each insert into a tree with a host tier is a request's last, and each chunk of a prefill server the
+    whole rest of a prompt."""
     del system
-    commands = (replace(c, chunked=False) if isinstance(c, Insert) else c for c in trace.commands)
+    commands: list[Any] = []
+    for command in trace.commands:
+        if isinstance(command, Insert):
+            commands.append(replace(command, chunked=False))
+        elif isinstance(command, Extend):
+            lanes = tuple(replace(lane, tokens=_WHOLE) for lane in command.lanes)
+            commands.append(replace(command, lanes=lanes))
+        else:
+            commands.append(command)
     return replace(trace, commands=tuple(commands))
 
 
@@ -289,7 +299,11 @@ _NEEDS: dict[str, _Less] = {
     "blocks of two sizes": _of_kinds(pairs=_equal_blocks),
     "a cached prefix": _of_kinds(pairs=partial(_of_servers, caching=False)),
     "push": _of_kinds(pairs=partial(_sized, push=False)),
-    "overlap": _of_kinds(pairs=partial(_sized, prefill_overlap=False, decode_overlap=False)),
+    "overlap": _of_kinds(
+        tiers=partial(_sized, overlap=False),
+        pairs=partial(_sized, prefill_overlap=False, decode_overlap=False),
+    ),
+    "pairs of tokens": _of_kinds(tiers=partial(_sized, bigram=False)),
     "an answer for two": _of_kinds(pairs=partial(_sized, shared=False)),
     "a client that is late": _of_kinds(pairs=partial(_sized, late=False)),
     "a dropped answer": partial(_none_of, Drop),

@@ -119,14 +119,15 @@ def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt
     if beside.seen and not once_in(source, 3):
         first = pick(source, beside.seen)
         kept = 1 + source.upto(prompt_len(first) - 1)
-        prompt = _cut(first, min(kept, most - 1))
+        prompt = cut_prompt(first, min(kept, most - 1))
     else:
         prompt = ()
     more = 1 + source.upto(most - prompt_len(prompt) - 1)
     return (*prompt, Piece(pick(source, "abcd" if prompt else profile.texts), more))
 
 
-def _cut(prompt: Prompt, length: int) -> Prompt:
+def cut_prompt(prompt: Prompt, length: int) -> Prompt:
+    """The first `length` tokens of a prompt."""
     pieces: list[Piece] = []
     for piece in prompt:
         taken = min(piece.tokens, length - prompt_len(tuple(pieces)))

@@ -29,9 +29,15 @@ from reference.tiers.locks import LockRanges, path
 from reference.token_ids import serial_of, shared_text
 from impl.choices import Choices, by_weight, once_in, pick
 from stateful_tests.generate.decode_commands import (
+    cut_prompt,
     decode_finale,
     draw_decode_config,
     propose_decode_command,
+)
+from stateful_tests.generate.prefill_commands import (
+    draw_prefill_config,
+    prefill_finale,
+    propose_prefill_command,
 )
 from stateful_tests.generate.tier_profile import TierProfile
 
@@ -40,6 +46,8 @@ def draw_tier_config(source: Choices, like: TierConfig) -> TierConfig:
     """Sizes that no preset has, with or without a window as `like` has."""
     if like.decode:
         return draw_decode_config(source, like)
+    if like.prefill:
+        return draw_prefill_config(source, like)
     page = pick(source, (1, 1, 2, 4, 16)) if not like.states else 1
     full = 6 + source.upto(24 if page < 4 else 8)
     host = 3 + source.upto(36 if page < 4 else 12)
@@ -59,6 +67,8 @@ def propose_tier_command(
     """The next command."""
     if beside.config.decode:
         return propose_decode_command(beside, facts, source, profile)
+    if beside.config.prefill:
+        return propose_prefill_command(beside, facts, source, profile)
     holders = [name for name in profile.names if name in beside.prompts]
     absent = [
         name for name in profile.names if name not in beside.prompts and name not in beside.waiting
@@ -203,7 +213,7 @@ def _stored(beside: LockRanges, source: Choices) -> Prompt:
     """A text that was inserted, cut or a page longer: the last page of a prompt is never asked for."""
     prompt = pick(source, beside.seen)
     if once_in(source, 4):
-        prompt = _cut(prompt, 1 + source.upto(prompt_len(prompt) - 1))
+        prompt = cut_prompt(prompt, 1 + source.upto(prompt_len(prompt) - 1))
     return _more(beside, prompt, beside.config.page_size, source)
 
 
@@ -248,7 +258,7 @@ def _prompt(beside: LockRanges, facts: TierFacts, source: Choices, profile: Tier
         if once_in(source, 3):
             return prompt
         if once_in(source, 2):
-            return _cut(prompt, 1 + source.upto(prompt_len(prompt) - 1))
+            return cut_prompt(prompt, 1 + source.upto(prompt_len(prompt) - 1))
         return _longer(beside, prompt, source, profile)
     return _longer(beside, (), source, profile)
 
@@ -275,7 +285,7 @@ def _splitting(
     length = node.start + page * source.upto(len(node.stamps) // page)
     if not length:
         return _longer(beside, (), source, profile)
-    return _more(beside, _cut(_text_of(node, facts), length), page, source)
+    return _more(beside, cut_prompt(_text_of(node, facts), length), page, source)
 
 
 def _more(beside: LockRanges, prompt: Prompt, tokens: int, source: Choices) -> Prompt:
@@ -312,20 +322,12 @@ def _longer(beside: LockRanges, prompt: Prompt, source: Choices, profile: TierPr
     return (*prompt, Piece(text, more))
 
 
-def _cut(prompt: Prompt, length: int) -> Prompt:
-    """The first `length` tokens of a prompt."""
-    pieces: list[Piece] = []
-    for piece in prompt:
-        taken = min(piece.tokens, length - prompt_len(tuple(pieces)))
-        if taken > 0:
-            pieces.append(Piece(piece.text, taken))
-    return tuple(pieces)
-
-
 def tier_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
     """Return the next command that ends a run, until nothing is in flight and nobody holds a lock."""
     if beside.config.decode:
         return decode_finale(beside, facts)
+    if beside.config.prefill:
+        return prefill_finale(beside, facts)
     for job in facts.transfers:
         if not job.sent:
             return Send(job.load)

@@ -1,4 +1,4 @@
-"""The profile of a run of a tree with a host tier, or of a server that only decodes."""
+"""The profile of a run of a tree with a host tier, or of a server with one role."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TierProfile:
     in so many matches loads nothing back. chunks: one in so many inserts goes on. aims: one in so many
     prompts is for a node of the tree: to load it, or to split it. prefetch, threads, abort: with a storage;
     short: one in so many calls of its backend does not do all; cycle: of what brings pages back from there.
-    requests: of a server that only decodes.
+    requests: of a server with one role.
     """
 
     names: tuple[str, ...]

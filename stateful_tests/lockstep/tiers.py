@@ -13,7 +13,7 @@ from reference.prefix_cache import path_text
 from reference.tiers.clauses import TIER_CLAUSES, TierStep, broken
 from reference.tiers.commands import TierCommand
 from reference.tiers.config import TIER_PRESETS, TierConfig
-from reference.tiers.facts import NO_SLOTS, Slots, TierFacts, TierNode
+from reference.tiers.facts import METADATA, NO_SLOTS, Slots, TierFacts, TierNode
 from reference.tiers.locks import LockRanges
 from reference.tiers.progress import DecodeProgress
 from stateful_tests.lockstep.base import AnyLockstep
@@ -53,10 +53,11 @@ class TierLockstep(AnyLockstep):
 
     @staticmethod
     def lacking(can: Capabilities, config: TierConfig, _: Sequence[TierCommand]) -> str:
-        """A storage, the queues of a server that only decodes, or recurrent state."""
+        """A storage, the queues of a server with one role, or recurrent state."""
         lacks = {
             "is not driven with a storage behind the host": config.storage and not can.storage,
             "is not driven as a server that only decodes": config.decode and not can.receives,
+            "is not driven as a server that only prefills": config.prefill and not can.sends,
             "is not driven with recurrent state": config.states and not can.recurrent,
         }
         return next((words for words, lacking in lacks.items() if lacking), "")
@@ -110,7 +111,8 @@ class TierLockstep(AnyLockstep):
         """Return the changes of a command."""
         was, now = before.facts, self.facts
         lines = (
-            *_requests(was, now),
+            *_requests(was, now, self.beside.config.prefill),
+            *_sends(was, now),
             *_nodes(was, now),
             *_transfers(was, now),
             *_operations(was, now),
@@ -196,8 +198,9 @@ def _transfers(before: TierFacts, now: TierFacts) -> Iterator[str]:
             yield f"{job.called} completes"
 
 
-def _requests(before: TierFacts, now: TierFacts) -> Iterator[str]:
-    """Yield the changes of requests of a server that only decodes."""
+def _requests(before: TierFacts, now: TierFacts, prefill: str) -> Iterator[str]:
+    """Yield the changes of requests of a server that only decodes, or only prefills."""
+    first = "row {} of metadata" if prefill else "first token in slot {}"
     for gone in {r.name for r in before.requests} - {r.name for r in now.requests}:
         yield f"{gone} is gone"
     for request in now.requests:
@@ -206,12 +209,24 @@ def _requests(before: TierFacts, now: TierFacts) -> Iterator[str]:
         device = _kv("device", request.slots)
         writing = " ".join(_kv("device", request.writing))
         parts = [request.state, f"row {request.row}" if request.row >= 0 else ""]
-        parts += [f"first token in slot {request.first}" if request.first >= 0 else "", *device]
+        parts += [first.format(request.first) if request.first >= 0 else "", *device]
         parts += [
             *_kv("host", request.kept),
             f"the prefill server still writes {writing}" if writing else "",
         ]
         yield f"{request.name}: {', '.join(filter(None, parts))}"
+
+
+def _sends(before: TierFacts, now: TierFacts) -> Iterator[str]:
+    """Yield the changes of what is sent to decode servers."""
+    were, are = ({send.job: send for send in facts.sends} for facts in (before, now))
+    for job, send in are.items():
+        if job not in were and send.pool != METADATA:
+            end = send.position + len(send.wanted)
+            what = f"device {send.pool} {_ranges(send.slots)}"
+            yield f"{what} is handed in as [{send.position}, {end}) of {send.name}"
+    for name in dict.fromkeys(send.name for job, send in were.items() if job not in are):
+        yield f"what was handed in of {name} is read, or given up"
 
 
 def _operations(before: TierFacts, now: TierFacts) -> Iterator[str]:

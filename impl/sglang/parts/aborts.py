@@ -1,4 +1,5 @@
-"""The release's own Scheduler.abort_request, on a stand-in of a scheduler."""
+"""The release's own Scheduler.abort_request, and what ends an aborted request between two chunks, on a
+stand-in of a scheduler."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ from impl.sglang.parts.stand_ins import SERVER_ARGS, Bag, DisaggregationMode
 _FILE = "sglang/srt/managers/scheduler.py"
 _ABORT = "Scheduler.abort_request"
 _RELEASE = "Scheduler._release_aborted_request"
+_BETWEEN_CHUNKS = "Scheduler.process_pending_chunked_abort"
+_PREFILL = "sglang.srt.disaggregation.prefill"
 
 
 class Aborts:
-    """abort: the method, of a scheduler and what a client asks for."""
+    """abort: the method, of a scheduler and what a client asks for. prefills: for a server that only does."""
 
-    def __init__(self, root: Path, release: Any) -> None:
+    def __init__(self, root: Path, release: Any, prefills: bool = False) -> None:
         env = {
             **vars(importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")),
             **vars(release.common),
@@ -32,8 +35,13 @@ class Aborts:
             "get_parallel": lambda: SERVER_ARGS,
             "logger": logging.getLogger("sglang"),
         }
-        abort, gives_back = (in_uses(name, release.renamed) for name in (_ABORT, _RELEASE))
-        own = cut(root / _FILE, frozenset({abort, gives_back}), env)
+        methods = [_ABORT, _RELEASE]
+        if prefills:
+            env |= vars(importlib.import_module(_PREFILL))
+            env["AbortReq"] = Bag
+            methods.append(_BETWEEN_CHUNKS)
+        abort, *others = (in_uses(name, release.renamed) for name in methods)
+        own = cut(root / _FILE, frozenset({abort, *others}), env)
         self.abort = own.pop(abort.rpartition(".")[2])
         self._others = own  # from 0.5.20 on
 

@@ -9,8 +9,10 @@ from pathlib import Path, PurePosixPath
 from impl import fetch
 from impl.adapter import UnusableImplementation
 
-# What a folder of an older kvspec may lack: for a server that only decodes, for states on a GPU.
+# What a folder of an older kvspec may lack: for a server that only decodes or prefills, for
+# states on a GPU.
 DECODES = "sglang/srt/disaggregation/base/conn.py"
+PREFILLS = "sglang/srt/disaggregation/prefill.py"
 STATES_ON_GPU = "sglang/kernels/ops/mamba/mamba_state_scatter_triton.py"
 # Of a wheel of tens of megabytes these are read: the bookkeeping and what tells the version.
 _NEEDED = (
@@ -21,6 +23,7 @@ _NEEDED = (
     "sglang/srt/disaggregation/decode.py",
     "sglang/srt/disaggregation/decode_hicache_mixin.py",
     "sglang/srt/disaggregation/decode_schedule_batch_mixin.py",
+    PREFILLS,
     "sglang/srt/environ.py",
     "sglang/srt/managers/",
     "sglang/srt/mem_cache/",

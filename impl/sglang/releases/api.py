@@ -294,6 +294,15 @@ TIERED = """
 0.5.22 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.process_decode_queue
 0.5.22 ...    disaggregation/decode.py | SchedulerDisaggregationDecodeMixin.get_new_prebuilt_batch
 0.5.22 ...    managers/scheduler.py | Scheduler.abort_request
+0.5.23 ...    disaggregation/prefill.py | PrefillBootstrapQueue(_, _, _, _, _, _, _, _, _, _); PrefillBootstrapQueue.add(_, _)
+0.5.23 ...    disaggregation/prefill.py | PrefillBootstrapQueue.queue; PrefillBootstrapQueue.pop_bootstrapped(); PrefillBootstrapQueue._init_kv_manager
+0.5.23 ...    disaggregation/prefill.py | SchedulerDisaggregationPrefillMixin.get_next_disagg_prefill_batch_to_run(_, _)
+0.5.23 ...    disaggregation/prefill.py | SchedulerDisaggregationPrefillMixin.process_batch_result_disagg_prefill(_, _)
+0.5.23 ...    disaggregation/prefill.py | SchedulerDisaggregationPrefillMixin.process_disagg_prefill_inflight_queue()
+0.5.23 ...    disaggregation/prefill.py | SchedulerDisaggregationPrefillMixin.maybe_send_cached_prefix_chunk(_)
+0.5.23 ...    managers/scheduler.py | Scheduler.process_pending_chunked_abort; Scheduler.disagg_prefill_pending_chunk_rids
+0.5.23 ...    managers/schedule_batch.py | Req.metadata_buffer_index; Req.inflight_middle_chunks; Req.pending_bootstrap
+0.5.23 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.lock(_)
 0.5.22 ...    mem_cache/base_prefix_cache.py | TreeLock.swa_released; TreeLock.receipt; TreeLock.node
 0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.snapshot_buffer_backup(_, _); RustUnifiedTreeCore.pretty_print()
 0.5.20 ...    mem_cache/rust_tree_core/adapter.py | RustUnifiedTreeCore.build_storage_backup_spec(_, _); RustUnifiedTreeCore.root_node_handle()

@@ -32,13 +32,13 @@ HELD_FOR = 1e9
 
 
 def take_role(config: TierConfig) -> None:
-    """The server's command line: one process, which only decodes or does not."""
+    """The server's command line: one process, which only decodes, only prefills, or does both."""
     for name in ("tp", "pp", "attn_dcp", "attn_tp"):
         setattr(SERVER_ARGS, f"{name}_size", 1)
         setattr(SERVER_ARGS, f"{name}_rank", 0)
-    decodes = bool(config.decode)
     radix = config.decode == "radix"
-    SERVER_ARGS.disaggregation_mode = "decode" if decodes else "null"
+    SERVER_ARGS.disaggregation_mode = config.role or "null"
+    SERVER_ARGS.optimistic_prefill_attempts = config.attempts
     SERVER_ARGS.disaggregation_decode_enable_radix_cache = radix
     SERVER_ARGS.disaggregation_decode_retraction_backup = "cpu_tensor" if radix else "host_pool"
     SERVER_ARGS.disaggregation_decode_host_receive_threshold = 1
@@ -56,7 +56,7 @@ class DecodeSide(OnServer):
         decode: Any = importlib.import_module(_DECODE)
         self.decode = decode
         self.peers = Peers(config, memory, decode.KVPoll, decode.StateType.SWA)
-        self.first = FirstTokens(max(1, config.rows - 1))
+        self.first = FirstTokens(config.metadata_rows)
         self.arrivals: dict[str, LiveRequest] = {}
         self.rooms = 0
         loop: Any = Bag(
@@ -149,6 +149,7 @@ class DecodeSide(OnServer):
 
     def greet(self, command: Greet) -> None:
         peer = self._peer(command.holder)
+        require(not command.prefix, Reason.UNFAITHFUL)
         require(peer.state == self.peers.poll.Bootstrapping, Reason.WRONG_PHASE)
         peer.state = self.peers.poll.WaitingForInput
 

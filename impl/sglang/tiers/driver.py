@@ -38,11 +38,12 @@ from impl.sglang.tiers.decode_side import (
 )
 from impl.sglang.tiers.gathering import Gatherer
 from impl.sglang.tiers.loading import tiered
+from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS, PrefillSide
 from impl.sglang.tiers.rust_gathering import RustGatherer
 from impl.sglang.tiers.storage import BACKUP, FETCH, FIRST_WITH_STORAGE, QUERY, IOThread, Storage
 from impl.vocabulary import CommandRefused, Played, done, require, spelled
 from reference.commands import (
-    Abort, Close, Decode, Evict, Insert, Match, Outcome, Reason, Refused, Retract, Unlock,
+    Abort, Close, Decode, Evict, Extend, Insert, Match, Outcome, Reason, Refused, Retract, Unlock,
 )  # fmt: skip
 from reference.tiers.commands import (
     Arrive, Await, Backup, Complete, Copy, Expire, FailPeer, Fetch, Greet, LastToken, Load, Poll, Prefetch,
@@ -83,6 +84,7 @@ class TierDriver(DecodeSide, TreeCommands):
             Poll: self._process, Abort: lambda c: self.abort_received(c.request), Evict: self.evict,
             Close: self.close_session,
         }  # fmt: skip
+        self._of_prefill_side: dict[type, Callable[[Any], Played]] = {}
 
     def reset(self, geometry: TierConfig) -> None:
         """Start an empty tree of these sizes."""
@@ -92,7 +94,7 @@ class TierDriver(DecodeSide, TreeCommands):
             take_role(geometry)
             self.server = server = Server(self.release, geometry.device)
             self.cache: Any = server.cache
-            if geometry.decode != "radix":
+            if geometry.decode != "radix" and not geometry.prefill:
                 self._start_tier()
             controller = self.cache.cache_controller
             self.copies = controller.l2_transfer_engine if controller is not None else CopyEngine()
@@ -106,13 +108,18 @@ class TierDriver(DecodeSide, TreeCommands):
             self.storage: Storage | None = None
             if geometry.storage:
                 self._attach_storage(geometry)
+            self.sends: PrefillSide | None = None
             if geometry.decode:
                 self._start_decode_side(geometry)
+            elif geometry.prefill:
+                self._start_prefill_side(geometry)
             else:
                 self.held = self.release.admission(self.cache)
             side = self if geometry.decode else None
             kind = RustGatherer if self.release.core == "rust" else Gatherer
-            self.facts = kind(self.release, server, geometry, self.copies, self.storage, side)
+            self.facts = kind(
+                self.release, server, geometry, self.copies, self.storage, side, self.sends
+            )
             self._reads: tuple[TierRead, ...] = ()
         if self.calls is not None:
             self.calls.started()
@@ -158,6 +165,17 @@ class TierDriver(DecodeSide, TreeCommands):
                 kv.swa_kv_pool = HostCopies(memory=memory["swa"])
         self.start_decode_side(config, memory)
 
+    def _start_prefill_side(self, config: TierConfig) -> None:
+        if not self.release.sends:
+            why = f"a server that only prefills is driven from {FIRST_THAT_SENDS} on"
+            raise UnusableImplementation(f"sglang {self.release.version}+hicache: {why}")
+        self.sends = sends = PrefillSide(self.release, self.server, config)
+        self._of_prefill_side = {
+            Await: sends.await_prompt, Greet: sends.greet, Arrive: sends.arrive, FailPeer: sends.fail_peer,
+            Abort: lambda c: sends.abort(c.request), Evict: self.evict, Extend: self._computed,
+            Poll: self._computed,
+        }  # fmt: skip
+
     def apply(self, command: TierCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._reads = ()
@@ -166,7 +184,8 @@ class TierDriver(DecodeSide, TreeCommands):
         try:
             with self._own_errors():
                 try:
-                    known = self._of_decode_side if self.config.decode else self._commands
+                    of_roles = {"decode": self._of_decode_side, "prefill": self._of_prefill_side}
+                    known = of_roles.get(self.config.role, self._commands)
                     require(type(command) in known, Reason.UNFAITHFUL)
                     return done(known[type(command)](command))
                 except CommandRefused as refused:
@@ -356,6 +375,21 @@ class TierDriver(DecodeSide, TreeCommands):
             read for turn in turns for read in self.facts.decoding(turn, turn.fill - 1)
         )
         self.sampled(turns)
+
+    # -- a server that only prefills ---------------------------------------------------------------
+
+    def _computed(self, command: Extend | Poll) -> None:
+        """A round of its loop. What its forward pass reads is noted before the pass writes."""
+        assert self.sends is not None
+        reads: list[TierRead] = []
+        self.sends.before_forward = lambda turn, start: reads.extend(
+            self.facts.decoding(turn, start)
+        )
+        if isinstance(command, Poll):
+            self.sends.poll()
+        else:
+            self.sends.extend(command)
+        self._reads = tuple(reads)
 
     # -- the threads of the storage ----------------------------------------------------------------
 

@@ -16,12 +16,13 @@ from impl.sglang.scheduler.server import Server
 from impl.sglang.tiers.api import loose
 from impl.sglang.tiers.copy_engine import CopyEngine, parts_of
 from impl.sglang.tiers.decode_side import DecodeSide
+from impl.sglang.tiers.prefill_side import PrefillSide
 from impl.sglang.tiers.storage import BACKUP, FETCH, QUERY, Storage
 from reference.states import chained, stamp_after
 from reference.tiers.config import TierConfig
 from reference.tiers.facts import (
-    RECORD_ONLY, TierFacts, TierNode, TierOperation, TierPart, TierRead, TierRecord,
-    TierRequest, TierRequestState, TierTransfer, TierUser,
+    METADATA, RECORD_ONLY, TierFacts, TierLock, TierNode, TierOperation, TierPart, TierRead, TierRecord,
+    TierRequest, TierRequestState, TierSend, TierTransfer, TierUser,
 )  # fmt: skip
 from reference.token_ids import token_of, tokens_of
 
@@ -54,6 +55,7 @@ class Gatherer:
         copies: CopyEngine,
         storage: Storage | None = None,
         side: DecodeSide | None = None,
+        sends: PrefillSide | None = None,
     ) -> None:
         self.release = release
         self.server = server
@@ -63,6 +65,7 @@ class Gatherer:
         self.controller = self.cache.cache_controller
         self.copies = copies
         self.side = side
+        self.sends = sends
         kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
         known = {"full": kinds.FULL, "swa": kinds.SWA, "state": kinds.MAMBA}
         self.kinds = {pool: known[pool] for pool in config.pools}
@@ -76,6 +79,33 @@ class Gatherer:
         # prefetches whose slots were seen: they hold nothing at first
         self.staged: set[int] = set()
         self.device_pools = {"full": server.full_pool, "swa": server.swa_pool}
+        self.taken: list[tuple[Any, tuple[TierNode, ...]]] = []
+        if sends is not None:
+            self._note_locks()
+
+    def _note_locks(self) -> None:
+        """Have each lock that the tree takes on the device noted with the path that it has then."""
+        own = self.cache.lock
+
+        def lock(node: Any, *more: Any, **named: Any) -> Any:
+            taken = own(node, *more, **named)
+            self.taken.append((taken, tuple(self._path(node))))
+            return taken
+
+        self.cache.lock = lock
+
+    def _path(self, handle: Any) -> Iterator[TierNode]:
+        """Yield the nodes from the root, which is left out, to one."""
+        nodes: list[Any] = []
+        node = self.core.node_by_id(handle)
+        while node is not self.core.root_node:
+            nodes.append(node)
+            node = node.parent
+        parent = start = 0
+        for node in reversed(nodes):
+            found = self.node(node, parent, start)
+            parent, start = found.node, found.end
+            yield found
 
     @property
     def core(self) -> Any:
@@ -98,7 +128,7 @@ class Gatherer:
             tuple(self._records()), tuple(self._users()), reads,
             "" if transfers or operations else self._complaint(), loose(self.release.version), operations,
             **(self._kept_for_storage() if self.storage is not None else {}),
-            **(self._received() if self.side is not None else {"requests": tuple(self._holders_of_states())}),
+            **self._of_requests(),
         )  # fmt: skip
 
     def _free(self, pool: str) -> tuple[int, ...]:
@@ -192,10 +222,10 @@ class Gatherer:
             for node, lock in self.cache.ongoing_backup.values():
                 yield self._user(f"backup of {self.nodes.of(node)}", True, node, id(lock), lock)
 
-        if self.side is not None:
-            yield from self._of_decode_side(self.side)
+        if (side := self.side or self.sends) is not None:
+            yield from self._of_role(side)
 
-    def _of_decode_side(self, side: DecodeSide) -> Iterator[TierUser]:
+    def _of_role(self, side: DecodeSide | PrefillSide) -> Iterator[TierUser]:
         holders = [(name, turn.req.lock) for name, turn in side.arrivals.items()]
         slots = self.release.slots(self.cache).items()
         holders += [(_session(name), slot.lock) for name, slot in slots]
@@ -351,6 +381,14 @@ class Gatherer:
 
     # -- a server that only decodes ----------------------------------------------------------------
 
+    def _of_requests(self) -> dict[str, Any]:
+        """Return the facts of requests of a server with one role, or of holders of recurrent states."""
+        if self.side is not None:
+            return self._received()
+        if self.sends is not None:
+            return self._sent(self.sends)
+        return {"requests": tuple(self._holders_of_states())}
+
     def _received(self) -> dict[str, Any]:
         """Its requests, and transfers that are under way for requests that are gone."""
         assert self.side is not None
@@ -388,6 +426,51 @@ class Gatherer:
             "free_rows": tuple(self.server.rows.free_slots),
             "free_first": tuple(side.first.free_slots),
         }
+
+    def _sent(self, side: PrefillSide) -> dict[str, Any]:
+        """The requests of a server that only prefills, and what is still to be read for their decode
+        servers."""
+        states: dict[int, TierRequestState] = {}
+        for req, state in side.where():
+            states.setdefault(id(req), state)
+        found = []
+        for name, turn in side.arrivals.items():
+            req = turn.req
+            holds = req.kv.holds_kv
+            found.append(TierRequest(
+                name, states.get(id(req), TierRequestState.NOWHERE), req.kv.req_pool_idx if holds else -1,
+                req.metadata_buffer_index, self._own(req) if holds else {}, {}, {}, side.sender(turn).due,
+            ))  # fmt: skip
+        memory = self.copies.memory
+        sends = []
+        for sender in side.senders.by_room.values():
+            for part in sender.parts:
+                if part.pool == METADATA:
+                    stamps = [side.rows_of_metadata.room_in(slot) for slot in part.slots]
+                else:
+                    # what is handed in before it is written may be read before
+                    own = memory[part.pool]
+                    stamps = [0 if slot in part.early else own[slot] for slot in part.slots]
+                sends.append(TierSend(
+                    part.job, sender.name, part.pool, part.position, tuple(part.slots), tuple(part.wanted),
+                    tuple(stamps[: len(part.wanted)]),
+                ))  # fmt: skip
+        begun = {rid.partition("#")[0] for rid in side.loop.disagg_prefill_pending_chunk_rids}
+        return {
+            "requests": tuple(found),
+            "free_rows": tuple(self.server.rows.free_slots),
+            "free_first": tuple(side.rows_of_metadata.free_slots),
+            "sends": tuple(sends),
+            "begun": tuple(sorted(begun)),
+            "taken": self._locks_taken(side),
+        }
+
+    def _locks_taken(self, side: PrefillSide) -> tuple[TierLock, ...]:
+        """The locks of the last command that a request still has."""
+        held = {id(turn.req.lock) for turn in side.arrivals.values()}
+        taken = [each for each in self.taken if id(each[0]) in held]
+        self.taken = []
+        return tuple(TierLock(self.locks.of(id(lock), lock), path) for lock, path in taken)
 
     def _own(self, req: Any) -> dict[str, tuple[int, ...]]:
         """Device slots of a request that the tree has not: of whole pages as the pool hands them out."""

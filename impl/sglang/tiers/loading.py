@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from impl.adapter import UnusableImplementation
 from impl.isolation import cut
 from impl.sglang.parts import stand_ins
+from impl.sglang.parts.aborts import Aborts
 from impl.sglang.parts.modules import ASSEMBLER, WITH_TIERS, install
 from impl.sglang.parts.stand_ins import Bag
 from impl.sglang.releases.catalogue import TABLE, supported
@@ -22,7 +23,8 @@ from impl.sglang.releases.variants import variant
 from impl.sglang.tiers.copy_engine import CopyEngine, Event, Stream
 from impl.sglang.tiers.api import FIRST, FIRST_IN_RUST, FIRST_WITH_STATES
 from impl.sglang.tiers.decode_side import FIRST_THAT_RECEIVES
-from impl.sglang.tiers.played_prefill import utilities
+from impl.sglang.tiers.prefill_side import FIRST_THAT_SENDS
+from impl.sglang.tiers.queue_utilities import utilities
 from impl.sglang.tiers.storage import FIRST_WITH_STORAGE, Hashes, double
 from reference.geometry import Geometry
 from reference.tiers.config import TierConfig
@@ -36,6 +38,7 @@ class _Tiered(Unified):
 
     stores: ClassVar[bool] = False  # a storage behind the host is driven
     receives: ClassVar[bool] = False  # a server that only decodes is driven
+    sends: ClassVar[bool] = False  # a server that only prefills is driven
     keeps_states: ClassVar[bool] = False  # recurrent state is driven
 
     @classmethod
@@ -64,6 +67,8 @@ class _Tiered(Unified):
         managers = root / "sglang/srt/managers"
         self.policy = managers / "schedule_policy.py"
         self.scheduler_file = managers / "scheduler.py"
+        if self.sends:
+            self.prefill_aborts = Aborts(root, self, prefills=True)
 
     def admission(self, cache: Any) -> Callable[..., Any]:
         """PrefillAdder._lock_node, which holds a node while a load is prepared."""
@@ -98,12 +103,14 @@ def tiered(spec: str, core: str = "") -> Any:
         )
     stores = order.index(version) >= order.index(FIRST_WITH_STORAGE)
     receives = order.index(version) >= order.index(FIRST_THAT_RECEIVES)
+    sends = order.index(version) >= order.index(FIRST_THAT_SENDS)
     states = order.index(version) >= order.index(FIRST_WITH_STATES)
     release = variant(release, core) if core else release
     facts = {
         "__doc__": release.__doc__,
         "stores": stores,
         "receives": receives,
+        "sends": sends,
         "keeps_states": states,
     }
     return type(f"Tiered{release.__name__}", (_Tiered, release), facts)

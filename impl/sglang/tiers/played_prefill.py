@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,23 +150,3 @@ class FirstTokens:
         token, room = self.rows.get(index, (0, 0))
         nothing = torch.zeros(8, dtype=torch.int64)
         return (torch.tensor([token]), *[nothing] * 11, None, torch.tensor([room]))
-
-
-def utilities() -> dict[str, Any]:
-    """Return what the queues use of disaggregation/utils.py; one rank, no fake transfers."""
-
-    def abort(req: Any, message: str, status_code: Any = None) -> None:
-        batch = importlib.import_module("sglang.srt.managers.schedule_batch")
-        req.finished_reason = batch.FINISH_ABORT(message, status_code)
-
-    return {
-        "prepare_abort": abort,
-        "poll_and_all_reduce": lambda pollers, *_, **__: [p.poll() for p in pollers],
-        "all_reduce_flags": lambda flags, **_: flags,
-        "get_kv_class": lambda *_: Peer,
-        "_is_fake_transfer": lambda _: False,
-        "is_mla_backend": lambda _: False,
-        "is_unadmitted_reject": lambda _: False,
-        "KVClassType": Bag(),
-        "TransferBackend": Bag(),
-    }

@@ -28,6 +28,9 @@ class RustGatherer(Gatherer):
             utils = importlib.import_module(f"{_CACHE}.utils")
             core.begin_insert = self._hashing(core.begin_insert, utils.get_storage_hash_str)
 
+    def _note_locks(self) -> None:
+        """Do nothing: a split changes no lock that the core tells of."""
+
     def _hashing(self, insert: Callable[[Any], Any], hashes: Callable[..., Any]) -> Any:
         """Hash what is inserted by our function too, which remembers what each hash stands for."""
 

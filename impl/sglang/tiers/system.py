@@ -10,17 +10,18 @@ from typing import get_args
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.remote_system import LIMITS, Limits, WorkerSystem
-from impl.sglang.parts.fetch import DECODES, checkout_root, release_root
+from impl.sglang.parts.fetch import DECODES, PREFILLS, checkout_root, release_root
 from impl.sglang.releases.catalogue import detect, spec_of
 from impl.sglang.tiers.loading import tiered
 from impl.sglang.tiers.api import require
 from impl.system_spec import SystemSpec
 from reference.commands import Mode
 from reference.kinds import TIERS
-from reference.tiers.commands import TIER_COMMANDS, DecodeCommand, StorageCommand
+from reference.tiers.commands import TIER_COMMANDS, DecodeCommand, PrefillCommand, StorageCommand
 
 STORAGE = frozenset(kind.__name__ for kind in get_args(StorageCommand))
 DECODE = frozenset(kind.__name__ for kind in get_args(DecodeCommand))
+PREFILL = frozenset({PrefillCommand.__name__})
 
 
 class TierSystem(WorkerSystem):
@@ -41,6 +42,7 @@ class TierSystem(WorkerSystem):
         bigram=True,
         storage=True,
         receives=True,
+        sends=True,
         recurrent=True,
     )
 
@@ -72,15 +74,18 @@ class TierSystem(WorkerSystem):
         self.kind = kind = tiered(self._spec, core)
         without = frozenset[str]() if kind.stores else STORAGE
         without |= frozenset[str]() if kind.receives else DECODE
+        without |= frozenset[str]() if kind.sends else PREFILL
         self.capabilities = replace(
             self.capabilities,
             commands=self.capabilities.commands - without,
             storage=kind.stores,
             receives=kind.receives,
+            sends=kind.sends,
             recurrent=kind.keeps_states,
         )
         if version is not None:
-            self.root = release_root(version, DECODES if kind.receives else "")
+            newer = PREFILLS if kind.sends else DECODES
+            self.root = release_root(version, newer if kind.receives else "")
         kind.require(self.root)
         if path is not None:  # a test looks up what releases have
             require(self.root, self.name, self.release, self.remark)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from reference.clauses.base import Clause, by_cause, in_order
+from reference.clauses.handed_over import HANDED_OVER
 from reference.clauses.progress import PROGRESS
 from reference.failures import Failure
 from reference.tiers.clauses import host, reads, storage, transfers
@@ -13,9 +14,11 @@ from reference.tiers.clauses.base import REGISTERED
 from reference.tiers.step import TierStep
 
 __all__ = ["OF_CONNECTORS", "TIER_CLAUSES", "TierStep", "broken"]
-TIER_CLAUSES = in_order(REGISTERED, (host, transfers, reads, storage)) | {
-    "PRO-1": PROGRESS["PRO-1"]
-}
+TIER_CLAUSES = (
+    in_order(REGISTERED, (host, transfers, reads, storage))
+    | HANDED_OVER
+    | {"PRO-1": PROGRESS["PRO-1"]}
+)
 OF_CONNECTORS = ("HOST-1", "HOST-2", "HOST-3", "HOST-4", "XFER-1", "XFER-2", "XFER-3")
 
 

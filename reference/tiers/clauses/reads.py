@@ -13,7 +13,7 @@ from reference.tiers.step import TierStep
     "a forward pass reads its own text",
     "A forward pass finds KV of its request's text at every position of its prefix, in the SWA pool at every"
     " position of its window, and the state after its prefix: what was on the host has been loaded before.",
-    why="This is the purpose of the second tier.",
+    why="It is the tier's purpose.",
     rule="tiers.facts",
     source="as READ-1, READ-2; sglang LayerDoneCounter",
     scope="Trees with a host tier.",

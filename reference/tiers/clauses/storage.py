@@ -17,7 +17,7 @@ from reference.token_ids import POSITION_BITS, token_of
     why="Whoever has the hash, on any server, reads that KV as its own.",
     rule="tiers.facts",
     source="sglang HiCacheController._page_backup, sglang#38480, sglang#38577",
-    scope="Trees with a host tier and a storage.",
+    scope="With a storage.",
     trigger=lambda s: bool(s.after.stored),
 )
 def _stored(step: TierStep) -> Failure | None:
@@ -44,10 +44,10 @@ def _token(stamp: int) -> str:
     "STORE-2",
     "a node is hashed by its text",
     "The hashes of a node, one for each of its pages, stand for its text from the root on.",
-    why="Its KV is stored under them, and what is stored under them is taken for its KV.",
+    why="What is stored under them is taken for its KV.",
     rule="tiers.facts",
     source="sglang compute_node_hash_values, split_node_hash_value, UnifiedTreeCore.insert_host",
-    scope="Trees with a host tier and a storage.",
+    scope="With a storage.",
     trigger=lambda s: any(node.hashed is not None for node in s.after.nodes),
 )
 def _hashed(step: TierStep) -> Failure | None:

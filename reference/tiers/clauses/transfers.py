@@ -72,7 +72,7 @@ def _records(step: HasTier) -> Failure | None:
     why="A node that nobody names is never published, or is published before its KV has arrived.",
     rule="tiers.facts",
     source="sglang mark_write_through_pending, _replace_pending_write_through_node",
-    scope="Trees with a host tier. One with its core in Rust tells no marks: those of its records are taken.",
+    scope="A tree with its core in Rust tells no marks: those of its records are taken.",
     trigger=lambda s: any(not record.load for record in s.after.records),
 )
 def _marked(step: TierStep) -> Failure | None:

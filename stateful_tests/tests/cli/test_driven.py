@@ -4,7 +4,9 @@ import tomllib
 
 import pytest
 
+from impl import engines
 from impl.adapter import UnusableImplementation
+from impl.fetch import cache_folder
 from stateful_tests.lockstep.known_faults import FOLDER
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.cli import registered
@@ -26,6 +28,8 @@ def test_the_table_lists_every_class_and_field_of_the_release(engine):
     table = TABLES[engine]
     try:
         resolve(f"{engine}=={table['release']}").close()
+        of = engines.engine(engine)
+        of.complete(table["release"], cache_folder() / f"{engine}-{table['release']}")
         roots = registered.folders(engine, table)
     except (UnusableImplementation, OSError) as error:
         pytest.skip(str(error))

@@ -18,8 +18,8 @@ from reference.tiers.commands import Poll, TierCommand
 from reference.tiers.config import TierConfig
 from reference.states import chained
 from reference.tiers.facts import (
-    TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest,
-    TierRequestState, TierTransfer, TierUser,
+    METADATA, TierFacts, TierNode, TierOperation, TierPage, TierPart, TierRead, TierRecord, TierRequest,
+    TierRequestState, TierSend, TierTransfer, TierUser,
 )  # fmt: skip
 from reference.tiers.locks import LockRanges
 from reference.token_ids import token_id
@@ -113,6 +113,24 @@ RECEIVED = TierFacts(
 )  # fmt: skip
 
 
+# A server that only prefills: node 1 "aa" and the third token of h1 are sent to its decode server, with its
+# row of metadata; h2 is between two chunks, and two of its pages are due.
+PREFILLING = TierConfig(1, 2, 8, 8, 0, 0, 8, prefill="radix", rows=3)
+SENDS = TierRequest("h1", TierRequestState.SENDS, 1, 0, kv((3,), (3,)), {}, {})
+COMPUTES = TierRequest("h2", TierRequestState.COMPUTES, 2, 1, kv((4, 5), (4, 5)), {}, {}, 2)
+SENDING = RECEIVED._replace(
+    requests=(SENDS, COMPUTES),
+    memory=kv((0, *A[:3], 0, 0, 0, 0, 0), (0, *A[:3], 0, 0, 0, 0, 0)),
+    sends=(
+        TierSend(1, "h1", "full", 0, (1, 2, 3), A[:3], A[:3]),
+        TierSend(2, "h1", "swa", 1, (2, 3), A[1:3], A[1:3]),
+        TierSend(3, "h1", METADATA, 0, (0,), (7,), (7,)),
+    ),
+    begun=("h2",),
+    free_first=(2, 3),
+)
+
+
 # A model with recurrent layers: node 1 "aa" has its state on both tiers; one is loaded for h2 as well.
 WITH_STATES = TierConfig(1, None, 4, 0, 4, 0, 4, states=3, host_states=2)
 STATE = chained(A[:2])[-1]
@@ -141,6 +159,7 @@ SCENES = {
     "rest": TierScene(REST, SIZES),
     "storing": TierScene(STORING, SIZES),
     "decoding": TierScene(RECEIVED, DECODING),
+    "prefilling": TierScene(SENDING, PREFILLING, ()),
     "states": TierScene(RECURRENT, WITH_STATES, ()),
 }
 _TOKENS = {
@@ -158,6 +177,7 @@ NOTATION = Notation(
         "user": RecordKind(TierUser, "users"),
         "read": RecordKind(TierRead, "reads"),
         "page": RecordKind(TierPage, "stored"),
+        "send": RecordKind(TierSend, "sends", "job"),
     },
     {**_TOKENS, "other": OTHER, "state": STATE},
 )

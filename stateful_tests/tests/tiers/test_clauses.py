@@ -14,6 +14,7 @@ from reference.tiers.commands import (
     Arrive,
     Await,
     Complete,
+    FailPeer,
     Greet,
     Load,
     Poll,
@@ -21,6 +22,7 @@ from reference.tiers.commands import (
     ResetCache,
 )
 from reference.tiers.facts import (
+    TierLock,
     TierRequest,
     TierRequestState,
     TierTransfer,
@@ -34,8 +36,8 @@ from stateful_tests.tests.support.places import in_words
 from stateful_tests.tests.support.planted_faults import planted_faults
 from stateful_tests.tests.support.row_files import clause_rows
 from stateful_tests.tests.tiers.scenes import (
-    A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, NODES, PREFETCH, RECEIVED,
-    RECEIVES, RECURRENT, REST, SIZES, STORING, TRANSFERS, WITH_STATES, count, facts,
+    A, BACKUP, C, DECODING, DEVICE, FACTS, HELD, HOST, NODES, PREFETCH, PREFILLING, RECEIVED,
+    RECEIVES, RECURRENT, REST, SENDING, SIZES, STORING, TRANSFERS, WITH_STATES, count, facts,
     failures, failures_of, kv, node, part, together, violated,
 )  # fmt: skip
 
@@ -126,6 +128,38 @@ def test_a_backup_locks_a_node_before_what_is_inserted_splits_it(command, host, 
     ranges.begins(user, {1: NODES[1]})
     if at == 1:
         assert ranges.follow(now) == [LockRange(user, {"full": 0, "swa": 0})]
+
+
+def test_a_lock_locks_what_its_path_was_before_its_command_split_it():
+    user = TierUser("h1", False, 2, 5)
+    first = NODES[1]._replace(node=7, stamps=A[:1])
+    rest = NODES[1]._replace(start=1, stamps=A[1:2], parent=7)
+    split = FACTS._replace(nodes=(first, rest, *FACTS.nodes[1:]), users=(user,))
+    assert LockRanges(SIZES).follow(split) == [LockRange(user, {"full": 0, "swa": 1})]
+    taken = (TierLock(5, (NODES[1], NODES[2])),)
+    found = LockRanges(SIZES).follow(split._replace(taken=taken))
+    assert found == [LockRange(user, {"full": 0, "swa": 0})]
+
+
+def test_the_clauses_of_what_is_handed_over_come_up_where_something_is():
+    step = TierStep(PREFILLING, Poll(), False, SENDING, SENDING, [])
+    assert all(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
+    waits = SENDING._replace(sends=(), requests=(SENDING.requests[1],))
+    step = TierStep(PREFILLING, Poll(), False, SENDING, waits, [])
+    assert not any(TIER_CLAUSES[name].trigger(step) for name in ("PD-1", "PD-6"))
+    for requests in (
+        (waits.requests[0]._replace(due=-1),),
+        (*waits.requests, SENDING.requests[0]),
+    ):
+        step = TierStep(PREFILLING, Poll(), False, SENDING, waits._replace(requests=requests), [])
+        assert TIER_CLAUSES["PD-6"].trigger(step)
+    for due in (0, 1):
+        requests = (waits.requests[0]._replace(due=due),)
+        step = TierStep(PREFILLING, Poll(), False, SENDING, waits._replace(requests=requests), [])
+        assert not TIER_CLAUSES["PD-6"].trigger(step)
+    begins = waits._replace(sends=SENDING.sends)
+    step = TierStep(PREFILLING, Poll(), False, waits, begins, [])
+    assert TIER_CLAUSES["PD-6"].trigger(step)
 
 
 TEXT, MORE = (Piece("a", 1),), (Piece("b", 2),)
@@ -357,6 +391,32 @@ def test_a_server_that_only_decodes_and_comes_into_the_same_state_again(commands
     if failure:
         assert failure.observed.startswith("2 calls of the scheduler later nothing has run")
         assert f"h1 {requests[0].state}" in failure.observed
+
+
+@pytest.mark.parametrize(
+    "commands, state, sends, found",
+    [
+        ([Greet("h1")], "sends", (), "PRO-1"),
+        ([Greet("h1")], "sends", SENDING.sends, None),  # the network has still to read
+        ([Greet("h1")], "sends", SENDING.sends[:1], None),
+        ([Greet("h1")], "parked", (), "PRO-1"),
+        ([FailPeer("h1")], "parked", (), "PRO-1"),
+        ([Greet("h1")], "launched", (), "PRO-1"),
+        ([Greet("h1")], "fails", (), "PRO-1"),
+        ([], "parked", (), None),  # its decode server has not answered
+        ([Greet("h1")], "queued", (), None),  # no batch has had it
+        ([Greet("h1")], "computes", (), None),
+    ],
+)
+def test_a_server_that_only_prefills_and_comes_into_the_same_state_again(commands, state, sends, found):
+    progress, beside = DecodeProgress(), LockRanges(PREFILLING)
+    request = SENDING.requests[0]._replace(state=TierRequestState(state))
+    now = SENDING._replace(requests=(request,), sends=sends)
+    for command in (*commands, *[Poll()] * 3):
+        beside.note(command)
+        still = progress.follow(command, now, beside.greeted, beside.arrived)
+    step = TierStep(PREFILLING, Poll(), False, now, now, [], standstill=still)
+    assert bool(TIER_CLAUSES["PRO-1"].check(step)) == bool(found)
 
 
 def test_every_clause_has_a_row():

@@ -34,6 +34,9 @@ SAID = {
     "the_image_of_a_turn_leaves_no_room_for_the_next": "no batch comes, with 13 blocks free and r4 WAITING",
     "an_image_is_chosen_and_its_request_preempted":
         "the worker does not have it, where the worker keeps image C1",
+    "new_weights_forget_an_image_that_the_cache_had_in_time": "RuntimeError: Encoder cache miss for A4.",
+    "a_null_block_of_a_next_turn_stands_behind_the_first_turns_block":
+        "AssertionError: assert start_gpu_block_idx",
     "new_weights_forget_an_image_that_the_cache_had": "RuntimeError: Encoder cache miss for A1.",
     "a_preempted_request_lacks_its_cached_image_in_time": "RuntimeError: Encoder cache miss for A4.",
     "a_cached_image_is_sent_without_its_pixels": "RuntimeError: Encoder cache miss for A1.",

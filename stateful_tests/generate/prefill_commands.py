@@ -1,0 +1,143 @@
+"""Commands to a server that only prefills: the next one, and sizes of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from reference.commands import Abort, Chunk, Evict, Extend, Piece, Prompt, prompt_len
+from reference.tiers.commands import Arrive, Await, FailPeer, Greet, Poll, TierCommand
+from reference.tiers.config import TierConfig
+from reference.tiers.facts import TierFacts, TierRequest, TierRequestState
+from reference.tiers.locks import LockRanges
+from impl.choices import Choices, by_weight, once_in, pick
+from stateful_tests.generate.decode_commands import cut_prompt
+from stateful_tests.generate.tier_profile import TierProfile
+
+WHOLE = 1 << 12  # tokens of a chunk that has all that is left
+# States of requests whose decode server may have been told of them, or may be.
+_WITH_PEER = (
+    TierRequestState.WAITS, TierRequestState.GREETED, TierRequestState.QUEUED, TierRequestState.COMPUTES,
+    TierRequestState.LAUNCHED, TierRequestState.PARKED, TierRequestState.SENDS,
+)  # fmt: skip
+
+
+def draw_prefill_config(source: Choices, like: TierConfig) -> TierConfig:
+    """Sizes that no preset has, of a server of that kind."""
+    windowed = like.window is not None
+    page = pick(source, (1, 2, 2, 4))
+    full = 6 + source.upto(14)
+    swa, window = (5 + source.upto(full), 1 + source.upto(2 * page + 3)) if windowed else (0, None)
+    return replace(
+        like, page_size=page, window=window, full_pages=full, swa_pages=swa, rows=1 + source.upto(3),
+        width=page * min(full, 12), overlap=once_in(source, 2), attempts=source.upto(2),
+    )  # fmt: skip
+
+
+def propose_prefill_command(
+    beside: LockRanges, facts: TierFacts, source: Choices, profile: TierProfile
+) -> TierCommand:
+    """The next command. Transfers rest for long in most runs, beside prompts that begin alike and an eviction
+    now and then: what is freed too early is then written by somebody else."""
+    there = {request.name for request in facts.requests}
+    absent = [name for name in profile.requests if name not in there]
+    unheard = [
+        request
+        for request in facts.requests
+        if request.name not in beside.greeted and request.state in _WITH_PEER
+    ]
+    may_run = _may_run(facts)
+    sending = sorted({send.name for send in facts.sends} & there)
+    failing = [request for request in facts.requests if request.state in _WITH_PEER]
+    rests = profile.complete < 9  # transfers of this run
+    weights = {
+        "await": profile.match * bool(absent), "greet": profile.match * bool(unheard),
+        "extend": profile.insert * bool(may_run), "poll": 2 * profile.poll + 4 * bool(there),
+        "arrive": (1 if rests else profile.complete) * bool(sending),
+        "fail": (1 + profile.abort) * bool(failing), "abort": (1 + profile.abort) * bool(there),
+        "evict": 2 * profile.evict * any(facts.evictable.values()), "refused": 2 * once_in(source, 40),
+    }  # fmt: skip
+    match by_weight(source, weights):
+        case "await":
+            return Await(pick(source, absent), _prompt(beside, source, profile))
+        case "greet":
+            return _greet(beside, pick(source, unheard), source)
+        case "extend":
+            return _extend(beside, may_run, source, profile)
+        case "arrive":
+            return Arrive(pick(source, sending))
+        case "fail":
+            return FailPeer(pick(source, failing).name)
+        case "abort":
+            return Abort(pick(source, sorted(there)))
+        case "evict":
+            windowed = beside.config.window is not None
+            return Evict(1 + source.upto(11), source.upto(4) if windowed else 0)
+        case "refused":
+            few: tuple[TierCommand, ...] = (
+                Greet("h9"), Arrive("h9"), FailPeer("h9"), Abort("h9"), Extend((Chunk("h9", 1),)),
+            )  # fmt: skip
+            return pick(source, few)
+    return Poll()
+
+
+def _may_run(facts: TierFacts) -> list[TierRequest]:
+    """Requests that a batch may have, the one between two chunks first."""
+    states = TierRequestState.COMPUTES, TierRequestState.QUEUED
+    return [request for state in states for request in facts.requests if request.state == state]
+
+
+def _extend(
+    beside: LockRanges, may_run: list[TierRequest], source: Choices, profile: TierProfile
+) -> Extend:
+    """A batch of one request, or of several; the last of it, or the one before a new one, may go on."""
+    page = beside.config.page_size
+    count = 1 + source.upto(len(may_run) - 1)
+    if not once_in(source, 3):
+        count = 1
+    names = [request.name for request in may_run[:count]]
+    whole = once_in(source, 1 + profile.chunks)
+    tokens = WHOLE if whole else page * (1 + source.upto(3))
+    return Extend((*(Chunk(name, WHOLE) for name in names[:-1]), Chunk(names[-1], tokens)))
+
+
+def _greet(beside: LockRanges, request: TierRequest, source: Choices) -> Greet:
+    """The decode server has nothing of the prompt, or as much of it as some page says."""
+    page = beside.config.page_size
+    length = beside.lengths.get(request.name, 0)
+    pages = max(0, length - 1) // page
+    prefix = page * source.upto(pages) if once_in(source, 3) else 0
+    return Greet(request.name, prefix)
+
+
+def _prompt(beside: LockRanges, source: Choices, profile: TierProfile) -> Prompt:
+    """The very one that was there before, or longer or with another end, or a new one."""
+    config = beside.config
+    pools = [config.full_pages, *([config.swa_pages] if config.window is not None else [])]
+    most = min(config.width, config.page_size * (min(pools) - 1)) - 1
+    prompt: Prompt = ()
+    if beside.seen and not once_in(source, 3):
+        first = pick(source, beside.seen)
+        if once_in(source, 2):
+            return first
+        kept = 1 + source.upto(prompt_len(first) - 1)
+        prompt = cut_prompt(first, min(kept, most - 1))
+    more = 1 + source.upto(most - prompt_len(prompt) - 1)
+    return (*prompt, Piece(pick(source, "abcd" if prompt else profile.texts), more))
+
+
+def prefill_finale(beside: LockRanges, facts: TierFacts) -> TierCommand | None:
+    """The next command of a run's end: decode servers answer, the network reads, each prompt is computed.
+    Nobody new comes, so each request must come to its end (PRO-1)."""
+    there = {request.name for request in facts.requests}
+    for send in facts.sends:
+        if send.name in there:
+            return Arrive(send.name)
+    for request in facts.requests:
+        if request.state in _WITH_PEER and request.name not in beside.greeted:
+            return Greet(request.name)
+    states = {request.state for request in facts.requests}
+    if states & {TierRequestState.SENDS, TierRequestState.LAUNCHED, TierRequestState.FAILS}:
+        return Poll()
+    if may_run := _may_run(facts):
+        return Extend((Chunk(may_run[0].name, WHOLE),))
+    return Poll() if facts.in_flight else None
