@@ -168,12 +168,10 @@ def _no_chunk_ends_within_image(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         lane = note.lane
         end = lane.start + len(lane.tokens) - lane.drafts
-        if not 0 < end < len(note.text):
-            continue
-        index = position_of(note.text[end])  # of the embedding, where this is a token of an image
-        if index > 0 and image_of(note.text[end]):
+        if 0 < end < len(note.text) and image_of(note.text[end]):
+            index = position_of(note.text[end])  # within its image
             image_start = end - index
-            if image_start >= lane.start:
+            if index > 0 and image_start >= lane.start:
                 want = f"{lane.request} computes its image at {image_start} whole"
                 return failure(want, f"it computes it up to {end}", AtCount(lane.request, "inputs"))
     return None
